@@ -1,0 +1,141 @@
+"""The seam between files and everything above: a file becomes a table of blocks; blocks become tokens.
+
+A *document* is one row of the token column (one sequence of an `.idx`). A *token* is a non-null value: null elements, and the
+slots of null rows, carry none. A *block* is the smallest thing read at once: a Parquet data page, an Arrow record batch, a span
+of whole documents of a `.bin`. Where a document straddles blocks, each block holds a *piece* of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.storage.base import Storage
+
+CONTINUES = 1
+"""Flag: the block's first piece continues a document of the block before it."""
+CLOSES = 2
+"""Flag: the document of the block's last piece ends in this block."""
+CARRIES = 4
+"""Flag: the continued document had tokens in an earlier block."""
+
+CHUNK_DTYPE = np.dtype(
+    [
+        ("file", "<i4"),  # index of the file within the table's files; 0 as a format writes it
+        ("row_group", "<i4"),  # Parquet row group; 0 elsewhere
+        ("codec", "<i1"),  # Parquet CompressionCodec; 0 elsewhere
+        ("dictionary_offset", "<i8"),  # byte offset of the dictionary page; -1 where there is none
+        ("dictionary_bytes", "<i4"),  # stored size of the dictionary page, its header included
+        ("first_row", "<i8"),  # the file's row with which the chunk begins
+        ("first_token", "<i8"),  # tokens of the file before the chunk
+    ]
+)
+"""A column chunk of a Parquet file; other formats have one a file."""
+
+BLOCK_DTYPE = np.dtype(
+    [
+        ("chunk", "<i4"),  # index into the file's chunks
+        ("offset", "<i8"),  # first byte in the file (of the page header, for Parquet)
+        ("stored_bytes", "<u4"),  # bytes to read, header included
+        ("decoded_bytes", "<u4"),  # bytes after decompression
+        ("tokens", "<i8"),  # tokens, end-of-document ones not counted
+        ("first_token", "<i8"),  # tokens of the file before the block
+        ("rows", "<i8"),  # documents that begin in the block, empty and null ones included; -1 where not known
+        ("ends", "<i8"),  # documents with tokens that end in the block (what append_eod adds); -1 where not known
+        ("encoding", "<i1"),  # Parquet Encoding of the values; 0 elsewhere
+        ("flags", "<u1"),  # CONTINUES | CLOSES | CARRIES; meaningful where rows >= 0
+    ]
+)
+"""A block as its format finds it; the index stores running sums of the counts instead."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileIndex:
+    """All that the index keeps of one file. Deterministic: the same bytes for the same file, options and megablend version."""
+
+    rows: int
+    """Documents, empty and null ones included."""
+    tokens: int
+    token_dtype: str
+    """numpy name of the tokens as decoded: int32, int64, uint16 or uint32 (uint8, int8, int16 too for `.bin`)."""
+    chunks: Array
+    """CHUNK_DTYPE [num_chunks]."""
+    blocks: Array
+    """BLOCK_DTYPE [num_blocks], in file order; blocks without tokens or rows are left out."""
+    structure: str
+    """Hex digest (blake2b, 16 bytes) of what describes the file: Parquet or Arrow footer, whole `.idx`."""
+    meta: dict[str, Any]
+    """JSON-able facts the format needs to decode blocks without reading the file's description again."""
+    scanned_bytes: int
+    """Body bytes that had to be read to count (0 where the file's own index sufficed)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedFile:
+    """The part of a FileIndex that a reader needs (what the index hands back to the format)."""
+
+    size: int
+    """Bytes of the data file when it was indexed."""
+    token_dtype: str
+    structure: str
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBlock:
+    """Tokens of one block, and where its documents' pieces lie."""
+
+    tokens: Array
+    """[num_tokens], of the file's token dtype; read-only."""
+    offsets: npt.NDArray[np.int64]
+    """int64 [num_pieces + 1]: piece i is tokens[offsets[i]:offsets[i+1]]; null and empty documents are pieces of no tokens."""
+
+
+class BlockReader(Protocol):
+    """Reads blocks of one indexed file. Safe to share between threads, and after a fork."""
+
+    def read(self, blocks: Array, chunks: Array) -> list[DecodedBlock]:
+        """Decode blocks.
+
+        Args:
+            blocks: BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes `chunks`); any order, repeats allowed.
+            chunks: CHUNK_DTYPE [m], the file's chunk table.
+
+        Raises: CorruptFileError (CRC, counts, truncation), naming path and byte offset.
+        """
+        ...
+
+
+class Format(Protocol):
+    """A kind of file. Implementations are stateless modules' singletons."""
+
+    name: str
+    suffixes: Sequence[str]
+    """File name endings by which a path is recognised, e.g. (".parquet",)."""
+
+    def files(self, path: str) -> Sequence[str]:
+        """All files that `path` stands for, data file first: ["x.bin", "x.idx"] for the prefix "x"; [path] elsewhere."""
+        ...
+
+    def index(self, path: str, column: str | None, *, storage: Storage, documents: bool, block_bytes: int) -> FileIndex:
+        """Find the blocks of a file and count their tokens.
+
+        Args:
+            column: dotted path of the token column; None takes the only column of integers or lists of integers.
+            documents: rows, ends and flags must be exact, even if that costs a scan of the body.
+            block_bytes: rough size of a block where the format leaves the choice to us (`.bin`).
+
+        Raises: MissingFileError; CorruptFileError (truncated, emptied, inconsistent); UnsupportedFileError (encrypted, codec,
+            a column that is not of integers); ConfigError (no such column: names the nearest, lists those there are).
+        """
+        ...
+
+    def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
+        """A reader of an indexed file. Checks size and structure first. Raises MissingFileError, ChangedFileError."""
+        ...

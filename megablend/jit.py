@@ -1,0 +1,98 @@
+"""The one door to numba.
+
+`kernel` compiles a function on its first call and keeps the machine code on the node, in a folder named by the CPU, the
+versions and the text of all kernels, so that an upgrade never meets stale code. A node's processes take turns by a file lock:
+the first compiles, the others load (processes that fill numba's cache at the same time can crash: numba #4807, #10128).
+`device` marks a function that kernels call; it is compiled into them.
+
+Kernels read arrays and fill arrays that the caller has checked; they do no I/O and raise nothing. With NUMBA_DISABLE_JIT=1
+both run as plain Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@cache
+def cache_dir() -> Path:
+    """The node's folder of compiled kernels: MEGABLEND_KERNEL_CACHE, or one under XDG_CACHE_HOME, HOME or the temporary folder."""
+    import llvmlite.binding as llvm
+    import numba
+
+    text = hashlib.blake2b(digest_size=8)
+    for module in sorted((Path(__file__).parent / "kernels").glob("*.py")):
+        text.update(module.read_bytes())
+    text.update(f"{numba.__version__} {llvm.get_host_cpu_name()} {os.uname().machine}".encode())
+    bases = [os.environ.get("MEGABLEND_KERNEL_CACHE"), os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~/.cache")]
+    for base in [*filter(None, bases), os.path.join(tempfile.gettempdir(), f"megablend-{os.getuid()}")]:
+        folder = Path(base) / "megablend" / "kernels" / f"{os.uname().nodename}-{text.hexdigest()}"
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    return Path(tempfile.mkdtemp(prefix="megablend-kernels-"))
+
+
+@contextlib.contextmanager
+def _turn() -> Iterator[None]:
+    """Hold the node's lock: one process compiles or loads at a time."""
+    with open(cache_dir() / "lock", "w") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks: numba's own renames must do
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile `function` (nopython, nogil, cached on the node) on its first call with each set of argument types."""
+    return cast("Callable[P, R]", _Kernel(function))
+
+
+def device(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark `function` as callable from kernels only."""
+    import numba
+
+    return cast("Callable[P, R]", numba.njit(nogil=True, inline="never")(function))
+
+
+class _Kernel:
+    """A function that becomes machine code when it is first called; pickles by its name."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.py_func = function
+        self.__doc__, self.__name__, self.__module__ = function.__doc__, function.__name__, function.__module__
+        self.__qualname__ = function.__qualname__
+        self._compiled: Callable[..., Any] | None = None
+        self._seen: set[tuple[object, ...]] = set()
+
+    def __call__(self, *args: Any) -> Any:
+        types = tuple((getattr(a, "dtype", type(a)), getattr(a, "ndim", 0)) for a in args)
+        if types not in self._seen:
+            with _turn():
+                result = self._compile()(*args)
+            self._seen.add(types)
+            return result
+        return self._compile()(*args)
+
+    def _compile(self) -> Callable[..., Any]:
+        if self._compiled is None:
+            import numba
+            from numba.core import config
+
+            config.CACHE_DIR = str(cache_dir())
+            self._compiled = numba.njit(nogil=True, cache=True)(self.py_func)
+        return self._compiled
+
+    def __reduce__(self) -> str:
+        return self.__qualname__

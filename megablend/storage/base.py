@@ -1,0 +1,32 @@
+"""What megablend asks of a place where files lie: list names, tell a file's size and identity, read ranges of bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStat:
+    """What identifies a version of a file without reading it."""
+
+    size: int
+    """Bytes."""
+    etag: str
+    """Changes whenever the file may have changed; on a local disk made of mtime_ns, ctime_ns and inode."""
+
+
+class Storage(Protocol):
+    """Ranges of bytes from files named by plain strings. Safe to share between threads, to pickle, and to use after a fork."""
+
+    def glob(self, pattern: str) -> list[str]:
+        """Paths of files that match `pattern` (`*`, `?`, `[]`, `**`), sorted; a plain existing path matches itself."""
+        ...
+
+    def stat(self, path: str) -> FileStat:
+        """Size and identity. Raises MissingFileError."""
+        ...
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`. Raises MissingFileError, or CorruptFileError where the file ends before."""
+        ...

@@ -1,0 +1,46 @@
+"""Package metadata; the tools' settings are in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="megablend",
+    version="0.1.0",
+    description="Index builder and blended sampler for LLM pretraining: token files in, exactly resumable batches out",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["megablend", "megablend.*"]),
+    package_data={"megablend": ["py.typed"]},
+    install_requires=[
+        "click>=8.1",
+        "mpi4py>=4.0",
+        "numba>=0.60",
+        "numpy>=1.26",
+        "pyarrow>=15.0",
+        "pydantic>=2.6",
+        "pyyaml>=6.0",
+        "rich>=13.0",
+        "torch>=2.6",
+    ],
+    extras_require={
+        "mpich": ["mpich>=4.2"],
+        "demo": ["tokenizers>=0.20"],
+        "test": [
+            "hypothesis>=6.100",
+            "megatron-core==0.16.1",
+            "mypy>=1.10",
+            "packaging",
+            "pytest>=8.0",
+            "pytest-timeout>=2.3",
+            "ruff>=0.6",
+            "tokenizers>=0.20",
+            "torchdata>=0.11",
+            "types-PyYAML",
+        ],
+    },
+    entry_points={"console_scripts": ["megablend = megablend.cli:main"]},
+    classifiers=["Programming Language :: Python :: 3", "Operating System :: POSIX :: Linux"],
+)
