@@ -1,1 +1,29 @@
-"""Where files lie. `storage_for` is the one way to get a Storage."""
+"""Where files lie: `storage_for` finds the storage of a path by its scheme."""
+
+from __future__ import annotations
+
+import re
+
+from megablend.errors import ConfigError
+from megablend.storage.base import FileStat, Storage
+from megablend.storage.local import LocalStorage
+
+__all__ = ["FileStat", "LocalStorage", "Storage", "storage_for"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def storage_for(path: str) -> Storage:
+    """The storage that holds `path`, a plain path or a glob pattern of plain paths.
+
+    Raises: ConfigError for any `scheme://`.
+    """
+    found = _SCHEME.match(path)
+    if found is None:
+        return LocalStorage()
+    if found[1].lower() == "file":
+        raise ConfigError(f"{path}: write a plain path, without file://")
+    raise ConfigError(
+        f"{path}: object stores ({found[1]}://) come in a later version; local and mounted paths work now: "
+        "copy the data to one, or mount the store"
+    )

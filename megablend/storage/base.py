@@ -17,7 +17,7 @@ class FileStat:
 
 
 class Storage(Protocol):
-    """Ranges of bytes from files named by plain strings. Safe to share between threads, to pickle, and to use after a fork."""
+    """Ranges of bytes from files named by plain strings. Safe to share between threads, to pickle, and after a fork."""
 
     def glob(self, pattern: str) -> list[str]:
         """Paths of files that match `pattern` (`*`, `?`, `[]`, `**`), sorted; a plain existing path matches itself."""
@@ -28,5 +28,5 @@ class Storage(Protocol):
         ...
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`. Raises MissingFileError, or CorruptFileError where the file ends before."""
+        """Exactly `size` bytes from `offset`. Raises MissingFileError; CorruptFileError where it ends before."""
         ...

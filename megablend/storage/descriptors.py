@@ -1,0 +1,89 @@
+"""A bounded pool of open files: opening a file for each read costs more than the read, and open files are limited.
+
+A descriptor that a thread holds is never closed under it: leaving the pool only marks it, and its last holder closes
+it. Reads are positioned, so that threads, and a forked child, may share a descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Descriptor:
+    fd: int
+    identity: tuple[int, int]
+    """st_dev, st_ino: another file under the same path has others."""
+    holders: int = 0
+    pooled: bool = True
+
+
+class DescriptorPool:
+    """Read-only descriptors by path, the least recently used closed first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._pool: OrderedDict[str, _Descriptor] = OrderedDict()
+        self.unlock_after_fork()
+
+    def __len__(self) -> int:
+        return len(self._pool)
+
+    def unlock_after_fork(self) -> None:
+        """Replace the lock, which a thread that the child does not have may have held; the descriptors serve on."""
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lend(self, path: str) -> Iterator[int]:
+        """Hold a descriptor of the file at `path`. Raises OSError where it cannot be opened."""
+        held = self._take(path)
+        try:
+            yield held.fd
+        finally:
+            with self._lock:
+                held.holders -= 1
+                unused = not held.pooled and not held.holders
+            if unused:
+                os.close(held.fd)
+
+    def drop_replaced(self, path: str, now: os.stat_result) -> None:
+        """Let go of the descriptor of `path` if `now`, the path's present state, is that of another file."""
+        with self._lock:
+            held = self._pool.get(path)
+            closable = [self._retire(path)] if held and held.identity != (now.st_dev, now.st_ino) else []
+        self._close(closable)
+
+    def _take(self, path: str) -> _Descriptor:
+        with self._lock:
+            if held := self._pool.get(path):
+                self._pool.move_to_end(path)
+                held.holders += 1
+                return held
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # outside the lock: slow on a busy network file system
+        state = os.fstat(fd)
+        opened = _Descriptor(fd, (state.st_dev, state.st_ino), holders=1)
+        closable: list[_Descriptor | None] = []
+        with self._lock:
+            if path in self._pool:  # another thread was faster; the newer descriptor is as good
+                closable.append(self._retire(path))
+            self._pool[path] = opened
+            while len(self._pool) > self._capacity:
+                closable.append(self._retire(next(iter(self._pool))))
+        self._close(closable)
+        return opened
+
+    def _retire(self, path: str) -> _Descriptor | None:
+        """Take a descriptor out of the pool (the lock is held); returned if nobody holds it and it can be closed."""
+        retired = self._pool.pop(path)
+        retired.pooled = False
+        return None if retired.holders else retired
+
+    @staticmethod
+    def _close(closable: list[_Descriptor | None]) -> None:
+        for retired in filter(None, closable):
+            os.close(retired.fd)

@@ -1,0 +1,90 @@
+"""Files of a local or mounted file system: positioned reads on a pool of descriptors that the process shares."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from megablend.errors import CorruptFileError, DataError, MissingFileError
+from megablend.storage.base import FileStat
+from megablend.storage.descriptors import DescriptorPool
+
+_POOL = DescriptorPool(capacity=256)
+os.register_at_fork(after_in_child=_POOL.unlock_after_fork)
+
+_UNCHECKED_BYTES = 1 << 20
+"""Larger reads are compared with the file's size first, since a read allocates what it asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStorage:
+    """Files named by plain paths. Holds no state of its own: safe to share, to pickle and to use after a fork."""
+
+    pool = _POOL
+
+    def glob(self, pattern: str) -> list[str]:
+        """Paths of files that match `pattern`, sorted; see Storage.glob. Directories are no files."""
+        if Path(pattern).is_file():
+            return [pattern]
+        return sorted(path for path in set(glob.glob(pattern, recursive=True)) if Path(path).is_file())
+
+    def stat(self, path: str) -> FileStat:
+        """Size and identity of a file. A descriptor of a file that `path` no longer names is let go.
+
+        Raises: MissingFileError; DataError where it is no file or cannot be reached.
+        """
+        try:
+            state = Path(path).stat()
+        except OSError as error:
+            raise _data_error(path, error) from error
+        if not stat.S_ISREG(state.st_mode):
+            raise DataError(path, "is not a regular file")
+        self.pool.drop_replaced(path, state)
+        return FileStat(size=state.st_size, etag=f"{state.st_mtime_ns:x}-{state.st_ctime_ns:x}-{state.st_ino:x}")
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`.
+
+        Raises: MissingFileError; CorruptFileError where the file ends before; DataError where it cannot be read.
+        """
+        if offset < 0 or size < 0 or offset + size >= 1 << 63:
+            raise CorruptFileError(path, f"{size} bytes are wanted from byte {offset}: no file has these")
+        try:
+            with self.pool.lend(path) as fd:
+                if size > _UNCHECKED_BYTES and os.fstat(fd).st_size < offset + size:
+                    raise _ends_early(path, offset, size, os.fstat(fd).st_size)
+                data = os.pread(fd, size, offset)
+                if len(data) == size:
+                    return data
+                return _read_rest(path, fd, offset, size, data)
+        except OSError as error:
+            raise _data_error(path, error) from error
+
+
+def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes:
+    """A read may stop early (at 2 GiB on Linux, or where a signal came): go on until all is there or the file ends."""
+    parts, got = [data], len(data)
+    while got < size:
+        part = os.pread(fd, size - got, offset + got)
+        if not part:
+            raise _ends_early(path, offset, size, os.fstat(fd).st_size)
+        parts.append(part)
+        got += len(part)
+    return b"".join(parts)
+
+
+def _ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileError:
+    return CorruptFileError(
+        path,
+        f"truncated: {size} bytes are wanted here, but the file ends at byte {found}; restore it",
+        offset=offset,
+    )
+
+
+def _data_error(path: str, error: OSError) -> DataError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return MissingFileError(path, "no such file")
+    return DataError(path, f"cannot be read: {error.strerror}")

@@ -1,0 +1,81 @@
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from megablend.storage.descriptors import DescriptorPool
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    paths = [tmp_path / f"{i}.bin" for i in range(5)]
+    for i, path in enumerate(paths):
+        path.write_bytes(bytes([i] * 100))
+    return [str(path) for path in paths]
+
+
+def test_the_least_recently_used_descriptor_is_closed(files: list[str]) -> None:
+    pool = DescriptorPool(capacity=2)
+    fds = []
+    for path in files[:3]:
+        with pool.lend(path) as fd:
+            fds.append(fd)
+    assert len(pool) == 2
+    assert [is_open(fd) for fd in fds] == [False, True, True]
+    with pool.lend(files[2]) as again:
+        assert again == fds[2]
+
+
+def test_a_held_descriptor_outlives_its_place_in_the_pool(files: list[str]) -> None:
+    pool = DescriptorPool(capacity=1)
+    with pool.lend(files[0]) as held:
+        for path in files[1:]:
+            with pool.lend(path):
+                pass
+        assert os.pread(held, 1, 0) == b"\0"
+    assert not is_open(held)
+
+
+def test_a_replaced_file_is_opened_anew(files: list[str]) -> None:
+    pool = DescriptorPool(capacity=4)
+    with pool.lend(files[0]) as held:
+        Path(files[1]).replace(files[0])
+        pool.drop_replaced(files[0], Path(files[0]).stat())
+        assert os.pread(held, 1, 0) == b"\0"
+        with pool.lend(files[0]) as new:
+            assert os.pread(new, 1, 0) == b"\1"
+    assert not is_open(held)
+    pool.drop_replaced(files[0], Path(files[0]).stat())
+    assert len(pool) == 1
+
+
+def test_threads_share_a_small_pool(files: list[str]) -> None:
+    pool = DescriptorPool(capacity=2)
+    wrong: list[object] = []
+
+    def work(start: int) -> None:
+        try:
+            for i in range(300):
+                number = (start + i * (start + 1)) % len(files)
+                with pool.lend(files[number]) as fd:
+                    if os.pread(fd, 1, 50) != bytes([number]):
+                        wrong.append(number)
+        except OSError as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(pool) <= 2

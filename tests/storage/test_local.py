@@ -1,0 +1,103 @@
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megablend.errors import ConfigError, CorruptFileError, DataError, MissingFileError
+from megablend.storage import LocalStorage, storage_for
+
+
+@pytest.fixture
+def storage() -> LocalStorage:
+    return LocalStorage()
+
+
+def test_glob_sorts_recurses_and_leaves_out_folders(tmp_path: Path, storage: LocalStorage) -> None:
+    for name in ("b.txt", "a.txt", "deep/er/c.txt", "[odd].txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "folder.txt").mkdir()
+    names = [os.path.relpath(path, tmp_path) for path in storage.glob(f"{tmp_path}/**/*.txt")]
+    assert names == ["[odd].txt", "a.txt", "b.txt", "deep/er/c.txt"]
+    assert storage.glob(f"{tmp_path}/[odd].txt") == [f"{tmp_path}/[odd].txt"]
+    assert storage.glob(f"{tmp_path}/?.txt") == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
+    assert storage.glob(f"{tmp_path}/none*") == []
+    assert storage.glob(f"{tmp_path}/deep") == []
+
+
+def test_read_gives_exactly_what_is_asked(tmp_path: Path, storage: LocalStorage) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"0123456789")
+    assert storage.read(str(path), 3, 4) == b"3456"
+    assert storage.read(str(path), 10, 0) == b""
+    with pytest.raises(CorruptFileError, match=r"x at byte 8: truncated: 4 bytes .* ends at byte 10"):
+        storage.read(str(path), 8, 4)
+    with pytest.raises(CorruptFileError, match="truncated"):
+        storage.read(str(path), 0, 1 << 50)
+    for offset, size in ((-1, 1), (0, -1), (1 << 62, 1 << 62)):
+        with pytest.raises(CorruptFileError, match="no file has these"):
+            storage.read(str(path), offset, size)
+
+
+def test_short_reads_are_continued(tmp_path: Path, storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"0123456789")
+    pread: Callable[[int, int, int], bytes] = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 3), offset))
+    assert storage.read(str(path), 1, 8) == b"12345678"
+    with pytest.raises(CorruptFileError, match="truncated"):
+        storage.read(str(path), 5, 8)
+
+
+def test_what_is_not_there_or_no_file(tmp_path: Path, storage: LocalStorage) -> None:
+    missing = str(tmp_path / "missing")
+    with pytest.raises(MissingFileError, match="missing: no such file"):
+        storage.stat(missing)
+    with pytest.raises(MissingFileError, match="missing: no such file"):
+        storage.read(missing, 0, 1)
+    with pytest.raises(DataError, match="not a regular file"):
+        storage.stat(str(tmp_path))
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        storage.read(str(tmp_path), 0, 1)
+
+
+def test_stat_tells_versions_apart_and_reads_follow(tmp_path: Path, storage: LocalStorage) -> None:
+    path, other = tmp_path / "x", tmp_path / "y"
+    path.write_bytes(b"old!")
+    other.write_bytes(b"new!")
+    before = storage.stat(str(path))
+    assert before == storage.stat(str(path))
+    assert before.size == 4
+    assert storage.read(str(path), 0, 4) == b"old!"
+    other.replace(path)
+    assert storage.stat(str(path)).etag != before.etag
+    assert storage.read(str(path), 0, 4) == b"new!"
+
+
+def test_it_is_picklable_and_works_after_a_fork(tmp_path: Path, storage: LocalStorage) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"0123456789")
+    assert pickle.loads(pickle.dumps(storage)) == storage
+    assert storage.read(str(path), 0, 2) == b"01"
+    child = os.fork()
+    if not child:
+        os._exit(0 if storage.read(str(path), 2, 2) == b"23" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/x", "gs://b/*.parquet", "hdfs://n/x", "https://h/x.arrow", "S3://b/x"])
+def test_object_stores_come_later(path: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"object stores .* come in a later version; local and mounted paths work now"
+    ):
+        storage_for(path)
+
+
+def test_plain_paths_are_local() -> None:
+    for path in ("x.parquet", "/data/x:y.bin", "../*.arrow"):
+        assert isinstance(storage_for(path), LocalStorage)
+    with pytest.raises(ConfigError, match="without file://"):
+        storage_for("file:///data/x.arrow")
