@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "megablend"
-LAYERS = ["errors", "jit", "kernels", "storage", "formats", "index", "order", "plan", "config", "reader", "api", "cli"]
+LAYERS = ["errors", "config", "jit", "kernels", "storage", "formats", "index", "order", "plan", "reader", "api", "cli"]
 HOMES = {
     "numba": {"jit"},
     "llvmlite": {"jit"},

@@ -1,0 +1,149 @@
+"""From a config file or a dict to a checked `Config`.
+
+Every complaint is one line: file, line, key, what was found, what was expected, the nearest right spelling. Relative paths
+are relative to the config file (for a dict: to the working directory).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from megablend.config.model import Config, Source
+from megablend.errors import ConfigError
+
+
+def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str | None = None) -> Config:
+    """Read and check a config.
+
+    Args:
+        config: path of a YAML or JSON file, or the same as a dict.
+        cache: takes the place of the config's `cache`; relative to the working directory.
+
+    Returns: the config with all paths absolute.
+    Raises: ConfigError, a line for each thing that is wrong.
+    """
+    if isinstance(config, Config):
+        return config if cache is None else config.model_copy(update={"cache": str(Path(cache).absolute())})
+    if isinstance(config, Mapping):
+        data, place, base = dict(config), _Places("config", None), Path.cwd()
+    else:
+        data, place = _read(Path(config))
+        base = Path(config).absolute().parent
+    if cache is not None:
+        data["cache"] = str(Path(cache).absolute())
+    try:
+        checked = Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_complaints(error, place))) from None
+    return _absolute(checked, base, place)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], _Places]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}: cannot read the config: {reason}") from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)  # JSON is YAML
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    places = _Places(str(path), node)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: found {type(data).__name__}, expected keys such as cache, sequence_length, sources")
+    for key, line in places.duplicates():
+        raise ConfigError(f"{path}:{line}: {key}: given twice; keep one")
+    return data, places
+
+
+class _Places:
+    """Lines of a config's keys."""
+
+    def __init__(self, name: str, node: yaml.Node | None) -> None:
+        self.name = name
+        self.node = node
+
+    def line(self, location: Sequence[str | int]) -> str:
+        """`file:line` of the deepest part of a location that the file has."""
+        node, line = self.node, None
+        for part in location:
+            if isinstance(node, yaml.MappingNode):
+                found = next(((k, v) for k, v in node.value if k.value == str(part)), None)
+                if found is None:
+                    continue  # a level that the checks put in (train) or a missing key
+                line, node = found[0].start_mark.line, found[1]
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+                node = node.value[part]
+                line = node.start_mark.line
+        return self.name if line is None else f"{self.name}:{line + 1}"
+
+    def duplicates(self) -> Iterator[tuple[str, int]]:
+        """Keys given twice in one mapping, with their lines."""
+        stack = [self.node]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, yaml.MappingNode):
+                seen = set()
+                for key, value in node.value:
+                    if key.value in seen:
+                        yield str(key.value), key.start_mark.line + 1
+                    seen.add(key.value)
+                    stack.append(value)
+            elif isinstance(node, yaml.SequenceNode):
+                stack.extend(node.value)
+
+
+def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
+    for problem in error.errors():
+        location = [part for part in problem["loc"] if part != "train"]
+        message = problem["msg"].removeprefix("Value error, ")
+        if not location and (start := re.match(r"(\w+): ", message)):
+            location, message = [start[1]], message[start.end() :]
+        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+        if problem["type"] == "extra_forbidden":
+            known = Source.model_fields if len(location) > 1 else Config.model_fields
+            near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known ones are {', '.join(known)}"
+            message = f"unknown key; {hint}"
+        elif problem["type"] == "missing":
+            message = "missing; it is required"
+        elif problem["type"] == "literal_error":
+            expected = problem["ctx"]["expected"]
+            near = difflib.get_close_matches(str(problem["input"]), expected.replace("'", " ").split(), n=1)
+            message = f"found {problem['input']!r}, expected {expected}"
+            message += f"; did you mean {near[0]!r}?" if near else ""
+        elif problem["type"] != "value_error":
+            message = f"found {problem['input']!r}: {message[0].lower()}{message[1:]}"
+        yield f"{places.line(location)}: {key}: {message}" if key else f"{places.name}: {message}"
+
+
+def _absolute(config: Config, base: Path, places: _Places) -> Config:
+    """Paths made absolute; those that name an object store refused."""
+
+    def absolute(path: str, *location: str | int) -> str:
+        if "://" in path:
+            key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+            raise ConfigError(
+                f"{places.line(location)}: {key}: found {path!r}; object stores come in a later release: "
+                "give a path on a local or mounted disk"
+            )
+        return str(base / Path(path).expanduser())
+
+    sources = {
+        split: tuple(
+            source.model_copy(update={"path": tuple(absolute(p, "sources", i, "path") for p in source.path)})
+            for i, source in enumerate(listed)
+        )
+        for split, listed in config.sources.items()
+    }
+    return config.model_copy(update={"cache": absolute(config.cache, "cache"), "sources": sources})

@@ -1,0 +1,231 @@
+"""What a config may say: frozen models, checked as they are made. Numbers are kept as written: 0.1 is 1/10."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+UNITS = ("weight", "tokens", "samples", "epochs")
+"""What a source's share may be given in; one for all sources of a blend."""
+LENGTHS = ("samples", "tokens", "epochs")
+"""What the length of the run may be given in, at the top of the config."""
+SPLITS = ("train", "valid", "test")
+
+
+def _number(value: object) -> Fraction:
+    """A finite number, 0 or more, exactly as written."""
+    try:
+        if isinstance(value, (bool, type(None), dict, list)):
+            raise InvalidOperation
+        number = value if isinstance(value, Fraction) else Fraction(Decimal(str(value).strip().replace("_", "")))
+    except (InvalidOperation, ValueError, OverflowError):
+        raise ValueError(f"found {value!r}, expected a finite number") from None
+    if number < 0:
+        raise ValueError(f"found {value!r}, expected 0 or more")
+    return number
+
+
+def _positive(value: object) -> Fraction:
+    number = _number(value)
+    if number == 0:
+        raise ValueError(f"found {value!r}, expected more than 0")
+    return number
+
+
+def _count(value: object) -> int:
+    """A whole number above 0; 1e9 and 1_000 are fine."""
+    number = _positive(value)
+    if number.denominator != 1:
+        raise ValueError(f"found {value!r}, expected a whole number")
+    return int(number)
+
+
+def _token(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+        raise ValueError(f"found {value!r}, expected a token id (0 to 4294967295)")
+    return value
+
+
+def _split(value: object) -> tuple[Fraction, Fraction, Fraction]:
+    parts = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else [value]
+    try:
+        numbers = [_number(part) for part in parts]
+    except ValueError as error:
+        raise ValueError(f"{error} in train,valid,test such as 95,5,0") from None
+    if not 1 <= len(numbers) <= 3 or sum(numbers) == 0:
+        raise ValueError(f"found {value!r}, expected up to three numbers train,valid,test, not all 0, such as 95,5,0")
+    numbers += [Fraction(0)] * (3 - len(numbers))
+    total = sum(numbers)
+    return (numbers[0] / total, numbers[1] / total, numbers[2] / total)
+
+
+Number = Annotated[Fraction, BeforeValidator(_number)]
+Positive = Annotated[Fraction, BeforeValidator(_positive)]
+Count = Annotated[int, BeforeValidator(_count)]
+Token = Annotated[int, BeforeValidator(_token)]
+Split = Annotated[tuple[Fraction, Fraction, Fraction], BeforeValidator(_split)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Source(_Model):
+    """Files read as one dataset, and its share of the blend."""
+
+    name: Annotated[str, Field(pattern=r"^[^\s/]+$")]
+    """Unique among the sources of a split."""
+    path: tuple[str, ...]
+    """Files, globs (`**` too) or Megatron prefixes."""
+    column: str | None = None
+    """Token column of Parquet and Arrow files; dotted path for nested ones. The only one of integers where absent."""
+    weight: Number | None = None
+    """Share of the samples, relative to the other sources' weights."""
+    tokens: Number | None = None
+    """Share given as tokens."""
+    samples: Number | None = None
+    """Share given as samples."""
+    epochs: Number | None = None
+    """Share given as passes over the source's documents of the split."""
+    max_epochs: Positive | None = None
+    """Hard cap: a blend that would read the source more often is refused."""
+    append_eod: Token | None = None
+    """End-of-document token put after each document that has tokens, as it is read."""
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _paths(cls, value: object) -> object:
+        paths = [value] if isinstance(value, str) else value
+        if not isinstance(paths, (list, tuple)) or not paths or not all(isinstance(p, str) and p for p in paths):
+            raise ValueError(f"found {value!r}, expected a path, a glob or a list of them")
+        return tuple(paths)
+
+    @property
+    def unit(self) -> str | None:
+        """The one unit that is given."""
+        return next((unit for unit in UNITS if getattr(self, unit) is not None), None)
+
+    @model_validator(mode="after")
+    def _one_unit(self) -> Source:
+        given = [unit for unit in UNITS if getattr(self, unit) is not None]
+        if len(given) > 1:
+            raise ValueError(f"source {self.name!r} has {' and '.join(given)}; expected one of {', '.join(UNITS)}")
+        return self
+
+
+class Config(_Model):
+    """A run: where its tokens lie, how they are blended, how samples are cut and shown."""
+
+    cache: str
+    """Folder of the index, on a path that all ranks see; `build` makes it."""
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "default"
+    """Name of the run's ledger: a run's past never changes; another name is a new run on the same cache."""
+    sequence_length: Count
+    """Tokens of a sample."""
+    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 1234
+    samples: Count | None = None
+    """Length of train in samples; or `tokens`, or `epochs`."""
+    tokens: Count | None = None
+    """Length of train in tokens."""
+    epochs: Positive | None = None
+    """Length of train in passes over all its sources' tokens together."""
+    valid_samples: Count | None = None
+    """Length of a blended validation split; where absent, validation is one unblended pass."""
+    test_samples: Count | None = None
+    """Length of a blended test split; where absent, test is one unblended pass."""
+    split: Split | None = None
+    """Shares of train, valid and test by document, such as 95,5,0; all train where absent."""
+    order: Literal["page", "sequential"] = "page"
+    lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
+    """K: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
+    cycle: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
+    """B: slots a lane in one shuffle window."""
+    sources: dict[Literal["train", "valid", "test"], tuple[Source, ...]]
+    """A list of sources (all splits cut from it), or a list for each of train, valid and test."""
+    block_bytes: Count = 1 << 20
+    """Rough size of a block of a Megatron `.bin`."""
+    add_extra_token_to_sequence: bool = True
+    reset_position_ids: bool = False
+    reset_attention_mask: bool = False
+    eod_mask_loss: bool = False
+    create_attention_mask: bool = False
+    inter_document_masking: bool = False
+    """Give cu_seqlens and max_seqlen, and restart position_ids, at document ends; no attention mask then."""
+    eod_token: Token | None = None
+    """Token at which the three masks above act; the sources' append_eod where that is one and the same."""
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _one_list_or_three(cls, value: object) -> object:
+        if isinstance(value, (list, tuple)):
+            return {"train": value}
+        if not isinstance(value, Mapping):
+            raise ValueError(f"found {value!r}, expected a list of sources, or a list for each of train, valid, test")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if not self.sources.get("train"):
+            raise ValueError("sources: found none for train, expected at least one")
+        if self.split is not None and set(self.sources) - {"train"}:
+            raise ValueError("split: sources are already listed for each split; remove one of the two")
+        given = [name for name in LENGTHS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[1]}: the length of train is given by {given[0]} already; keep one of them")
+        for split, sources in self.sources.items():
+            _check_blend(split, sources, blended=split == "train" or getattr(self, f"{split}_samples") is not None)
+        unit = self.sources["train"][0].unit or "weight"
+        if unit == "weight" and not given:
+            raise ValueError("samples: weights are shares and say no length; add samples, tokens or epochs for train")
+        if self.needs_eod and self.eod is None:
+            raise ValueError("eod_token: missing; masks act at this token, and the sources do not agree on append_eod")
+        if self.inter_document_masking and self.create_attention_mask:
+            raise ValueError(
+                "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false"
+            )
+        return self
+
+    @property
+    def needs_eod(self) -> bool:
+        """Whether a mask acts at end-of-document tokens."""
+        return self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
+
+    @property
+    def eod(self) -> int | None:
+        """The end-of-document token that masks act at."""
+        if self.eod_token is not None:
+            return self.eod_token
+        found = {source.append_eod for sources in self.sources.values() for source in sources}
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def shares(self) -> tuple[Fraction, Fraction, Fraction]:
+        """Shares of train, valid and test, by document, of the sources listed for train."""
+        return self.split or (Fraction(1), Fraction(0), Fraction(0))
+
+
+def _check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:
+    seen: set[str] = set()
+    for source in sources:
+        if source.name in seen:
+            raise ValueError(f"sources: two sources of {split} are named {source.name!r}; names must differ")
+        seen.add(source.name)
+    if not blended:
+        return
+    units = {source.unit for source in sources}
+    if len(sources) == 1 and units == {None}:
+        return
+    if None in units:
+        bare = next(source.name for source in sources if source.unit is None)
+        raise ValueError(
+            f"sources: {bare!r} has no share; expected one of {', '.join(UNITS)}, the same for all sources"
+        )
+    if len(units) > 1:
+        found = ", ".join(f"{source.name!r} {source.unit}" for source in sources)
+        raise ValueError(f"sources: mixed units ({found[:200]}); expected one unit for all sources of a blend")
+    if all(getattr(source, source.unit or "") == 0 for source in sources):
+        raise ValueError(f"sources: every {sources[0].unit} of {split} is 0; expected at least one above 0")
