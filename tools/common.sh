@@ -1,0 +1,29 @@
+# What the scripts beside this file share: they run in the project's folder, in a virtual environment made once and kept.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '\n== %s\n' "$*"; }
+
+# use_venv FOLDER PIP-ARGUMENTS...: make the environment where it is missing, install into it, put it first on PATH.
+use_venv() {
+    local folder=$1 python=${PYTHON:-python3}
+    shift
+    if ! command -v "$python" >/dev/null; then
+        echo "$python is not there: install Python 3.10 or newer, or name one: PYTHON=/path/to/python3 bash $0" >&2
+        exit 1
+    fi
+    if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+        echo "$("$python" --version) is too old: 3.10 or newer is needed; name another: PYTHON=/path/to/python3 bash $0" >&2
+        exit 1
+    fi
+    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        echo "$python cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2
+        echo "Or name a Python that can: PYTHON=/path/to/python3 bash $0" >&2
+        exit 1
+    fi
+    say "Virtual environment $folder (the first time takes some minutes: PyTorch is large)"
+    [ -x "$folder/bin/pip" ] || "$python" -m venv "$folder"
+    export PATH="$PWD/$folder/bin:$PATH"
+    pip show --quiet torch 2>/dev/null || pip install --quiet torch==2.13.0
+    pip install --quiet "$@"
+}

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# All tests, the long ones too, and how long they took: bash tools/soak.sh [pytest arguments]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+use_venv .venv-test --editable ".[mpich,test]"
+
+say "All tests, with the 20 slowest named"
+SECONDS=0
+status=0
+python -m pytest --durations 20 "$@" || status=$?
+printf '\nThis took %d min %02d s.\n' $((SECONDS / 60)) $((SECONDS % 60))
+exit "$status"

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Style, types and tests (the long ones with a fixed seed only), in an environment of their own: bash tools/test.sh [pytest arguments]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+use_venv .venv-test --editable ".[mpich,test]"
+
+say "Style and types"
+ruff check
+ruff format --check
+mypy
+mypy tests tools
+
+say "Tests"
+exec python -m pytest -m "not slow" "$@"
