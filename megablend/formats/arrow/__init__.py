@@ -1,0 +1,5 @@
+"""Arrow IPC files, one record batch a block."""
+
+from megablend.formats.arrow.reader import ARROW
+
+__all__ = ["ARROW"]

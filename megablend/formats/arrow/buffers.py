@@ -1,0 +1,85 @@
+"""The buffers of a record batch, read one by one and decompressed.
+
+Source: Arrow columnar format, "Compression".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from megablend.formats.arrow.message import Batch, BatchError
+from megablend.formats.base import Array
+
+MAX_BYTES = (1 << 32) - 1
+"""Sizes of blocks are kept in 32 bits; no buffer of a block is larger."""
+
+_NOT_COMPRESSED = b"\xff" * 8
+
+Fetch = Callable[[int, int], bytes]
+"""(offset in the body of the batch, size) -> bytes."""
+
+
+class Buffers:
+    """The buffers of one batch; counts the bytes that it fetches."""
+
+    def __init__(self, batch: Batch, fetch: Fetch) -> None:
+        self._batch = batch
+        self._fetch = fetch
+        self._read: dict[int, Array] = {}
+        self.fetched_bytes = 0
+
+    def size(self, number: int) -> int:
+        """Bytes of a buffer; those of a compressed one are read from its prefix. Raises: BatchError."""
+        if number in self._read:
+            return len(self._read[number])
+        stored = int(self._batch.buffers[number]["size"])
+        return stored if self._batch.codec is None else _decompressed_size(self._load(number, min(stored, 8)), stored)
+
+    def read(self, number: int) -> Array:
+        """uint8 [size], read-only. Raises: BatchError."""
+        if number not in self._read:
+            data = self._load(number, int(self._batch.buffers[number]["size"]))
+            plain = self._batch.codec is None or not data
+            self._read[number] = np.frombuffer(data, np.uint8) if plain else decompress(data, str(self._batch.codec))
+        return self._read[number]
+
+    def _load(self, number: int, size: int) -> bytes:
+        self.fetched_bytes += size
+        return self._fetch(int(self._batch.buffers[number]["offset"]), size)
+
+
+def decompress(stored: bytes, codec: str) -> Array:
+    """A buffer that is stored as its size (int64; -1 where it is not compressed) and its data.
+
+    Returns: uint8 [size], read-only.
+
+    Raises: BatchError.
+    """
+    size = _decompressed_size(stored[:8], len(stored))
+    if stored[:8] == _NOT_COMPRESSED:
+        return np.frombuffer(stored, np.uint8, offset=8)
+    out = np.empty(size + 1, np.uint8)  # one more, to find out a buffer that goes on
+    try:
+        got = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)[8:]), codec).readinto(out)
+    except (pa.ArrowException, OSError) as error:
+        raise BatchError(f"{codec}: {error}") from error
+    if got != size:
+        raise BatchError(f"{codec}: a buffer of {size} bytes decompresses to {'more' if got > size else got}")
+    out.flags.writeable = False
+    return out[:size]
+
+
+def _decompressed_size(prefix: bytes, stored_bytes: int) -> int:
+    if not stored_bytes:
+        return 0
+    if stored_bytes < 8:
+        raise BatchError(f"a compressed buffer of {stored_bytes} bytes lacks its size")
+    if prefix == _NOT_COMPRESSED:
+        return stored_bytes - 8
+    size = int.from_bytes(prefix, "little", signed=True)
+    if not 0 <= size <= MAX_BYTES:
+        raise BatchError(f"a compressed buffer says that it holds {size} bytes")
+    return size

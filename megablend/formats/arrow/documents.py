@@ -1,0 +1,119 @@
+"""The documents of the token column in a record batch.
+
+Source: Arrow columnar format, "Variable-size List Layout", "Fixed-Size List Layout", "Validity bitmaps".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.arrow.buffers import Buffers
+from megablend.formats.arrow.column import Column, Level
+from megablend.formats.arrow.message import Batch, BatchError, first_buffer
+from megablend.formats.base import DecodedBlock
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The rows of a batch as stretches of its values."""
+
+    first: int
+    """The first value that belongs to a row."""
+    num_values: int
+    keep: Bools | None
+    """bool [num_values]: the values that are tokens; None where all are."""
+    offsets: npt.NDArray[np.int64]
+    """int64 [rows + 1], tokens."""
+
+
+def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
+    """Where the rows' tokens lie among the column's values, read from validity bitmaps and offsets alone.
+
+    Null rows, rows of null structs and null elements have no tokens. Raises: BatchError.
+    """
+    *parents, values = column.levels
+    _check_values(batch, column, buffers)
+    bounds = _row_bounds(batch, column, buffers)
+    first, last = int(bounds[0]), int(bounds[-1])
+    keep: Bools | None = None
+    for level in parents:
+        valid = _validity(batch, level, buffers)
+        if valid is not None:
+            keep = valid if keep is None else keep & valid
+    if keep is not None:
+        keep = np.repeat(keep, np.diff(bounds))
+    elements = _validity(batch, values, buffers)
+    if elements is not None:
+        keep = elements[first:last] if keep is None else keep & elements[first:last]
+    if keep is None:
+        return Documents(first, last - first, None, bounds - first)
+    kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])
+    return Documents(first, last - first, keep, kept[bounds - first])
+
+
+def decode(batch: Batch, column: Column, buffers: Buffers) -> DecodedBlock:
+    """The tokens and documents of a batch. Raises: BatchError."""
+    data = buffers.read(first_buffer(batch, column.levels[-1]) + 1)
+    documents = find_documents(batch, column, buffers)
+    itemsize = np.dtype(column.token_dtype).itemsize
+    start, stop = documents.first * itemsize, (documents.first + documents.num_values) * itemsize
+    tokens = data[start:stop].view(np.dtype(column.token_dtype).newbyteorder("<"))
+    if documents.keep is not None:
+        tokens = tokens[documents.keep]
+    tokens.flags.writeable = False
+    return DecodedBlock(tokens, documents.offsets)
+
+
+def _check_values(batch: Batch, column: Column, buffers: Buffers) -> None:
+    """Compare lengths with the sizes of buffers, so that no array is larger than the file justifies."""
+    *parents, values = column.levels
+    slots = int(batch.nodes[values.node]["length"])
+    lengths = [
+        int(batch.nodes[level.node]["length"]) for level in (parents if column.kind != "flat" else column.levels)
+    ]
+    if any(length != batch.rows for length in lengths):
+        raise BatchError(f"has {batch.rows} rows, but columns of {lengths}")
+    need = slots * np.dtype(column.token_dtype).itemsize
+    have = buffers.size(first_buffer(batch, values) + 1)
+    if batch.rows < 0 or slots < batch.rows * column.width or not 0 <= need <= have:
+        raise BatchError(f"has {batch.rows} rows and {slots} values in {have} bytes")
+
+
+def _row_bounds(batch: Batch, column: Column, buffers: Buffers) -> npt.NDArray[np.int64]:
+    """int64 [rows + 1]: row i holds the values bounds[i] to bounds[i+1]."""
+    if column.kind in ("flat", "fixed_size_list"):
+        return np.arange(batch.rows + 1, dtype=np.int64) * max(column.width, 1)
+    width = 4 if column.kind == "list" else 8
+    number = first_buffer(batch, column.levels[-2]) + 1
+    if not batch.rows:  # the offsets of no rows may be absent
+        return np.zeros(1, np.int64)
+    data = buffers.read(number)
+    if len(data) < (batch.rows + 1) * width:
+        raise BatchError(f"has {len(data)} bytes of list offsets for {batch.rows} rows")
+    bounds = data[: (batch.rows + 1) * width].view(f"<i{width}").astype(np.int64)
+    slots = int(batch.nodes[column.levels[-1].node]["length"])
+    if bounds[0] < 0 or bounds[-1] > slots or (np.diff(bounds) < 0).any():
+        raise BatchError(f"has list offsets that fall, or lie outside its {slots} values")
+    return bounds
+
+
+def _validity(batch: Batch, level: Level, buffers: Buffers) -> Bools | None:
+    """bool [length] of a level, or None where nothing is null."""
+    length, nulls = (int(value) for value in batch.nodes[level.node])
+    if not nulls:
+        return None
+    number = first_buffer(batch, level)
+    data = buffers.read(number)
+    if not len(data) and nulls < 0:  # not counted, and no bitmap: nothing is null
+        return None
+    if len(data) * 8 < length:
+        raise BatchError(f"has a validity bitmap of {len(data)} bytes for {length} values")
+    valid = np.unpackbits(data, count=length, bitorder="little").astype(bool)
+    if nulls > 0 and length - int(valid.sum()) != nulls:
+        raise BatchError(f"says that {nulls} values are null where {length - int(valid.sum())} are")
+    return valid

@@ -1,0 +1,102 @@
+"""The end of an Arrow IPC file: where its record batches lie, and its schema.
+
+    ARROW1 00 00 | schema | dictionaries and batches ... | footer (flatbuffer) | its length (int32) | ARROW1
+
+Source: Arrow columnar format, "IPC File Format"; File.fbs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+
+from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
+from megablend.formats.base import Array
+from megablend.storage.base import Storage
+
+MAGIC = b"ARROW1"
+_HEAD_BYTES = 8
+_TAIL_BYTES = 4 + len(MAGIC)
+_CONTINUATION = b"\xff\xff\xff\xff"
+_METADATA_V4 = 3
+
+PLACE_DTYPE = np.dtype([("offset", "<i8"), ("metadata_bytes", "<i4"), ("padding", "<i4"), ("body_bytes", "<i8")])
+"""Where a record batch lies: its message's first byte, the sizes of its metadata and its body (File.fbs: Block)."""
+
+
+def read_footer(path: str, size: int, storage: Storage) -> bytes:
+    """The footer of a file of `size` bytes, with the length and the magic behind it.
+
+    Raises: CorruptFileError; UnsupportedFileError for an Arrow stream or a Feather V1 file.
+    """
+    if size < _HEAD_BYTES + _TAIL_BYTES:
+        raise CorruptFileError(path, f"{size} bytes are too few for an Arrow IPC file; restore it")
+    head = storage.read(path, 0, _HEAD_BYTES)
+    if head[:4] == b"FEA1":
+        raise UnsupportedFileError(path, "is Feather V1; rewrite it with pyarrow.feather.write_feather(table, path)")
+    if head[:4] == _CONTINUATION:
+        raise UnsupportedFileError(
+            path,
+            "is an Arrow stream, which has no index of its batches; rewrite it as a file: "
+            "pyarrow.ipc.new_file(path, schema).write_table(pyarrow.ipc.open_stream(stream).read_all())",
+        )
+    if head[: len(MAGIC)] != MAGIC:
+        raise CorruptFileError(path, f"begins with {head!r}, not with {MAGIC!r}: no Arrow IPC file", offset=0)
+    tail = storage.read(path, size - _TAIL_BYTES, _TAIL_BYTES)
+    if tail[4:] != MAGIC:
+        raise CorruptFileError(
+            path,
+            f"ends with {tail[4:]!r}, not with {MAGIC!r}: truncated, or still being written",
+            offset=size - len(MAGIC),
+        )
+    footer_bytes = int.from_bytes(tail[:4], "little", signed=True)
+    if not 0 < footer_bytes <= size - _HEAD_BYTES - _TAIL_BYTES:
+        raise CorruptFileError(path, f"says that its footer has {footer_bytes} bytes", offset=size - _TAIL_BYTES)
+    return storage.read(path, size - _TAIL_BYTES - footer_bytes, footer_bytes + _TAIL_BYTES)
+
+
+def footer_digest(footer: bytes) -> str:
+    """Hex digest (blake2b, 16 bytes) of what `read_footer` gives."""
+    return hashlib.blake2b(footer, digest_size=16).hexdigest()
+
+
+def batch_places(path: str, size: int, footer: bytes) -> Array:
+    """Where the record batches lie: PLACE_DTYPE [num_batches], as the footer orders them, each within the file.
+
+    Raises: CorruptFileError; UnsupportedFileError for big-endian files and metadata older than V4.
+    """
+    start = size - len(footer)
+    try:
+        table = Table.root(footer)
+        version, schema = table.scalar(0, "<h", 0), table.table(1)
+        big_endian = schema is not None and schema.scalar(0, "<h", 0) != 0
+        places = table.vector(3, PLACE_DTYPE)
+    except FlatbufferError as error:
+        raise CorruptFileError(path, f"footer: {error}", offset=start) from error
+    if version < _METADATA_V4:
+        raise UnsupportedFileError(path, f"has Arrow metadata version V{version + 1}; rewrite it with a newer Arrow")
+    if big_endian:
+        raise UnsupportedFileError(path, "is big-endian; rewrite it on a little-endian machine")
+    offset, metadata, body = places["offset"], places["metadata_bytes"], places["body_bytes"]
+    inside = (offset >= _HEAD_BYTES) & (offset <= start) & (metadata >= 8) & (body >= 0) & (body <= start)
+    inside &= offset + metadata + np.where(inside, body, 0) <= start
+    if not inside.all():
+        number = int(np.argmin(inside))
+        raise CorruptFileError(
+            path,
+            f"footer: batch {number} ({metadata[number]} + {body[number]} bytes at byte {offset[number]}) does not lie "
+            f"before the footer at byte {start}",
+            offset=start,
+        )
+    return places
+
+
+def read_schema(path: str, size: int, footer: bytes) -> pa.Schema:
+    """The schema. Raises: CorruptFileError."""
+    try:
+        return pa.ipc.open_file(pa.BufferReader(MAGIC + b"\0\0" + footer)).schema
+    except (pa.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
+        raise CorruptFileError(path, f"footer: {error}", offset=size - len(footer)) from error

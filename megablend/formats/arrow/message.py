@@ -1,0 +1,78 @@
+"""What a record batch's message says: lengths, nulls, and where its buffers lie.
+
+Source: Arrow columnar format, "RecordBatch message"; Message.fbs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from megablend.formats.arrow.column import Column, Level
+from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
+from megablend.formats.base import Array
+
+_NODE_DTYPE = np.dtype([("length", "<i8"), ("nulls", "<i8")])
+_BUFFER_DTYPE = np.dtype([("offset", "<i8"), ("size", "<i8")])
+_RECORD_BATCH = 3
+_CODECS = {0: "lz4", 1: "zstd"}
+
+
+class BatchError(ValueError):
+    """A batch that contradicts itself or its schema; the caller knows the file and says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What a record batch's message says."""
+
+    rows: int
+    nodes: Array
+    """_NODE_DTYPE [num_nodes]."""
+    buffers: Array
+    """_BUFFER_DTYPE [num_buffers]; offsets count from the start of the body."""
+    views: Array
+    """int64 [num_views]: data buffers of each view column."""
+    codec: str | None
+
+
+def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
+    """Read a message and compare it with the schema. Raises: BatchError."""
+    prefix = 8 if metadata[:4] == b"\xff\xff\xff\xff" else 4
+    try:
+        message = Table.root(metadata, prefix)
+        header = message.table(2)
+        if message.scalar(1, "<B", 0) != _RECORD_BATCH or header is None:
+            raise BatchError("is no record batch")
+        rows = header.scalar(0, "<q", 0)
+        nodes, buffers = header.vector(1, _NODE_DTYPE), header.vector(2, _BUFFER_DTYPE)
+        compression, views = header.table(3), header.vector(4, "<i8")
+        codec = None if compression is None else _CODECS.get(compression.scalar(0, "<b", 0), "unknown")
+    except FlatbufferError as error:
+        raise BatchError(f"message: {error}") from error
+    num_views = int(views.sum()) if len(views) and 0 <= views.min() <= views.max() <= len(buffers) else 0
+    if len(nodes) != column.num_nodes or len(buffers) != column.num_buffers + num_views:
+        raise BatchError(
+            f"has {len(nodes)} nodes and {len(buffers)} buffers where its schema has {column.num_nodes} and "
+            f"{column.num_buffers + num_views}"
+        )
+    if codec == "unknown":
+        raise BatchError("is compressed by an unknown codec")
+    offset, size = buffers["offset"], buffers["size"]
+    if not ((offset >= 0) & (size >= 0) & (offset <= body_bytes) & (size <= body_bytes - offset)).all():
+        raise BatchError(f"has a buffer that does not lie in its body of {body_bytes} bytes")
+    return Batch(rows=rows, nodes=nodes, buffers=buffers, views=views, codec=codec)
+
+
+def first_buffer(batch: Batch, level: Level) -> int:
+    """The number of a level's validity bitmap."""
+    return level.buffer + int(batch.views[: level.views].sum())
+
+
+def column_buffers(batch: Batch, column: Column) -> list[int]:
+    """The numbers of the buffers that have to be read for the column, values last."""
+    numbers = [first_buffer(batch, level) for level in column.levels if batch.nodes[level.node]["nulls"]]
+    if column.kind in ("list", "large_list"):
+        numbers.append(first_buffer(batch, column.levels[-2]) + 1)
+    return [*numbers, first_buffer(batch, column.levels[-1]) + 1]

@@ -1,0 +1,113 @@
+"""A Megatron `.idx`: lengths and byte pointers of the sequences in its `.bin`, all checked.
+
+    MMIDIDX\\0\\0 | version u64 = 1 | dtype code u8 | sequences u64 | documents + 1 u64
+    | lengths int32 | pointers int64 | document boundaries int64 | modes int8, in multimodal files only
+
+Source: megatron.core.datasets.indexed_dataset, _IndexWriter and _IndexReader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.formats.base import Array
+
+_MAGIC = b"MMIDIDX\0\0"
+_LEGACY_MAGIC = b"TNTIDX\0\0"
+HEADER_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8
+_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences:
+    """Where the sequences lie in a `.bin`."""
+
+    token_dtype: str
+    lengths: Array
+    """int32 [num_sequences], tokens."""
+    pointers: Array
+    """int64 [num_sequences], bytes from the start of the `.bin`."""
+
+
+def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
+    """Read a whole `.idx`.
+
+    Args:
+        path: of the `.idx`, for messages.
+        bin_bytes: size of the `.bin`, in which every sequence must lie.
+
+    Raises: CorruptFileError; UnsupportedFileError for float tokens and the legacy format.
+    """
+    if data.startswith(_LEGACY_MAGIC):
+        raise UnsupportedFileError(path, "is of Megatron's legacy format; make it anew with tools/preprocess_data.py")
+    if len(data) < HEADER_BYTES:
+        raise CorruptFileError(path, f"{len(data)} bytes are too few for a header of {HEADER_BYTES}; restore it")
+    if not data.startswith(_MAGIC):
+        raise CorruptFileError(
+            path, f"begins with {data[: len(_MAGIC)]!r}, not with {_MAGIC!r}: no .idx file", offset=0
+        )
+    version = int.from_bytes(data[9:17], "little")
+    if version != 1:
+        raise UnsupportedFileError(path, f"has version {version}; version 1 is known", offset=9)
+    code = data[17]
+    if code not in _DTYPES:
+        raise CorruptFileError(path, f"dtype code {code} is unknown", offset=17)
+    if _DTYPES[code].startswith("float"):
+        raise UnsupportedFileError(path, f"holds {_DTYPES[code]} values; tokens are integers", offset=17)
+    num_sequences, num_boundaries = int.from_bytes(data[18:26], "little"), int.from_bytes(data[26:34], "little")
+    plain_bytes = HEADER_BYTES + 12 * num_sequences + 8 * num_boundaries
+    if len(data) not in (plain_bytes, plain_bytes + num_sequences):  # with a mode for each sequence
+        raise CorruptFileError(
+            path,
+            f"has {len(data)} bytes where {num_sequences} sequences and {num_boundaries} document boundaries take "
+            f"{plain_bytes}: truncated, or not written to its end",
+            offset=18,
+        )
+    lengths = np.frombuffer(data, "<i4", num_sequences, HEADER_BYTES)
+    pointers = np.frombuffer(data, "<i8", num_sequences, HEADER_BYTES + 4 * num_sequences)
+    boundaries = np.frombuffer(data, "<i8", num_boundaries, HEADER_BYTES + 12 * num_sequences)
+    if not num_boundaries or boundaries[0] or boundaries[-1] != num_sequences or (np.diff(boundaries) < 0).any():
+        raise CorruptFileError(
+            path,
+            f"document boundaries do not rise from 0 to {num_sequences} sequences",
+            offset=HEADER_BYTES + 12 * num_sequences,
+        )
+    _check_places(path, lengths, pointers, np.dtype(_DTYPES[code]).itemsize, bin_bytes)
+    return Sequences(token_dtype=_DTYPES[code], lengths=lengths, pointers=pointers)
+
+
+def _check_places(path: str, lengths: Array, pointers: Array, itemsize: int, bin_bytes: int) -> None:
+    """Every sequence lies in the `.bin`."""
+    sizes = lengths.astype(np.int64) * itemsize
+    inside = (lengths >= 0) & (pointers >= 0) & (pointers <= bin_bytes) & (sizes <= bin_bytes - pointers)
+    if not inside.all():
+        number = int(np.argmin(inside))
+        raise CorruptFileError(
+            path,
+            f"sequence {number} ({lengths[number]} tokens of {itemsize} bytes at byte {pointers[number]}) does not lie "
+            f"in the .bin of {bin_bytes} bytes: one of the two was truncated or belongs to another pair",
+            offset=HEADER_BYTES + 4 * number,
+        )
+
+
+def block_starts(sequences: Sequences, block_bytes: int) -> Array:
+    """Cut the sequences into blocks that lie in one piece and hold about `block_bytes`.
+
+    A block holds the whole sequences that begin in one stretch of `block_bytes` of neighbouring sequences; where a
+    pointer is not the end of the sequence before, another block begins.
+
+    Returns: int64 [num_blocks + 1], the first sequence of each block, and the number of sequences.
+    """
+    num_sequences = len(sequences.lengths)
+    if not num_sequences:
+        return np.zeros(1, np.int64)
+    pointers = sequences.pointers
+    ends = pointers + sequences.lengths.astype(np.int64) * np.dtype(sequences.token_dtype).itemsize
+    apart = np.concatenate([[True], pointers[1:] != ends[:-1]])
+    run_starts = pointers[apart][np.cumsum(apart) - 1]
+    stretch = (pointers - run_starts) // block_bytes
+    cut = apart | np.concatenate([[True], stretch[1:] != stretch[:-1]])
+    return np.append(np.flatnonzero(cut), num_sequences).astype(np.int64)
