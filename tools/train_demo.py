@@ -48,7 +48,8 @@ class Block(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [batch, heads, sequence, width / heads]
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.project(attended.transpose(1, 2).flatten(2))
-        return x + self.network(self.norms[1](x))
+        transformed: Tensor = x + self.network(self.norms[1](x))
+        return transformed
 
 
 class TinyModel(nn.Module):
