@@ -1,0 +1,214 @@
+"""Building the index: rank 0 finds the files, all ranks share them, rank 0 merges what they found and commits.
+
+    rank 0     lock, find and stat files, plan the work  -> everybody
+    each rank  takes its share of the files: a fragment that is there serves, else the file is indexed
+    rank 0     merges the fragments in source and file order, commits -> the report, everybody
+
+Nothing but the fragments and the commit outlives a build that is killed: the next one goes on from the fragments. An
+error on any rank ends all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megablend.errors import CacheError, ConfigError
+from megablend.index.cache import Generation, fragments, generations, list_generations, open_generation
+from megablend.index.disk import remove_leftovers, writing
+from megablend.index.fragments import Fragment
+from megablend.index.launch import Launch
+from megablend.index.lock import build_lock, check_shared
+from megablend.index.merge import write_generation
+from megablend.index.share import share
+from megablend.index.sources import SourceFile, SourceListing, SourceSpec, list_source
+from megablend.index.work import Done, Work, await_fragment, ensure_fragment, plan_work
+
+__all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
+
+_POST_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a build has come, over all ranks."""
+
+    files: int
+    num_files: int
+    bytes: int
+    """Sizes of the files that are done."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildReport:
+    """What a build did; the same on all ranks."""
+
+    digest: str
+    """The generation's."""
+    created: bool
+    """False where the same generation was there before."""
+    num_files: int
+    read: int
+    """Files indexed now."""
+    reused: int
+    """Files whose fragments served."""
+    changed: tuple[str, ...]
+    """Names of files that were indexed before in another version, and are read again."""
+    added: int
+    """Files that the newest generation before did not have."""
+    removed: int
+    """Files that the newest generation before had in these sources, and that are gone."""
+    scanned_bytes: int
+    """Bytes of bodies that had to be read to count."""
+    seconds: float
+    notes: tuple[str, ...]
+    """Things worth telling that ended nothing: damaged fragments, a file system without locks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    nonce: str
+    listings: tuple[SourceListing, ...]
+    work: tuple[Work, ...]
+    notes: tuple[str, ...]
+
+
+def build_index(
+    cache: str,
+    sources: Sequence[SourceSpec],
+    *,
+    launch: Launch,
+    progress: Callable[[Progress], None] | None = None,
+) -> BuildReport:
+    """Index all files of the sources and commit a generation to the cache. Called by all ranks of the launch.
+
+    Args:
+        cache: directory, made where it is not there; on a file system that all ranks share.
+        sources: with names of their own; the same on all ranks.
+        progress: called on rank 0 now and then.
+
+    Raises: ConfigError, DataError, CacheError where the launch is one process; of several ranks, one prints its error
+        and all end with its exit code.
+    """
+    try:
+        return _build(Path(cache).absolute(), sources, launch, progress or _ignore)
+    except BaseException as error:
+        launch.abort(error)
+
+
+def _build(
+    cache: Path, sources: Sequence[SourceSpec], launch: Launch, progress: Callable[[Progress], None]
+) -> BuildReport:
+    start = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        prepared = launch.bcast(_prepare(cache, sources, stack) if launch.rank == 0 else None)
+        assert prepared is not None
+        if launch.rank > 0:
+            check_shared(cache, prepared.nonce)
+        done = _index_share(prepared, fragments(cache), launch, progress)
+        gathered = launch.gather(done)
+        report = None
+        if launch.rank == 0:
+            results = {number: result for rank in gathered for number, result in rank.items()}
+            report = _commit(cache, prepared, results, start)
+        report = launch.bcast(report)
+        assert report is not None
+        return report
+
+
+def _prepare(cache: Path, sources: Sequence[SourceSpec], stack: contextlib.ExitStack) -> _Prepared:
+    """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work."""
+    names = [spec.name for spec in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two sources have the name {name!r}: each needs one of its own")
+    listings = tuple(list_source(spec) for spec in sources)
+    with writing(cache):
+        for folder in (fragments(cache), generations(cache)):
+            folder.mkdir(parents=True, exist_ok=True)
+        held = stack.enter_context(build_lock(cache))
+        for folder in (fragments(cache), generations(cache)):
+            remove_leftovers(folder)
+    notes = () if held.exclusive else (f"{cache}: the file system has no locks; run one build at a time",)
+    work = plan_work(listings, fragments(cache))
+    return _Prepared(nonce=held.nonce, listings=listings, work=tuple(work), notes=notes)
+
+
+def _index_share(
+    prepared: _Prepared, folder: Path, launch: Launch, progress: Callable[[Progress], None]
+) -> dict[int, Done]:
+    """Do this rank's share of the work, and wait for the others; what became of each file, by its number."""
+    work = prepared.work
+    num_bytes = sum(item.file.size for item in work)
+    counters: dict[int, tuple[int, int]] = {}
+
+    def tell() -> None:
+        posts = launch.posts()
+        counters.update(posts)
+        if posts:
+            files, size = (sum(counter[i] for counter in counters.values()) for i in (0, 1))
+            progress(Progress(files=files, num_files=len(work), bytes=size, num_bytes=num_bytes))
+
+    done: dict[int, Done] = {}
+    files = size = 0
+    posted = time.monotonic()
+    mine = share([item.cost for item in work], launch.size)[launch.rank]
+    for number in mine:
+        item = work[number]
+        done[number] = ensure_fragment(item, prepared.listings[item.source], folder)
+        files, size = files + 1, size + item.file.size
+        if files == len(mine) or time.monotonic() > posted + _POST_SECONDS:
+            launch.post((files, size))
+            posted = time.monotonic()
+        tell()
+    launch.barrier(tell)
+    return done
+
+
+def _commit(cache: Path, prepared: _Prepared, results: dict[int, Done], start: float) -> BuildReport:
+    newest = _newest(cache)
+    by_file = {(item.source, item.file.name): item.fragment for item in prepared.work}
+
+    def load(source: int, file: SourceFile) -> Fragment:
+        return await_fragment(fragments(cache) / str(by_file[source, file.name]))
+
+    digest, created = write_generation(cache, prepared.listings, load)
+    here = {(listing.spec.name, file.name) for listing in prepared.listings for file in listing.files}
+    names = {listing.spec.name for listing in prepared.listings}
+    before = {(source, name) for source, name in _files(newest) if source in names}
+    return BuildReport(
+        digest=digest,
+        created=created,
+        num_files=len(prepared.work),
+        read=sum(result.read for result in results.values()),
+        reused=sum(not result.read for result in results.values()),
+        changed=tuple(item.file.name for item in prepared.work if item.changed),
+        added=len(here - before),
+        removed=len(before - here),
+        scanned_bytes=sum(result.scanned_bytes for result in results.values()),
+        seconds=time.monotonic() - start,
+        notes=prepared.notes + tuple(note for _, result in sorted(results.items()) if (note := result.note)),
+    )
+
+
+def _newest(cache: Path) -> Generation | None:
+    """The newest generation that can be opened."""
+    for digest in reversed(list_generations(cache)):
+        with contextlib.suppress(CacheError):
+            return open_generation(cache, digest)
+    return None
+
+
+def _files(generation: Generation | None) -> list[tuple[str, str]]:
+    """(source name, file name) of all files."""
+    if generation is None:
+        return []
+    return [(source.name, generation.file(i).name) for source in generation.sources for i in source.files]
+
+
+def _ignore(progress: Progress) -> None:
+    pass

@@ -1,0 +1,241 @@
+"""A cache directory, and the generations of the index that were committed to it.
+
+    <cache>/.lock                       held by the build that runs
+    <cache>/fragments/<place>-<version> what indexing found in one file
+    <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json
+                          roots.json    where each source's files lay at the last build of it; replaced atomically
+
+Names that begin with a dot are work under way. A generation is whole once it has its name, since it gets it last;
+opening checks the manifest and the tables' sizes, and takes the same time for any number of blocks. All that is in
+a generation, but for its roots, is the same for the same data, options and version, wherever and by however many
+processes it was made.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import CacheError
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, OpenedFile
+from megablend.index.disk import finished
+from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, read_manifest, read_roots
+from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, read_batch, read_columns
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceEntry:
+    """A source of a generation."""
+
+    name: str
+    format: str
+    column: str | None
+    documents: bool
+    """Documents were counted: rows, ends and flags of its blocks are exact."""
+    files: range
+    """File numbers of the generation."""
+    blocks: range
+    """Block numbers of the generation."""
+    tokens: int
+    rows: int
+    """Documents, empty and null ones included."""
+    ends: int
+    """Documents with tokens; -1 where documents were not counted."""
+    root: str
+    """Folder that its files' names are relative to, as of the last build."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """A file of a generation."""
+
+    name: str
+    """Relative to the source's root."""
+    source: int
+    """Index into the generation's sources."""
+    rows: int
+    tokens: int
+    first_block: int
+    num_blocks: int
+    first_chunk: int
+    num_chunks: int
+    body: str
+    """Hex digest of sampled ranges of its body."""
+    opened: OpenedFile
+    """What its format needs to open it."""
+
+
+class Generation:
+    """An opened index. Picklable: it is opened again where it arrives.
+
+    Attributes:
+        digest: its name.
+        sources: in the order of the build.
+        num_files: of all sources.
+        tokens_before, rows_before, ends_before: int64 [num_blocks + 1], running counts over the blocks, memory-mapped.
+    """
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any], roots: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.digest = folder.name
+        self._blocks = read_columns(folder / BLOCKS, BLOCK_COLUMNS)
+        self._files = read_batch(folder / FILES)
+        self.num_files: int = self._files.num_rows
+        self.tokens_before: Int64Array = self._blocks["tokens_before"]
+        self.rows_before: Int64Array = self._blocks["rows_before"]
+        self.ends_before: Int64Array = self._blocks["ends_before"]
+        self._num_chunks: int = manifest["num_chunks"]
+        self._first_block = self._offsets("first_block", len(self.tokens_before) - 1)
+        self._first_chunk = self._offsets("first_chunk", self._num_chunks)
+        self.sources = tuple(self._source(entry, roots) for entry in manifest["sources"])
+
+    def __reduce__(self) -> tuple[Callable[..., Generation], tuple[str, str]]:
+        return open_generation, (str(self.folder.parent.parent), self.digest)
+
+    @cached_property
+    def chunks(self) -> npt.NDArray[np.void]:
+        """CHUNK_DTYPE [num_chunks]; `file` is a file number of the generation."""
+        columns = read_columns(self.folder / CHUNKS, CHUNK_COLUMNS)
+        chunks = np.empty(self._num_chunks, CHUNK_DTYPE)
+        for name, column in columns.items():
+            chunks[name] = column
+        chunks.flags.writeable = False
+        return chunks
+
+    def file(self, i: int) -> FileEntry:
+        """File number i. Raises: IndexError."""
+        i = operator.index(i)
+        if not 0 <= i < self.num_files:
+            raise IndexError(f"file {i} is out of range: the index has {self.num_files} files")
+        row = {name: self._files.column(name)[i].as_py() for name in self._files.schema.names}
+        return FileEntry(
+            name=row["name"],
+            source=row["source"],
+            rows=row["rows"],
+            tokens=row["tokens"],
+            first_block=row["first_block"],
+            num_blocks=int(self._first_block[i + 1]) - row["first_block"],
+            first_chunk=row["first_chunk"],
+            num_chunks=int(self._first_chunk[i + 1]) - row["first_chunk"],
+            body=row["body"],
+            opened=OpenedFile(
+                size=row["size"],
+                token_dtype=row["token_dtype"],
+                structure=row["structure"],
+                meta=json.loads(row["meta"]),
+            ),
+        )
+
+    def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
+        """Where file i lies; `roots` (source name -> folder) overrides what the last build recorded."""
+        entry = self.file(i)
+        source = self.sources[entry.source]
+        return str(Path((roots or {}).get(source.name, source.root)) / entry.name)
+
+    def file_of(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
+        """File numbers of blocks. int32 [n]."""
+        # Files without blocks begin where the next one does: the last of those that begin at a block has it.
+        return (np.searchsorted(self._first_block, np.asarray(ids), side="right") - 1).astype(np.int32)
+
+    def blocks(self, ids: npt.ArrayLike) -> npt.NDArray[np.void]:
+        """Rows of the block table as the files' formats know them.
+
+        Args:
+            ids: int64 [n], block numbers of the generation.
+
+        Returns: BLOCK_DTYPE [n]; `chunk` counts the file's own chunks; rows and ends are -1 where not counted.
+        """
+        ids = np.asarray(ids, np.int64)
+        files = self.file_of(ids)
+        first = self._first_block[files]
+        rows = np.empty(len(ids), BLOCK_DTYPE)
+        for name in ("offset", "stored_bytes", "decoded_bytes", "encoding", "flags"):
+            rows[name] = self._blocks[name][ids]
+        rows["chunk"] = self._blocks["chunk"][ids] - self._first_chunk[files]
+        rows["tokens"] = self.tokens_before[ids + 1] - self.tokens_before[ids]
+        rows["first_token"] = self.tokens_before[ids] - self.tokens_before[first]
+        counted = self._counted[files]
+        rows["rows"] = np.where(counted, self.rows_before[ids + 1] - self.rows_before[ids], -1)
+        rows["ends"] = np.where(counted, self.ends_before[ids + 1] - self.ends_before[ids], -1)
+        return rows
+
+    @cached_property
+    def _counted(self) -> npt.NDArray[np.bool_]:
+        """bool [num_files]: the file's documents were counted."""
+        counted = np.zeros(self.num_files, bool)
+        for source in self.sources:
+            counted[source.files.start : source.files.stop] = source.documents
+        return counted
+
+    def _offsets(self, column: str, total: int) -> Int64Array:
+        return np.append(self._files.column(column).to_numpy(zero_copy_only=True), total)
+
+    def _source(self, entry: Mapping[str, Any], roots: Mapping[str, str]) -> SourceEntry:
+        files = range(entry["first_file"], entry["first_file"] + entry["num_files"])
+        blocks = range(int(self._first_block[files.start]), int(self._first_block[files.stop]))
+        ends = int(self.ends_before[blocks.stop] - self.ends_before[blocks.start]) if entry["documents"] else -1
+        return SourceEntry(
+            name=entry["name"],
+            format=entry["format"],
+            column=entry["column"],
+            documents=entry["documents"],
+            files=files,
+            blocks=blocks,
+            tokens=int(self.tokens_before[blocks.stop] - self.tokens_before[blocks.start]),
+            rows=entry["rows"],
+            ends=ends,
+            root=roots[entry["name"]],
+        )
+
+
+def open_generation(cache: str | Path, digest: str) -> Generation:
+    """Open a generation by its digest.
+
+    Raises: CacheError where there is none of that name, it is not whole, or a newer version wrote it.
+    """
+    folder = generations(cache) / digest
+    if not (folder / MANIFEST).is_file():
+        known = ", ".join(list_generations(cache)) or "none"
+        raise CacheError(f"{folder}: there is no such generation of the index (those there are: {known}); build it")
+    manifest = read_manifest(folder)
+    for name, entry in manifest["tables"].items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else 0
+        if size != entry["bytes"]:
+            raise CacheError(f"{path}: has {size} bytes, {entry['bytes']} were committed; build again to mend it")
+    return Generation(folder, manifest, read_roots(folder)["roots"])
+
+
+def list_generations(cache: str | Path) -> list[str]:
+    """Digests of a cache's generations, the last one built (or built again) last; none where there is no cache."""
+    folder = generations(cache)
+    names = [name for name in finished(folder) if (folder / name / MANIFEST).is_file()]
+    return sorted(names, key=lambda name: (arrival(folder / name), name))
+
+
+def arrival(folder: Path) -> int:
+    """Number of the build that last arrived at a generation; -1 where that is not known."""
+    try:
+        return int(read_roots(folder)["arrival"])
+    except CacheError:
+        return -1
+
+
+def generations(cache: str | Path) -> Path:
+    """The folder of a cache's generations."""
+    return Path(cache).absolute() / "generations"
+
+
+def fragments(cache: str | Path) -> Path:
+    """The folder of a cache's fragments."""
+    return Path(cache).absolute() / "fragments"

@@ -1,0 +1,98 @@
+"""Writing to the cache so that what has its final name is whole: beside it, flushed, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from megablend.errors import CacheError, MegablendError
+
+_PREFIX = ".tmp-"
+_READ_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError of the cache's file system (no permission, no space) into a CacheError that names the path."""
+    try:
+        yield
+    except MegablendError:  # a missing data file is an OSError too, and not ours
+        raise
+    except OSError as error:
+        raise CacheError(
+            f"{error.filename or path}: cannot write the cache ({error.strerror or error}): "
+            "make room or get permission there, or choose another cache directory"
+        ) from error
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name in the same folder that nothing takes for a finished file."""
+    return path.with_name(f"{_PREFIX}{path.name[:40]}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporaries that killed builds left in `folder`. Only for the holder of the build lock."""
+    for path in folder.iterdir():
+        if path.name.startswith(_PREFIX):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def finished(folder: Path) -> list[str]:
+    """Sorted names in `folder` that are no temporaries; none where the folder is not there."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    except FileNotFoundError:
+        return []
+
+
+def write_flushed(path: Path, parts: Iterable[bytes]) -> None:
+    """Write the parts one after the other and wait until they are on the disk."""
+    with path.open("wb") as file:
+        file.writelines(parts)
+        flush(file)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a file of these bytes at `path` atomically: a reader finds the old one or the new one, whole."""
+    with writing(path):
+        beside = temporary_beside(path)
+        try:
+            write_flushed(beside, [data])
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+
+
+def flush(file: IO[bytes]) -> None:
+    """Wait until the file's bytes are on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def flush_folder(path: Path) -> None:
+    """Wait until the folder's names are on the disk."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems cannot, and commit names at once
+            os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def checksum(path: Path) -> str:
+    """Hex digest (blake2b, 16 bytes) of a file's bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,106 @@
+"""What indexing found in one file, kept so that it is not read again while it stays the same.
+
+A fragment's name says what was asked for (source, file, column, options) and which version of the file answered (size,
+etag). Its bytes: magic, length of a JSON header (uint32, little-endian), the header, the chunk table, the block table,
+and a blake2b digest (16 bytes) of all before. One whose digest is wrong is never trusted: the file is read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megablend.errors import CacheError
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
+from megablend.index.disk import replace_file
+from megablend.index.sources import SourceFile, SourceListing
+
+FORMAT_VERSION = 1
+_MAGIC = b"megablend fragment\n"
+_LENGTH = struct.Struct("<I")
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """All that the index keeps of one file."""
+
+    index: FileIndex
+    body: str
+    """Hex digest of sampled ranges of the file's body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentName:
+    """Where a file's fragment lies."""
+
+    place: str
+    """Hex digest of what was asked for; the same for all versions of a file."""
+    version: str
+    """Hex digest of what identifies the version of the file."""
+
+    def __str__(self) -> str:
+        return f"{self.place}-{self.version}"
+
+
+def fragment_name(listing: SourceListing, file: SourceFile, *, documents: bool) -> FragmentName:
+    """The name of a file's fragment, made with documents counted or not."""
+    spec = listing.spec
+    asked = [FORMAT_VERSION, listing.format, spec.name, file.name, spec.column, spec.block_bytes, documents]
+    return FragmentName(place=_digest(json.dumps(asked), 16), version=_digest(json.dumps([file.size, file.etag]), 8))
+
+
+def write_fragment(path: Path, fragment: Fragment) -> None:
+    """Store a fragment atomically. Raises: CacheError where that fails."""
+    index = fragment.index
+    header = {
+        "rows": index.rows,
+        "tokens": index.tokens,
+        "token_dtype": index.token_dtype,
+        "structure": index.structure,
+        "meta": index.meta,
+        "scanned_bytes": index.scanned_bytes,
+        "num_chunks": len(index.chunks),
+        "num_blocks": len(index.blocks),
+        "body": fragment.body,
+    }
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    tables = [index.chunks.astype(CHUNK_DTYPE).tobytes(), index.blocks.astype(BLOCK_DTYPE).tobytes()]
+    data = b"".join([_MAGIC, _LENGTH.pack(len(text)), text, *tables])
+    replace_file(path, data + hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest())
+
+
+def read_fragment(path: Path) -> Fragment:
+    """Load a fragment. Raises: FileNotFoundError; CacheError where it is damaged."""
+    data = path.read_bytes()
+    body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != trailer:
+        raise CacheError(
+            f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); the next build makes it anew"
+        )
+    (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
+    start = len(_MAGIC) + _LENGTH.size
+    header: dict[str, Any] = json.loads(body[start : start + length])
+    chunks = np.frombuffer(body, CHUNK_DTYPE, header["num_chunks"], start + length)
+    blocks = np.frombuffer(body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes)
+    index = FileIndex(
+        rows=header["rows"],
+        tokens=header["tokens"],
+        token_dtype=header["token_dtype"],
+        chunks=chunks,
+        blocks=blocks,
+        structure=header["structure"],
+        meta=header["meta"],
+        scanned_bytes=header["scanned_bytes"],
+    )
+    return Fragment(index=index, body=header["body"])
+
+
+def _digest(text: str, size: int) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()

@@ -1,0 +1,113 @@
+"""One build at a time: an flock on the cache's lock file, which vanishes with the process that holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from megablend.errors import CacheError
+from megablend.index.disk import writing
+
+WAIT_SECONDS = 60.0
+"""How long a build waits for another one."""
+_POLL_SECONDS = 0.1
+_SEEN_SECONDS = 10.0
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A lock that this process holds."""
+
+    nonce: str
+    """Written into the lock file, so that other ranks can tell whether they see the same cache."""
+    exclusive: bool
+    """False on a file system that has no locks."""
+
+
+@contextlib.contextmanager
+def build_lock(cache: Path) -> Iterator[Held]:
+    """Hold the cache's build lock.
+
+    Raises: CacheError where another build holds it for longer than WAIT_SECONDS (names its host, pid and start), or
+        where the cache cannot be written.
+    """
+    path = _path(cache)
+    with contextlib.ExitStack() as stack:
+        with writing(path):
+            file = stack.enter_context(path.open("a+", encoding="utf-8"))
+            exclusive = _acquire(file, path)
+            nonce = secrets.token_hex(8)
+            since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+            holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "nonce": nonce}
+            file.truncate(0)
+            file.write(json.dumps(holder))
+            file.flush()
+            os.fsync(file.fileno())
+        yield Held(nonce=nonce, exclusive=exclusive)
+
+
+def check_shared(cache: Path, nonce: str) -> None:
+    """Check on another rank that it sees the lock file that rank 0 wrote.
+
+    Raises: CacheError where the cache directory is not the same on both.
+    """
+    deadline = time.monotonic() + _SEEN_SECONDS  # network file systems may show another host's write seconds late
+    while _holder(cache).get("nonce") != nonce:
+        if time.monotonic() > deadline:
+            raise CacheError(
+                f"{cache}: the cache on {socket.gethostname()} is not the one that rank 0 sees: it must lie on a file "
+                "system that all ranks share; choose such a directory, or build with the ranks of one node"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _acquire(file: IO[str], path: Path) -> bool:
+    """True once the lock is held, False where the file system has none."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while (problem := _try_lock(file)) == errno.EWOULDBLOCK:
+        if time.monotonic() > deadline:
+            raise _in_use(path)
+        time.sleep(_POLL_SECONDS)
+    if problem and problem not in _NO_LOCKS:
+        raise OSError(problem, os.strerror(problem), str(path))
+    return problem == 0
+
+
+def _try_lock(file: IO[str]) -> int:
+    """0, or the errno."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def _in_use(path: Path) -> CacheError:
+    holder = _holder(path.parent)
+    return CacheError(
+        f"{path}: another build has held the cache for {WAIT_SECONDS:.0f} s (host {holder.get('host', 'unknown')}, "
+        f"pid {holder.get('pid', 'unknown')}, since {holder.get('since', 'unknown')}): wait for it, or end it"
+    )
+
+
+def _holder(cache: Path) -> dict[str, object]:
+    try:
+        holder = json.loads(_path(cache).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not there yet, or being written
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def _path(cache: Path) -> Path:
+    return cache / ".lock"

@@ -1,0 +1,102 @@
+"""The ranks of an MPI job. Imported by `launch.detect` alone, since importing mpi4py.MPI initialises MPI."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from mpi4py import MPI
+
+from megablend.errors import MegablendError
+from megablend.index.launch import exit_code
+
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.005
+_POST_TAG = 1
+
+
+class MpiLaunch:
+    """COMM_WORLD. Waits by polling: MPI libraries spin as they wait, which takes cores from ranks that still work."""
+
+    def __init__(self) -> None:
+        self._comm = MPI.COMM_WORLD
+        self.rank = int(self._comm.Get_rank())
+        self.size = int(self._comm.Get_size())
+        self._sent: list[Any] = []
+        self._inbox: list[tuple[int, Any]] = []
+
+    @property
+    def library(self) -> str:
+        """Name and version of the MPI library that mpi4py is bound to."""
+        return " ".join(MPI.Get_library_version().split("\n")[0].split())
+
+    def barrier(self, meanwhile: Callable[[], None] | None = None) -> None:
+        """Wait for all ranks, and for all posts to arrive; `meanwhile` is called now and then.
+
+        A post is a synchronous send, complete only when received; a rank enters the barrier after its own posts are, so
+        that the barrier's end means that none is under way.
+
+        Source: Hoefler, Siebert, Lumsdaine, "Scalable communication protocols for dynamic sparse data exchange", 2010.
+        """
+        while self._unreceived():
+            self._pause(meanwhile)
+        request = self._comm.Ibarrier()
+        while not request.Test():
+            self._pause(meanwhile)
+        if meanwhile is not None:
+            meanwhile()
+
+    def bcast(self, value: T) -> T:
+        """Rank 0's value, on every rank."""
+        self.barrier()
+        result: T = self._comm.bcast(value, root=0)
+        return result
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value in rank order, on rank 0; an empty list elsewhere."""
+        self.barrier()
+        return self._comm.gather(value, root=0) or []
+
+    def post(self, value: object) -> None:
+        """Send `value` to rank 0 without waiting."""
+        if self.rank == 0:
+            self._inbox.append((0, value))
+        else:
+            self._unreceived()
+            self._sent.append(self._comm.issend(value, dest=0, tag=_POST_TAG))
+
+    def posts(self) -> list[tuple[int, Any]]:
+        """On rank 0: (rank, value) of the posts that have arrived since the last call."""
+        self._receive()
+        arrived, self._inbox = self._inbox, []
+        return arrived
+
+    def abort(self, error: BaseException) -> NoReturn:
+        """Print "rank r: message" on stderr and end all ranks with the error's exit code."""
+        # Where all ranks fail for one reason, the lowest says so and ends the others before they repeat it.
+        time.sleep(0.2 * min(self.rank, 10))
+        if not isinstance(error, MegablendError | KeyboardInterrupt):
+            traceback.print_exception(error)
+        print(f"rank {self.rank}: {error or type(error).__name__}", file=sys.stderr, flush=True)
+        self._comm.Abort(exit_code(error))
+        raise SystemExit(exit_code(error))
+
+    def _unreceived(self) -> bool:
+        self._sent = [request for request in self._sent if not request.test()[0]]
+        return bool(self._sent)
+
+    def _receive(self) -> None:
+        status = MPI.Status()
+        while self.rank == 0 and self._comm.iprobe(source=MPI.ANY_SOURCE, tag=_POST_TAG, status=status):
+            source = int(status.Get_source())
+            self._inbox.append((source, self._comm.recv(source=source, tag=_POST_TAG)))
+
+    def _pause(self, meanwhile: Callable[[], None] | None) -> None:
+        self._receive()
+        if meanwhile is not None:
+            meanwhile()
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,125 @@
+"""Which files a source consists of: patterns to files, each with a name relative to the source's root.
+
+Names are relative so that data which moved is still the same data. The root is the folder that all patterns share
+before their first wildcard. Files are sorted by name: the order in which patterns are written makes no difference.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megablend.errors import ConfigError
+from megablend.formats import FORMATS, format_of
+from megablend.formats.base import Format
+from megablend.storage import storage_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSpec:
+    """Files to be read as one dataset, as asked for."""
+
+    name: str
+    patterns: tuple[str, ...]
+    """Absolute paths, globs, or Megatron prefixes."""
+    column: str | None
+    """Dotted path of the token column; None takes the only one there is."""
+    documents: bool
+    """Documents must be counted exactly, even where that needs a scan."""
+    block_bytes: int
+    """Rough size of a block where the format leaves it open (`.bin`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A data file as it was found."""
+
+    name: str
+    """Relative to the source's root."""
+    path: str
+    size: int
+    """Bytes of the data file."""
+    etag: str
+    """Changes whenever one of the files that it stands for may have changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceListing:
+    """A source and its files."""
+
+    spec: SourceSpec
+    format: str
+    root: str
+    files: tuple[SourceFile, ...]
+
+
+def list_source(spec: SourceSpec) -> SourceListing:
+    """Find and stat the files of a source.
+
+    Raises: ConfigError where a pattern matches nothing, or files are of several formats; MissingFileError.
+    """
+    root = source_root(spec.patterns)
+    files: dict[str, SourceFile] = {}
+    formats: dict[str, str] = {}
+    for pattern in spec.patterns:
+        for path in _matches(spec, pattern):
+            kind = _format(spec, path)
+            formats.setdefault(kind.name, path)
+            file = stat_file(kind.files(path), root)
+            files[file.name] = file
+    if len(formats) > 1:
+        found = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
+        raise ConfigError(f"source {spec.name!r} mixes formats: {found}; make each format a source of its own")
+    return SourceListing(
+        spec=spec, format=next(iter(formats)), root=root, files=tuple(files[name] for name in sorted(files))
+    )
+
+
+def source_root(patterns: Sequence[str]) -> str:
+    """The folder that all patterns share before their first wildcard."""
+    return os.path.commonpath([_folder(pattern) for pattern in patterns])
+
+
+def _folder(pattern: str) -> str:
+    path = Path(pattern)
+    while glob.has_magic(str(path.parent)):
+        path = path.parent
+    return str(path.parent)
+
+
+def _matches(spec: SourceSpec, pattern: str) -> list[str]:
+    storage = storage_for(pattern)
+    paths = storage.glob(pattern)
+    if paths or glob.has_magic(pattern):
+        found = paths
+    else:  # a Megatron prefix is the name of no file, but stands for two
+        kinds = [kind for kind in FORMATS.values() if list(kind.files(pattern)) != [pattern]]
+        found = [pattern] if any(all(storage.glob(path) for path in kind.files(pattern)) for kind in kinds) else []
+    if not found:
+        folder = Path(pattern).parent
+        nearest = difflib.get_close_matches(pattern, storage.glob(str(folder / "*")), n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise ConfigError(f"source {spec.name!r}: {pattern} matches no file{hint}")
+    return found
+
+
+def _format(spec: SourceSpec, path: str) -> Format:
+    try:
+        return format_of(path)
+    except ConfigError as error:
+        raise ConfigError(f"source {spec.name!r}: {error}") from error
+
+
+def stat_file(paths: Sequence[str], root: str) -> SourceFile:
+    """A data file (first of `paths`) with all that it stands for. Raises: MissingFileError."""
+    stats = [storage_for(path).stat(path) for path in paths]
+    return SourceFile(
+        name=os.path.relpath(paths[0], root),
+        path=paths[0],
+        size=stats[0].size,
+        etag=" ".join(f"{stat.size}:{stat.etag}" for stat in stats),
+    )

@@ -1,0 +1,138 @@
+"""The tables of a generation as Arrow IPC files: one uncompressed record batch each, so that columns are memory-mapped.
+
+Block tables may be larger than memory: a TableWriter appends to a plain file a column, and joins them at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from megablend.errors import CacheError
+from megablend.index.disk import flush
+
+BLOCK_COLUMNS = np.dtype(
+    [
+        ("chunk", "<i4"),  # row of the chunk table
+        ("offset", "<i8"),  # first byte in the file
+        ("stored_bytes", "<u4"),
+        ("decoded_bytes", "<u4"),
+        ("encoding", "<i1"),
+        ("flags", "<u1"),
+        ("tokens_before", "<i8"),  # tokens of all blocks before this one, over the whole generation
+        ("rows_before", "<i8"),  # documents that begin before; sources whose documents were not counted add none
+        ("ends_before", "<i8"),  # documents with tokens that end before
+    ]
+)
+"""A block, 46 bytes. The table has one row more than there are blocks: the last one holds the totals, and zeros."""
+
+CHUNK_COLUMNS = np.dtype(
+    [
+        ("file", "<i4"),  # row of the file table
+        ("row_group", "<i4"),
+        ("codec", "<i1"),
+        ("dictionary_offset", "<i8"),
+        ("dictionary_bytes", "<i4"),
+        ("first_row", "<i8"),
+        ("first_token", "<i8"),
+    ]
+)
+
+FILE_SCHEMA = pa.schema(
+    [
+        ("source", pa.int32()),
+        ("name", pa.string()),  # relative to the source's root
+        ("size", pa.int64()),
+        ("rows", pa.int64()),
+        ("tokens", pa.int64()),
+        ("token_dtype", pa.string()),
+        ("first_block", pa.int64()),
+        ("first_chunk", pa.int64()),
+        ("structure", pa.string()),  # digest of the footer or the .idx
+        ("body", pa.string()),  # digest of sampled ranges of the body
+        ("meta", pa.string()),  # JSON of what the format needs to open the file
+    ]
+)
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+class TableWriter:
+    """Writes a table of fixed-width columns in constant memory. Use as a context; the parts vanish at its end."""
+
+    def __init__(self, path: Path, columns: np.dtype[np.void]) -> None:
+        self._path = path
+        self._columns = columns
+        self._parts = {name: path.with_name(f"{path.name}.{name}") for name in columns.names or ()}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> TableWriter:
+        self._files = {name: self._stack.enter_context(part.open("w+b")) for name, part in self._parts.items()}
+        for part in self._parts.values():
+            self._stack.callback(part.unlink, missing_ok=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def append(self, rows: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Append rows, given as an array a column."""
+        for name, file in self._files.items():
+            file.write(np.ascontiguousarray(rows[name], self._columns[name]).data)
+
+    def finish(self) -> str:
+        """Join the columns into the table; returns a digest of their values, independent of the library's version."""
+        digest = hashlib.blake2b(digest_size=16)
+        arrays = []
+        for name, file in self._files.items():
+            file.flush()
+            kind, buffer = self._columns[name], _mapped(file)
+            digest.update(buffer)
+            length = buffer.size // kind.itemsize
+            arrays.append(pa.Array.from_buffers(pa.from_numpy_dtype(kind), length, [None, buffer]))
+        write_batch(self._path, pa.RecordBatch.from_arrays(arrays, names=list(self._files)))
+        return digest.hexdigest()
+
+
+def write_batch(path: Path, batch: pa.RecordBatch) -> None:
+    """Write a table of one record batch and wait until it is on the disk."""
+    with path.open("wb") as file:
+        with pa.ipc.new_file(file, batch.schema) as writer:
+            writer.write_batch(batch)
+        flush(file)
+
+
+def read_batch(path: Path) -> pa.RecordBatch:
+    """Map a table into memory. Raises: CacheError where it is damaged; OSError."""
+    try:
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        if reader.num_record_batches != 1:
+            raise CacheError(f"{path}: damaged table: {reader.num_record_batches} record batches where there is 1")
+        return reader.get_batch(0)
+    except pa.ArrowInvalid as error:
+        raise CacheError(f"{path}: damaged table ({error})") from error
+
+
+def read_columns(path: Path, columns: np.dtype[np.void]) -> Columns:
+    """A table's columns as read-only arrays over the mapped file. Raises: CacheError where it is damaged; OSError."""
+    batch = read_batch(path)
+    expected = {name: pa.from_numpy_dtype(columns[name]) for name in columns.names or ()}
+    if dict(zip(batch.schema.names, batch.schema.types, strict=True)) != expected:
+        raise CacheError(f"{path}: damaged table: its columns are {batch.schema.names}, expected {list(expected)}")
+    return {name: batch.column(name).to_numpy(zero_copy_only=True) for name in expected}
+
+
+def _mapped(file: Any) -> pa.Buffer:
+    size = file.seek(0, 2)
+    return pa.py_buffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
