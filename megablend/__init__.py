@@ -1,0 +1,90 @@
+"""megablend: index builder and blended sampler for LLM pretraining.
+
+    megablend.build("demo.yaml")                        # alone, or on every rank under mpirun: `megablend build demo.yaml`
+    dataset = megablend.open("demo.yaml", split="train")
+    loader = megablend.Loader(dataset, micro_batch_size=8, data_parallel_rank=0, data_parallel_size=1)
+    for batch in loader: ...                            # GPTDataset's dict; loader.state_dict() goes into the checkpoint
+
+Names are loaded when they are first used: `build` never imports torch, the training side never imports MPI.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megablend.api.build import Built, build
+    from megablend.api.describe import describe
+    from megablend.api.open import open_dataset as open
+    from megablend.api.runs import open_index
+    from megablend.api.show import show
+    from megablend.config import Config, load_config
+    from megablend.errors import (
+        CacheError,
+        ConfigError,
+        DataError,
+        LaunchError,
+        MegablendError,
+        PlanError,
+        StateError,
+    )
+    from megablend.index.store import BlockStore, Pages
+    from megablend.index.verify import verify
+    from megablend.reader import Dataset, Loader, PretrainingSampler
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "build": "megablend.api.build",
+    "Built": "megablend.api.build",
+    "describe": "megablend.api.describe",
+    "open": "megablend.api.open",
+    "open_index": "megablend.api.runs",
+    "show": "megablend.api.show",
+    "Config": "megablend.config",
+    "load_config": "megablend.config",
+    "BlockStore": "megablend.index.store",
+    "Pages": "megablend.index.store",
+    "verify": "megablend.index.verify",
+    "Dataset": "megablend.reader",
+    "Loader": "megablend.reader",
+    "PretrainingSampler": "megablend.reader",
+    "CacheError": "megablend.errors",
+    "ConfigError": "megablend.errors",
+    "DataError": "megablend.errors",
+    "LaunchError": "megablend.errors",
+    "MegablendError": "megablend.errors",
+    "PlanError": "megablend.errors",
+    "StateError": "megablend.errors",
+}
+
+__all__ = [
+    "BlockStore",
+    "Built",
+    "CacheError",
+    "Config",
+    "ConfigError",
+    "DataError",
+    "Dataset",
+    "LaunchError",
+    "Loader",
+    "MegablendError",
+    "Pages",
+    "PlanError",
+    "PretrainingSampler",
+    "StateError",
+    "build",
+    "describe",
+    "load_config",
+    "open",
+    "open_index",
+    "show",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'megablend' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), "open_dataset" if name == "open" else name)

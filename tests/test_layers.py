@@ -18,6 +18,7 @@ HOMES = {
     "yaml": {"config"},
     "click": {"cli"},
     "rich": {"cli"},
+    "tokenizers": {"cli"},
 }
 
 

@@ -1,0 +1,1 @@
+"""What users call: build, open, describe, show."""

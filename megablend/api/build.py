@@ -1,0 +1,93 @@
+"""build: index what is not indexed yet, then promise the run's order, or lengthen it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megablend.config import Config, load_config
+from megablend.index.build import BuildReport, Progress, build_index
+from megablend.index.cache import open_generation
+from megablend.index.launch import Launch, detect
+from megablend.index.lock import build_lock
+from megablend.index.sources import SourceSpec
+from megablend.plan.ledger import Ledger, load_ledger, save_ledger
+from megablend.plan.run import check_run, plan_run, store_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What a build did."""
+
+    index: BuildReport
+    ledger: Ledger
+    """The run's, as it stands now."""
+    stages_before: int
+    """Stages that the run had before; 0 for a new run."""
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the run keeps an older generation of the index, on which its order was promised."""
+        return self.ledger.index != self.index.digest
+
+
+def build(
+    config: str | Path | Mapping[str, Any] | Config,
+    *,
+    cache: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    launch: Launch | None = None,
+) -> Built:
+    """Index the config's files and write the run's ledger. Alone, or on every rank of an MPI job: the ranks share the work.
+
+    Args:
+        config: path of a YAML or JSON file, or the same as a dict.
+        cache: in place of the config's `cache`.
+        progress: called on rank 0 as work goes on.
+        launch: the processes that build; found out from the environment where absent.
+
+    Returns: the same on all ranks.
+    Raises: ConfigError, PlanError, DataError, CacheError, LaunchError. Under MPI an error on one rank ends all ranks, with that
+        rank's message and the error's exit code.
+    """
+    launch = launch or detect()
+    try:
+        checked = load_config(config, cache=cache)
+    except BaseException as error:
+        launch.abort(error)
+    sources = [
+        SourceSpec(
+            name=name,
+            patterns=source.path,
+            column=source.column,
+            documents=checked.needs_documents(source),
+            block_bytes=checked.block_bytes,
+        )
+        for name, source in checked.all_sources.items()
+    ]
+    report = build_index(checked.cache, sources, launch=launch, progress=progress)
+    built = None
+    if launch.rank == 0:
+        try:
+            with build_lock(Path(checked.cache)):
+                built = _promise(checked, report)
+        except BaseException as error:
+            launch.abort(error)
+    built = launch.bcast(built)
+    assert built is not None
+    return built
+
+
+def _promise(config: Config, report: BuildReport) -> Built:
+    """Begin the run's ledger, or append a stage to it."""
+    ledger = load_ledger(config.cache, config.run)
+    generation = open_generation(config.cache, ledger.index if ledger else report.digest)
+    run = plan_run(config, "train", store_of(config, generation), keep=True)
+    extended = ledger.extended(run.ledger.blend, run.num_samples) if ledger else run.ledger
+    check_run(dataclasses.replace(run, ledger=extended))
+    if extended != ledger:
+        save_ledger(config.cache, extended)
+    return Built(index=report, ledger=extended, stages_before=len(ledger.ends) if ledger else 0)

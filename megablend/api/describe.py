@@ -1,0 +1,120 @@
+"""describe: what a run will read, before it runs; what a cache holds."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from megablend.api.runs import ConfigLike, newest_generation, open_run
+from megablend.config import SPLITS, load_config
+from megablend.errors import PlanError
+from megablend.index.cache import Generation, list_generations
+from megablend.plan.blend import BlendPlan
+from megablend.plan.ledger import list_runs
+from megablend.plan.run import Run
+from megablend.plan.shares import samples_in
+
+
+def describe(what: ConfigLike, *, cache: str | None = None) -> dict[str, Any]:
+    """A run (for a config) or a cache (for its folder), as a JSON-able dict.
+
+    Raises: as `open_dataset`; CacheError for a folder that holds no index.
+    """
+    if isinstance(what, str | Path) and Path(what).is_dir():
+        return describe_cache(str(what))
+    config = load_config(what, cache=cache)
+    run = open_run(config, "train")
+    generation = run.store.generation
+    splits = {"train": describe_run(run)}
+    for split in SPLITS[1:]:
+        if config.listed_by_split and split not in config.sources:
+            continue
+        if config.listed_by_split or config.shares[SPLITS.index(split)] > 0:
+            try:
+                splits[split] = describe_run(open_run(config, split))
+            except PlanError as error:
+                splits[split] = {"samples": 0, "problem": str(error)}
+    return {
+        "cache": config.cache,
+        "run": config.run,
+        "plan": run.ledger.digest,
+        "stages": list(run.ledger.ends),
+        "sequence_length": config.sequence_length,
+        "index": _describe_generation(generation, config.cache),
+        "splits": splits,
+    }
+
+
+def describe_cache(cache: str) -> dict[str, Any]:
+    """Generations and runs of a cache."""
+    newest_generation(cache)
+    return {
+        "cache": str(Path(cache).absolute()),
+        "indices": [_describe_generation(newest_generation(cache, d), cache) for d in list_generations(cache)],
+        "runs": [
+            {"run": ledger.run, "index": ledger.index, "plan": ledger.digest, "stages": list(ledger.ends)}
+            for ledger in list_runs(cache)
+        ],
+    }
+
+
+def describe_run(run: Run) -> dict[str, Any]:
+    """Sources of one split: what there is, what was wanted, what is given."""
+    length, extra = run.config.sequence_length, int(run.config.add_extra_token_to_sequence)
+    counts = run.plan.counts(run.num_samples).tolist()
+    sources, run_out = [], []
+    for number, (source, part, samples) in enumerate(zip(run.sources, run.parts, counts, strict=True)):
+        tokens = int(part["tokens"])
+        used = samples * length + extra if samples else 0
+        first_pass = samples_in(tokens, length, extra)
+        if isinstance(run.plan, BlendPlan) and (end := run.plan.first_reaching(number, first_pass + 1)) is not None:
+            run_out.append((end, source.name))
+        wanted = run.weights[number] if run.weights else Fraction(samples, run.num_samples)
+        sources.append(
+            {
+                "name": source.name,
+                "blocks": int(part["stop_block"] - part["first_block"]),
+                "documents": int(part["documents"]),
+                "tokens": tokens,
+                "share_wanted": float(wanted),
+                "share_given": samples / run.num_samples,
+                "samples": samples,
+                "epochs": used / tokens if tokens else 0.0,
+                "max_epochs": None if source.max_epochs is None else float(source.max_epochs),
+                "unread_tokens_of_last_epoch": -used % tokens if tokens else 0,
+            }
+        )
+    first = min(run_out, default=None)
+    return {
+        "samples": run.num_samples,
+        "tokens": run.num_samples * length,
+        "blended": bool(run.weights),
+        "first_to_run_out": None if first is None else {"source": first[1], "sample": first[0] - 1},
+        "sources": sources,
+    }
+
+
+def _describe_generation(generation: Generation, cache: str) -> dict[str, Any]:
+    folder = Path(cache) / "generations" / generation.digest
+    sources = [
+        {
+            "name": entry.name,
+            "format": entry.format,
+            "column": entry.column,
+            "files": len(entry.files),
+            "blocks": len(entry.blocks),
+            "rows": entry.rows,
+            "tokens": entry.tokens,
+        }
+        for entry in generation.sources
+    ]
+    return {
+        "digest": generation.digest,
+        "index_bytes": sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+        "files": sum(len(entry.files) for entry in generation.sources),
+        "blocks": sum(len(entry.blocks) for entry in generation.sources),
+        "rows": sum(entry.rows for entry in generation.sources),
+        "tokens": sum(entry.tokens for entry in generation.sources),
+        "sources": sources,
+    }

@@ -1,0 +1,42 @@
+"""open: from a config, and perhaps a checkpoint's state, to a dataset. Nothing is indexed and nothing a sample long is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megablend.api.runs import ConfigLike, open_run
+from megablend.config import load_config
+from megablend.errors import ConfigError
+from megablend.plan.state import State
+from megablend.reader import Dataset
+
+
+def open_dataset(
+    config: ConfigLike,
+    split: str = "train",
+    *,
+    state: Mapping[str, Any] | None = None,
+    consumed_samples: int | None = None,
+    cache: str | None = None,
+) -> Dataset:
+    """Open one split of a run that `build` has built.
+
+    Args:
+        config: path of a YAML or JSON file, or the same as a dict.
+        split: "train", "valid" or "test".
+        state: what `state_dict()` gave: opens the generation of the index and the stages that it names, and goes on there.
+        consumed_samples: where to go on, in place of a state; taken for the run as it stands in the cache.
+        cache: in place of the config's `cache`.
+
+    Raises: ConfigError, PlanError where config and run disagree; CacheError where the run was not built; StateError where the
+        state is not of this run.
+    """
+    if state is not None and consumed_samples is not None:
+        raise ConfigError("found both state and consumed_samples, expected one of them: the state holds the number")
+    checked = load_config(config, cache=cache)
+    taken = None if state is None else State.from_dict(state)
+    dataset = Dataset(open_run(checked, split, taken), consumed_samples=consumed_samples or 0)
+    if state is not None:
+        dataset.load_state_dict(state)
+    return dataset

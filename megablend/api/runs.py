@@ -1,0 +1,78 @@
+"""From a config, and perhaps a checkpoint's state, to a planned run over an opened index. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megablend.config import SPLITS, Config
+from megablend.errors import CacheError, ConfigError, StateError
+from megablend.index.cache import Generation, list_generations, open_generation
+from megablend.index.store import BlockStore
+from megablend.plan.ledger import Ledger, load_ledger
+from megablend.plan.run import Run, plan_run, store_of
+from megablend.plan.state import State
+
+ConfigLike = str | Path | Mapping[str, Any] | Config
+
+
+def open_run(config: Config, split: str, state: State | None = None) -> Run:
+    """The run behind a dataset. Raises as `megablend.open` does."""
+    if split not in SPLITS:
+        raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
+    ledger = load_ledger(config.cache, config.run)
+    if state is None:
+        if ledger is None:
+            raise CacheError(f"{config.cache}: run {config.run!r} was not built there; run `megablend build` first")
+        run = plan_run(config, split, store_of(config, open_generation(config.cache, ledger.index)))
+        return _keep_promise(run, ledger) if split == "train" else run
+    if state.index not in list_generations(config.cache):
+        raise StateError(
+            f"the state was taken with index {state.index}, which {config.cache} does not hold (it has "
+            f"{', '.join(list_generations(config.cache)) or 'none'}); open it with the cache that the run was built in, or "
+            "build the same data there"
+        )
+    run = plan_run(config, split, store_of(config, open_generation(config.cache, state.index)))
+    if split != "train":
+        return run
+    if ledger is not None and ledger.index == state.index and _begins_with(ledger, state):
+        return _keep_promise(run, ledger)
+    ends = tuple(end for end, _ in state.stages)
+    return dataclasses.replace(run, ledger=dataclasses.replace(run.ledger, run=state.run, ends=ends))
+
+
+def open_index(cache: str | Path, digest: str | None = None) -> BlockStore:
+    """Blocks of an index, for loaders of your own: `open_index(cache).read_pages(block_ids)`.
+
+    Args:
+        cache: folder that `build` filled.
+        digest: of the generation; the newest where absent.
+
+    Raises: CacheError.
+    """
+    return BlockStore(newest_generation(str(cache), digest))
+
+
+def newest_generation(cache: str, digest: str | None = None) -> Generation:
+    """The generation of this digest, or the newest. Raises CacheError where there is none."""
+    found = list_generations(cache)
+    if not found:
+        raise CacheError(f"{cache}: holds no index; run `megablend build` first")
+    return open_generation(cache, digest or found[-1])
+
+
+def _keep_promise(run: Run, ledger: Ledger) -> Run:
+    """The run with the stages of its ledger; refused where the config asks for another blend or length."""
+    if ledger.extended(run.ledger.blend, run.num_samples) != ledger:
+        raise CacheError(
+            f"run {ledger.run!r} was built for {ledger.ends[-1]:,} samples, the config now asks for {run.num_samples:,}; "
+            "run `megablend build` to lengthen it"
+        )
+    return dataclasses.replace(run, ledger=ledger)
+
+
+def _begins_with(ledger: Ledger, state: State) -> bool:
+    stages = tuple(zip(ledger.ends, ledger.digests, strict=True))
+    return stages[: len(state.stages)] == state.stages

@@ -1,0 +1,43 @@
+"""show: exactly what a sample is made of, without a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megablend.api.open import open_dataset
+from megablend.api.runs import ConfigLike
+
+
+def show(config: ConfigLike, sample: int, split: str = "train", *, cache: str | None = None) -> dict[str, Any]:
+    """What sample k holds and where it comes from, as a JSON-able dict.
+
+    Returns: sample, split, source, ordinal, epochs, pieces (file, block, first and last token within the block, epoch, byte
+        offset), document_starts and tokens.
+    Raises: as `open_dataset`; IndexError for a sample outside the run.
+    """
+    dataset = open_dataset(config, split, cache=cache)
+    generation, store = dataset.run.store.generation, dataset.run.store
+    found = dataset.sample(sample)
+    ids = [stretch.block for stretch in found.stretches]
+    offsets, files = generation.blocks(ids)["offset"], generation.file_of(ids)
+    pieces = [
+        {
+            "file": generation.path(int(file), store.roots),
+            "block": stretch.block,
+            "byte_offset": int(offset),
+            "first_token": stretch.start,
+            "stop_token": stretch.stop,
+            "epoch": stretch.epoch,
+        }
+        for stretch, offset, file in zip(found.stretches, offsets, files, strict=True)
+    ]
+    return {
+        "sample": sample,
+        "split": split,
+        "source": dataset.run.sources[found.source].name,
+        "ordinal": found.ordinal,
+        "epochs": sorted({stretch.epoch for stretch in found.stretches}),
+        "pieces": pieces,
+        "document_starts": found.starts.tolist(),
+        "tokens": found.tokens.tolist(),
+    }

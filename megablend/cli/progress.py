@@ -1,0 +1,62 @@
+"""How far a build has come: a bar on a terminal, a plain line now and then in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from megablend.index.build import Progress
+
+LOG_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def progress_on(stream: TextIO, *, quiet: bool = False) -> Iterator[Callable[[Progress], None] | None]:
+    """A function to call with each Progress; None for a rank that has nothing to say."""
+    if quiet:
+        yield None
+    elif stream.isatty():
+        with _bar(stream) as bar:
+            yield bar
+    else:
+        yield _Lines(stream)
+
+
+@contextlib.contextmanager
+def _bar(stream: TextIO) -> Iterator[Callable[[Progress], None]]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("files"),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=Console(file=stream), transient=True) as bar:
+        task = bar.add_task("indexing", total=None)
+
+        def update(progress: Progress) -> None:
+            bar.update(task, completed=progress.files, total=progress.num_files)
+
+        yield update
+
+
+class _Lines:
+    """A line every LOG_SECONDS, and one at the end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._next = time.monotonic() + LOG_SECONDS
+
+    def __call__(self, progress: Progress) -> None:
+        if time.monotonic() < self._next and progress.files < progress.num_files:
+            return
+        self._next = time.monotonic() + LOG_SECONDS
+        done = f"{progress.files} of {progress.num_files} files, {progress.bytes / 1e6:,.0f} of {progress.num_bytes / 1e6:,.0f} MB"
+        print(f"megablend: indexed {done}", file=self.stream, flush=True)

@@ -1,0 +1,145 @@
+"""Results as tables on stdout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from megablend.api.build import Built
+
+
+def _console() -> Console:
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 160  # a log has no width of its own; do not cut names
+    return console
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table whose first column is a name and whose others are numbers."""
+    table = Table(title=escape(title), title_justify="left", header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
+    return table
+
+
+def print_built(built: Built, *, ranks: int) -> None:
+    """The closing table of a build, and what became of the run."""
+    report, ledger, console = built.index, built.ledger, _console()
+    table = _table(
+        "index " + report.digest, "files", "read", "reused", "changed", "added", "removed", "scanned MB", "ranks", "s"
+    )
+    counts = (report.read, report.reused, len(report.changed), report.added, report.removed)
+    table.add_row(
+        f"{report.num_files:,}",
+        *(f"{n:,}" for n in counts),
+        f"{report.scanned_bytes / 1e6:,.1f}",
+        str(ranks),
+        f"{report.seconds:.2f}",
+    )
+    console.print(table)
+    for name in report.changed:
+        console.print(f"changed, read again: {name}", markup=False)
+    for note in report.notes:
+        console.print(f"note: {note}", markup=False)
+    if built.stages_before == len(ledger.ends):
+        done = "is as it was"
+    elif built.stages_before:
+        done = f"was lengthened: stage {len(ledger.ends)} appended"
+    else:
+        done = "is new"
+    console.print(f"run {ledger.run!r} {done}: {ledger.ends[-1]:,} samples, plan {ledger.digest}", markup=False)
+    if built.pinned:
+        console.print(
+            f"run {ledger.run!r} keeps reading index {ledger.index}, on which its order was promised; "
+            f"to use the new index, give the run another name (`run:`)",
+            markup=False,
+        )
+
+
+def print_description(found: dict[str, Any]) -> None:
+    """The index and the blend of each split."""
+    console, index = _console(), found["index"]
+    table = _table(
+        f"index {index['digest']} in {found['cache']} ({index['index_bytes'] / 1e3:,.1f} kB)",
+        *("source", "format", "files", "blocks", "rows", "tokens"),
+    )
+    for source in index["sources"]:
+        numbers = (f"{source[key]:,}" for key in ("files", "blocks", "rows", "tokens"))
+        table.add_row(escape(source["name"]), source["format"], *numbers)
+    total = (f"{index[key]:,}" for key in ("files", "blocks", "rows", "tokens"))
+    table.add_section()
+    table.add_row("all", "", *total)
+    console.print(table)
+    for split, described in found["splits"].items():
+        if "problem" in described:
+            console.print(f"{split}: {described['problem']}", markup=False)
+            continue
+        kind = "blended" if described["blended"] else "one unblended pass"
+        _print_split(
+            console, f"{split}: {described['samples']:,} samples, {described['tokens']:,} tokens, {kind}", described
+        )
+    stages = ", ".join(f"{end:,}" for end in found["stages"])
+    console.print(f"run {found['run']!r}: stages end at sample {stages}; plan {found['plan']}", markup=False)
+
+
+def _print_split(console: Console, title: str, described: dict[str, Any]) -> None:
+    columns = ("source", "documents", "tokens", "wanted", "given", "samples", "epochs", "max", "unread of last epoch")
+    table = _table(title, *columns)
+    for source in described["sources"]:
+        table.add_row(
+            escape(source["name"]),
+            f"{source['documents']:,}",
+            f"{source['tokens']:,}",
+            f"{source['share_wanted']:.6f}",
+            f"{source['share_given']:.6f}",
+            f"{source['samples']:,}",
+            f"{source['epochs']:.3f}",
+            "" if source["max_epochs"] is None else f"{source['max_epochs']:g}",
+            f"{source['unread_tokens_of_last_epoch']:,}",
+        )
+    console.print(table)
+    first = described["first_to_run_out"]
+    if first is not None:
+        console.print(f"first to begin another epoch: {first['source']!r}, at sample {first['sample']:,}", markup=False)
+    elif described["blended"]:
+        console.print("no source is read more than once", markup=False)
+
+
+def print_cache(found: dict[str, Any]) -> None:
+    """Generations and runs of a cache."""
+    console = _console()
+    table = _table(f"cache {found['cache']}", "index", "sources", "files", "blocks", "rows", "tokens", "kB")
+    for index in found["indices"]:
+        numbers = (f"{index[key]:,}" for key in ("files", "blocks", "rows", "tokens"))
+        table.add_row(index["digest"], str(len(index["sources"])), *numbers, f"{index['index_bytes'] / 1e3:,.1f}")
+    console.print(table)
+    runs = _table("runs", "run", "samples", "stages", "index", "plan")
+    for run in found["runs"]:
+        runs.add_row(escape(run["run"]), f"{run['stages'][-1]:,}", str(len(run["stages"])), run["index"], run["plan"])
+    console.print(runs)
+
+
+def print_sample(found: dict[str, Any]) -> None:
+    """Where a sample comes from, its tokens, and its text where it was decoded."""
+    console = _console()
+    epochs = ", ".join(map(str, found["epochs"]))
+    console.print(
+        f"{found['split']} sample {found['sample']:,}: source {found['source']!r}, ordinal {found['ordinal']:,}, epoch {epochs}",
+        markup=False,
+    )
+    table = _table("pieces", "file", "block", "byte offset", "tokens of the block", "epoch")
+    for piece in found["pieces"]:
+        span = f"{piece['first_token']:,} to {piece['stop_token']:,}"
+        table.add_row(
+            escape(piece["file"]), f"{piece['block']:,}", f"{piece['byte_offset']:,}", span, str(piece["epoch"])
+        )
+    console.print(table)
+    console.print(f"documents begin at {', '.join(map(str, found['document_starts']))}", markup=False)
+    console.print("tokens: " + " ".join(map(str, found["tokens"])), markup=False)
+    if "text" in found:
+        console.print("text:", markup=False)
+        console.print(found["text"], markup=False)

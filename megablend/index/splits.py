@@ -1,0 +1,160 @@
+"""Splits by document: each split of a source is a range of blocks whose border blocks are clipped at a document's end.
+
+The borders are where Megatron puts them: of n documents a split holds round(lo * n) up to round(hi * n) of the running shares.
+Finding the tokens before a border document means decoding its block, so the parts of an index are computed once, at build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.base import CONTINUES
+from megablend.index.cache import Generation
+from megablend.index.disk import replace_file, writing
+from megablend.index.store import BlockStore
+
+VERSION = 1
+PART_DTYPE = np.dtype(
+    [
+        ("first_block", "<i8"),  # block numbers of the generation
+        ("stop_block", "<i8"),
+        ("skip", "<i8"),  # tokens at the first block's start that belong to the split before
+        ("keep", "<i8"),  # tokens of the last block, counted from its start, that belong to this split
+        ("documents", "<i8"),
+        ("tokens", "<i8"),  # all of the part's, end-of-document tokens included
+    ]
+)
+"""A source's documents of one split."""
+
+
+def parts_of(cache: str, store: BlockStore, shares: Sequence[Fraction], *, keep: bool = False) -> npt.NDArray[np.void]:
+    """The parts of all sources of an index, from `splits/` in the cache where a build kept them, else found anew.
+
+    Args:
+        keep: write them to the cache.
+
+    Returns: PART_DTYPE [num_sources, len(shares)].
+    Raises: as `cut` does; CacheError where they cannot be written.
+    """
+    generation = store.generation
+    asked = json.dumps([VERSION, generation.digest, [str(share) for share in shares], store.eods])
+    key = hashlib.blake2b(asked.encode(), digest_size=16).digest()
+    path = Path(cache) / "splits" / key.hex()
+    shape = (len(generation.sources), len(shares))
+    with contextlib.suppress(OSError):
+        data, checksum = (whole := path.read_bytes())[:-16], whole[-16:]
+        if len(data) == shape[0] * shape[1] * PART_DTYPE.itemsize and _checksum(key, data) == checksum:
+            return np.frombuffer(data, PART_DTYPE).reshape(shape)
+    parts = np.stack([cut(store, source, shares) for source in range(shape[0])])
+    if keep:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, parts.tobytes() + _checksum(key, parts.tobytes()))
+    return parts
+
+
+def _checksum(key: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, key=key, digest_size=16).digest()
+
+
+def cut(store: BlockStore, source: int, shares: Sequence[Fraction]) -> npt.NDArray[np.void]:
+    """The parts of one source, a split each.
+
+    Args:
+        store: gives tokens with the end-of-document tokens asked for.
+        source: index of the source in the generation.
+        shares: of the splits; sum to 1.
+
+    Returns: PART_DTYPE [len(shares)].
+    Raises: as BlockStore.read does, for the border blocks.
+    """
+    entry = store.generation.sources[source]
+    eod = store.eods[source] is not None
+    running = [sum(shares[:i], Fraction(0)) for i in range(len(shares) + 1)]
+    documents = [round(share * entry.rows) for share in running]
+    borders = [_border(store, source, document) for document in documents]
+    parts = np.zeros(len(shares), PART_DTYPE)
+    for i, ((block, skip), (stop, keep)) in enumerate(zip(borders, borders[1:], strict=False)):
+        tokens = (
+            _tokens_before(store.generation, stop, eod) + keep - _tokens_before(store.generation, block, eod) - skip
+        )
+        if documents[i] == documents[i + 1]:
+            continue  # no documents: an empty range
+        if keep == 0:
+            keep = _tokens_before(store.generation, stop, eod) - _tokens_before(store.generation, stop - 1, eod)
+            stop -= 1
+        parts[i] = (block, stop + 1, skip, keep, documents[i + 1] - documents[i], tokens)
+    return parts
+
+
+def _border(store: BlockStore, source: int, document: int) -> tuple[int, int]:
+    """Block in which a document of the source begins, and the tokens in that block before it."""
+    generation, entry = store.generation, store.generation.sources[source]
+    if document == 0:
+        return entry.blocks.start, 0
+    if document == entry.rows:
+        return entry.blocks.stop, 0
+    rows = generation.rows_before
+    row = int(rows[entry.blocks.start]) + document
+    block = int(np.searchsorted(rows[entry.blocks.start : entry.blocks.stop + 1], row, side="right")) - 1
+    block += entry.blocks.start
+    piece = row - int(rows[block]) + bool(generation.blocks(np.array([block]))["flags"][0] & CONTINUES)
+    return block, int(store.read([block])[0].offsets[piece])
+
+
+def _tokens_before(generation: Generation, block: int, eod: bool) -> int:
+    return int(generation.tokens_before[block]) + (int(generation.ends_before[block]) if eod else 0)
+
+
+class PartBlocks:
+    """The blocks of a part as an order sees them: numbered from 0, clipped at the part's borders."""
+
+    def __init__(self, generation: Generation, part: npt.NDArray[np.void], *, eod: bool) -> None:
+        self.generation = generation
+        self.eod = eod
+        self.first_block, self._stop, self._skip, self._keep = (int(part[f]) for f in PART_DTYPE.names[:4])  # type: ignore[index]
+        self.num_blocks = self._stop - self.first_block
+        self.num_tokens = int(part["tokens"])
+
+    def before(self, block: int) -> int:
+        """Tokens of the local blocks before `block` (0 to num_blocks)."""
+        if block >= self.num_blocks:
+            return self.num_tokens
+        start = _tokens_before(self.generation, self.first_block, self.eod)
+        tokens = _tokens_before(self.generation, self.first_block + block, self.eod) - start
+        return tokens - self._skip if block > 0 else 0
+
+    def sizes(self, start: int, stop: int, step: int = 1) -> npt.NDArray[np.int64]:
+        """Tokens of the local blocks start:stop:step. int64."""
+        blocks = range(self.num_blocks)[start:stop:step]
+        if not blocks:
+            return np.zeros(0, np.int64)
+        sizes = sum(self._differences(running, blocks) for running in self._running())
+        assert isinstance(sizes, np.ndarray)
+        if blocks[-1] == self.num_blocks - 1:
+            sizes[-1] = self._keep
+        if blocks[0] == 0:
+            sizes[0] -= self._skip
+        return sizes
+
+    def clip(self, block: int) -> int:
+        """Tokens of the local block's stored form that lie before its first token of this part."""
+        return self._skip if block == 0 else 0
+
+    def _running(self) -> Iterator[npt.NDArray[np.int64]]:
+        yield self.generation.tokens_before
+        if self.eod:
+            yield self.generation.ends_before
+
+    def _differences(self, running: npt.NDArray[np.int64], blocks: range) -> npt.NDArray[np.int64]:
+        low, high = self.first_block + blocks[0], self.first_block + blocks[-1]
+        before, after = running[low : high + 1 : blocks.step], running[low + 1 : high + 2 : blocks.step]
+        return np.subtract(after, before, dtype=np.int64)

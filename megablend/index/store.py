@@ -1,0 +1,108 @@
+"""Blocks of a generation, by number: which file, opened once, decoded, end-of-document tokens put in."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats import FORMATS
+from megablend.formats.base import BlockReader, DecodedBlock
+from megablend.formats.eod import with_eod
+from megablend.index.cache import Generation
+from megablend.storage import storage_for
+
+MAX_OPEN_FILES = 1024
+"""Readers of files kept at once; descriptors are bounded by the storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Tokens of several blocks, one after the other."""
+
+    tokens: npt.NDArray[Any]
+    """[num_tokens], of the widest token dtype among the blocks."""
+    offsets: npt.NDArray[np.int64]
+    """int64 [num_pieces + 1]: piece i (a document, or the part of it that its block holds) is tokens[offsets[i]:offsets[i+1]]."""
+    block_offsets: npt.NDArray[np.int64]
+    """int64 [num_blocks + 1]: block j is tokens[block_offsets[j]:block_offsets[j+1]]."""
+
+
+class BlockStore:
+    """Reads blocks of one generation by their number. Safe to share between threads, to pickle, and after a fork.
+
+    Args:
+        generation: the opened index.
+        eods: for each source of the generation, the token put after each document, or None.
+        roots: for each source's name, the folder its files lie in now; where absent, the folder recorded at the last build.
+    """
+
+    def __init__(
+        self, generation: Generation, eods: Sequence[int | None] = (), roots: Mapping[str, str] | None = None
+    ) -> None:
+        self.generation = generation
+        self.eods = tuple(eods) or (None,) * len(generation.sources)
+        self.roots = dict(roots or {})
+        self._readers: OrderedDict[int, BlockReader] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, ids: npt.ArrayLike) -> list[DecodedBlock]:
+        """Decode blocks.
+
+        Args:
+            ids: int64 [n], block numbers of the generation; any order, repeats allowed.
+
+        Raises: IndexError for a number out of range; MissingFileError, ChangedFileError, CorruptFileError.
+        """
+        numbers = np.asarray(ids, dtype=np.int64).reshape(-1)
+        num_blocks = len(self.generation.tokens_before) - 1
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < num_blocks):
+            bad = numbers[(numbers < 0) | (numbers >= num_blocks)][0]
+            raise IndexError(f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}")
+        decoded: list[DecodedBlock] = [None] * len(numbers)  # type: ignore[list-item]
+        files = self.generation.file_of(numbers)
+        rows = self.generation.blocks(numbers)
+        for file in np.unique(files):
+            here = np.flatnonzero(files == file)
+            entry = self.generation.file(int(file))
+            chunks = self.generation.chunks[entry.first_chunk : entry.first_chunk + entry.num_chunks]
+            eod = self.eods[entry.source]
+            for i, block in zip(here, self._reader(int(file)).read(rows[here], chunks), strict=True):
+                decoded[i] = block if eod is None else with_eod(block, int(rows["flags"][i]), eod)
+        return decoded
+
+    def read_pages(self, ids: npt.ArrayLike) -> Pages:
+        """Tokens and document pieces of any blocks, in the order asked for. Raises as `read` does."""
+        blocks = self.read(ids)
+        if not blocks:
+            return Pages(np.empty(0, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
+        block_offsets = np.concatenate([[0], np.cumsum([len(block.tokens) for block in blocks])])
+        pieces = [block.offsets[1:] + start for block, start in zip(blocks, block_offsets, strict=False)]
+        return Pages(np.concatenate([block.tokens for block in blocks]), np.concatenate([[0], *pieces]), block_offsets)
+
+    def _reader(self, file: int) -> BlockReader:
+        with self._lock:
+            reader = self._readers.get(file)
+            if reader is not None:
+                self._readers.move_to_end(file)
+                return reader
+        entry = self.generation.file(file)
+        source = self.generation.sources[entry.source]
+        path = self.generation.path(file, self.roots)
+        reader = FORMATS[source.format].open(path, source.column, entry.opened, storage=storage_for(path))
+        with self._lock:
+            self._readers[file] = reader
+            if len(self._readers) > MAX_OPEN_FILES:
+                self._readers.popitem(last=False)
+        return reader
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"generation": self.generation, "eods": self.eods, "roots": self.roots}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]

@@ -1,0 +1,135 @@
+"""A run's ledger: which index and blend it stands on, and its stages. What was promised never changes.
+
+The ledger is `runs/<name>.json` in the cache, written by `build` alone and replaced atomically. Its digest is a chain, one link a
+stage, so that the digest of a run's past stays what it was when stages are appended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megablend.errors import CacheError, PlanError
+from megablend.index.disk import replace_file, writing
+
+VERSION = 1
+
+
+def digest_of(value: object) -> str:
+    """blake2b of canonical JSON, 16 bytes in hex."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What a run has promised."""
+
+    run: str
+    index: str
+    """Digest of the generation of the index that the run reads."""
+    blend: dict[str, Any]
+    """All that decides the order besides the index and the stages; see `describe_blend`."""
+    ends: tuple[int, ...]
+    """Sample number at which each stage ends; rising."""
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The plan's digest after each stage."""
+        link, chain = digest_of([VERSION, self.index, self.blend]), []
+        for end in self.ends:
+            link = digest_of([link, end])
+            chain.append(link)
+        return tuple(chain)
+
+    @property
+    def digest(self) -> str:
+        """The plan's digest."""
+        return self.digests[-1]
+
+    def extended(self, blend: dict[str, Any], num_samples: int) -> Ledger:
+        """The ledger with a stage appended where more samples are asked for.
+
+        Raises: PlanError where the blend is another, or fewer samples are asked for.
+        """
+        remedy = f"give the new one another name (`run:`), or put back what run {self.run!r} was built with"
+        if reason := difference(self.blend, blend):
+            raise PlanError(f"run {self.run!r} is under way and its order is promised: {reason}; {remedy}")
+        if num_samples < self.ends[-1]:
+            raise PlanError(
+                f"run {self.run!r} is under way: it was promised {self.ends[-1]:,} samples, now {num_samples:,} are asked for; "
+                f"a run can only be lengthened: {remedy}"
+            )
+        ends = self.ends if num_samples == self.ends[-1] else (*self.ends, num_samples)
+        return Ledger(run=self.run, index=self.index, blend=self.blend, ends=ends)
+
+
+def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    """The first thing in which two blends differ, in words; None where they are the same."""
+    if old == new:
+        return None
+    for key in old.keys() | new.keys():
+        if key != "sources" and old.get(key) != new.get(key):
+            return f"{key} was {old.get(key)}, is {new.get(key)}"
+    before, after = ({source["name"]: source for source in blend["sources"]} for blend in (old, new))
+    for name in before.keys() - after.keys():
+        return f"source {name!r} is gone"
+    for name in after.keys() - before.keys():
+        return f"source {name!r} is new"
+    for name, source in before.items():
+        for key, value in source.items():
+            if after[name].get(key) != value:
+                return f"{key} of source {name!r} was {value}, is {after[name].get(key)}"
+    return "the sources are in another order"
+
+
+def load_ledger(cache: str, run: str) -> Ledger | None:
+    """The run's ledger, or None where the run was never built.
+
+    Raises: CacheError where the file is damaged or of a newer version.
+    """
+    path = Path(cache) / "runs" / f"{run}.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CacheError(f"{path}: cannot read the run's ledger: {error}; restore it from a backup") from None
+    if not isinstance(record, dict) or record.get("version") != VERSION:
+        found = record.get("version") if isinstance(record, dict) else record
+        raise CacheError(f"{path}: found ledger version {found!r}, expected {VERSION}; use the megablend that wrote it")
+    try:
+        ledger = Ledger(
+            run=record["run"], index=record["index"], blend=record["blend"], ends=tuple(int(e) for e in record["ends"])
+        )
+        whole = ledger.digests == tuple(record["digests"])
+    except (KeyError, TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise CacheError(f"{path}: the ledger does not match its own digest: it was edited or damaged; restore it")
+    return ledger
+
+
+def save_ledger(cache: str, ledger: Ledger) -> None:
+    """Replace the run's ledger atomically. Raises CacheError where it cannot be written."""
+    record = {
+        "version": VERSION,
+        "run": ledger.run,
+        "index": ledger.index,
+        "ends": ledger.ends,
+        "digests": ledger.digests,
+        "blend": ledger.blend,
+    }
+    path = Path(cache) / "runs" / f"{ledger.run}.json"
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(record, indent=1).encode())
+
+
+def list_runs(cache: str) -> list[Ledger]:
+    """All runs' ledgers, by name. Raises CacheError as `load_ledger` does."""
+    names = sorted(path.stem for path in (Path(cache) / "runs").glob("*.json"))
+    return [ledger for name in names if (ledger := load_ledger(cache, name)) is not None]

@@ -1,0 +1,205 @@
+"""One split of a run, assembled: sources, parts, plan and orders behind `locate(k)` and `spans(k)`.
+
+Nothing here is a sample long, and nothing but the parts is a source long until a source is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.config import SPLITS, Config, Source
+from megablend.errors import PlanError
+from megablend.index.cache import Generation
+from megablend.index.sources import source_root
+from megablend.index.splits import PartBlocks, parts_of
+from megablend.index.store import BlockStore
+from megablend.order import ORDERS, Order
+from megablend.plan.allocate import cycles_per_run, stage_totals
+from megablend.plan.blend import BlendPlan
+from megablend.plan.ledger import Ledger, digest_of
+from megablend.plan.sequential import SequentialPlan
+from megablend.plan.shares import check_totals, samples_in, shares_of
+
+
+class Stretch(NamedTuple):
+    """Tokens of a sample that lie together in one block."""
+
+    block: int
+    """Number of the block in the generation."""
+    start: int
+    """First token within the block as the store gives it."""
+    stop: int
+    epoch: int
+    """Pass over the source's part, from 0."""
+
+
+def store_of(config: Config, generation: Generation) -> BlockStore:
+    """The generation's blocks, read as the config says and from where the config says.
+
+    Raises: PlanError where the generation lacks a source of the config, or read it in another way.
+    """
+    named = config.all_sources
+    entries = {entry.name: entry for entry in generation.sources}
+    for name, source in named.items():
+        entry = entries.get(name)
+        if entry is None:
+            problem = f"has no source {name!r} (it has {', '.join(entries)})"
+        elif entry.column != source.column:
+            problem = f"read column {entry.column!r} of source {name!r}, the config says {source.column!r}"
+        elif config.needs_documents(source) and not entry.documents:
+            problem = f"does not know the documents of source {name!r}, which append_eod and split need"
+        else:
+            continue
+        raise PlanError(
+            f"the index {generation.digest} that run {config.run!r} stands on {problem}; "
+            "give the run another name (`run:`) and build it, or put the config back"
+        )
+    eods = [named[entry.name].append_eod if entry.name in named else None for entry in generation.sources]
+    return BlockStore(generation, eods, {name: source_root(source.path) for name, source in named.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One split of a run over an opened index."""
+
+    config: Config
+    split: str
+    store: BlockStore
+    sources: tuple[Source, ...]
+    """[num_sources], in the order of the config."""
+    parts: npt.NDArray[np.void]
+    """PART_DTYPE [num_sources]: the documents of each source that belong to the split."""
+    weights: tuple[Fraction, ...]
+    """[num_sources], summing to 1; of an unblended split, empty."""
+    ledger: Ledger
+    """What is promised; of valid and test, made anew from the config each time."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples promised."""
+        return self.ledger.ends[-1]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens of each source in this split, end-of-document tokens included."""
+        return [int(n) for n in self.parts["tokens"]]
+
+    @cached_property
+    def plan(self) -> BlendPlan | SequentialPlan:
+        """Sample number -> (source, ordinal)."""
+        if not self.weights:
+            return SequentialPlan(_one_pass(self.config, self.tokens))
+        return BlendPlan(
+            stage_totals(self.weights, self.ledger.ends),
+            lanes=self.config.lanes,
+            slots=self.config.cycle,
+            spans=[source["cycles"] for source in self.ledger.blend["sources"]],
+            seed=self.config.seed,
+        )
+
+    def blocks(self, source: int) -> PartBlocks:
+        """The source's blocks in this split."""
+        eod = self.sources[source].append_eod is not None
+        return PartBlocks(self.store.generation, self.parts[source], eod=eod)
+
+    def order(self, source: int) -> Order:
+        """How the source's samples are laid over its blocks."""
+        if source not in self._orders:
+            key = int(digest_of([self.config.seed, self.split, self.sources[source].name])[:16], 16)
+            name = self.config.order if self.weights else "sequential"
+            self._orders[source] = ORDERS[name](self.blocks(source), key)
+        return self._orders[source]
+
+    def stretches(self, source: int, ordinal: int) -> list[Stretch]:
+        """Where the tokens of a source's sample lie, in order: sequence_length of them and the extra one."""
+        start = ordinal * self.config.sequence_length
+        stop = start + self.config.sequence_length + self.config.add_extra_token_to_sequence
+        blocks = self.blocks(source)
+        found = []
+        for span in self.order(source).spans(start, stop):
+            clip = blocks.clip(span.block)
+            found.append(Stretch(blocks.first_block + span.block, span.start + clip, span.stop + clip, span.epoch))
+        return found
+
+    @cached_property
+    def _orders(self) -> dict[int, Order]:
+        return {}
+
+
+def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = False) -> Run:
+    """Assemble a split as the config asks for it: a run of one stage.
+
+    Args:
+        keep: write what was found out about the splits to the cache (`build` does).
+
+    Raises: PlanError where the blend cannot be had.
+    """
+    named = config.sources_of(split)
+    if not named:
+        raise PlanError(f"the config lists no sources for split {split!r}")
+    numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
+    parts = parts_of(config.cache, store, config.shares, keep=keep)
+    column = 0 if config.listed_by_split else SPLITS.index(split)
+    mine = parts[[numbers[name] for name in named], column]
+    sources, tokens = tuple(named.values()), [int(n) for n in mine["tokens"]]
+    if split == "train" or getattr(config, f"{split}_samples") is not None:
+        weights, num_samples = shares_of(config, split, sources, tokens)
+    else:
+        weights, num_samples = (), sum(_one_pass(config, tokens))
+        if num_samples == 0:
+            raise PlanError(
+                f"split {split!r} has no whole sample of {config.sequence_length} tokens ({sum(tokens):,} tokens in all): "
+                "give it a larger share in `split`"
+            )
+    cycles = [_cycles(config, part, weight) for part, weight in zip(mine, weights, strict=True)] if weights else []
+    ledger = Ledger(
+        run=config.run,
+        index=store.generation.digest,
+        blend=_describe(config, split, sources, weights, cycles),
+        ends=(num_samples,),
+    )
+    run = Run(config=config, split=split, store=store, sources=sources, parts=mine, weights=weights, ledger=ledger)
+    check_run(run)
+    return run
+
+
+def check_run(run: Run) -> None:
+    """Refuse totals that leave out a source or exceed its cap. Raises PlanError."""
+    if run.weights:
+        totals = np.sum(np.array(stage_totals(run.weights, run.ledger.ends), dtype=np.int64), axis=0).tolist()
+        check_totals(run.config, run.sources, run.weights, totals, run.tokens)
+
+
+def _one_pass(config: Config, tokens: Sequence[int]) -> list[int]:
+    extra = int(config.add_extra_token_to_sequence)
+    return [samples_in(n, config.sequence_length, extra) for n in tokens]
+
+
+def _cycles(config: Config, part: np.void, weight: Fraction) -> int:
+    """Over how many cycles a lane's run of the source is dealt, so that it spans whole blocks."""
+    mean_block_tokens = Fraction(int(part["tokens"]), max(1, int(part["stop_block"] - part["first_block"])))
+    return cycles_per_run(mean_block_tokens, weight, config.sequence_length, config.cycle)
+
+
+def _describe(
+    config: Config, split: str, sources: Sequence[Source], weights: Sequence[Fraction], cycles: Sequence[int]
+) -> dict[str, Any]:
+    """All that decides the order of the samples, besides the index and the stages."""
+    described: dict[str, Any] = {
+        "split": f"{split} of {','.join(map(str, config.shares))}",
+        "sequence_length": config.sequence_length,
+        "add_extra_token_to_sequence": config.add_extra_token_to_sequence,
+        "sources": [{"name": source.name, "append_eod": source.append_eod} for source in sources],
+    }
+    if weights:
+        described |= {"seed": config.seed, "order": config.order, "lanes": config.lanes, "cycle": config.cycle}
+        for source, weight, number in zip(described["sources"], weights, cycles, strict=True):
+            source |= {"share": str(weight), "cycles": number}
+    return described

@@ -1,0 +1,76 @@
+"""The dataset: sample number -> GPTDataset's dict. Map-style; the same on every rank, in every worker, after every restart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+import torch
+import torch.utils.data
+
+from megablend.errors import StateError
+from megablend.index.store import Pages
+from megablend.plan.run import Run
+from megablend.plan.state import State
+from megablend.reader.samples import Sample, read_sample
+from megablend.reader.tensors import sample_dict
+from megablend.reader.window import WINDOW_BYTES, Window
+
+
+class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
+    """One split of a run. Made by `megablend.open`.
+
+    Safe to share between threads, to pickle (spawned workers) and to fork; opens a file when one of its blocks is first read.
+    """
+
+    def __init__(self, run: Run, *, consumed_samples: int = 0, window_bytes: int = WINDOW_BYTES) -> None:
+        self.run = run
+        self.window = Window(run.store, window_bytes)
+        self.consumed_samples = 0
+        """Samples that training has used; where loaders begin. The dataset itself does not count."""
+        self._consume(consumed_samples)
+
+    def __len__(self) -> int:
+        return self.run.num_samples
+
+    def __getitem__(self, k: int | None) -> dict[str, Any]:
+        """Sample k; for None, sample 0 with a loss mask of zeros, to pad a batch (as GPTDataset does).
+
+        Raises: IndexError outside [0, len); MissingFileError, ChangedFileError, CorruptFileError from its files.
+        """
+        found = sample_dict(self.run.config, self.sample(0 if k is None else k))
+        if k is None:
+            found["loss_mask"].zero_()
+        return found
+
+    def sample(self, k: int) -> Sample:
+        """What sample k is made of: source, ordinal, blocks, tokens, document starts. Raises as indexing does."""
+        return read_sample(self.run, self.window, int(k))
+
+    def read_pages(self, block_ids: npt.ArrayLike) -> Pages:
+        """Tokens and document pieces of any blocks of the index. Raises IndexError, DataError."""
+        return self.run.store.read_pages(block_ids)
+
+    def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
+        """The state after so many samples (default: `self.consumed_samples`), as a JSON-able dict."""
+        ledger = self.run.ledger
+        return State(
+            run=ledger.run,
+            split=self.run.split,
+            index=ledger.index,
+            stages=tuple(zip(ledger.ends, ledger.digests, strict=True)),
+            consumed_samples=self.consumed_samples if consumed_samples is None else int(consumed_samples),
+        ).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken. Raises StateError where it was taken with another index or plan."""
+        taken, ledger = State.from_dict(state), self.run.ledger
+        stages = tuple(zip(ledger.ends, ledger.digests, strict=True))
+        taken.check(split=self.run.split, index=ledger.index, stages=stages)
+        self._consume(taken.consumed_samples)
+
+    def _consume(self, consumed_samples: int) -> None:
+        if not 0 <= consumed_samples <= len(self):
+            raise StateError(f"consumed_samples is {consumed_samples:,}; this run has 0 to {len(self):,} samples")
+        self.consumed_samples = consumed_samples

@@ -1,0 +1,83 @@
+"""Which samples make which batch, split over data-parallel ranks exactly as Megatron's pretraining sampler does.
+
+Source: Megatron-LM, MegatronPretrainingSampler: each micro step is micro_batch_size * data_parallel_size consecutive sample
+numbers, of which rank r takes the r-th run of micro_batch_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from megablend.errors import ConfigError
+from megablend.reader.dataset import Dataset
+
+
+class PretrainingSampler(Sampler[list[int]]):
+    """A stateful batch sampler: give it to a DataLoader as `batch_sampler`.
+
+    An iteration goes on from `consumed_samples`, which counts the samples of all ranks in the batches handed out. It ends with
+    the run; of validation and test, the next iteration begins again at 0.
+
+    Args:
+        dataset: made by `megablend.open`.
+        consumed_samples: where to begin; by default where the dataset's state says.
+        drop_last: leave out a last step of less than micro_batch_size * data_parallel_size samples.
+
+    Raises: ConfigError where sizes or rank are out of range; StateError where `consumed_samples` is.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        micro_batch_size: int,
+        data_parallel_rank: int = 0,
+        data_parallel_size: int = 1,
+        consumed_samples: int | None = None,
+        drop_last: bool = True,
+    ) -> None:
+        if micro_batch_size < 1 or data_parallel_size < 1:
+            found = f"micro_batch_size {micro_batch_size}, data_parallel_size {data_parallel_size}"
+            raise ConfigError(f"found {found}, expected 1 or more of both")
+        if not 0 <= data_parallel_rank < data_parallel_size:
+            raise ConfigError(f"found data_parallel_rank {data_parallel_rank}, expected 0 to {data_parallel_size - 1}")
+        self.dataset = dataset
+        self.micro_batch_size = micro_batch_size
+        self.data_parallel_rank = data_parallel_rank
+        self.step_samples = micro_batch_size * data_parallel_size
+        """Samples of one micro step, over all ranks."""
+        self.drop_last = drop_last
+        self.consumed_samples = dataset.consumed_samples
+        if consumed_samples is not None:
+            self.load_state_dict(dataset.state_dict(consumed_samples))
+
+    def __len__(self) -> int:
+        """Batches that are left."""
+        return self.steps_after(self.consumed_samples)
+
+    def steps_after(self, consumed_samples: int) -> int:
+        """Micro steps from a sample number to the run's end."""
+        left = len(self.dataset) - consumed_samples
+        return left // self.step_samples if self.drop_last else -(-left // self.step_samples)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if len(self) == 0 and self.dataset.run.split != "train":
+            self.consumed_samples = 0
+        start = self.consumed_samples
+        for _ in range(len(self)):
+            mine = start + self.data_parallel_rank * self.micro_batch_size
+            start = min(start + self.step_samples, len(self.dataset))
+            self.consumed_samples = start  # before the yield: the state of a batch in hand counts it
+            yield list(range(mine, min(mine + self.micro_batch_size, start)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the batches handed out so far."""
+        return self.dataset.state_dict(self.consumed_samples)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, with any number of ranks and any micro batch. Raises StateError."""
+        self.dataset.load_state_dict(state)
+        self.consumed_samples = self.dataset.consumed_samples

@@ -1,0 +1,53 @@
+"""The decoded blocks that a process keeps: those used last, within a number of bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from megablend.formats.base import DecodedBlock
+from megablend.index.store import BlockStore
+
+WINDOW_BYTES = 256 << 20
+"""Default bound of what a process keeps of decoded blocks; one block is always kept, however large."""
+
+
+class Window:
+    """Blocks by number, decoded once while they stay. Safe to share between threads, to pickle, and after a fork."""
+
+    def __init__(self, store: BlockStore, max_bytes: int = WINDOW_BYTES) -> None:
+        self.store = store
+        self.max_bytes = max_bytes
+        self._blocks: OrderedDict[int, DecodedBlock] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, ids: list[int]) -> list[DecodedBlock]:
+        """The blocks asked for, reading those that are not here. Raises as `BlockStore.read` does."""
+        with self._lock:
+            found = {i: self._blocks[i] for i in ids if i in self._blocks}
+            for i in found:
+                self._blocks.move_to_end(i)
+        missing = list(dict.fromkeys(i for i in ids if i not in found))
+        if missing:
+            read = dict(zip(missing, self.store.read(missing), strict=True))
+            found |= read
+            with self._lock:
+                for i, block in read.items():
+                    if i not in self._blocks:
+                        self._bytes += _bytes(block)
+                    self._blocks[i] = block
+                while self._bytes > self.max_bytes and len(self._blocks) > 1:
+                    self._bytes -= _bytes(self._blocks.popitem(last=False)[1])
+        return [found[i] for i in ids]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"store": self.store, "max_bytes": self.max_bytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def _bytes(block: DecodedBlock) -> int:
+    return block.tokens.nbytes + block.offsets.nbytes
