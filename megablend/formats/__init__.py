@@ -6,9 +6,10 @@ from megablend.errors import ConfigError
 from megablend.formats.arrow import ARROW
 from megablend.formats.base import Format
 from megablend.formats.megatron import MEGATRON
+from megablend.formats.parquet import PARQUET
 from megablend.storage import storage_for
 
-FORMATS: dict[str, Format] = {each.name: each for each in (ARROW, MEGATRON)}
+FORMATS: dict[str, Format] = {each.name: each for each in (PARQUET, ARROW, MEGATRON)}
 """Formats by name."""
 
 

@@ -1,0 +1,51 @@
+"""Parquet, by page: a block is a data page of the token column, read and decoded by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
+from megablend.formats.base import BlockReader, FileIndex, Format, OpenedFile
+from megablend.formats.parquet.footer import digest_of, read_footer_bytes
+from megablend.formats.parquet.index import index_file
+from megablend.formats.parquet.reader import ParquetReader
+from megablend.formats.parquet.schema import Column
+from megablend.formats.parquet.source import ByteSource
+from megablend.storage.base import Storage
+
+REMEDY = "build the index again, or bring the old file back"
+
+
+class ParquetFormat:
+    """Parquet files; see `Format`."""
+
+    name = "parquet"
+    suffixes: Sequence[str] = (".parquet", ".parq", ".pq")
+
+    def files(self, path: str) -> Sequence[str]:
+        """The file itself."""
+        return [path]
+
+    def index(self, path: str, column: str | None, *, storage: Storage, documents: bool, block_bytes: int) -> FileIndex:
+        """Find the pages of a file and count their tokens; pages are as large as their writer made them."""
+        return index_file(path, column, storage, documents=documents)
+
+    def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
+        """A reader of an indexed file, if its size and footer are still the same."""
+        source = ByteSource(path, storage, storage.stat(path).size)
+        if source.size != file.size:
+            raise ChangedFileError(path, f"it has {source.size} bytes, {file.size} when it was indexed; {REMEDY}")
+        try:
+            found = digest_of(read_footer_bytes(source))
+        except (CorruptFileError, UnsupportedFileError) as error:
+            raise ChangedFileError(
+                path, f"it changed since it was indexed: {error.problem}", offset=error.offset
+            ) from error
+        if found != file.structure:
+            raise ChangedFileError(
+                path, f"its footer's digest is {found}, {file.structure} when it was indexed; {REMEDY}"
+            )
+        return ParquetReader(source, Column.from_meta(file.meta))
+
+
+PARQUET: Format = ParquetFormat()

@@ -1,0 +1,108 @@
+"""Decompression of pages, checked: what comes out is exactly as long as the page header says, or it is an error.
+
+pyarrow's one-shot codecs do not tell when they wrote less than announced; the rest of the buffer would be whatever lay
+in memory before. So each codec is held to its length in a way of its own.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from megablend.formats.parquet.names import CodecId, name_of
+from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
+from megablend.kernels.lz4 import lz4_length
+
+
+def decompress(codec: int, data: memoryview, size: int) -> memoryview:
+    """`size` bytes out of `data`. Raises MalformedError, UnsupportedError (a codec that pyarrow does not have)."""
+    if codec not in CODECS:
+        raise UnsupportedError(f"codec {name_of(CodecId, codec)} cannot be read; write the file with zstd or lz4")
+    function, ratio = CODECS[codec]
+    if size > len(data) * ratio + SLACK_BYTES:
+        raise MalformedError(f"{len(data)} bytes of {name_of(CodecId, codec)} cannot hold the announced {size}")
+    try:
+        out = function(data, size)
+    except (pa.ArrowException, OSError, zlib.error) as error:
+        raise MalformedError(f"{name_of(CodecId, codec)} cannot be decompressed ({error})") from error
+    if len(out) != size:
+        raise MalformedError(f"it decompresses to {len(out)} bytes, its header says {size}")
+    return out
+
+
+def _uncompressed(data: memoryview, size: int) -> memoryview:
+    return data
+
+
+def _snappy(data: memoryview, size: int) -> memoryview:
+    length = 0  # a varint in front states it
+    for shift, byte in enumerate(data[:5]):
+        length |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            break
+    if length != size:
+        raise MalformedError(f"it decompresses to {length} bytes, its header says {size}")
+    return _one_shot("snappy", data, size)
+
+
+def _zstd(data: memoryview, size: int) -> memoryview:
+    return _one_shot("zstd", data, size)  # the one codec whose one-shot call refuses a shorter result
+
+
+def _gzip(data: memoryview, size: int) -> memoryview:
+    out = b""
+    rest = bytes(data)
+    while rest and len(out) <= size:  # members may follow each other
+        member = zlib.decompressobj(wbits=47)
+        out += member.decompress(rest, size + 1 - len(out))
+        if not member.eof:
+            break
+        rest = member.unused_data
+    return memoryview(out)
+
+
+def _brotli(data: memoryview, size: int) -> memoryview:
+    with pa.CompressedInputStream(pa.BufferReader(data), "brotli") as stream:
+        return memoryview(stream.read(size + 1))
+
+
+def _lz4_raw(data: memoryview, size: int) -> memoryview:
+    length = lz4_length(np.frombuffer(data, np.uint8))
+    if length != size:
+        raise MalformedError(f"it decompresses to {length} bytes, its header says {size}")
+    return _one_shot("lz4_raw", data, size)
+
+
+def _lz4_hadoop(data: memoryview, size: int) -> memoryview:
+    """Blocks with two big-endian lengths in front (decoded, stored). Early writers left the lengths out."""
+    parts, position = [], 0
+    while position + 8 <= len(data):
+        decoded = int.from_bytes(data[position : position + 4], "big")
+        stored = int.from_bytes(data[position + 4 : position + 8], "big")
+        position += 8 + stored
+        if position > len(data) or decoded > size:
+            break
+        parts.append((data[position - stored : position], decoded))
+    if position == len(data) and sum(decoded for _, decoded in parts) == size:
+        return memoryview(b"".join(_lz4_raw(block, decoded) for block, decoded in parts))
+    return _lz4_raw(data, size)
+
+
+def _one_shot(name: str, data: memoryview, size: int) -> memoryview:
+    return memoryview(pa.Codec(name).decompress(pa.py_buffer(data), size))  # codecs keep state: one a call
+
+
+SLACK_BYTES = 1 << 12
+CODECS: dict[int, tuple[Callable[[memoryview, int], memoryview], int]] = {
+    CodecId.UNCOMPRESSED: (_uncompressed, 1),
+    CodecId.SNAPPY: (_snappy, 64),
+    CodecId.GZIP: (_gzip, 1100),
+    CodecId.BROTLI: (_brotli, 1 << 20),
+    CodecId.LZ4_HADOOP: (_lz4_hadoop, 256),
+    CodecId.ZSTD: (_zstd, 1 << 16),
+    CodecId.LZ4_RAW: (_lz4_raw, 256),
+}
+"""Codec -> (function, how many times its input its output can be, generously: a lie claims no memory)."""

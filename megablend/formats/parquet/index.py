@@ -1,0 +1,81 @@
+"""A Parquet file's blocks: its data pages, chunk by chunk."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex
+from megablend.formats.parquet.chunk import ChunkPages, index_chunk
+from megablend.formats.parquet.count import close_documents
+from megablend.formats.parquet.footer import ColumnChunk, column_chunks, read_footer
+from megablend.formats.parquet.schema import Column, find_column
+from megablend.formats.parquet.source import ByteSource
+from megablend.formats.parquet.thrift import MalformedError
+from megablend.storage.base import Storage
+
+
+def index_file(path: str, column: str | None, storage: Storage, *, documents: bool) -> FileIndex:
+    """Find and count the pages of a file's token column.
+
+    Where tokens are known without a scan, but rows are not, and `documents` is false, rows and ends of all blocks are -1.
+
+    Raises: MissingFileError, CorruptFileError, UnsupportedFileError, ConfigError (no such column).
+    """
+    source = ByteSource(path, storage, storage.stat(path).size)
+    footer = read_footer(source)
+    with source.blamed(footer.offset, "the footer"):
+        leaf, num_leaves = find_column(footer.schema, column, path)
+        chunks = column_chunks(footer, leaf.ordinal, num_leaves)
+        for chunk in chunks:
+            _check_chunk(chunk, leaf)
+    parts = [index_chunk(source, chunk, leaf, limit=footer.offset, documents=documents) for chunk in chunks]
+    blocks = _block_table(parts)
+    return FileIndex(
+        rows=footer.num_rows,
+        tokens=int(blocks["tokens"].sum()),
+        token_dtype=leaf.dtype,
+        chunks=_chunk_table(chunks, parts),
+        blocks=blocks,
+        structure=footer.digest,
+        meta=leaf.to_meta(),
+        scanned_bytes=sum(part.scanned_bytes for part in parts),
+    )
+
+
+def _check_chunk(chunk: ColumnChunk, column: Column) -> None:
+    if chunk.physical != column.physical or chunk.path != column.path:
+        raise MalformedError(f"row group {chunk.row_group} has another column in place of {column.name!r}")
+    if column.max_rep == 0 and chunk.num_values != chunk.num_rows:
+        raise MalformedError(f"row group {chunk.row_group} has {chunk.num_values} values for {chunk.num_rows} rows")
+
+
+def _block_table(parts: list[ChunkPages]) -> Array:
+    pages = [part.pages for part in parts]
+    blocks = np.zeros(sum(map(len, pages)), BLOCK_DTYPE)
+    is_known = all((p["rows"] >= 0).all() for p in pages)
+    end = 0
+    for number, chunk_pages in enumerate(pages):
+        begin, end = end, end + len(chunk_pages)
+        part = blocks[begin:end]
+        part["chunk"] = number
+        for name in ("offset", "stored_bytes", "decoded_bytes", "tokens", "encoding"):
+            part[name] = chunk_pages[name]
+        if is_known:
+            part["rows"] = chunk_pages["rows"]
+            part["ends"], part["flags"] = close_documents(chunk_pages)
+        else:
+            part["rows"] = part["ends"] = -1
+    blocks["first_token"] = np.cumsum(blocks["tokens"]) - blocks["tokens"]
+    return blocks
+
+
+def _chunk_table(chunks: list[ColumnChunk], parts: list[ChunkPages]) -> Array:
+    table = np.zeros(len(chunks), CHUNK_DTYPE)
+    table["row_group"] = [chunk.row_group for chunk in chunks]
+    table["codec"] = [chunk.codec for chunk in chunks]
+    table["dictionary_offset"] = [part.dictionary[0] for part in parts]
+    table["dictionary_bytes"] = [part.dictionary[1] for part in parts]
+    rows = np.array([chunk.num_rows for chunk in chunks], np.int64)
+    tokens = np.array([part.pages["tokens"].sum() for part in parts], np.int64)
+    table["first_row"], table["first_token"] = np.cumsum(rows) - rows, np.cumsum(tokens) - tokens
+    return table

@@ -1,0 +1,204 @@
+"""From the schema to the one column that holds the tokens.
+
+Lists are three nested nodes in Parquet, `input_ids (LIST) / list (repeated) / element`. People name them by what they
+see in Arrow, `input_ids`; a column's `name` here leaves the two inner nodes out. All kinds of lists (also large and
+fixed-size ones) look alike in Parquet: what matters for reading is the two maximal levels alone.
+
+Source: parquet-format, LogicalTypes.md ("Lists", with its rules for old writers) and the Dremel paper's levels.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megablend.errors import ConfigError, UnsupportedFileError
+from megablend.formats.parquet.names import Physical, Repetition, name_of
+from megablend.formats.parquet.thrift import MalformedError, Struct
+
+CONVERTED_INTEGERS = {
+    11: "uint8",
+    12: "uint16",
+    13: "uint32",
+    14: "uint64",
+    15: "int8",
+    16: "int16",
+    17: "int32",
+    18: "int64",
+}
+CONVERTED_LIST = 3
+CONVERTED_MAPS = (1, 2)
+LOGICAL_MAP, LOGICAL_LIST, LOGICAL_INTEGER = 2, 3, 10
+TOKEN_DTYPES = ("int32", "int64", "uint16", "uint32", "int8", "int16", "uint8")
+MAX_LEVEL = 127
+"""Levels are kept in bytes; no sensible schema is deeper."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A leaf of the schema: where its chunks are, and how its levels read."""
+
+    name: str
+    """Dotted, the inner nodes of lists left out."""
+    path: tuple[str, ...]
+    """Names of all nodes."""
+    ordinal: int
+    """Number among the leaves: its chunk's place in each row group."""
+    physical: int
+    dtype: str
+    """numpy name of its values; "" where they are not integers that can be tokens."""
+    max_def: int
+    max_rep: int
+    slot_def: int
+    """Lowest definition level at which a level stands for an element (of a list, or a value of a flat column)."""
+    problem: str
+    """Why the column cannot hold tokens; "" where it can."""
+
+    def to_meta(self) -> dict[str, Any]:
+        """What a reader needs of the column, JSON-able."""
+        kept = ("name", "path", "ordinal", "physical", "dtype", "max_def", "max_rep", "slot_def")
+        return {key: list(self.path) if key == "path" else getattr(self, key) for key in kept}
+
+    @staticmethod
+    def from_meta(meta: dict[str, Any]) -> Column:
+        """The inverse of `to_meta`."""
+        return Column(**{**meta, "path": tuple(meta["path"])}, problem="")
+
+
+@dataclass(slots=True)
+class _Group:
+    """An inner node on the way from the root to the node at hand."""
+
+    name: str
+    children_left: int
+    path: tuple[str, ...]
+    names: tuple[str, ...]
+    max_def: int
+    max_rep: int
+    slot_def: int
+    in_map: bool
+    is_list: bool
+    holds_element: bool
+
+
+def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
+    """All columns of a schema (SchemaElements in depth-first order). Raises MalformedError."""
+    if not schema:
+        raise MalformedError("the schema is empty")
+    stack = [_Group("", schema[0].count(5, "num_children", 0), (), (), 0, 0, 0, False, False, False)]
+    ordinal = 0
+    for element in schema[1:]:
+        while stack and stack[-1].children_left == 0:
+            stack.pop()
+        if not stack:
+            raise MalformedError("the schema has more elements than its groups announce")
+        parent = stack[-1]
+        parent.children_left -= 1
+        node = _child(parent, element)
+        if node.max_def > MAX_LEVEL:
+            raise MalformedError(f"the schema is nested deeper than {MAX_LEVEL} levels")
+        if node.children_left:
+            stack.append(node)
+        else:
+            yield _column(node, element, ordinal)
+            ordinal += 1
+    if any(group.children_left for group in stack):
+        raise MalformedError("the schema ends before its groups are complete")
+
+
+def find_column(schema: Sequence[Struct], name: str | None, path: str) -> tuple[Column, int]:
+    """The column called `name`, or the only one that can hold tokens; and the number of leaves.
+
+    Raises: ConfigError (no such column, or several), UnsupportedFileError (not of integers), MalformedError.
+    """
+    columns = list(leaves(schema))
+    fit = [column for column in columns if not column.problem]
+    known = ", ".join(column.name for column in fit) or "none"
+    if name is None:
+        if len(fit) != 1:
+            raise ConfigError(f"{path}: name the token column by `column:`; columns of integers: {known}")
+        return fit[0], len(columns)
+    found = [column for column in columns if name in (column.name, ".".join(column.path))]
+    if not found:
+        close = difflib.get_close_matches(name, [column.name for column in fit or columns], n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(f"{path}: no column {name!r}; {hint}columns of integers: {known}")
+    if len(found) > 1:
+        raise ConfigError(f"{path}: {len(found)} columns are called {name!r}; rename one")
+    if found[0].problem:
+        raise UnsupportedFileError(path, f"column {name!r} {found[0].problem}; columns of integers: {known}")
+    return found[0], len(columns)
+
+
+def _child(parent: _Group, element: Struct) -> _Group:
+    name = element.text(4, "name of a schema element")
+    repetition = element.integer(3, "repetition_type", Repetition.REQUIRED)
+    if repetition not in Repetition._value2member_map_:
+        raise MalformedError(f"column {name!r} has repetition type {repetition}")
+    repeated = repetition == Repetition.REPEATED
+    num_children = element.count(5, "num_children", 0)
+    logical = element.struct(10, "logicalType") if 10 in element else Struct({})
+    converted = element.integer(6, "converted_type", -1)
+    inner = (parent.is_list and repeated) or parent.holds_element
+    max_def = parent.max_def + (repetition != Repetition.REQUIRED)
+    return _Group(
+        name=name,
+        children_left=num_children,
+        path=(*parent.path, name),
+        names=parent.names if inner else (*parent.names, name),
+        max_def=max_def,
+        max_rep=parent.max_rep + repeated,
+        slot_def=max_def if repeated else parent.slot_def,
+        in_map=parent.in_map or converted in CONVERTED_MAPS or LOGICAL_MAP in logical,
+        is_list=num_children > 0 and (converted == CONVERTED_LIST or LOGICAL_LIST in logical),
+        # Old writers have no third node: the repeated one is the element itself.
+        holds_element=parent.is_list
+        and repeated
+        and num_children == 1
+        and name not in ("array", f"{parent.name}_tuple"),
+    )
+
+
+def _column(node: _Group, element: Struct, ordinal: int) -> Column:
+    physical = element.integer(1, "type of a column")
+    dtype, kind = _dtype(physical, element)
+    if node.in_map:
+        problem = "lies in a map"
+    elif node.max_rep > 1:
+        problem = "is a list of lists"
+    else:
+        problem = "" if dtype else f"is of {kind}, not of integers ({', '.join(TOKEN_DTYPES)})"
+    return Column(
+        name=".".join(node.names),
+        path=node.path,
+        ordinal=ordinal,
+        physical=physical,
+        dtype=dtype,
+        max_def=node.max_def,
+        max_rep=node.max_rep,
+        slot_def=node.slot_def,
+        problem=problem,
+    )
+
+
+def _dtype(physical: int, element: Struct) -> tuple[str, str]:
+    """(numpy name of the tokens or "", what the column is, for messages)."""
+    kind = name_of(Physical, physical)
+    if physical not in (Physical.INT32, Physical.INT64):
+        return "", kind
+    plain = "int32" if physical == Physical.INT32 else "int64"
+    if 10 in element:
+        logical = element.struct(10, "logicalType")
+        if LOGICAL_INTEGER not in logical:
+            return "", f"{kind} with a logical type"
+        integer = logical.struct(LOGICAL_INTEGER, "IntType")
+        dtype = f"{'' if integer.boolean(2, 'isSigned', True) else 'u'}int{integer.integer(1, 'bitWidth')}"
+    elif 6 in element:
+        converted = element.integer(6, "converted_type")
+        dtype = CONVERTED_INTEGERS.get(converted, "")
+        kind = f"{kind} with converted type {converted}"
+    else:
+        dtype = plain
+    return (dtype, dtype) if dtype in TOKEN_DTYPES else ("", dtype or kind)

@@ -1,0 +1,41 @@
+"""One file's bytes: checked reads, and the place at which malformed bytes are blamed on the file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
+from megablend.storage.base import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class ByteSource:
+    """A file of known size within a storage."""
+
+    path: str
+    storage: Storage
+    size: int
+
+    def read(self, offset: int, size: int, what: str) -> bytes:
+        """Exactly `size` bytes from `offset`. Raises CorruptFileError where `what` does not lie within the file."""
+        if offset < 0 or size < 0 or offset + size > self.size:
+            problem = f"{what} should take {size} bytes, but the file has {self.size}; write it again or fetch it anew"
+            raise CorruptFileError(self.path, problem, offset=offset)
+        return self.storage.read(self.path, offset, size)
+
+    @contextlib.contextmanager
+    def blamed(self, offset: int, what: str) -> Iterator[None]:
+        """Turn what is found malformed or unsupported within into an error that names file, place and `what`."""
+        try:
+            yield
+        except MalformedError as error:
+            problem = f"{what} is damaged: {error}; write the file again or fetch it anew"
+            raise CorruptFileError(self.path, problem, offset=offset) from error
+        except MemoryError as error:
+            problem = f"{what} asks for more memory than there is: a damaged size, or a page far too large"
+            raise CorruptFileError(self.path, problem, offset=offset) from error
+        except UnsupportedError as error:
+            raise UnsupportedFileError(self.path, f"{what}: {error}", offset=offset) from error
