@@ -1,0 +1,103 @@
+"""The same documents, written in each format."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megablend.formats import format_of
+from megablend.formats.base import Array, BlockReader, FileIndex, OpenedFile
+from megablend.storage import storage_for
+
+Documents = Sequence[Sequence[int] | None]
+IDX_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
+BLOCK_BYTES = 256
+"""Of the tests' `.bin` files, so that a few documents make several blocks."""
+
+
+def write_arrow(path: Path, documents: Documents, *, codec: str | None = None, rows: int = 7) -> None:
+    table = pa.table({"text": ["x"] * len(documents), "ids": pa.array(documents, pa.list_(pa.int32()))})
+    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_table(table, max_chunksize=rows)
+
+
+def write_parquet(path: Path, documents: Documents, *, page_index: bool, version: str) -> None:
+    table = pa.table({"text": ["x"] * len(documents), "ids": pa.array(documents, pa.list_(pa.int32()))})
+    pq.write_table(
+        table,
+        path,
+        data_page_size=100,
+        data_page_version=version,
+        write_batch_size=5,
+        row_group_size=40,
+        use_dictionary=False,
+        write_page_index=page_index,
+        write_page_checksum=True,
+    )
+
+
+def write_megatron(path: Path, documents: Documents, *, dtype: str = "int32", modes: bool = False) -> None:
+    """A pair as Megatron's IndexedDatasetBuilder writes it, one sequence a document."""
+    lengths = np.array([len(document or []) for document in documents], "<i4")
+    sizes = lengths.astype("<i8") * np.dtype(dtype).itemsize
+    tokens = [token for document in documents for token in document or []]
+    path.with_suffix(".bin").write_bytes(np.array(tokens, np.dtype(dtype).newbyteorder("<")).tobytes())
+    path.with_suffix(".idx").write_bytes(
+        b"MMIDIDX\0\0"
+        + struct.pack("<QBQQ", 1, IDX_CODES[dtype], len(lengths), len(lengths) + 1)
+        + lengths.tobytes()
+        + (np.cumsum(sizes) - sizes).astype("<i8").tobytes()
+        + np.arange(len(lengths) + 1, dtype="<i8").tobytes()
+        + (bytes(len(lengths)) if modes else b"")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A way to write a file, and how its column is called."""
+
+    suffix: str
+    column: str | None
+    write: Callable[[Path, Documents], None]
+
+
+KINDS = {
+    "parquet": Kind(".parquet", "ids", lambda path, docs: write_parquet(path, docs, page_index=True, version="1.0")),
+    "parquet-v2-unindexed": Kind(
+        ".parquet", "ids", lambda path, docs: write_parquet(path, docs, page_index=False, version="2.0")
+    ),
+    "arrow": Kind(".arrow", "ids", write_arrow),
+    "arrow-lz4": Kind(".arrow", "ids", lambda path, docs: write_arrow(path, docs, codec="lz4")),
+    "megatron": Kind(".bin", None, write_megatron),
+}
+
+
+def index(path: Path, column: str | None, *, documents: bool = True) -> FileIndex:
+    storage = storage_for(str(path))
+    return format_of(str(path)).index(str(path), column, storage=storage, documents=documents, block_bytes=BLOCK_BYTES)
+
+
+def opened(path: Path, column: str | None, found: FileIndex, size: int | None = None) -> BlockReader:
+    """A reader, as the index would open it; `size` of the file when it was indexed, its present one if not given."""
+    storage = storage_for(str(path))
+    file = OpenedFile(
+        size=storage.stat(str(path)).size if size is None else size,
+        token_dtype=found.token_dtype,
+        structure=found.structure,
+        meta=found.meta,
+    )
+    return format_of(str(path)).open(str(path), column, file, storage=storage)
+
+
+def pieces(reader: BlockReader, blocks: Array, chunks: Array) -> list[list[list[int]]]:
+    """The pieces of each block, as lists."""
+    return [
+        [piece.tolist() for piece in np.split(block.tokens, block.offsets[1:-1])] if len(block.offsets) > 1 else []
+        for block in reader.read(blocks, chunks)
+    ]
