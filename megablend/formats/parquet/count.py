@@ -83,7 +83,8 @@ def close_documents(pages: Pages) -> tuple[Counts, npt.NDArray[np.uint8]]:
     Returns: documents with tokens that end in each page, int64 [num_pages]; flags of BLOCK_DTYPE, uint8 [num_pages].
     """
     ends, flags = np.zeros(len(pages), np.int64), np.zeros(len(pages), np.uint8)
-    closing = np.append(~pages["continues"][1:], True)
+    closing = np.ones(len(pages), bool)
+    closing[:-1] = ~pages["continues"][1:]
     fields = [pages[name].tolist() for name in ("continues", "rows", "head", "inner", "tail")]
     carried = 0  # tokens, in earlier pages, of the row that is open at the page's beginning
     for i, (continues, rows, head, inner, tail, closes) in enumerate(zip(*fields, closing.tolist(), strict=True)):
