@@ -1,0 +1,241 @@
+import io
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from writers import index, opened, pieces
+
+from megablend.errors import ConfigError, CorruptFileError, UnsupportedFileError
+from megablend.formats.arrow import buffers
+from megablend.formats.arrow.buffers import decompress
+from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
+from megablend.formats.arrow.message import BatchError
+
+ROWS = [[1, 2], None, [3, None], [], [7, 8], [9, None], [], [6]]
+
+
+def write(path: Path, table: pa.Table, *, rows: int = 3, codec: str | None = None) -> Path:
+    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+def read(path: Path, column: str | None = "ids") -> list[list[int]]:
+    """All documents; Arrow's blocks hold whole ones."""
+    found = index(path, column)
+    blocks = pieces(opened(path, column, found), found.blocks, found.chunks)
+    assert [len(block) for block in blocks] == found.blocks["rows"].tolist()
+    assert [sum(map(len, block)) for block in blocks] == found.blocks["tokens"].tolist()
+    assert [sum(map(bool, block)) for block in blocks] == found.blocks["ends"].tolist()
+    return [piece for block in blocks for piece in block]
+
+
+def expected(values: list[Any]) -> list[list[int]]:
+    """What a column's python values mean: the non-null elements of each row."""
+    rows = [value if isinstance(value, list) else [value] for value in values]
+    return [[element for element in row if element is not None] for row in rows]
+
+
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
+@pytest.mark.parametrize("element", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"])
+def test_integer_types(tmp_path: Path, element: str, codec: str | None) -> None:
+    limits = np.iinfo(element)
+    values = [[0, limits.max], [limits.min, None], None, []]
+    path = write(
+        tmp_path / "x.arrow", pa.table({"ids": pa.array(values, pa.list_(pa.type_for_alias(element)))}), codec=codec
+    )
+    assert read(path) == expected(values)
+    assert index(path, "ids").token_dtype == element
+
+
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.list_(pa.int32()), ROWS),
+        (pa.large_list(pa.int32()), ROWS),
+        (pa.list_(pa.int32(), 2), [[1, 2], None, [3, None], [None, None], [5, 6], [7, 8], None]),
+        (pa.int32(), [1, None, 3, 4, None, None, None, 5]),
+        (pa.list_(pa.int32()), [[1], [2, 3]]),
+        (pa.int32(), [1, 2, 3, 4]),
+        (pa.list_(pa.int32()), []),
+    ],
+    ids=str,
+)
+def test_layouts_beside_and_inside_other_columns(
+    tmp_path: Path, kind: Any, values: list[Any], codec: str | None
+) -> None:
+    num_rows = len(values)
+    ids = pa.array(values, kind)
+    texts = ["x" * (i * 9) for i in range(num_rows)]
+    mask = [i % 4 == 2 for i in range(num_rows)]
+    table = pa.table(
+        {
+            "view": pa.array(texts, pa.string_view()),
+            "text": texts,
+            "binary": pa.array([text.encode() for text in texts], pa.large_binary()),
+            "fixed": pa.array([b"abc"] * num_rows, pa.binary(3)),
+            "nothing": pa.nulls(num_rows),
+            "flag": [True] * num_rows,
+            "price": pa.array([None] * num_rows, pa.decimal128(9, 2)),
+            "map": pa.array([{"k": 1}] * num_rows, pa.map_(pa.string(), pa.int8())),
+            "word": pa.array(texts).dictionary_encode(),
+            "deep": pa.array([[[1.5]]] * num_rows, pa.list_(pa.list_(pa.float32(), 1))),
+            "record": pa.StructArray.from_arrays(
+                [pa.array(texts, pa.string_view()), ids], ["view", "ids"], mask=pa.array(mask, pa.bool_())
+            ),
+            "ids": ids,
+            "last": texts,
+        }
+    )
+    path = write(tmp_path / "x.arrow", table, codec=codec)
+    assert read(path) == expected(values)
+    inside = [None if mask[i] else value for i, value in enumerate(values)]
+    assert read(path, "record.ids") == expected(inside)
+
+
+def test_null_rows_may_have_slots(tmp_path: Path) -> None:
+    ids = pa.ListArray.from_arrays(pa.array([0, 2, 3, 5], pa.int32()), pa.array([1, 2, 3, 4, 5], pa.int32()))
+    valid = pa.py_buffer(b"\x05")
+    ids = pa.ListArray.from_buffers(ids.type, 3, [valid, ids.buffers()[1]], null_count=1, children=[ids.values])
+    assert read(write(tmp_path / "x.arrow", pa.table({"ids": ids}))) == [[1, 2], [], [4, 5]]
+
+
+def test_slices(tmp_path: Path) -> None:
+    table = pa.table({"ids": pa.array(ROWS, pa.list_(pa.int32()))}).slice(2, 5)
+    assert read(write(tmp_path / "x.arrow", table, rows=2)) == expected(ROWS[2:7])
+
+
+def test_an_extension_type_is_read_as_it_is_stored(tmp_path: Path) -> None:
+    kind = pa.fixed_shape_tensor(pa.int32(), (2,))
+    ids = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)))
+    assert read(write(tmp_path / "x.arrow", pa.table({"ids": ids}))) == [[1, 2], [3, 4]]
+
+
+def test_only_the_column_is_read(tmp_path: Path) -> None:
+    table = pa.table({"text": ["x" * 10_000] * 4, "ids": pa.array([[1, 2]] * 4, pa.list_(pa.int32()))})
+    found = index(write(tmp_path / "x.arrow", table, rows=2), "ids")
+    assert found.scanned_bytes == 2 * 3 * 4  # the offsets of two batches
+    assert found.blocks["stored_bytes"].max() < 1000
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (pa.float32(), [1.0], "column 'ids' is of float, not of integers"),
+        (pa.list_(pa.string()), [["a"]], r"is of list<item: string>, not of integers"),
+        (pa.list_(pa.list_(pa.int32())), [[[1]]], "is of list<item: list<.*, not of integers"),
+        (pa.uint64(), [1], "is of uint64, not of integers of at most 64 bits"),
+        (pa.dictionary(pa.int32(), pa.int32()), [1], "is dictionary-encoded; write it plain"),
+        (pa.list_(pa.dictionary(pa.int8(), pa.int32())), [[1]], "is dictionary-encoded; write it plain"),
+        (pa.list_(pa.int32(), 0), [[]], "holds lists of no elements"),
+    ],
+    ids=str,
+)
+def test_columns_that_hold_no_tokens(tmp_path: Path, kind: Any, values: list[Any], message: str) -> None:
+    path = write(tmp_path / "x.arrow", pa.table({"ids": pa.array(values, kind)}))
+    with pytest.raises(UnsupportedFileError, match=message):
+        index(path, "ids")
+
+
+def test_columns_of_unknown_layout_are_named(tmp_path: Path) -> None:
+    views = pa.ListViewArray.from_arrays([0], [1], pa.array([1]))
+    path = write(tmp_path / "x.arrow", pa.table({"odd": views, "ids": [1]}))
+    with pytest.raises(UnsupportedFileError, match=r"column odd is list_view<.*write the file without it"):
+        index(path, "ids")
+
+
+def test_the_column_must_be_clear(tmp_path: Path) -> None:
+    table = pa.table({"a": [[1]], "b": [1], "record": [{"input_ids": [1]}]})
+    path = write(tmp_path / "x.arrow", table)
+    with pytest.raises(
+        ConfigError, match=r"name the token column by `column:`; columns of integers: a, b, record\.input_ids"
+    ):
+        index(path, None)
+    with pytest.raises(ConfigError, match=r"no column 'record.input_id'; did you mean 'record.input_ids'"):
+        index(path, "record.input_id")
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
+    with pytest.raises(UnsupportedFileError, match="has two columns a; rename one"):
+        index(write(tmp_path / "y.arrow", twice), "a")
+
+
+def test_streams_and_old_feather_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    table = pa.table({"ids": [[1]]})
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(UnsupportedFileError, match=r"is an Arrow stream.*rewrite it as a file: pyarrow\.ipc\.new_file"):
+        index(path, "ids")
+    path.write_bytes(b"FEA1" + bytes(40) + b"FEA1")
+    with pytest.raises(UnsupportedFileError, match=r"is Feather V1; rewrite it"):
+        index(path, "ids")
+
+
+def test_damaged_ends(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.arrow", pa.table({"ids": [[1]]}))
+    whole = path.read_bytes()
+    footer = len(whole) - 10 - int.from_bytes(whole[-10:-6], "little")
+    for damaged, message in (
+        (b"", "0 bytes are too few"),
+        (b"PAR1" + whole[4:], "at byte 0: begins with b'PAR1"),
+        (whole[:-1] + b"2", r"ends with b'ARROW2', not with b'ARROW1': truncated"),
+        (whole[:-10] + struct.pack("<i", -5) + whole[-6:], "says that its footer has -5 bytes"),
+        (whole[:-10] + struct.pack("<i", 1 << 30) + whole[-6:], "says that its footer has 1073741824 bytes"),
+        (whole[:footer] + b"\xff" * 8 + whole[footer + 8 :], f"at byte {footer}: footer: an offset leads to byte"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptFileError, match=message):
+            index(path, "ids")
+
+
+def test_a_large_batch_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "x.arrow", pa.table({"ids": [list(range(1000))]}))
+    monkeypatch.setattr("megablend.formats.arrow.reader.MAX_BYTES", 5000)
+    with pytest.raises(
+        UnsupportedFileError, match=r"1 rows has .* more than 5000; write smaller batches \(max_chunksize"
+    ):
+        index(path, "ids")
+
+
+def test_compressed_buffers_must_have_the_size_they_claim() -> None:
+    for codec in ("lz4", "zstd"):
+        packed = pa.Codec(codec).compress(b"x" * 100, asbytes=True)
+        assert bytes(decompress(struct.pack("<q", 100) + packed, codec)) == b"x" * 100
+        for claim, message in (
+            (99, "decompresses to more"),
+            (101, "decompresses to 100"),
+            (-2, "says that it holds -2"),
+        ):
+            with pytest.raises(BatchError, match=message):
+                decompress(struct.pack("<q", claim) + packed, codec)
+        with pytest.raises(BatchError, match=codec):
+            decompress(struct.pack("<q", 100) + b"junk" * 20, codec)
+    assert bytes(decompress(b"\xff" * 8 + b"as it is", "lz4")) == b"as it is"
+    with pytest.raises(BatchError, match="of 3 bytes lacks its size"):
+        decompress(b"abc", "lz4")
+    with pytest.raises(BatchError, match=f"holds {buffers.MAX_BYTES + 1} bytes"):
+        decompress(struct.pack("<q", buffers.MAX_BYTES + 1), "zstd")
+
+
+def test_flatbuffer_tables_are_checked() -> None:
+    sink = io.BytesIO()
+    table = pa.table({"ids": [[1]]})
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    data = sink.getvalue()
+    footer = data[-10 - int.from_bytes(data[-10:-6], "little") : -10]
+    assert Table.root(footer).scalar(0, "<h", 0) == 4
+    assert Table.root(footer).scalar(99, "<h", 7) == 7
+    assert Table.root(footer).table(99) is None
+    assert len(Table.root(footer).vector(99, "<i8")) == 0
+    for size in range(len(footer) - 1):
+        cut = footer[:size]
+        try:
+            root = Table.root(cut)
+            root.vector(3, "V24")
+            root.table(1)
+        except FlatbufferError:
+            continue

@@ -1,0 +1,147 @@
+import itertools
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from writers import index, opened, pieces, write_megatron
+
+from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.formats import format_of
+from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts
+from megablend.storage import storage_for
+
+DOCUMENTS = [[1, 2, 3], [], [4], list(range(100)), [], [], [7, 8]]
+
+
+def field(path: Path, offset: int, value: bytes) -> None:
+    """Overwrite bytes of an `.idx`."""
+    with open(path.with_suffix(".idx"), "r+b") as file:
+        file.seek(offset)
+        file.write(value)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "x.bin"
+    write_megatron(path, DOCUMENTS)
+    return path
+
+
+def test_megatron_reads_the_same(path: Path) -> None:
+    found = index(path, None)
+    ours = [piece for block in pieces(opened(path, None, found), found.blocks, found.chunks) for piece in block]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates parts that its import here uses
+        from megatron.core.datasets.indexed_dataset import IndexedDataset
+    theirs = IndexedDataset(str(path)[:-4])
+    assert ours == [sequence.tolist() for sequence in theirs]
+    assert found.scanned_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "int32", "int64"])
+def test_integer_dtypes(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "x.bin"
+    documents = [[0, np.iinfo(dtype).max], [np.iinfo(dtype).min]]
+    write_megatron(path, documents, dtype=dtype)
+    found = index(path, None)
+    assert found.token_dtype == dtype
+    assert pieces(opened(path, None, found), found.blocks, found.chunks) == [documents]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_float_tokens_are_refused(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "x.bin"
+    write_megatron(path, DOCUMENTS, dtype=dtype)
+    with pytest.raises(UnsupportedFileError, match=rf"x\.idx at byte 17: holds {dtype} values; tokens are integers"):
+        index(path, None)
+
+
+def test_prefix_bin_and_idx_name_the_same_pair(path: Path) -> None:
+    prefix = str(path)[:-4]
+    tables = []
+    for name in (prefix, f"{prefix}.bin", f"{prefix}.idx"):
+        each = format_of(name)
+        assert each.files(name) == [f"{prefix}.bin", f"{prefix}.idx"]
+        found = each.index(name, None, storage=storage_for(name), documents=True, block_bytes=64)
+        tables.append(found.blocks.tobytes())
+    assert tables[0] == tables[1] == tables[2]
+
+
+def test_modes_of_multimodal_files_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    write_megatron(path, DOCUMENTS, modes=True)
+    found = index(path, None)
+    read = pieces(opened(path, None, found), found.blocks, found.chunks)
+    assert list(itertools.chain.from_iterable(read)) == DOCUMENTS
+
+
+def test_pointers_out_of_order_begin_new_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    write_megatron(path, [[1, 2], [3], [4, 5]])
+    field(path, HEADER_BYTES + 4 * 3, struct.pack("<3q", 12, 8, 0))
+    found = index(path, None)
+    assert pieces(opened(path, None, found), found.blocks, found.chunks) == [[[4, 5]], [[3]], [[1, 2]]]
+    assert found.blocks["offset"].tolist() == [12, 8, 0]
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "message"),
+    [
+        (0, b"MMIDIDY", r"at byte 0: begins with .*no \.idx file"),
+        (0, b"TNTIDX\0\0", r"legacy format; make it anew"),
+        (9, struct.pack("<Q", 2), "at byte 9: has version 2"),
+        (17, b"\x0b", "at byte 17: dtype code 11 is unknown"),
+        (18, struct.pack("<Q", 8), "at byte 18: has .* bytes where 8 sequences and 8 document boundaries take"),
+        (18, b"\xff" * 8, "at byte 18: has .* bytes where 18446744073709551615 sequences"),
+        (26, struct.pack("<Q", 7), "at byte 18: has .* bytes where 7 sequences and 7 document boundaries"),
+        (HEADER_BYTES + 4 * 3, struct.pack("<i", -1), r"sequence 3 \(-1 tokens .* does not lie in the \.bin"),
+        (HEADER_BYTES + 4 * 3, struct.pack("<i", 1 << 30), r"sequence 3 .* does not lie in the \.bin"),
+        (HEADER_BYTES + 4 * 7, struct.pack("<q", -4), r"sequence 0 .* does not lie in the \.bin"),
+        (HEADER_BYTES + 4 * 7 + 8 * 6, struct.pack("<q", 1 << 62), r"sequence 6 .* belongs to another pair"),
+        (HEADER_BYTES + 12 * 7, struct.pack("<q", 1), "document boundaries do not rise from 0 to 7"),
+        (HEADER_BYTES + 12 * 7 + 8 * 7, struct.pack("<q", 6), "document boundaries do not rise"),
+        (HEADER_BYTES + 12 * 7 + 8 * 3, struct.pack("<q", 0), "document boundaries do not rise"),
+    ],
+)
+def test_damaged_headers(path: Path, offset: int, value: bytes, message: str) -> None:
+    field(path, offset, value)
+    with pytest.raises((CorruptFileError, UnsupportedFileError), match=message) as raised:
+        index(path, None)
+    assert raised.value.path == str(path.with_suffix(".idx"))
+
+
+def test_an_idx_that_changes_under_its_reader(path: Path) -> None:
+    found = index(path, None)
+    reader = opened(path, None, found)
+    field(path, HEADER_BYTES, struct.pack("<i", 2))
+    with pytest.raises(CorruptFileError, match=r"where .* has .* and 10[0-9]; verify the cache, or build again"):
+        reader.read(found.blocks, found.chunks)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 40), max_size=40),
+    block_bytes=st.integers(1, 300),
+    jumps=st.sets(st.integers(0, 39)),
+)
+def test_blocks_are_neighbouring_whole_sequences(lengths: list[int], block_bytes: int, jumps: set[int]) -> None:
+    pointers, place = [], 0
+    for i, length in enumerate(lengths):
+        place += 1000 if i in jumps else 0
+        pointers.append(place)
+        place += 2 * length
+    sequences = Sequences(
+        token_dtype="uint16", lengths=np.array(lengths, np.int32), pointers=np.array(pointers, np.int64)
+    )
+    starts = block_starts(sequences, block_bytes).tolist()
+    assert starts[0] == 0
+    assert starts[-1] == len(lengths)
+    for first, last in itertools.pairwise(starts):
+        assert first < last
+        for i in range(first + 1, last):
+            assert pointers[i] == pointers[i - 1] + 2 * lengths[i - 1]
+            assert pointers[i] - pointers[first] < block_bytes
