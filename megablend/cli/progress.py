@@ -58,5 +58,6 @@ class _Lines:
         if time.monotonic() < self._next and progress.files < progress.num_files:
             return
         self._next = time.monotonic() + LOG_SECONDS
-        done = f"{progress.files} of {progress.num_files} files, {progress.bytes / 1e6:,.0f} of {progress.num_bytes / 1e6:,.0f} MB"
-        print(f"megablend: indexed {done}", file=self.stream, flush=True)
+        files = f"{progress.files:,} of {progress.num_files:,} files"
+        megabytes = f"{progress.bytes / 1e6:,.0f} of {progress.num_bytes / 1e6:,.0f} MB"
+        print(f"megablend: indexed {files}, {megabytes}", file=self.stream, flush=True)

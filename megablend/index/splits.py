@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,7 @@ def cut(store: BlockStore, source: int, shares: Sequence[Fraction]) -> npt.NDArr
     documents = [round(share * entry.rows) for share in running]
     borders = [_border(store, source, document) for document in documents]
     parts = np.zeros(len(shares), PART_DTYPE)
-    for i, ((block, skip), (stop, keep)) in enumerate(zip(borders, borders[1:], strict=False)):
+    for i, ((block, skip), (stop, keep)) in enumerate(pairwise(borders)):
         tokens = (
             _tokens_before(store.generation, stop, eod) + keep - _tokens_before(store.generation, block, eod) - skip
         )

@@ -1,0 +1,159 @@
+"""The config: what is taken, and a one-line complaint for everything else."""
+
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megablend.config import load_config
+from megablend.errors import ConfigError
+
+YAML = """\
+cache: cache
+run: demo
+sequence_length: 2048
+seed: 1234
+samples: 9000              # of train
+split: 95,5,0
+order: page
+lanes: 8
+cycle: 64
+sources:
+  - {name: stdlib, path: data/stdlib/*.parquet, column: input_ids, weight: 0.5, append_eod: 0}
+  - {name: docs, path: data/docs_text_document, weight: 0.3, max_epochs: 4}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "demo.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_shape_that_is_documented(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, YAML))
+    assert config.cache == str(tmp_path / "cache")
+    assert config.shares == (Fraction(19, 20), Fraction(1, 20), 0)
+    stdlib, docs = config.sources["train"]
+    assert stdlib.path == (str(tmp_path / "data/stdlib/*.parquet"),)
+    assert (stdlib.weight, docs.weight, docs.max_epochs) == (Fraction(1, 2), Fraction(3, 10), 4)
+    assert (stdlib.append_eod, docs.append_eod) == (0, None)
+
+
+def test_json_and_a_dict_are_the_same_config(tmp_path: Path) -> None:
+    data: dict[str, Any] = {
+        "cache": "c",
+        "sequence_length": 8,
+        "samples": 5,
+        "sources": [{"name": "a", "path": "/data/a.arrow"}],
+    }
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(data))
+    from_dict = load_config(data)
+    assert from_dict.cache == str(Path.cwd() / "c")
+    assert load_config(path) == from_dict.model_copy(update={"cache": str(tmp_path / "c")})
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("0.1", Fraction(1, 10)), ("1e-9", Fraction(1, 10**9)), ("1.0e-9", Fraction(1, 10**9)), ("3", Fraction(3)), ("1_000", 1000)],
+)
+def test_numbers_are_kept_as_written(tmp_path: Path, written: str, value: Fraction) -> None:
+    config = load_config(write(tmp_path, YAML.replace("weight: 0.5", f"weight: {written}")))
+    assert config.sources["train"][0].weight == value
+
+
+def test_counts_may_be_written_short(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, YAML.replace("samples: 9000", "tokens: 1e12"))).tokens == 10**12
+
+
+def test_a_list_for_each_split(tmp_path: Path) -> None:
+    text = YAML[: YAML.index("split")] + "sources:\n  train: [{name: web, path: a.arrow}]\n  valid: [{name: web, path: b.arrow}]\n"
+    config = load_config(write(tmp_path, text))
+    assert list(config.all_sources) == ["train/web", "valid/web"]
+    assert list(config.sources_of("test")) == []
+
+
+BAD = [
+    # (replaced, by, line, key, what the complaint says)
+    ("weight: 0.5", "wieght: 0.5", 11, "sources[0].wieght", "unknown key; did you mean 'weight'?"),
+    ("seed: 1234", "sed: 1234", 4, "sed", "unknown key; did you mean 'seed'?"),
+    ("seed: 1234", "seed: many", 4, "seed", "found 'many'"),
+    ("weight: 0.5", "weight: -1", 11, "sources[0].weight", "found -1, expected 0 or more"),
+    ("weight: 0.5", "weight: .nan", 11, "sources[0].weight", "found nan, expected a finite number"),
+    ("weight: 0.5", "weight: .inf", 11, "sources[0].weight", "found inf, expected a finite number"),
+    ("weight: 0.5", "weight: half", 11, "sources[0].weight", "found 'half', expected a finite number"),
+    ("weight: 0.5", "weight: true", 11, "sources[0].weight", "found True, expected a finite number"),
+    ("weight: 0.5", "tokens: 1e9", 10, "sources", "mixed units ('stdlib' tokens, 'docs' weight)"),
+    ("weight: 0.5", "weight: 0.5, tokens: 5", 11, "sources[0]", "source 'stdlib' has weight and tokens"),
+    ("weight: 0.5, ", "", 10, "sources", "'stdlib' has no share; expected one of weight, tokens, samples, epochs"),
+    ("weight: 0.5", "weight: 0.5, weight: 2", 11, "weight", "given twice; keep one"),
+    ("max_epochs: 4", "max_epochs: 0", 12, "sources[1].max_epochs", "found 0, expected more than 0"),
+    ("append_eod: 0", "append_eod: -1", 11, "sources[0].append_eod", "found -1, expected a token id"),
+    ("name: docs", "name: stdlib", 10, "sources", "two sources of train are named 'stdlib'"),
+    ("samples: 9000", "samples: 9000\ntokens: 5", 6, "tokens", "given by samples already"),
+    ("samples: 9000", "samples: 0", 5, "samples", "found 0, expected more than 0"),
+    ("samples: 9000", "samples: 1.5", 5, "samples", "found 1.5, expected a whole number"),
+    ("order: page", "order: pgae", 7, "order", "found 'pgae', expected 'page' or 'sequential'; did you mean 'page'?"),
+    ("split: 95,5,0", "split: 95,x", 6, "split", "found 'x', expected a finite number"),
+    ("split: 95,5,0", "split: 0,0,0", 6, "split", "not all 0"),
+    ("split: 95,5,0", "split: 1,2,3,4", 6, "split", "up to three numbers"),
+    ("lanes: 8", "lanes: 0", 8, "lanes", "greater than or equal to 1"),
+    ("cache: cache", "cache: s3://bucket/c", 1, "cache", "object stores come in a later release"),
+    ("data/docs_text", "s3://bucket/docs", 12, "sources[1].path", "object stores come in a later release"),
+    ("run: demo", "run: ../demo", 2, "run", "found '../demo'"),
+    ("seed: 1234", "eod_mask_loss: true", None, "eod_token", "do not agree on append_eod"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line", "key", "says"), BAD, ids=[f"{key}:{new[:20]}" for _, new, _, key, _ in BAD])
+def test_complaints_are_one_line_with_the_place(
+    tmp_path: Path, old: str, new: str, line: int | None, key: str, says: str
+) -> None:
+    path = write(tmp_path, YAML.replace(old, new, 1))
+    place = f"{path}:{line}: {key}: " if line else f"{path}: {key}: "
+    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(place)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_weights_zero(tmp_path: Path) -> None:
+    path = write(tmp_path, YAML.replace("weight: 0.5", "weight: 0").replace("weight: 0.3", "weight: 0.0"))
+    with pytest.raises(ConfigError, match="sources: every weight of train is 0; expected at least one above 0"):
+        load_config(path)
+
+
+def test_weights_without_a_length(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="weights are shares and say no length; add samples, tokens or epochs"):
+        load_config(write(tmp_path, YAML.replace("samples: 9000", "")))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "found NoneType, expected keys"),
+        ("- a", "found list, expected keys"),
+        ("a: [", "not valid YAML"),
+        ("a: b: c", "2?1: not valid YAML"),
+        ("sources: {}\ncache: c\nsequence_length: 5", "found none for train"),
+    ],
+)
+def test_what_is_no_config(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(write(tmp_path, text))
+
+
+def test_a_config_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere.yaml: cannot read the config: No such file"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_binary_config(tmp_path: Path) -> None:
+    path = tmp_path / "demo.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
+        load_config(path)

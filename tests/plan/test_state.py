@@ -1,0 +1,56 @@
+"""The state: small, plain, and refused where it is of another run."""
+
+import json
+from typing import Any
+
+import pytest
+
+from megablend.errors import StateError
+from megablend.plan.state import State
+
+STATE = State(run="demo", split="train", index="a" * 32, stages=((100, "b" * 32), (200, "c" * 32)), consumed_samples=150)
+
+
+def test_round_trip_under_a_kilobyte() -> None:
+    text = json.dumps(STATE.to_dict())
+    assert State.from_dict(json.loads(text)) == STATE
+    assert len(text) < 1000
+    longer = State(run="demo", split="train", index="a" * 32, stages=((10**13, "b" * 32),) * 2, consumed_samples=0)
+    longest = State(run="demo", split="train", index="a" * 32, stages=((10**13, "b" * 32),) * 102, consumed_samples=0)
+    assert len(json.dumps(longest.to_dict())) - len(json.dumps(longer.to_dict())) <= 60 * 100
+
+
+def test_stages_appended_since_are_fine() -> None:
+    STATE.check(split="train", index="a" * 32, stages=[*STATE.stages, (300, "d" * 32)])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"split": "valid"}, "of split 'train', this dataset is of 'valid'"),
+        ({"index": "e" * 32}, f"taken with {'a' * 32}, this dataset reads {'e' * 32}; open the state's own with megablend.open"),
+        ({"stages": ((100, "b" * 32), (200, "d" * 32))}, f"taken with {'c' * 32}, this dataset has {'d' * 32}"),
+        ({"stages": ((100, "b" * 32),)}, f"taken with {'c' * 32}, this dataset has {'b' * 32}"),
+    ],
+)
+def test_another_run_is_refused_with_both_digests(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(StateError, match=says):
+        STATE.check(**({"split": "train", "index": "a" * 32, "stages": STATE.stages} | change))
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({}, "not a megablend state"),
+        ({"epoch": 3}, "not a megablend state"),
+        (STATE.to_dict() | {"version": 2}, "found state version 2, expected 1"),
+        ({k: v for k, v in STATE.to_dict().items() if k != "stages"}, "KeyError 'stages'"),
+        (STATE.to_dict() | {"stages": []}, "its stages do not end with its plan"),
+        (STATE.to_dict() | {"plan": "0" * 32}, "its stages do not end with its plan"),
+        (STATE.to_dict() | {"consumed_samples": -1}, "consumed less than 0"),
+        (STATE.to_dict() | {"consumed_samples": "many"}, "ValueError"),
+    ],
+)
+def test_what_is_no_state_is_refused(state: dict[str, Any], says: str) -> None:
+    with pytest.raises(StateError, match=says):
+        State.from_dict(state)

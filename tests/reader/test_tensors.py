@@ -1,0 +1,88 @@
+"""The dict of a sample equals what the installed megatron-core makes of the same tokens."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
+
+from megablend.config import load_config
+from megablend.reader.samples import Sample
+from megablend.reader.tensors import sample_dict
+
+LENGTH = 12
+
+
+def config(**flags: Any) -> Any:
+    source = {"name": "a", "path": "/a.arrow"}
+    return load_config({"cache": "/c", "sequence_length": LENGTH, "samples": 1, "eod_token": 0, "sources": [source], **flags})
+
+
+def sample(tokens: list[int], starts: list[int] | None = None) -> Sample:
+    return Sample(3, 0, (), np.array(tokens, np.int64), np.array(starts or [0], np.int64))
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=LENGTH + 1, max_size=LENGTH + 1), st.lists(st.booleans(), min_size=4, max_size=4))
+def test_masks_and_positions_are_megatrons(tokens: list[int], flags: list[bool]) -> None:
+    reset_position_ids, reset_attention_mask, eod_mask_loss, create_attention_mask = flags
+    found = sample_dict(
+        config(
+            reset_position_ids=reset_position_ids,
+            reset_attention_mask=reset_attention_mask,
+            eod_mask_loss=eod_mask_loss,
+            create_attention_mask=create_attention_mask,
+        ),
+        sample(tokens),
+    )
+    text = torch.tensor(tokens)
+    mask, loss, positions = _get_ltor_masks_and_position_ids(text[:-1], 0, *flags)
+    assert torch.equal(found["tokens"], text[:-1])
+    assert torch.equal(found["labels"], text[1:])
+    assert torch.equal(found["loss_mask"], loss)
+    assert torch.equal(found["position_ids"], positions)
+    assert found["dataset_id"] == 3
+    assert ("attention_mask" in found) == create_attention_mask
+    if create_attention_mask:
+        assert torch.equal(found["attention_mask"], mask)
+    dtypes = {name: tensor.dtype for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+    assert dtypes["tokens"] == dtypes["labels"] == dtypes["position_ids"] == torch.int64
+    assert dtypes["loss_mask"] == torch.float32
+
+
+def test_without_the_extra_token_the_last_label_counts_for_nothing() -> None:
+    found = sample_dict(config(add_extra_token_to_sequence=False), sample(list(range(1, LENGTH + 1))))
+    assert found["labels"].tolist() == [*range(2, LENGTH + 1), 0]
+    assert found["loss_mask"].tolist() == [1.0] * (LENGTH - 1) + [0.0]
+
+
+def test_labels_are_no_view_of_tokens() -> None:
+    found = sample_dict(config(), sample(list(range(LENGTH + 1))))
+    found["tokens"][:] = -1
+    assert found["labels"].tolist() == list(range(1, LENGTH + 1))
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "longest"),
+    [
+        ([0], [LENGTH], LENGTH),
+        ([0, 5], [5, LENGTH], 7),
+        ([0, 1, 2], [1, 2, LENGTH], 10),
+        ([0, LENGTH], [LENGTH], LENGTH),  # the extra token alone is of the next document
+    ],
+)
+def test_inter_document_masking(starts: list[int], ends: list[int], longest: int) -> None:
+    found = sample_dict(config(inter_document_masking=True), sample(list(range(LENGTH + 1)), starts))
+    lengths = found["cu_seqlens"]
+    assert lengths.dtype == torch.int32
+    assert lengths.tolist() == [0, *ends, *[LENGTH] * (LENGTH - len(ends))]
+    assert (found["max_seqlen"].dtype, int(found["max_seqlen"])) == (torch.int32, longest)
+    borders = [0, *ends]
+    expected = [i for low, high in zip(borders, borders[1:], strict=False) for i in range(high - low)]
+    assert found["position_ids"].tolist() == expected
+    assert "attention_mask" not in found
+
+
