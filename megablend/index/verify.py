@@ -1,0 +1,140 @@
+"""Is a cache what was committed, and is the data what was indexed?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from megablend.errors import CacheError, DataError
+from megablend.formats import FORMATS
+from megablend.formats.base import CARRIES, CLOSES, CONTINUES, Array, BlockReader, DecodedBlock
+from megablend.index.body import body_digest
+from megablend.index.cache import Generation, fragments, generations, list_generations, open_generation
+from megablend.index.disk import finished
+from megablend.index.fragments import read_fragment
+from megablend.index.manifest import damaged_tables, read_manifest, read_roots
+from megablend.storage import storage_for
+
+_BATCH_BLOCKS = 64
+
+
+def verify(cache: str, *, data: bool) -> list[str]:
+    """Check all of a cache: fragments, and every generation's checksums and sums.
+
+    Args:
+        data: read every block of every file too, and compare counts, checksums and the sampled ranges.
+
+    Returns: a line a problem, naming file and place; none where all is sound.
+    Raises: CacheError where there is no cache.
+    """
+    if not generations(cache).is_dir():
+        raise CacheError(f"{cache}: there is no cache here: build one, or name another directory")
+    problems = list(_fragment_problems(fragments(cache)))
+    seen: set[tuple[object, ...]] = set()
+    for digest in list_generations(cache):
+        folder = generations(cache) / digest
+        try:
+            damaged = damaged_tables(folder, read_manifest(folder))
+            read_roots(folder)
+            generation = open_generation(cache, digest)
+        except CacheError as error:
+            problems.append(str(error))
+            continue
+        problems.extend(damaged)
+        if damaged:  # sums of damaged tables say nothing more
+            continue
+        problems.extend(f"{folder}: {problem}" for problem in _table_problems(generation))
+        if data:
+            problems.extend(_data_problems(generation, seen))
+    return problems
+
+
+def _fragment_problems(folder: Path) -> Iterator[str]:
+    for name in finished(folder):
+        problem = _fragment_problem(folder / name)
+        if problem is not None:
+            yield problem
+
+
+def _fragment_problem(path: Path) -> str | None:
+    try:
+        read_fragment(path)
+    except FileNotFoundError:  # removed meanwhile
+        return None
+    except CacheError as error:
+        return str(error)
+    return None
+
+
+def _table_problems(generation: Generation) -> Iterator[str]:
+    """Running sums that fall, blocks outside their file, counts that do not add up."""
+    for name in ("tokens_before", "rows_before", "ends_before"):
+        running = getattr(generation, name)
+        falls = np.flatnonzero(np.diff(running) < 0)
+        if running[0] != 0 or len(falls):
+            yield f"{name} does not rise from 0 (at block {falls[0] if len(falls) else 0})"
+    for i in range(generation.num_files):
+        file = generation.file(i)
+        blocks = generation.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
+        stop = blocks["offset"] + blocks["stored_bytes"]
+        if len(blocks) and (blocks["offset"].min() < 0 or stop.max() > file.opened.size):
+            yield f"{file.name}: a block lies outside the file's {file.opened.size} bytes"
+        if len(blocks) and (blocks["chunk"].min() < 0 or blocks["chunk"].max() >= file.num_chunks):
+            yield f"{file.name}: a block belongs to none of the file's {file.num_chunks} chunks"
+        if blocks["tokens"].sum() != file.tokens:
+            yield f"{file.name}: its blocks hold {blocks['tokens'].sum()} tokens, the file {file.tokens}"
+        if generation.sources[file.source].documents and blocks["rows"].sum() != file.rows:
+            yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, the file has {file.rows}"
+
+
+def _data_problems(generation: Generation, seen: set[tuple[object, ...]]) -> Iterator[str]:
+    """Files that are not what was indexed; generations share most files, and those in `seen` are not read again."""
+    for i in range(generation.num_files):
+        file, path = generation.file(i), generation.path(i)
+        source = generation.sources[file.source]
+        blocks = generation.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
+        key = (path, source.column, file.opened.structure, file.body, blocks.tobytes())
+        if key in seen:
+            continue
+        seen.add(key)
+        chunks = generation.chunks[file.first_chunk : file.first_chunk + file.num_chunks]
+        try:
+            reader = FORMATS[source.format].open(path, source.column, file.opened, storage=storage_for(path))
+            found = body_digest(path, file.opened.size, storage_for(path))
+            if found != file.body:
+                yield f"{path}: its sampled ranges have digest {found}, indexed were {file.body}: not the same file"
+            for start in range(0, len(blocks), _BATCH_BLOCKS):
+                yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks)
+        except DataError as error:
+            yield str(error)
+
+
+def _block_problems(reader: BlockReader, path: str, blocks: Array, chunks: Array) -> Iterator[str]:
+    """Problems of some blocks; where they cannot be read together, each is read alone, so that each bad one is named."""
+    try:
+        decoded = reader.read(blocks, chunks)
+    except DataError as error:
+        if len(blocks) == 1:
+            yield str(error)
+        else:
+            for i in range(len(blocks)):
+                yield from _block_problems(reader, path, blocks[i : i + 1], chunks)
+        return
+    for block, found in zip(blocks, decoded, strict=True):
+        counts = _counts(found, int(block["flags"]))
+        for name, count in counts.items():
+            if block[name] not in (-1, count):
+                yield f"{path} at byte {block['offset']}: the block has {count} {name}, indexed were {block[name]}"
+
+
+def _counts(block: DecodedBlock, flags: int) -> dict[str, int]:
+    """A block's counts as its pieces tell them."""
+    ends = np.diff(block.offsets) > 0
+    if len(ends) and flags & CARRIES:
+        ends[0] = True
+    if len(ends) and not flags & CLOSES:
+        ends[-1] = False
+    rows = len(ends) - bool(flags & CONTINUES)
+    return {"tokens": len(block.tokens), "rows": rows, "ends": int(ends.sum())}

@@ -1,0 +1,66 @@
+"""Builds an index as a command does, under an MPI launcher: CACHE, then pairs NAME=PATTERN. Rank 0 prints the report.
+
+MEGABLEND_TEST_SLOW=SECONDS slows the indexing of each file; MEGABLEND_TEST_FAIL=RANK:data or RANK:bug makes it fail on a
+rank; MEGABLEND_TEST_PIDS=FOLDER leaves each rank's process id in a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from megablend.errors import CorruptFileError
+from megablend.formats import FORMATS
+from megablend.formats.base import FileIndex, Format
+from megablend.index.build import Progress, SourceSpec, build_index
+from megablend.index.launch import Launch, detect
+
+
+class Troubled:
+    """A format that takes its time, and fails on one rank."""
+
+    def __init__(self, kind: Format, launch: Launch) -> None:
+        self._kind = kind
+        self._seconds = float(os.environ.get("MEGABLEND_TEST_SLOW", "0"))
+        rank, _, self._failure = os.environ.get("MEGABLEND_TEST_FAIL", "-1:").partition(":")
+        self._fails = launch.rank == int(rank)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kind, name)
+
+    def index(self, path: str, *args: Any, **options: Any) -> FileIndex:
+        time.sleep(self._seconds)
+        if self._fails and self._failure == "bug":
+            raise ZeroDivisionError("nothing to divide by")
+        if self._fails:
+            raise CorruptFileError(path, "is truncated", offset=17)
+        return self._kind.index(path, *args, **options)
+
+
+def main() -> None:
+    launch = detect()
+    if folder := os.environ.get("MEGABLEND_TEST_PIDS"):
+        beside = Path(folder, f"{launch.rank}.part")
+        beside.write_text(str(os.getpid()))
+        beside.rename(Path(folder, str(launch.rank)))
+    FORMATS["arrow"] = Troubled(FORMATS["arrow"], launch)
+    sources = [
+        SourceSpec(name=name, patterns=(pattern,), column=None, documents=True, block_bytes=1 << 20)
+        for name, _, pattern in (argument.partition("=") for argument in sys.argv[2:])
+    ]
+    seen: list[Progress] = []
+    report = build_index(sys.argv[1], sources, launch=launch, progress=seen.append)
+    reports = launch.gather(report)
+    if launch.rank == 0:
+        assert reports == [report] * launch.size
+        last = dataclasses.asdict(seen[-1])
+        print(json.dumps({**dataclasses.asdict(report), "progress": last, "mpi": "mpi4py" in sys.modules}))
+
+
+if __name__ == "__main__":
+    main()

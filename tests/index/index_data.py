@@ -1,0 +1,64 @@
+"""Small Arrow files, builds of them in this process, and under mpirun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from megablend.index.build import BuildReport, SourceSpec, build_index
+from megablend.index.launch import OneProcess
+
+ROOT = Path(__file__).parent.parent.parent
+DRIVER = Path(__file__).with_name("build_driver.py")
+LAUNCHERS = ("PMI", "MPI_", "OMPI_", "SLURM_", "MEGABLEND_TEST_")
+
+
+def documents_of(seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 1000, rng.integers(0, 12)).tolist() for _ in range(rng.integers(5, 40))]
+
+
+def write(path: Path, seed: int) -> Path:
+    """A file of documents_of(seed), 7 to a batch."""
+    documents, kind = documents_of(seed), pa.list_(pa.int32())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    schema = pa.schema([("tokens", kind)])
+    with pa.ipc.new_file(str(path), schema) as writer:
+        for start in range(0, len(documents), 7):
+            writer.write_batch(pa.record_batch([pa.array(documents[start : start + 7], kind)], schema=schema))
+    return path
+
+
+def spec(data: Path, pattern: str = "*.arrow", *, name: str = "source", documents: bool = True) -> SourceSpec:
+    return SourceSpec(name=name, patterns=(str(data / pattern),), column=None, documents=documents, block_bytes=1 << 20)
+
+
+def build(cache: Path, *specs: SourceSpec) -> BuildReport:
+    return build_index(str(cache), specs, launch=OneProcess())
+
+
+def generation_bytes(cache: Path, digest: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((cache / "generations" / digest).iterdir())}
+
+
+def driver(num_ranks: int, *args: object) -> list[str]:
+    launcher = [] if num_ranks == 0 else [str(Path(sys.executable).with_name("mpirun")), "-n", str(num_ranks)]
+    return [*launcher, sys.executable, str(DRIVER), *map(str, args)]
+
+
+def environment(**extra: object) -> dict[str, str]:
+    """The environment without what a launcher of the tests themselves may have left in it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return {**kept, "PYTHONPATH": str(ROOT), **{name: str(value) for name, value in extra.items()}}
+
+
+def run(command: list[str], **extra: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environment(**extra), check=False, cwd=ROOT
+    )

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from index_data import driver, run, write
+
+from megablend.errors import CacheError, LaunchError
+from megablend.index.launch import OneProcess, detect, exit_code, launcher
+
+
+@pytest.mark.parametrize(
+    ("environ", "variable", "size"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4", "PMI_SIZE": "1"}, "OMPI_COMM_WORLD_SIZE", 4),
+        ({"PMI_SIZE": "3", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}, "PMI_SIZE", 3),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}, "SLURM_NTASKS", 8),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS", 2),
+        ({"MPI_LOCALNRANKS": "2"}, "MPI_LOCALNRANKS", 2),
+        ({"PMIX_RANK": "2"}, "PMIX_RANK", 3),
+    ],
+)
+def test_the_launcher_that_is_nearest_counts(environ: dict[str, str], variable: str, size: int) -> None:
+    started = launcher(environ)
+    assert started is not None
+    assert (started.variable, started.size) == (variable, size)
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_NTASKS": "8", "SLURM_JOB_ID": "5"}, {"PMI_SIZE": "1"}])
+def test_a_shell_or_a_batch_script_or_one_rank_is_one_process(environ: dict[str, str]) -> None:
+    assert isinstance(detect(environ), OneProcess)
+
+
+def test_a_count_that_is_no_number_is_refused() -> None:
+    with pytest.raises(LaunchError, match="PMI_SIZE is 'many'"):
+        launcher({"PMI_SIZE": "many"})
+
+
+def test_one_process_raises_its_error() -> None:
+    with pytest.raises(CacheError, match="full"):
+        OneProcess().abort(CacheError("full"))
+
+
+def test_exit_codes() -> None:
+    assert [exit_code(error) for error in (CacheError(""), LaunchError(""), KeyboardInterrupt(), KeyError())] == [
+        3,
+        2,
+        130,
+        70,
+    ]
+
+
+def test_one_process_does_not_import_mpi(tmp_path: Path) -> None:
+    write(tmp_path / "a.arrow", 1)
+    for num_ranks in (0, 1):
+        result = run(driver(num_ranks, tmp_path / "cache", f"s={tmp_path}/*.arrow"))
+        assert result.returncode == 0, result.stderr
+        assert not json.loads(result.stdout)["mpi"]
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_a_launcher_of_another_mpi_is_refused(variable: str) -> None:
+    check = "from megablend.index.launch import detect; detect()"
+    result = run([*driver(0)[:1], "-c", check], **{variable: 4})
+    assert result.returncode != 0
+    assert f"started 4 processes ({variable}) but MPI sees 1" in result.stderr
+    assert "mpi4py is bound to another MPI library (MPICH" in result.stderr
+
+
+def test_a_launcher_without_mpi4py_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('no mpi4py')")
+    check = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from megablend.index.launch import detect; detect()"
+    result = run([*driver(0)[:1], "-c", check], PMI_SIZE=4)
+    assert "MPI cannot be loaded" in result.stderr
+    assert "pip install mpi4py mpich" in result.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    ("failure", "code", "message"), [("data", 3, "at byte 17: is truncated"), ("bug", 70, "nothing")]
+)
+def test_an_error_on_one_rank_ends_all(tmp_path: Path, rank: int, failure: str, code: int, message: str) -> None:
+    for i in range(6):
+        write(tmp_path / f"{i}.arrow", i)
+    start = time.monotonic()
+    result = run(driver(3, tmp_path / "cache", f"s={tmp_path}/*.arrow"), MEGABLEND_TEST_FAIL=f"{rank}:{failure}")
+    assert time.monotonic() - start < 30
+    assert result.returncode == code
+    assert result.stderr.count(f"rank {rank}: ") == 1
+    assert message in result.stderr
+    assert ("Traceback" in result.stderr) == (failure == "bug")
+
+
+def test_an_error_of_all_ranks_is_said_once(tmp_path: Path) -> None:
+    result = run(driver(4, tmp_path / "cache", f"s={tmp_path}/*.arrow"))
+    assert result.returncode == 2
+    assert result.stderr.count("matches no file") == 1
