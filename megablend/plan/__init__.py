@@ -1,0 +1,1 @@
+"""Which source, and which of its samples, sample k of a run is: pure arithmetic."""

@@ -1,0 +1,122 @@
+"""Sample number -> (source, ordinal), in closed form: cycles and lanes over the tree's counts.
+
+Within a stage sample j is slot j // K of its cycle and lane j % K. A cycle of b slots lays its b * K samples out by source, in
+the tree's leaf order; lane l owns the positions x of one residue x % K, so that it gets floor or ceil of its part of every
+source, and at slot p takes x = (firsts[l] + K * ((stride * p + shift) % b)) % (b * K), `shift` being keyed by the cycle.
+megablend.plan.weave says how firsts and stride are chosen. What a stage has beyond a multiple of K follows the tree's own order.
+
+A source's ordinals in a *period* (spans[source] cycles from a multiple of it on, full cycles alone; the cut cycle is one by
+itself) are dealt to the lanes in runs of neighbours, by residue. A lane walks its run front to back, each cycle's part of it in
+a keyed order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import device, kernel
+from megablend.kernels.bijection import permuted
+from megablend.kernels.mixing import draw, fold
+from megablend.kernels.tree import leaf_at, leaf_counts
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+@kernel
+def locate(
+    ks: Int64s,
+    starts: Int64s,
+    leaf_offsets: Int64s,
+    left_leaves: Int32s,
+    left_samples: Int64s,
+    leaf_sources: Int32s,
+    leaf_ordinals: Int64s,
+    weaves: Int64s,
+    firsts: Int64s,
+    strides: Int64s,
+    spans: Int64s,
+    slots: int,
+    seed: int,
+    sources: Int32s,
+    ordinals: Int64s,
+) -> None:
+    """Fill sources int32 [n] and ordinals int64 [n] of the samples ks int64 [n], each in [0, starts[-1]).
+
+    Of stages: starts [num_stages + 1], first samples; leaf_offsets [num_stages + 1]; weaves [num_stages], the cut cycle's row.
+    Of leaves, stage after stage: the trees (megablend.kernels.tree); leaf_sources; leaf_ordinals, the stage's first.
+    Of weaves, row 0 that of full cycles: firsts [num_weaves, K]; strides [num_weaves].
+    """
+    lanes = firsts.shape[1]
+    cycle_samples = lanes * slots
+    for i in range(len(ks)):
+        stage = _interval(starts, int(ks[i]))
+        start, leaf = int(starts[stage]), int(leaf_offsets[stage])
+        size, total = int(leaf_offsets[stage + 1]) - leaf, int(starts[stage + 1]) - start
+        j = int(ks[i]) - start
+        dealt = total - total % lanes
+        if j >= dealt:
+            rank = leaf_at(left_leaves, left_samples, leaf, size, total, j, j + 1, 0)
+            _, ordinal = leaf_counts(left_leaves, left_samples, leaf, size, total, j, rank)
+            sources[i], ordinals[i] = leaf_sources[leaf + rank], leaf_ordinals[leaf + rank] + ordinal
+            continue
+
+        cycle = j // cycle_samples
+        low, high = cycle * cycle_samples, min((cycle + 1) * cycle_samples, dealt)
+        full = high - low == cycle_samples
+        weave = 0 if full else int(weaves[stage])
+        key = fold(fold(seed, start), cycle)
+        slot, lane = (j - low) // lanes, (j - low) % lanes
+        turns = (high - low) // lanes
+        turn = (int(strides[weave]) * slot + draw(key, 0, turns)) % turns
+        position = (int(firsts[weave, lane]) + lanes * turn) % (high - low)
+        rank = leaf_at(left_leaves, left_samples, leaf, size, total, low, high, position)
+        source = int(leaf_sources[leaf + rank])
+
+        begin, end = cycle, cycle + 1
+        if full:
+            begin -= cycle % int(spans[source])
+            end = min(begin + int(spans[source]), dealt // cycle_samples)
+        residue = position % lanes
+        passed, ordinal = leaf_counts(left_leaves, left_samples, leaf, size, total, begin * cycle_samples, rank)
+        seen = ordinal
+        for other in range(begin, end):
+            stop = min((other + 1) * cycle_samples, dealt)
+            passed_stop, seen_stop = leaf_counts(left_leaves, left_samples, leaf, size, total, stop, rank)
+            left = passed_stop - passed  # the source's positions in that cycle are [left, right)
+            right = left + seen_stop - seen
+            ordinal += _of_earlier(right, residue, lanes) - _of_earlier(left, residue, lanes)
+            mine = _of_lane(right, residue, lanes) - _of_lane(left, residue, lanes)
+            if other < cycle:
+                ordinal += mine
+            elif other == cycle:
+                rest = _of_lane(position, residue, lanes) - _of_lane(left, residue, lanes)
+                ordinal += permuted(rest, mine, fold(fold(key, source), lane))
+            passed, seen = passed_stop, seen_stop
+        sources[i], ordinals[i] = source, leaf_ordinals[leaf + rank] + ordinal
+
+
+@device
+def _interval(edges: Int64s, value: int) -> int:
+    """The i with edges[i] <= value < edges[i + 1]; edges ascend strictly."""
+    low, high = 0, len(edges) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if value < edges[middle]:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+@device
+def _of_lane(stop: int, residue: int, lanes: int) -> int:
+    """How many positions below `stop` have this residue."""
+    return (stop + lanes - 1 - residue) // lanes
+
+
+@device
+def _of_earlier(stop: int, residue: int, lanes: int) -> int:
+    """How many positions below `stop` have a smaller residue."""
+    return stop // lanes * residue + min(stop % lanes, residue)

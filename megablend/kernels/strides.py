@@ -1,0 +1,37 @@
+"""The stride by which the lanes of a cycle turn from slot to slot."""
+
+from __future__ import annotations
+
+from megablend.jit import device, kernel
+
+_CANDIDATES = 256
+
+
+@kernel
+def golden_stride(slots: int, lanes: int) -> int:
+    """A stride g coprime with `slots`: multiples of g / slots and of g * lanes / slots spread evenly. Both at least 1.
+
+    A turn moves a lane by g / slots of the cycle and moves what stands at an edge between two sources by g * lanes / slots of a
+    window of `slots` positions. Multiples of a fraction deviate from even spread by at most about the sum of its partial
+    quotients (Khinchin), so we take the candidate with the smallest sum of both.
+    """
+    centre = slots * 987 // 1597  # consecutive Fibonacci numbers: the golden ratio to six digits
+    reach = min(_CANDIDATES, max(32, slots // lanes + 1))
+    best, best_cost = 1, -1
+    for stride in range(max(1, centre - reach), min(slots, centre + reach) + 1):
+        divisor, cost = _partial_quotients(stride, slots)
+        cost += _partial_quotients(stride * lanes, slots)[1]
+        if divisor == 1 and (best_cost < 0 or cost < best_cost):
+            best, best_cost = stride, cost
+    return best
+
+
+@device
+def _partial_quotients(numerator: int, denominator: int) -> tuple[int, int]:
+    """(greatest common divisor, sum of the partial quotients of the fraction's part below 1)."""
+    numerator %= denominator
+    cost = 0
+    while numerator:
+        cost += denominator // numerator
+        numerator, denominator = denominator % numerator, numerator
+    return denominator, cost

@@ -1,0 +1,87 @@
+"""How many samples each source gets: exact integers out of exact shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from megablend.errors import PlanError
+
+BLOCKS_PER_RUN = 20
+"""A lane's run of r blocks reads about r + 1: 20 keep what is read twice near 5 %."""
+MAX_CYCLES_PER_RUN = 32
+"""What a sample's place costs to compute grows with the cycles of a run."""
+
+
+def largest_remainder(weights: Sequence[int | Fraction], total: int) -> list[int]:
+    """Divide `total` samples by weight: floor of each exact share, what is left to the largest remainders, ties by source order.
+
+    Returns [D] integers that sum to `total`, each within 1 of weight * total / sum of weights.
+
+    Raises: PlanError on a negative weight, on weights that are all zero, on a negative total.
+    """
+    return _divide(_whole(weights), total)
+
+
+def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list[list[int]]:
+    """Totals of stages of one blend that end at `ends` samples, counted from the blend's start: [stages][D].
+
+    Each stage makes up for what the ones before have rounded: it divides its samples by the residuals weight * end - given,
+    those below 0 taken as 0. A longer list of ends begins with the same totals.
+
+    Raises: PlanError as largest_remainder does, and where ends do not ascend from above 0.
+    """
+    wholes = _whole(weights)
+    scale, start = sum(wholes), 0
+    given = [0] * len(wholes)
+    totals = []
+    for end in ends:
+        if end <= start:
+            raise PlanError(f"a stage ends at sample {end}; expected more than {start}, where it begins")
+        residuals = [max(0, whole * end - had * scale) for whole, had in zip(wholes, given, strict=True)]
+        stage = _divide(residuals, end - start)
+        given = [had + more for had, more in zip(given, stage, strict=True)]
+        totals.append(stage)
+        start = end
+    return totals
+
+
+def cycles_per_run(block_tokens: int | Fraction, share: int | Fraction, sample_tokens: int, slots: int) -> int:
+    """Over how many cycles to deal a source's ordinals in runs, so that a lane's run holds about BLOCKS_PER_RUN blocks.
+
+    Args:
+        block_tokens: mean tokens of the source's blocks.
+        share: the source's part of the blend's samples, 0 to 1.
+        sample_tokens: tokens by which samples advance.
+        slots: samples of a lane in a cycle.
+
+    Returns an integer from 1 to MAX_CYCLES_PER_RUN; 1 for a source without a share.
+    """
+    lane_tokens = Fraction(share) * slots * sample_tokens  # in one cycle
+    if lane_tokens <= 0:
+        return 1
+    return min(MAX_CYCLES_PER_RUN, max(1, math.ceil(BLOCKS_PER_RUN * Fraction(block_tokens) / lane_tokens)))
+
+
+def _whole(weights: Sequence[int | Fraction]) -> list[int]:
+    """The weights times their common denominator."""
+    for source, weight in enumerate(weights):
+        if weight < 0:
+            raise PlanError(f"source {source} has weight {weight}; expected 0 or more")
+    if not any(weights):
+        raise PlanError("all weights are 0; expected at least one above")
+    scale = math.lcm(*(weight.denominator for weight in weights))
+    return [weight.numerator * (scale // weight.denominator) for weight in weights]
+
+
+def _divide(wholes: Sequence[int], total: int) -> list[int]:
+    if total < 0:
+        raise PlanError(f"cannot divide {total} samples; expected 0 or more")
+    scale = sum(wholes)
+    shares = [divmod(whole * total, scale) for whole in wholes]
+    totals = [floor for floor, _ in shares]
+    by_remainder = sorted(range(len(wholes)), key=lambda source: -shares[source][1])
+    for source in by_remainder[: total - sum(totals)]:
+        totals[source] += 1
+    return totals

@@ -1,0 +1,177 @@
+"""The blend: sample number -> (source, ordinal) by totals, trees, cycles and lanes; no array a sample long.
+
+Each stage has exact totals. The tree says how many of a stage's first n samples are each source's, C_d(n); cycles of `lanes` *
+`slots` samples are cut out of it, and within a cycle megablend.kernels.lanes deals positions to lanes. So `counts` is C_d at
+every cycle's end, within 2 samples of the share, and strays from the share in between by a few samples.
+
+What a stage has beyond full cycles is a cut cycle of fewer slots and, of less than `lanes` samples, a tail in the tree's own
+order: unequal numbers of slots would break the even spread of the lanes, and the tail is too short to keep lanes apart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import PlanError
+from megablend.kernels.lanes import locate
+from megablend.kernels.mixing import MASK
+from megablend.kernels.tree import first_multiple
+from megablend.plan.base import MAX_SAMPLES, prefix_length, sample_numbers
+from megablend.plan.tree import Tree, plant
+from megablend.plan.weave import weave
+
+MAX_LANES = MAX_SLOTS = 1 << 20
+
+
+class BlendPlan:
+    """Stages of exact totals, interleaved evenly, in lanes.
+
+    Args:
+        totals: samples of every source in every stage, [stages][D]; no stage without samples; below 2^50 in all.
+        lanes: K, independent streams that together make the run.
+        slots: B, samples of a lane in a cycle.
+        spans: cycles over which a source's ordinals are dealt in runs, [D], each at least 1.
+        seed: chooses the order; taken modulo 2^63.
+
+    Raises: PlanError, naming the stage or source.
+    """
+
+    def __init__(
+        self, totals: Sequence[Sequence[int]], *, lanes: int, slots: int, spans: Sequence[int], seed: int
+    ) -> None:
+        _check(totals, lanes, slots, spans)
+        self.num_sources = len(spans)
+        self._lanes, self._slots, self._seed = lanes, slots, seed & MASK
+        self._cycle_samples = lanes * slots
+        self._spans = np.array(spans, np.int64)
+        self._trees = [plant(np.array(stage, np.int64)) for stage in totals]
+        self._starts = _offsets([sum(stage) for stage in totals])
+        self._leaf_offsets = _offsets([len(tree.sources) for tree in self._trees])
+        self.num_samples = int(self._starts[-1])
+
+        columns = [np.concatenate(column) for column in zip(*self._trees, strict=True)]
+        self._left_leaves, self._left_samples, self._leaf_sources, self._leaf_samples = columns
+        self._leaf_ordinals = _running_ordinals(self._trees, self.num_sources)
+
+        cuts = [sum(stage) % self._cycle_samples // lanes for stage in totals]
+        kinds = sorted({slots, *cuts} - {0}, key=lambda kind: (kind != slots, kind))
+        weaves = [weave(lanes, kind) for kind in kinds]
+        self._firsts = np.stack([each.firsts for each in weaves])
+        self._strides = np.array([each.stride for each in weaves], np.int64)
+        self._weaves = np.array([kinds.index(cut) if cut else 0 for cut in cuts], np.int64)
+
+    def locate(self, k: int) -> tuple[int, int]:
+        """(source, ordinal over all stages and epochs) of sample k. Raises IndexError outside [0, num_samples)."""
+        sources, ordinals = self.locate_many([k])
+        return int(sources[0]), int(ordinals[0])
+
+    def locate_many(self, ks: npt.ArrayLike) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
+        return self._locate(sample_numbers(ks, self.num_samples), self._spans)
+
+    def counts(self, n: int) -> npt.NDArray[np.int64]:
+        """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
+        prefix_length(n, self.num_samples)
+        counts = np.zeros(self.num_sources, np.int64)
+        if n == 0:
+            return counts
+        stage = bisect_right(self._starts, n - 1) - 1
+        past = int(self._leaf_offsets[stage])
+        np.add.at(counts, self._leaf_sources[:past], self._leaf_samples[:past])
+        start, low = self._cycle_before(stage, n)
+        tree = self._trees[stage]
+        counts[tree.sources] += tree.counts(low)
+        return counts + np.bincount(self._sources(start + low, n), minlength=self.num_sources)
+
+    def first_reaching(self, source: int, count: int) -> int | None:
+        """The least n with counts(n)[source] >= count; None where the plan has fewer."""
+        if count <= 0:
+            return 0
+        leaves = np.flatnonzero(self._leaf_sources == source)  # one a stage at most
+        reached = self._leaf_ordinals[leaves] + self._leaf_samples[leaves]
+        which = int(np.searchsorted(reached, count))
+        if which == len(leaves):
+            return None
+        stage = bisect_right(self._leaf_offsets, leaves[which]) - 1
+        tree, start = self._trees[stage], int(self._starts[stage])
+        total = int(self._starts[stage + 1]) - start
+        rank = int(leaves[which] - self._leaf_offsets[stage])
+        missing = count - int(self._leaf_ordinals[leaves[which]])
+        cycles = first_multiple(tree.left_leaves, tree.left_samples, total, rank, missing, self._cycle_samples)
+        low, high = (cycles - 1) * self._cycle_samples, min(cycles * self._cycle_samples, total)
+        missing -= int(tree.counts(low)[rank])
+        hits = np.flatnonzero(self._sources(start + low, start + high) == source)
+        return start + low + int(hits[missing - 1]) + 1
+
+    def _cycle_before(self, stage: int, n: int) -> tuple[int, int]:
+        """(start of the stage, samples of the stage in whole cycles among the first n, those of the tail included)."""
+        start, stop = self._starts[stage : stage + 2].tolist()
+        j = n - start
+        dealt = (stop - start) // self._lanes * self._lanes
+        return start, j if j >= dealt else j - j % self._cycle_samples
+
+    def _sources(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+        """Sources of samples [start, stop), int32; which source it is does not depend on the spans."""
+        return self._locate(np.arange(start, stop), np.ones_like(self._spans))[0]
+
+    def _locate(
+        self, ks: npt.NDArray[np.int64], spans: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        sources, ordinals = np.empty(ks.shape, np.int32), np.empty(ks.shape, np.int64)
+        locate(
+            ks,
+            self._starts,
+            self._leaf_offsets,
+            self._left_leaves,
+            self._left_samples,
+            self._leaf_sources,
+            self._leaf_ordinals,
+            self._weaves,
+            self._firsts,
+            self._strides,
+            spans,
+            self._slots,
+            self._seed,
+            sources,
+            ordinals,
+        )
+        return sources, ordinals
+
+
+def _check(totals: Sequence[Sequence[int]], lanes: int, slots: int, spans: Sequence[int]) -> None:
+    if not 1 <= lanes <= MAX_LANES or not 1 <= slots <= MAX_SLOTS:
+        raise PlanError(f"{lanes} lanes of {slots} slots: expected from 1 to {MAX_LANES} lanes and {MAX_SLOTS} slots")
+    for source, span in enumerate(spans):
+        if span < 1:
+            raise PlanError(f"source {source} is dealt over {span} cycles; expected at least 1")
+    if not totals:
+        raise PlanError("a plan has at least one stage")
+    for number, stage in enumerate(totals):
+        if len(stage) != len(spans):
+            raise PlanError(f"stage {number} has totals of {len(stage)} sources; expected {len(spans)}")
+        if min(stage, default=0) < 0:
+            raise PlanError(
+                f"stage {number} gives source {stage.index(min(stage))} {min(stage)} samples; expected 0 or more"
+            )
+        if sum(stage) == 0:
+            raise PlanError(f"stage {number} has no samples; expected at least one")
+    if (samples := sum(map(sum, totals))) > MAX_SAMPLES:
+        raise PlanError(f"{samples} samples; a plan holds at most {MAX_SAMPLES}")
+
+
+def _offsets(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(sizes, np.int64))])
+
+
+def _running_ordinals(trees: Sequence[Tree], num_sources: int) -> npt.NDArray[np.int64]:
+    """The ordinal with which each leaf begins: int64 [leaves of all stages]."""
+    given = np.zeros(num_sources, np.int64)
+    ordinals = []
+    for tree in trees:
+        ordinals.append(given[tree.sources])
+        given[tree.sources] += tree.samples
+    return np.concatenate(ordinals)

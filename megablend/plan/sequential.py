@@ -1,0 +1,52 @@
+"""One unblended pass: source 0's samples, then source 1's, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import PlanError
+from megablend.plan.base import prefix_length, sample_numbers
+
+
+class SequentialPlan:
+    """Sources one after the other; sources without samples are passed over.
+
+    Args:
+        counts: samples of each source, not negative.
+
+    Raises: PlanError.
+    """
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        for source, count in enumerate(counts):
+            if count < 0:
+                raise PlanError(f"source {source} has {count} samples; expected 0 or more")
+        self._offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(counts, np.int64))])
+        self.num_sources = len(counts)
+        self.num_samples = int(self._offsets[-1])
+
+    def locate(self, k: int) -> tuple[int, int]:
+        """(source, ordinal) of sample k. Raises IndexError outside [0, num_samples)."""
+        sources, ordinals = self.locate_many([k])
+        return int(sources[0]), int(ordinals[0])
+
+    def locate_many(self, ks: npt.ArrayLike) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
+        numbers = sample_numbers(ks, self.num_samples)
+        sources = np.searchsorted(self._offsets, numbers, side="right") - 1
+        return sources.astype(np.int32), numbers - self._offsets[sources]
+
+    def counts(self, n: int) -> npt.NDArray[np.int64]:
+        """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
+        reached: npt.NDArray[np.int64] = np.minimum(self._offsets, prefix_length(n, self.num_samples))
+        return reached[1:] - reached[:-1]
+
+    def first_reaching(self, source: int, count: int) -> int | None:
+        """The least n with counts(n)[source] >= count; None where the source has fewer."""
+        start, stop = self._offsets[source : source + 2].tolist()
+        if count <= 0:
+            return 0
+        return int(start + count) if count <= stop - start else None
