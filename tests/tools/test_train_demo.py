@@ -19,7 +19,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the demo script leaves it before training, with less of everything."""
     folder = tmp_path_factory.mktemp("demo")
     make_corpus.main([str(folder / "data"), "--tokens", "400000", "--vocab", "2000"])
-    config = (ROOT / "configs" / "demo.yaml").read_text(encoding="utf-8").replace("samples: 20000", "samples: 200")
+    config = (ROOT / "configs" / "demo.yaml").read_text(encoding="utf-8").replace("samples: 40000", "samples: 200")
     (folder / "demo.yaml").write_text(config, encoding="utf-8")
     megablend.build(folder / "demo.yaml")
     return folder
