@@ -90,7 +90,7 @@ class _Kernel:
             import numba
             from numba.core import config
 
-            config.CACHE_DIR = str(cache_dir())
+            vars(config)["CACHE_DIR"] = str(cache_dir())
             self._compiled = numba.njit(nogil=True, cache=True)(self.py_func)
         return self._compiled
 
