@@ -61,7 +61,7 @@ def index_chunk(source: ByteSource, chunk: ColumnChunk, column: Column, *, limit
                 or _by_row_group(source, chunk, column)
             )
         pages = found.pages
-        kept = pages[(pages["rows"] > 0) | (pages["tokens"] > 0)]
+        kept = pages[(pages["rows"] != 0) | (pages["tokens"] > 0)]
         _check_sums(kept, chunk, column)
     return ChunkPages(kept, found.dictionary, found.scanned_bytes)
 
