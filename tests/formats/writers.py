@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megablend.formats import format_of
-from megablend.formats.base import Array, BlockReader, FileIndex, OpenedFile
+from megablend.formats.base import CARRIES, CLOSES, CONTINUES, Array, BlockReader, FileIndex, OpenedFile
 from megablend.storage import storage_for
 
 Documents = Sequence[Sequence[int] | None]
@@ -101,3 +101,18 @@ def pieces(reader: BlockReader, blocks: Array, chunks: Array) -> list[list[list[
         [piece.tolist() for piece in np.split(block.tokens, block.offsets[1:-1])] if len(block.offsets) > 1 else []
         for block in reader.read(blocks, chunks)
     ]
+
+
+def joined(found: FileIndex, read: list[list[list[int]]]) -> Iterator[list[int]]:
+    """Whole documents from the blocks' pieces, by the flags."""
+    document: list[int] | None = None
+    for block, parts in zip(found.blocks, read, strict=True):
+        assert bool(block["flags"] & CONTINUES) == (document is not None)
+        assert bool(block["flags"] & CARRIES) == bool(document)
+        assert len(parts) == block["rows"] + (document is not None)
+        for i, part in enumerate(parts):
+            document = (document or []) + part
+            if i + 1 < len(parts) or block["flags"] & CLOSES:
+                yield document
+                document = None
+    assert document is None

@@ -1,0 +1,31 @@
+"""Files by other writers read as pyarrow reads them. Made by tools/make_golden.py, and never changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from writers import index, joined, opened, pieces
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text(encoding="utf-8"))
+WRITERS = ("pyarrow14", "pyarrow18", "pyarrow21", "pyarrow26", "polars", "duckdb", "fastparquet")
+
+
+def test_the_files_are_those_expected() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == {*EXPECTED["files"], "expected.json"}
+    assert {name.split("_")[0] for name in EXPECTED["files"]} == set(WRITERS)
+
+
+@pytest.mark.parametrize("name", EXPECTED["files"])
+def test_it_reads_as_pyarrow_reads_it(name: str) -> None:
+    path, column = GOLDEN / name, EXPECTED["files"][name]["column"]
+    expected = EXPECTED["contents"][EXPECTED["files"][name]["contents"]]
+    found = index(path, column)
+    documents = list(joined(found, pieces(opened(path, column, found), found.blocks, found.chunks)))
+    assert [len(document) for document in documents] == expected["lengths"]
+    assert [token for document in documents for token in document] == expected["tokens"]
+    assert (found.rows, found.tokens) == (len(expected["lengths"]), len(expected["tokens"]))
+    assert found.blocks["ends"].sum() == sum(1 for length in expected["lengths"] if length)
+    quick = index(path, column, documents=False).blocks["tokens"]
+    assert quick[quick > 0].tolist() == found.blocks["tokens"][found.blocks["tokens"] > 0].tolist()
