@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from index_data import build, spec, write
+
+from megablend.formats import FORMATS
+from megablend.formats.base import BLOCK_DTYPE
+from megablend.index.cache import Generation, list_generations, open_generation
+from megablend.storage import storage_for
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    for seed in range(4):
+        write(tmp_path / "data" / f"{seed}.arrow", seed)
+    schema = pa.schema([("tokens", pa.list_(pa.int32()))])
+    with pa.ipc.new_file(str(tmp_path / "data" / "2empty.arrow"), schema):
+        pass
+    build(
+        tmp_path / "cache", spec(tmp_path / "data"), spec(tmp_path / "data", "1.arrow", name="rough", documents=False)
+    )
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def generation(cache: Path) -> Generation:
+    return open_generation(str(cache), list_generations(str(cache))[-1])
+
+
+def test_blocks_are_what_the_formats_found(generation: Generation) -> None:
+    block = 0
+    for i in range(generation.num_files):
+        path, entry = generation.path(i), generation.file(i)
+        source = generation.sources[entry.source]
+        storage = storage_for(path)
+        found = FORMATS["arrow"].index(path, None, storage=storage, documents=True, block_bytes=1 << 20)
+        blocks = generation.blocks(np.arange(entry.first_block, entry.first_block + entry.num_blocks))
+        assert entry.first_block == block
+        expected = found.blocks.copy()
+        if not source.documents:
+            expected = expected[expected["tokens"] > 0]
+            expected["rows"], expected["ends"], expected["flags"] = -1, -1, 0
+        np.testing.assert_array_equal(blocks, expected)
+        chunks = generation.chunks[entry.first_chunk : entry.first_chunk + entry.num_chunks].copy()
+        assert (chunks["file"] == i).all()
+        chunks["file"] = 0
+        np.testing.assert_array_equal(chunks, found.chunks)
+        assert (entry.rows, entry.tokens) == (found.rows, found.tokens)
+        assert entry.opened.meta == found.meta
+        block += entry.num_blocks
+    assert block == len(generation.tokens_before) - 1
+
+
+def test_file_of_passes_over_files_without_blocks(generation: Generation) -> None:
+    files = [
+        i for i in range(generation.num_files) for _ in range(generation.file(i).num_blocks)
+    ]  # the empty file is among them
+    np.testing.assert_array_equal(generation.file_of(np.arange(len(files))), files)
+    assert "2empty.arrow" in {generation.file(i).name for i in set(range(generation.num_files)) - set(files)}
+
+
+def test_blocks_in_any_order_with_repeats_and_none(generation: Generation) -> None:
+    whole = generation.blocks(np.arange(len(generation.tokens_before) - 1))
+    ids = np.array([5, 0, 5, len(whole) - 1])
+    np.testing.assert_array_equal(generation.blocks(ids), whole[ids])
+    assert generation.blocks([]).dtype == BLOCK_DTYPE
+
+
+def test_sources_tile_files_and_blocks(generation: Generation) -> None:
+    assert [source.files for source in generation.sources] == [range(5), range(5, 6)]
+    assert generation.sources[0].blocks.stop == generation.sources[1].blocks.start
+    assert generation.sources[1].tokens == generation.file(1).tokens
+
+
+@pytest.mark.parametrize("i", [-1, 6])
+def test_a_file_out_of_range(generation: Generation, i: int) -> None:
+    with pytest.raises(IndexError, match=f"file {i} is out of range: the index has 6 files"):
+        generation.file(i)
+
+
+def test_a_pickled_generation_opens_again(generation: Generation) -> None:
+    again = pickle.loads(pickle.dumps(generation))
+    assert again.digest == generation.digest
+    assert again.sources == generation.sources
+    np.testing.assert_array_equal(again.tokens_before, generation.tokens_before)
+    assert len(pickle.dumps(generation)) < 500
+
+
+def test_arrays_are_mapped_and_read_only(generation: Generation) -> None:
+    for array in (generation.tokens_before, generation.rows_before, generation.ends_before, generation.chunks):
+        assert not array.flags.writeable
+
+
+def test_tables_are_arrow_files_that_other_tools_read(generation: Generation) -> None:
+    with pa.memory_map(str(generation.folder / "blocks.arrow")) as file:
+        table = pa.ipc.open_file(file).read_all()
+    assert table.num_rows == len(generation.tokens_before)
+    assert table.column("tokens_before")[-1].as_py() == sum(source.tokens for source in generation.sources)
+    assert sum(column.type.bit_width // 8 for column in table.columns) == 46
+
+
+def test_no_cache_has_no_generations(tmp_path: Path) -> None:
+    assert list_generations(str(tmp_path)) == []

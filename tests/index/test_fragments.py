@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from index_data import spec, write
+
+from megablend.errors import CacheError
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
+from megablend.index.fragments import Fragment, fragment_name, read_fragment, write_fragment
+from megablend.index.sources import list_source
+
+
+def fragment(num_blocks: int) -> Fragment:
+    blocks = np.zeros(num_blocks, BLOCK_DTYPE)
+    blocks["offset"] = np.arange(num_blocks) * (1 << 40)
+    blocks["rows"] = -1
+    index = FileIndex(
+        rows=3,
+        tokens=1 << 50,
+        token_dtype="uint16",
+        chunks=np.ones(2, CHUNK_DTYPE),
+        blocks=blocks,
+        structure="ab" * 16,
+        meta={"path": ["a", "ü"], "lengths": [1, 2]},
+        scanned_bytes=7,
+    )
+    return Fragment(index=index, body="cd" * 16)
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1, 1000])
+def test_a_fragment_comes_back_as_it_was(tmp_path: Path, num_blocks: int) -> None:
+    path = tmp_path / "fragment"
+    written = fragment(num_blocks)
+    write_fragment(path, written)
+    found = read_fragment(path)
+    assert found.body == written.body
+    for name in ("rows", "tokens", "token_dtype", "structure", "meta", "scanned_bytes"):
+        assert getattr(found.index, name) == getattr(written.index, name)
+    np.testing.assert_array_equal(found.index.chunks, written.index.chunks)
+    np.testing.assert_array_equal(found.index.blocks, written.index.blocks)
+
+
+def test_no_damage_is_taken_for_a_fragment(tmp_path: Path) -> None:
+    path = tmp_path / "fragment"
+    write_fragment(path, fragment(20))
+    whole, chance = path.read_bytes(), random.Random(5)
+    for _ in range(60):
+        content = bytearray(whole)
+        content[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(content[: chance.choice([len(whole), chance.randrange(len(whole))])])
+        with pytest.raises(CacheError, match=rf"{path}: damaged fragment"):
+            read_fragment(path)
+
+
+def test_names_tell_what_was_asked_and_which_version_answered(tmp_path: Path) -> None:
+    write(tmp_path / "a.arrow", 1)
+    listing = list_source(spec(tmp_path))
+    counted, uncounted = (fragment_name(listing, listing.files[0], documents=asked) for asked in (True, False))
+    assert (counted.version, counted.place) != (uncounted.version, uncounted.place)
+    assert counted.version == uncounted.version
+    write(tmp_path / "a.arrow", 2)
+    listing = list_source(spec(tmp_path))
+    later = fragment_name(listing, listing.files[0], documents=True)
+    assert later.place == counted.place
+    assert later.version != counted.version

@@ -1,0 +1,143 @@
+"""Whatever moment a build is killed at: what is there is whole, and the next build succeeds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from index_data import ROOT, build, driver, environment, run, spec, write
+
+from megablend.index.cache import list_generations, open_generation
+from megablend.index.verify import verify
+
+NUM_FILES = 24
+CRASH = """
+import os, signal, sys
+from index_data import build, spec
+from pathlib import Path
+
+calls, fsync = [], os.fsync
+
+def crash(file):
+    calls.append(file)
+    if len(calls) == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(file)
+
+os.fsync = crash
+build(Path(sys.argv[3]), spec(Path(sys.argv[2])))
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for seed in range(NUM_FILES):
+        write(folder / f"{seed:02}.arrow", seed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def digest(data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build(tmp_path_factory.mktemp("whole"), spec(data)).digest
+
+
+def check_after(data: Path, cache: Path, digest: str) -> None:
+    for name in list_generations(str(cache)):
+        assert name == digest
+        assert len(open_generation(str(cache), name).sources[0].files) == NUM_FILES
+    if list_generations(str(cache)):
+        assert verify(str(cache), data=True) == []
+    assert build(cache, spec(data)).digest == digest
+    assert verify(str(cache), data=True) == []
+    assert not list(cache.rglob(".tmp-*"))
+
+
+def kill_a_rank(data: Path, cache: Path, seed: int) -> None:
+    """Start a build and end one of its ranks, at a random moment of the time that a build takes."""
+    chance = random.Random(seed)
+    num_ranks = chance.choice([2, 3, 4])
+    pids = cache.with_name("pids")
+    pids.mkdir()
+    command = driver(num_ranks, cache, f"source={data}/*.arrow")
+    launcher = subprocess.Popen(
+        command,
+        env=environment(MEGABLEND_TEST_PIDS=pids, MEGABLEND_TEST_SLOW=0.01),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 30
+    while sum(path.name.isdigit() for path in pids.iterdir()) < num_ranks and time.monotonic() < deadline:
+        time.sleep(0.005)
+    victim = int((pids / str(chance.randrange(num_ranks))).read_text())
+    time.sleep(chance.uniform(0, 0.01 * NUM_FILES / num_ranks + 0.15))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(victim, signal.SIGKILL)
+    launcher.wait(timeout=30)
+
+
+@pytest.mark.parametrize(
+    "seed", [seed if seed < 5 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(50)]
+)
+def test_a_rank_killed_at_any_moment(data: Path, tmp_path: Path, digest: str, seed: int) -> None:
+    kill_a_rank(data, tmp_path / "cache", seed)
+    check_after(data, tmp_path / "cache", digest)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["new", "there already"])
+def test_a_build_killed_at_each_of_its_last_writes(data: Path, tmp_path: Path, digest: str, again: bool) -> None:
+    cache = tmp_path / "cache"
+    build(cache, spec(data, "0*.arrow"))
+    expected = {digest, *list_generations(str(cache))}
+    if again:
+        build(cache, spec(data))
+    build(cache, spec(data, "0*.arrow"))
+    for write_number in range(1, 40):
+        command = [driver(0)[0], "-c", CRASH, str(write_number), str(data), str(cache)]
+        result = run(command, PYTHONPATH=f"{ROOT}:{Path(__file__).parent}")
+        assert set(list_generations(str(cache))) <= expected
+        assert verify(str(cache), data=False) == []
+        if result.returncode == 0:
+            break
+        assert result.returncode == -signal.SIGKILL, result.stderr
+    else:
+        pytest.fail("the build never finished")
+    assert write_number > 6
+    assert build(cache, spec(data)).digest == digest
+
+
+def test_a_full_disk_leaves_nothing_half_written(data: Path, tmp_path: Path, digest: str) -> None:
+    cache = tmp_path / "cache"
+    messages = []
+    for limit in (0, 300, 2000, 4000):
+
+        def lower(limit: int = limit) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+        command = driver(0, cache, f"source={data}/*.arrow")
+        result = subprocess.run(
+            command,
+            env=environment(),
+            preexec_fn=lower,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=ROOT,
+            check=False,
+        )
+        assert result.returncode != 0
+        messages.append(result.stderr.splitlines()[-1])
+        assert list_generations(str(cache)) == []
+        assert not [path for path in (cache / "fragments").iterdir() if path.name.startswith(".")]
+    assert all("cannot write the cache (File too large)" in message for message in messages)
+    assert "fragments/" in messages[1]
+    assert "generations/" in messages[2]
+    check_after(data, cache, digest)

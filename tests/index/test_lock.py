@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from index_data import environment
+
+from megablend.errors import CacheError
+from megablend.index import lock
+from megablend.index.lock import build_lock, check_shared
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from megablend.index.lock import build_lock
+with build_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_holder_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "WAIT_SECONDS", 0.2)
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(CacheError, match=rf"host {os.uname().nodename}, pid {holder.pid}"), build_lock(tmp_path):
+            pass
+        holder.send_signal(signal.SIGKILL)
+    with build_lock(tmp_path) as held:
+        assert held.exclusive
+
+
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with build_lock(tmp_path) as held:
+        assert not held.exclusive
+
+
+def test_a_failing_lock_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(CacheError, match=rf"{tmp_path}/.lock: .*Input/output error"), build_lock(tmp_path):
+        pass
+
+
+def test_a_rank_that_sees_another_cache_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_SEEN_SECONDS", 0.2)
+    (tmp_path / "other").mkdir()
+    with build_lock(tmp_path) as held:
+        check_shared(tmp_path, held.nonce)
+        with pytest.raises(CacheError, match=r"not the one that rank 0 sees: .* a file system that all ranks share"):
+            check_shared(tmp_path / "other", held.nonce)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from index_data import build, documents_of, spec, write
+
+from megablend.errors import CacheError
+from megablend.index.cache import list_generations, open_generation
+from megablend.index.verify import verify
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for seed, name in enumerate("abc"):
+        write(tmp_path / "data" / f"{name}.arrow", seed)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, data: Path) -> Path:
+    build(tmp_path / "cache", spec(data))
+    return tmp_path / "cache"
+
+
+def generation(cache: Path) -> Path:
+    return cache / "generations" / list_generations(str(cache))[-1]
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x10
+    path.write_bytes(content)
+
+
+def test_a_sound_cache_has_no_problems(cache: Path) -> None:
+    assert verify(str(cache), data=False) == []
+    assert verify(str(cache), data=True) == []
+
+
+def test_no_cache_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match="nowhere: there is no cache here"):
+        verify(str(tmp_path / "nowhere"), data=False)
+
+
+@pytest.mark.parametrize("name", ["blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json"])
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.5, 0.7, 0.999])
+def test_any_changed_byte_of_a_generation_is_found(cache: Path, name: str, part: float) -> None:
+    path = generation(cache) / name
+    flip(path, int(path.stat().st_size * part))
+    problems = verify(str(cache), data=False)
+    assert problems
+    assert str(path) in problems[0]
+
+
+@pytest.mark.parametrize("name", ["blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json", "roots.json"])
+def test_a_truncated_generation_is_not_opened(cache: Path, name: str) -> None:
+    path = generation(cache) / name
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(CacheError, match=rf"{path}.*build again to mend it"):
+        open_generation(str(cache), generation(cache).name)
+    assert str(path) in verify(str(cache), data=False)[0]
+
+
+def test_a_damaged_fragment_is_found(cache: Path) -> None:
+    path = sorted((cache / "fragments").iterdir())[0]
+    flip(path, 200)
+    (problem,) = verify(str(cache), data=False)
+    assert problem.startswith(f"{path}: damaged fragment")
+
+
+def test_data_that_changed_or_went_is_found_by_reading_it(data: Path, cache: Path) -> None:
+    write(data / "a.arrow", 55)
+    (data / "b.arrow").unlink()
+    assert verify(str(cache), data=False) == []
+    problems = verify(str(cache), data=True)
+    assert len(problems) == 2
+    assert problems[0].startswith(f"{data}/a.arrow")
+    assert problems[1].startswith(f"{data}/b.arrow")
+
+
+def test_a_changed_token_is_found_where_it_was_sampled(data: Path, cache: Path) -> None:
+    content = (data / "c.arrow").read_bytes()
+    flip(data / "c.arrow", content.index(np.array(documents_of(2)[1][:2], np.int32).tobytes()))
+    (problem,) = verify(str(cache), data=True)
+    assert problem.startswith(f"{data}/c.arrow: its sampled ranges have digest")
+
+
+def test_a_newer_format_is_refused_by_name(cache: Path) -> None:
+    path = generation(cache) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"format_version": 2, "written_by": "megablend 9.0"}))
+    with pytest.raises(CacheError, match=r"format version 2 by megablend 9.0; .* up to version 1: upgrade"):
+        open_generation(str(cache), path.parent.name)
+
+
+def test_an_unknown_generation_lists_those_there_are(cache: Path) -> None:
+    with pytest.raises(CacheError, match=rf"no such generation .*{generation(cache).name}"):
+        open_generation(str(cache), "0" * 32)
+    shutil.rmtree(generation(cache))
+    with pytest.raises(CacheError, match="none"):
+        open_generation(str(cache), "0" * 32)

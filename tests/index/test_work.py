@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from index_data import build, spec, write
+
+from megablend.errors import CacheError
+from megablend.index import work
+from megablend.index.sources import list_source
+from megablend.index.work import await_fragment, plan_work
+
+
+def test_the_plan_knows_new_kept_and_changed_files(tmp_path: Path) -> None:
+    for seed, name in enumerate("ab"):
+        write(tmp_path / f"{name}.arrow", seed)
+    build(tmp_path / "cache", spec(tmp_path))
+    write(tmp_path / "b.arrow", 7)
+    write(tmp_path / "c.arrow", 8)
+    planned = plan_work([list_source(spec(tmp_path))], tmp_path / "cache" / "fragments")
+    assert [(item.file.name, item.known, item.changed) for item in planned] == [
+        ("a.arrow", True, False),
+        ("b.arrow", False, True),
+        ("c.arrow", False, False),
+    ]
+    assert planned[0].cost < planned[1].cost
+    other = plan_work([list_source(spec(tmp_path, name="other"))], tmp_path / "cache" / "fragments")
+    assert not any(item.known or item.changed for item in other)
+
+
+def test_a_fragment_that_rank_0_does_not_see_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_SEEN_SECONDS", 0.2)
+    with pytest.raises(CacheError, match="must lie on a file system that all ranks share"):
+        await_fragment(tmp_path / "missing")
