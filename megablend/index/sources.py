@@ -6,6 +6,7 @@ before their first wildcard. Files are sorted by name: the order in which patter
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import glob
 import os
@@ -74,8 +75,12 @@ def list_source(spec: SourceSpec) -> SourceListing:
     if len(formats) > 1:
         found = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
         raise ConfigError(f"source {spec.name!r} mixes formats: {found}; make each format a source of its own")
+    kind = FORMATS[next(iter(formats))]
     return SourceListing(
-        spec=spec, format=next(iter(formats)), root=root, files=tuple(files[name] for name in sorted(files))
+        spec=dataclasses.replace(spec, documents=spec.documents or kind.documents_known),
+        format=kind.name,
+        root=root,
+        files=tuple(files[name] for name in sorted(files)),
     )
 
 

@@ -18,7 +18,9 @@ LENGTH = 12
 
 def config(**flags: Any) -> Any:
     source = {"name": "a", "path": "/a.arrow"}
-    return load_config({"cache": "/c", "sequence_length": LENGTH, "samples": 1, "eod_token": 0, "sources": [source], **flags})
+    return load_config(
+        {"cache": "/c", "sequence_length": LENGTH, "samples": 1, "eod_token": 0, "sources": [source], **flags}
+    )
 
 
 def sample(tokens: list[int], starts: list[int] | None = None) -> Sample:
@@ -26,7 +28,10 @@ def sample(tokens: list[int], starts: list[int] | None = None) -> Sample:
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=LENGTH + 1, max_size=LENGTH + 1), st.lists(st.booleans(), min_size=4, max_size=4))
+@given(
+    st.lists(st.integers(0, 3), min_size=LENGTH + 1, max_size=LENGTH + 1),
+    st.lists(st.booleans(), min_size=4, max_size=4),
+)
 def test_masks_and_positions_are_megatrons(tokens: list[int], flags: list[bool]) -> None:
     reset_position_ids, reset_attention_mask, eod_mask_loss, create_attention_mask = flags
     found = sample_dict(
@@ -84,5 +89,3 @@ def test_inter_document_masking(starts: list[int], ends: list[int], longest: int
     expected = [i for low, high in zip(borders, borders[1:], strict=False) for i in range(high - low)]
     assert found["position_ids"].tolist() == expected
     assert "attention_mask" not in found
-
-

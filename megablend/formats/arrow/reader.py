@@ -27,6 +27,7 @@ class ArrowFormat:
 
     name = "arrow"
     suffixes: Sequence[str] = (".arrow", ".feather", ".ipc")
+    documents_known: bool = True
 
     def files(self, path: str) -> Sequence[str]:
         """The file itself."""

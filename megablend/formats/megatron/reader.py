@@ -27,6 +27,7 @@ class MegatronFormat:
 
     name = "megatron"
     suffixes: Sequence[str] = (".bin", ".idx")
+    documents_known: bool = True
 
     def files(self, path: str) -> Sequence[str]:
         """The `.bin` and the `.idx`."""

@@ -21,6 +21,7 @@ class ParquetFormat:
 
     name = "parquet"
     suffixes: Sequence[str] = (".parquet", ".parq", ".pq")
+    documents_known: bool = False
 
     def files(self, path: str) -> Sequence[str]:
         """The file itself."""

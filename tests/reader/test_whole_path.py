@@ -1,0 +1,240 @@
+"""From files to samples: every token of every document as often as its epochs say, whoever reads and however often it stops."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runs import EOD, documents, make_config, write_source
+from writers import KINDS
+
+import megablend
+from megablend.order import ORDERS
+from megablend.order.page import PageOrder
+
+Read = dict[tuple[int, int], list[int]]
+"""Tokens of each (source, ordinal)."""
+
+
+def read_all(dataset: megablend.Dataset) -> Read:
+    found: Read = {}
+    for k in range(len(dataset)):
+        sample = dataset.sample(k)
+        assert (sample.source, sample.ordinal) not in found
+        found[sample.source, sample.ordinal] = sample.tokens.tolist()
+    return found
+
+
+def stream(listed: Sequence[Sequence[int] | None], eod: int | None) -> list[int]:
+    """All tokens of a source, once."""
+    ends = [] if eod is None else [eod]
+    return [token for document in listed if document for token in [*document, *ends]]
+
+
+def check_source(samples: dict[int, list[int]], tokens: list[int], length: int, extra: int) -> None:
+    """A source's samples, laid end to end, are its epochs: each holds every token once, the last one as far as it goes."""
+    ordinals = sorted(samples)
+    assert ordinals == list(range(len(ordinals)))
+    laid = [token for ordinal in ordinals for token in samples[ordinal][:length]]
+    if ordinals:
+        laid += samples[ordinals[-1]][length:]
+    for ordinal in ordinals[:-1]:
+        if extra:
+            assert samples[ordinal][length] == samples[ordinal + 1][0]
+    for start in range(0, len(laid), len(tokens)):
+        epoch, whole = Counter(laid[start : start + len(tokens)]), Counter(tokens)
+        assert epoch == whole if start + len(tokens) <= len(laid) else epoch <= whole
+
+
+@pytest.fixture(params=[False, True], ids=["one level", "two levels"])
+def levels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both levels of the page order, on few blocks."""
+    if request.param:
+        monkeypatch.setitem(ORDERS, "page", lambda blocks, key: PageOrder(blocks, key, threshold=3, groups=4))
+    return "two" if request.param else "one"
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 64])
+@pytest.mark.parametrize("order", ["page", "sequential"])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_every_token_as_often_as_its_epochs_say(tmp_path: Path, levels: str, kind: str, order: str, lanes: int) -> None:
+    listed = [documents(d, size, longest, seed=lanes) for d, (size, longest) in enumerate([(60, 40), (25, 9), (1, 5)])]
+    listed[2] = [[200_001, 200_002, 200_003]]  # shorter than a sample
+    sources = [write_source(tmp_path, d, kind, docs) for d, docs in enumerate(listed)]
+    eods = [None, EOD, EOD]
+    for source, weight, eod in zip(sources, ["0.6", "0.3", "0.1"], eods, strict=True):
+        source |= {"weight": weight, "append_eod": eod}
+    config = make_config(tmp_path, sources, lanes=lanes, order=order, samples=331)
+    megablend.build(config)
+    read = read_all(megablend.open(config))
+    assert Counter(source for source, _ in read) == {0: 199, 1: 99, 2: 33}
+    for d, docs in enumerate(listed):
+        check_source({o: t for (source, o), t in read.items() if source == d}, stream(docs, eods[d]), 8, 1)
+
+
+@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=4),
+    st.integers(1, 70),
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.booleans(),
+    st.sampled_from(["100", "90,10,0", "50,25,25"]),
+    st.integers(0, 10**6),
+)
+def test_any_run(
+    tmp_path_factory: pytest.TempPathFactory,
+    kinds: list[str],
+    lanes: int,
+    cycle: int,
+    length: int,
+    extra: bool,
+    split: str,
+    seed: int,
+) -> None:
+    rng, folder = random.Random(seed), tmp_path_factory.mktemp("run")
+    listed = [documents(d, rng.randrange(8, 60), rng.choice([3, 30, 200]), seed) for d in range(len(kinds))]
+    for d, docs in enumerate(listed):
+        docs[:4] = [[d * 100_000 + 50_000 + 3 * i + j for j in range(3)] for i in range(4)]
+        docs[-2:] = [[d * 100_000 + 60_000 + 3 * i + j for j in range(3)] for i in range(2)]
+    eods = [rng.choice([None, EOD]) for _ in kinds]
+    sources = [write_source(folder, d, kind, listed[d], num_files=rng.choice([1, 3])) for d, kind in enumerate(kinds)]
+    for source, eod in zip(sources, eods, strict=True):
+        source |= {"weight": rng.randrange(1, 10), "append_eod": eod}
+    config = make_config(
+        folder,
+        sources,
+        lanes=lanes,
+        cycle=cycle,
+        sequence_length=length,
+        samples=rng.randrange(20 * len(kinds), 300),
+        split=split,
+        seed=seed,
+        add_extra_token_to_sequence=extra,
+    )
+    megablend.build(config)
+    read = read_all(megablend.open(config))
+    shares = [float(part) for part in split.split(",")]
+    for d, docs in enumerate(listed):
+        train = docs[: round(len(docs) * shares[0] / sum(shares))]
+        check_source(
+            {o: t for (source, o), t in read.items() if source == d}, stream(train, eods[d]), length, int(extra)
+        )
+
+
+def test_splits_share_no_document_and_leave_none_out(tmp_path: Path) -> None:
+    listed = [documents(d, 80, 50, seed=1) for d in range(len(KINDS))]
+    sources = [write_source(tmp_path, d, kind, docs) for d, (kind, docs) in enumerate(zip(KINDS, listed, strict=True))]
+    for source in sources:
+        source |= {"weight": 1, "append_eod": EOD}
+    config = make_config(
+        tmp_path, sources, sequence_length=1, add_extra_token_to_sequence=False, split="70,20,10", epochs=1
+    )
+    megablend.build(config)
+    for d, docs in enumerate(listed):
+        for split, low, high in (("valid", 56, 72), ("test", 72, 80)):
+            read = read_all(megablend.open(config, split))
+            mine = [read[source, o][0] for source, o in sorted(read) if source == d]
+            assert mine == stream(docs[low:high], EOD)  # one unblended pass, in order
+
+
+def batches(
+    dataset: megablend.Dataset, micro_batch: int, size: int, start: int | None = None, **options: Any
+) -> list[torch.Tensor]:
+    """Tokens of each micro step, over all data-parallel ranks."""
+    ranks = [
+        megablend.Loader(
+            dataset,
+            micro_batch_size=micro_batch,
+            data_parallel_rank=rank,
+            data_parallel_size=size,
+            consumed_samples=start,
+            **options,
+        )
+        for rank in range(size)
+    ]
+    return [torch.cat([batch["tokens"] for batch in step]) for step in zip(*ranks, strict=True)]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    """A run over three formats."""
+    kinds = ["parquet", "arrow", "megatron"]
+    sources = [write_source(tmp_path, d, kind, documents(d, 60, 30, seed=3)) for d, kind in enumerate(kinds)]
+    for source, weight in zip(sources, (5, 3, 2), strict=True):
+        source |= {"weight": weight, "append_eod": EOD}
+    config = make_config(tmp_path, sources, samples=240, split="90,10,0")
+    megablend.build(config)
+    return config
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_ranks_share_the_steps_and_change_nothing(config: dict[str, Any], size: int) -> None:
+    dataset = megablend.open(config)
+    whole = torch.stack([dataset[k]["tokens"] for k in range(len(dataset))])
+    steps = batches(dataset, 3, size)
+    assert len(steps) == 240 // (3 * size)
+    assert torch.equal(torch.cat(steps), whole[: len(steps) * 3 * size])
+
+
+@pytest.mark.parametrize(("workers", "context"), [(1, "fork"), (4, "fork"), (4, "spawn")])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_workers_change_nothing(config: dict[str, Any], workers: int, context: str) -> None:
+    dataset = megablend.open(config)
+    dataset[0]  # files are open when the workers fork
+    alone = batches(dataset, 8, 1)
+    found = batches(megablend.open(config), 8, 1, num_workers=workers, multiprocessing_context=context)
+    assert len(found) == len(alone) == 30
+    assert all(torch.equal(a, b) for a, b in zip(alone, found, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_resumed_anywhere_with_other_ranks(config: dict[str, Any], seed: int) -> None:
+    rng = random.Random(seed)
+    dataset = megablend.open(config)
+    whole = torch.stack([dataset[k]["tokens"] for k in range(len(dataset))])
+    size, micro_batch = rng.choice([1, 2, 4, 8]), rng.choice([1, 2, 3])
+    loader = megablend.Loader(
+        dataset, micro_batch_size=micro_batch, data_parallel_rank=size - 1, data_parallel_size=size
+    )
+    for _ in zip(range(rng.randrange(1, 10)), loader, strict=False):
+        state = loader.state_dict()
+    consumed = state["consumed_samples"]
+    assert consumed % (size * micro_batch) == 0
+    size, micro_batch = rng.choice([1, 2, 4, 8]), rng.choice([1, 2, 3])
+    again = torch.cat(batches(megablend.open(config, state=state), micro_batch, size))
+    assert torch.equal(again, whole[consumed : consumed + len(again)])
+    assert len(again) > len(whole) - consumed - size * micro_batch
+    assert torch.equal(again, torch.cat(batches(megablend.open(config, consumed_samples=consumed), micro_batch, size)))
+
+
+def test_document_starts_are_where_documents_start(config: dict[str, Any]) -> None:
+    dataset = megablend.open(config, "valid")
+    for k in range(len(dataset)):
+        sample = dataset.sample(k)
+        after_eod = np.flatnonzero(sample.tokens == EOD) + 1
+        assert set(after_eod[after_eod < len(sample.tokens)]) <= set(sample.starts.tolist())
+        for low, high in zip(sample.starts, [*sample.starts[1:], len(sample.tokens)], strict=True):
+            piece = sample.tokens[low:high]
+            inner = piece[:-1] if piece[-1] == EOD else piece
+            assert (np.diff(inner) == 1).all()  # one document's tokens, in order
+
+
+def test_none_gives_a_padding_sample(config: dict[str, Any]) -> None:
+    dataset = megablend.open(config)
+    padding = dataset[None]
+    assert torch.equal(padding["tokens"], dataset[0]["tokens"])
+    assert padding["loss_mask"].sum() == 0
+
+
+@pytest.mark.parametrize("k", [-1, 240, 10**9])
+def test_samples_out_of_range(config: dict[str, Any], k: int) -> None:
+    with pytest.raises(IndexError, match=rf"{k} is outside of the plan's 240 samples"):
+        megablend.open(config)[k]

@@ -1,0 +1,48 @@
+"""Small runs over files of every format, for the tests of what stands upon them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from writers import KINDS, Documents
+
+EOD = 0
+STEP = 100_000
+"""Source d's tokens are d * STEP + 1, d * STEP + 2, ...: each occurs once, so that what was read can be counted."""
+
+
+def documents(source: int, num_documents: int, longest: int, seed: int) -> list[list[int] | None]:
+    """Documents of distinct tokens; some empty, some null."""
+    rng = random.Random(seed * 1000 + source)
+    token, found = source * STEP, list[list[int] | None]()
+    for _ in range(num_documents):
+        size = rng.choice([0, 1, rng.randrange(longest + 1), rng.randrange(longest + 1)])
+        found.append(list(range(token + 1, token + size + 1)) if size or rng.random() < 0.5 else None)
+        token += size
+    return found
+
+
+def write_source(folder: Path, source: int, kind: str, listed: Documents, *, num_files: int = 2) -> dict[str, Any]:
+    """The files of one source, and its entry in a config."""
+    here = folder / f"source{source}"
+    here.mkdir(parents=True)
+    cut = -(-len(listed) // num_files)
+    for i in range(num_files):
+        KINDS[kind].write(here / f"{i}{KINDS[kind].suffix}", listed[i * cut : (i + 1) * cut])
+    return {"name": f"s{source}", "path": f"{here}/*{KINDS[kind].suffix}", "column": KINDS[kind].column}
+
+
+def make_config(folder: Path, sources: Sequence[dict[str, Any]], **settings: Any) -> dict[str, Any]:
+    """A config of these sources; defaults that make many blocks, lanes and cycles out of little data."""
+    defaults = {
+        "cache": str(folder / "cache"),
+        "sequence_length": 8,
+        "block_bytes": 64,
+        "lanes": 4,
+        "cycle": 4,
+        "seed": 7,
+    }
+    return defaults | {"sources": list(sources)} | settings
