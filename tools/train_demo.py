@@ -120,7 +120,7 @@ def compare(config: Path, folder: Path) -> bool:
         print(f"{entry['step']:4d}  {entry['batch']}     {found}")
     same = [entry["batch"] for entry in log] == uninterrupted
     before, after = (fmean(entry["loss"] for entry in part) for part in (log[:5], log[-5:]))
-    print(f"same batches: {'yes' if same else 'no'} ({len(log)} of {MICRO_BATCH_SIZE} samples)")
+    print(f"same batches: {'yes' if same else 'no'} ({len(log)} batches of {MICRO_BATCH_SIZE} samples)")
     print(f"loss went down: {'yes' if after < before else 'no'} (first 5 steps {before:.3f}, last 5 {after:.3f})")
     return same and after < before
 

@@ -33,7 +33,7 @@ def test_stopped_and_resumed_sees_the_batches_of_an_uninterrupted_run(
     train_demo.compare(demo / "demo.yaml", tmp_path)
     shown = capsys.readouterr().out
     assert "resumed after step 3" in shown
-    assert "same batches: yes (5 of 8 samples)" in shown
+    assert "same batches: yes (5 batches of 8 samples)" in shown
 
 
 def test_another_batch_than_the_logs_is_a_failure(
