@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from megablend.errors import CacheError, ConfigError
 from megablend.index.cache import Generation, fragments, generations, list_generations, open_generation
-from megablend.index.disk import remove_leftovers, writing
+from megablend.index.disk import finished, remove_leftovers, writing
 from megablend.index.fragments import Fragment
 from megablend.index.launch import Launch
 from megablend.index.lock import build_lock, check_shared
@@ -122,10 +123,9 @@ def _build(
 
 def _prepare(cache: Path, sources: Sequence[SourceSpec], stack: contextlib.ExitStack) -> _Prepared:
     """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work."""
-    names = [spec.name for spec in sources]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"two sources have the name {name!r}: each needs one of its own")
+    name, count = Counter(spec.name for spec in sources).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"{count} sources have the name {name!r}: each needs one of its own")
     listings = tuple(list_source(spec) for spec in sources)
     with writing(cache):
         for folder in (fragments(cache), generations(cache)):
@@ -133,6 +133,8 @@ def _prepare(cache: Path, sources: Sequence[SourceSpec], stack: contextlib.ExitS
         held = stack.enter_context(build_lock(cache))
         for folder in (fragments(cache), generations(cache)):
             remove_leftovers(folder)
+        for name in finished(generations(cache)):
+            remove_leftovers(generations(cache) / name)
     notes = () if held.exclusive else (f"{cache}: the file system has no locks; run one build at a time",)
     work = plan_work(listings, fragments(cache))
     return _Prepared(nonce=held.nonce, listings=listings, work=tuple(work), notes=notes)
@@ -207,7 +209,8 @@ def _files(generation: Generation | None) -> list[tuple[str, str]]:
     """(source name, file name) of all files."""
     if generation is None:
         return []
-    return [(source.name, generation.file(i).name) for source in generation.sources for i in source.files]
+    names = generation.file_names()
+    return [(source.name, names[i]) for source in generation.sources for i in source.files]
 
 
 def _ignore(progress: Progress) -> None:

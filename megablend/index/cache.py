@@ -27,7 +27,7 @@ import numpy.typing as npt
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, OpenedFile
 from megablend.index.disk import finished
-from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, read_manifest, read_roots
+from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_manifest, read_roots
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, read_batch, read_columns
 
 Int64Array = npt.NDArray[np.int64]
@@ -136,6 +136,11 @@ class Generation:
             ),
         )
 
+    def file_names(self) -> list[str]:
+        """Names of all files, relative to their sources' roots."""
+        names: list[str] = self._files.column("name").to_pylist()
+        return names
+
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
         """Where file i lies; `roots` (source name -> folder) overrides what the last build recorded."""
         entry = self.file(i)
@@ -213,7 +218,13 @@ def open_generation(cache: str | Path, digest: str) -> Generation:
         size = path.stat().st_size if path.is_file() else 0
         if size != entry["bytes"]:
             raise CacheError(f"{path}: has {size} bytes, {entry['bytes']} were committed; build again to mend it")
-    return Generation(folder, manifest, read_roots(folder)["roots"])
+    roots = read_roots(folder)["roots"]
+    for entry in manifest["sources"]:
+        if not isinstance(roots.get(entry["name"]), str):
+            raise CacheError(
+                f"{folder / ROOTS}: does not say where source {entry['name']!r} lies; build again to mend it"
+            )
+    return Generation(folder, manifest, roots)
 
 
 def list_generations(cache: str | Path) -> list[str]:

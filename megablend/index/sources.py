@@ -120,10 +120,13 @@ def _format(spec: SourceSpec, path: str) -> Format:
 
 
 def stat_file(paths: Sequence[str], root: str) -> SourceFile:
-    """A data file (first of `paths`) with all that it stands for. Raises: MissingFileError."""
+    """A data file (first of `paths`) with all that it stands for. Raises: MissingFileError, ConfigError."""
+    name = os.path.relpath(paths[0], root)
+    if not name.isprintable():  # a byte that is no UTF-8 is not printable either
+        raise ConfigError(f"{paths[0]!r}: its name has characters that no table can hold; rename it")
     stats = [storage_for(path).stat(path) for path in paths]
     return SourceFile(
-        name=os.path.relpath(paths[0], root),
+        name=name,
         path=paths[0],
         size=stats[0].size,
         etag=" ".join(f"{stat.size}:{stat.etag}" for stat in stats),

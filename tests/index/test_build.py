@@ -10,12 +10,14 @@ import pytest
 from index_data import build, documents_of, generation_bytes, spec, write
 
 from megablend.errors import CacheError, ChangedFileError, ConfigError, CorruptFileError
-from megablend.formats import ARROW, FORMATS
+from megablend.formats import FORMATS
 from megablend.formats.base import FileIndex
 from megablend.index import lock
 from megablend.index.build import SourceSpec
 from megablend.index.cache import list_generations, open_generation
 from megablend.index.lock import build_lock
+
+ARROW = FORMATS["arrow"]
 
 
 @pytest.fixture
@@ -36,6 +38,8 @@ def indexed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     class Counted:
+        documents_known = False
+
         def __getattr__(self, name: str) -> object:
             return getattr(ARROW, name)
 
@@ -177,7 +181,7 @@ def test_a_file_may_belong_to_two_sources(data: Path, cache: Path) -> None:
 
 
 def test_two_sources_of_one_name_are_refused(data: Path, cache: Path) -> None:
-    with pytest.raises(ConfigError, match="two sources have the name 'source'"):
+    with pytest.raises(ConfigError, match="2 sources have the name 'source'"):
         build(cache, spec(data), spec(data, "a.arrow"))
 
 

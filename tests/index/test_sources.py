@@ -45,6 +45,12 @@ def test_a_slip_in_a_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
         list_source(spec(tmp_path, "bokos.arrow"))
 
 
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.arrow", 1).rename(tmp_path / "\udcff.arrow")
+    with pytest.raises(ConfigError, match=r"udcff.arrow': its name has characters .* rename it"):
+        list_source(spec(tmp_path))
+
+
 def test_mixed_formats_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.arrow", 1)
     shutil.copy(path, tmp_path / "b.parquet")

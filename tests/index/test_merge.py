@@ -1,0 +1,90 @@
+"""The bytes of a generation, from fragments made here: a change of its format must be meant, and counted up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
+from megablend.index.cache import open_generation
+from megablend.index.fragments import Fragment
+from megablend.index.manifest import FORMAT_VERSION
+from megablend.index.merge import write_generation
+from megablend.index.sources import SourceFile, SourceListing, SourceSpec
+
+DIGESTS = {1: "4ba1284d92ee303541f687266c2b586c"}
+"""By format version: what earlier releases made of these fragments. States of running jobs name such digests."""
+
+
+def listing(name: str, num_files: int, *, documents: bool, root: str = "/data") -> SourceListing:
+    files = tuple(
+        SourceFile(name=f"{i}.parquet", path=f"{root}/{i}.parquet", size=1 << (33 + i), etag=f"{root}{i}")
+        for i in range(num_files)
+    )
+    spec = SourceSpec(name=name, patterns=(f"{root}/*",), column="tokens", documents=documents, block_bytes=1 << 20)
+    return SourceListing(spec=spec, format="parquet", root=root, files=files)
+
+
+def load(source: int, file: SourceFile) -> Fragment:
+    number = int(file.name[0])
+    blocks = np.zeros(3 * number, BLOCK_DTYPE)
+    i = np.arange(len(blocks))
+    blocks["chunk"], blocks["offset"], blocks["stored_bytes"], blocks["decoded_bytes"] = (
+        i // 2,
+        i << 30,
+        1 << 31,
+        3 << 30,
+    )
+    blocks["tokens"], blocks["rows"], blocks["ends"] = (i % 3) * (1 << 35), i + source, i
+    blocks["encoding"], blocks["flags"] = 8, i % 8
+    chunks = np.zeros((len(blocks) + 1) // 2, CHUNK_DTYPE)
+    chunks["row_group"], chunks["codec"], chunks["dictionary_offset"] = np.arange(len(chunks)), 6, -1
+    index = FileIndex(
+        rows=int(blocks["rows"].sum()),
+        tokens=int(blocks["tokens"].sum()),
+        token_dtype="int32",
+        chunks=chunks,
+        blocks=blocks,
+        structure=f"{number:032x}",
+        meta={"b": number, "a": [1, None]},
+        scanned_bytes=0,
+    )
+    return Fragment(index=index, body=f"{source:032x}")
+
+
+def write(cache: Path, root: str = "/data") -> str:
+    (cache / "generations").mkdir(parents=True)
+    listings = [listing("one", 4, documents=True, root=root), listing("two", 3, documents=False, root=root)]
+    digest, created = write_generation(cache, listings, load)
+    assert created
+    return digest
+
+
+def test_the_digest_is_that_of_earlier_releases(tmp_path: Path) -> None:
+    assert write(tmp_path / "cache") == DIGESTS[FORMAT_VERSION]
+
+
+def test_the_digest_does_not_tell_where_the_data_lies(tmp_path: Path) -> None:
+    assert write(tmp_path / "cache", "/elsewhere") == DIGESTS[FORMAT_VERSION]
+
+
+def test_counts_are_exact_beyond_32_bits(tmp_path: Path) -> None:
+    generation = open_generation(tmp_path / "cache", write(tmp_path / "cache"))
+    one, two = generation.sources
+    assert one.tokens == sum(int(load(0, file).index.tokens) for file in listing("one", 4, documents=True).files)
+    assert two.tokens == sum(int(load(1, file).index.tokens) for file in listing("two", 3, documents=False).files)
+    assert one.tokens > 1 << 37
+    assert one.ends == sum(range(3)) + sum(range(6)) + sum(range(9))
+
+
+@pytest.mark.parametrize("field", ["tokens", "offset", "chunk", "flags"])
+def test_blocks_without_tokens_go_where_documents_are_not_counted(tmp_path: Path, field: str) -> None:
+    generation = open_generation(tmp_path / "cache", write(tmp_path / "cache"))
+    two = generation.sources[1]
+    found = generation.blocks(np.arange(two.blocks.start, two.blocks.stop))
+    files = listing("two", 3, documents=False).files
+    expected = np.concatenate([load(1, file).index.blocks for file in files])
+    kept = expected[expected["tokens"] > 0]
+    np.testing.assert_array_equal(found[field], 0 if field == "flags" else kept[field])
