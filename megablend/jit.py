@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
+import numpy as np
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -61,9 +63,16 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 def device(function: Callable[P, R]) -> Callable[P, R]:
     """Mark `function` as callable from kernels only."""
-    import numba
+    return cast("Callable[P, R]", _njit(function))
 
-    return cast("Callable[P, R]", numba.njit(nogil=True, inline="never")(function))
+
+def _njit(function: Callable[..., Any], *, cached: bool = False) -> Callable[..., Any]:
+    import numba
+    from numba.core import config
+
+    if vars(config)["DISABLE_JIT"]:  # NumPy's integers then wrap as silently as those of machine code
+        return np.errstate(over="ignore")(function)
+    return cast("Callable[..., Any]", numba.njit(nogil=True, cache=cached)(function))
 
 
 class _Kernel:
@@ -87,11 +96,10 @@ class _Kernel:
 
     def _compile(self) -> Callable[..., Any]:
         if self._compiled is None:
-            import numba
             from numba.core import config
 
             vars(config)["CACHE_DIR"] = str(cache_dir())
-            self._compiled = numba.njit(nogil=True, cache=True)(self.py_func)
+            self._compiled = _njit(self.py_func, cached=True)
         return self._compiled
 
     def __reduce__(self) -> str:

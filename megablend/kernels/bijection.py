@@ -31,8 +31,8 @@ def permuted(i: int, n: int, key: int) -> int:
     while True:
         left, right = i // b, i % b
         for turn in range(0, ROUNDS, 2):
-            left = (left + draw(key + turn, right, a)) % a
-            right = (right + draw(key + turn + 1, left, b)) % b
+            left = (left + draw(key ^ turn, right, a)) % a
+            right = (right + draw(key ^ (turn + 1), left, b)) % b
         i = left * b + right
         if i < n:
             return i

@@ -1,34 +1,40 @@
-"""Keyed hashing in 63-bit non-negative integers.
+"""Keyed hashing: from integers in [0, 2^63) to integers in [0, 2^63).
 
-Numbers stay below 2^63 so that the same lines give the same result compiled (where int64 wraps and the mask drops the sign)
-and as plain Python (where integers do not wrap): no unsigned type, which numba would mix with int64 into floats.
+Products wrap in uint64 alone: for signed integers numba tells LLVM that none overflows. Outside of this module all numbers are
+signed, because numba makes floats of a uint64 and an int64.
 
-Source: the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), its arithmetic taken modulo 2^63.
+Source: SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014; the variant of Vigna's splitmix64.c).
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from megablend.jit import device
 
 MASK = (1 << 63) - 1
-_GOLDEN = 0x1E3779B97F4A7C15
+"""Keys are taken modulo 2^63."""
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _1 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(1)
 
 
 @device
-def mix(x: int) -> int:
-    """Scramble x in [0, 2^63): a bijection, each step being one (odd factors, right shifts)."""
-    x = ((x ^ (x >> 30)) * 0x3F58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x14D049BB133111EB) & MASK
-    return x ^ (x >> 31)
+def mix(x: np.uint64) -> np.uint64:
+    """Scramble 64 bits, one to one."""
+    x = (x ^ (x >> _30)) * _FIRST
+    x = (x ^ (x >> _27)) * _SECOND
+    x ^= x >> _31
+    return x
 
 
 @device
 def fold(key: int, value: int) -> int:
-    """The key of `value` under `key`, both in [0, 2^63); so is the result."""
-    return mix(mix((int(key) + _GOLDEN) & MASK) ^ int(value))
+    """The key of `value` under `key`, all in [0, 2^63)."""
+    return int(np.int64(mix(mix(np.uint64(key) + _GOLDEN) ^ np.uint64(value)) >> _1))
 
 
 @device
 def draw(key: int, value: int, size: int) -> int:
-    """A number in [0, size) for `value` under `key`; biased by less than size / 2^62."""
-    return (fold(key, value) >> 1) % int(size)
+    """A number in [0, size) for `value` under `key`; biased by less than size / 2^63."""
+    return fold(key, value) % int(size)

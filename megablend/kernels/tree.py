@@ -61,11 +61,11 @@ def handed(n: int, part: int, whole: int) -> int:
     """floor(n * part / whole + 1/2), exact, for 0 <= n, part <= whole < 2^50.
 
     The quotient in doubles is off by less than 1 (three roundings of 2^-53 of at most 2^50); the remainder, which is small,
-    comes out right although the products wrap in 64 bits.
+    comes out right although the products wrap in 64 bits (unsigned: numba takes it that signed ones do not overflow).
     """
-    n, part, whole = int(n), int(part), int(whole)
     quotient = int(float(n) * float(part) / float(whole) + 0.5)
-    rest = 2 * (n * part - quotient * whole) + whole  # in [0, 2 * whole) for the right quotient
+    rest = int(np.int64(np.uint64(n) * np.uint64(part) - np.uint64(quotient) * np.uint64(whole)))
+    rest, whole = 2 * rest + int(whole), int(whole)  # rest is in [0, 2 * whole) for the right quotient
     return quotient - (rest < 0) + (rest >= 2 * whole)
 
 
