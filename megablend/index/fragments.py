@@ -77,8 +77,13 @@ def write_fragment(path: Path, fragment: Fragment) -> None:
 
 
 def read_fragment(path: Path) -> Fragment:
-    """Load a fragment. Raises: FileNotFoundError; CacheError where it is damaged."""
-    data = path.read_bytes()
+    """Load a fragment. Raises: FileNotFoundError; CacheError where it is damaged or cannot be read."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be read ({error.strerror}); get permission there, or remove it") from error
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != trailer:
         raise CacheError(

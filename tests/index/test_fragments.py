@@ -55,6 +55,11 @@ def test_no_damage_is_taken_for_a_fragment(tmp_path: Path) -> None:
             read_fragment(path)
 
 
+def test_a_fragment_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=rf"{tmp_path}: cannot be read \(Is a directory\)"):
+        read_fragment(tmp_path)
+
+
 def test_names_tell_what_was_asked_and_which_version_answered(tmp_path: Path) -> None:
     write(tmp_path / "a.arrow", 1)
     listing = list_source(spec(tmp_path))
