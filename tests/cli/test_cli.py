@@ -1,0 +1,190 @@
+"""The command line as a user meets it: what it prints where, and how it ends."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from runs import EOD, documents, make_config, write_source
+
+
+def run(*args: object, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[2])
+    return subprocess.run(
+        [sys.executable, "-m", "megablend", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": root} | environ,
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    sources = [write_source(tmp_path, d, kind, documents(d, 60, 30, 5)) for d, kind in enumerate(["parquet", "megatron"])]
+    for source, weight in zip(sources, (3, 1), strict=True):
+        source |= {"weight": weight, "append_eod": EOD}
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(make_config(tmp_path, sources, samples=100, run="demo", split="90,10,0")))
+    return path
+
+
+@pytest.fixture
+def built(config: Path) -> Path:
+    done = run("build", config)
+    assert done.returncode == 0, done.stderr
+    return config
+
+
+def as_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_build_prints_a_table_and_progress_in_lines(config: Path) -> None:
+    done = run("build", config)
+    assert done.returncode == 0
+    assert "run 'demo' is new: 100 samples" in done.stdout
+    assert "megablend: indexed 4 of 4 files" in done.stderr
+    assert "\r" not in done.stderr
+    again = run("build", config)
+    assert "run 'demo' is as it was: 100 samples" in again.stdout
+
+
+def test_each_command_prints_one_json_object(tmp_path: Path, config: Path) -> None:
+    build = as_json(run("build", config, "--json"))
+    assert build["run"]["stages"] == [100]
+    assert (build["index"]["read"], build["ranks"]) == (4, 1)
+    described = as_json(run("describe", config, "--json"))
+    assert described["index"]["digest"] == build["index"]["digest"]
+    assert [source["samples"] for source in described["splits"]["train"]["sources"]] == [75, 25]
+    cache = as_json(run("describe", tmp_path / "cache", "--json"))
+    assert [ledger["run"] for ledger in cache["runs"]] == ["demo"]
+    shown = as_json(run("show", config, "--sample", 7, "--json"))
+    assert len(shown["tokens"]) == 9
+    assert sum(piece["stop_token"] - piece["first_token"] for piece in shown["pieces"]) == 9
+    assert as_json(run("verify", tmp_path / "cache", "--data", "--json"))["problems"] == []
+
+
+def test_describe_tells_what_there_is_and_what_is_given(tmp_path: Path, built: Path) -> None:
+    done = run("describe", built)
+    assert done.returncode == 0
+    for said in ("train: 100 samples, 800 tokens, blended", "0.750000", "valid: ", "one unblended pass", "stages end at sample 100"):
+        assert said in done.stdout
+    assert "first to begin another epoch" in run("describe", built).stdout or "no source is read more than once" in done.stdout
+    of_cache = run("describe", tmp_path / "cache").stdout
+    assert "demo" in of_cache
+
+
+def test_show_names_files_and_tokens(built: Path) -> None:
+    done = run("show", built, "--sample", 0)
+    assert done.returncode == 0
+    assert "train sample 0: source 's0'" in done.stdout
+    assert ".parquet" in done.stdout
+    assert "tokens: " in done.stdout
+
+
+def test_show_decodes(tmp_path: Path, built: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"end": 0, **{f"w{i}": i for i in range(1, 300)}}, unk_token="end")).save(str(tmp_path / "t.json"))
+    text = as_json(run("show", built, "--sample", 0, "--tokenizer", tmp_path / "t.json", "--json"))["text"]
+    assert "w" in text
+    done = run("show", built, "--sample", 0, "--tokenizer", built)
+    assert done.returncode == 2
+    assert "cannot load a tokenizer.json from it" in done.stderr
+
+
+def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config: Path) -> None:
+    assert run("build", config, "--cache", "elsewhere", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "elsewhere" / "runs" / "demo.json").is_file()
+    assert not (tmp_path / "cache").exists()
+    assert run("describe", config, "--cache", tmp_path / "elsewhere").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["bild", "{config}"], 2, "No such command"),
+        (["build"], 2, "Missing argument"),
+        (["build", "{config}", "--ranks"], 2, "No such option"),
+        (["build", "nowhere.yaml"], 2, "nowhere.yaml: cannot read the config: No such file"),
+        (["describe", "{config}"], 3, "run 'demo' was not built there; run `megablend build` first"),
+        (["describe", "{folder}"], 3, "holds no index; run `megablend build` first"),
+        (["show", "{config}", "--sample", "x"], 2, "'x' is not a valid integer"),
+        (["verify", "nowhere"], 2, "nowhere: found no such folder"),
+    ],
+)
+def test_errors_are_short_and_have_codes(tmp_path: Path, config: Path, args: list[str], code: int, says: str) -> None:
+    (tmp_path / "empty").mkdir()
+    done = run(*(arg.format(config=config, folder=tmp_path / "empty") for arg in args))
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_show_out_of_range(built: Path) -> None:
+    done = run("show", built, "--sample", 100)
+    assert done.returncode == 2
+    assert "--sample 100: sample 100 is outside of the plan's 100 samples" in done.stderr
+
+
+EDITS = [
+    ({"path": "{tmp}/source0/*.parquet"}, {"path": "{tmp}/sorce0/*.parquet"}, 2, "matches no file"),
+    ({"column": "ids"}, {"column": "idds"}, 2, "did you mean 'ids'"),
+    ({"column": "ids"}, {"column": "text"}, 2, "integer"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "code", "says"), EDITS, ids=[says for *_, says in EDITS])
+def test_sources_that_cannot_be_read_name_the_place(
+    tmp_path: Path, config: Path, old: dict[str, str], new: dict[str, str], code: int, says: str
+) -> None:
+    text = config.read_text()
+    for key in old:
+        text = text.replace(old[key].format(tmp=tmp_path), new[key].format(tmp=tmp_path), 1)
+    config.write_text(text)
+    done = run("build", config)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert f"{config}:" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_damaged_data_ends_with_3(tmp_path: Path, config: Path) -> None:
+    path = tmp_path / "source0" / "1.parquet"
+    path.write_bytes(path.read_bytes()[:-3])
+    done = run("build", config)
+    assert done.returncode == 3
+    assert str(path) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_verify_names_what_is_damaged(tmp_path: Path, built: Path) -> None:
+    (table,) = (tmp_path / "cache" / "generations").glob("*/blocks.arrow")
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 1
+    table.write_bytes(data)
+    done = run("verify", tmp_path / "cache")
+    assert done.returncode == 3
+    assert "blocks.arrow" in done.stdout
+
+
+def test_a_launcher_that_disagrees_is_refused(config: Path) -> None:
+    done = run("build", config, OMPI_COMM_WORLD_SIZE="4")
+    assert done.returncode == 2
+    assert "started 4 processes" in done.stderr
+
+
+def test_a_closed_pipe_is_no_bug(built: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    command = f"{sys.executable} -m megablend show {built} --sample 0 | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONPATH": root})
+    assert done.stderr == ""
