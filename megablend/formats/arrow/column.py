@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyarrow import types
 
-from megablend.errors import UnsupportedFileError
+from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.choose import choose_column
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
@@ -67,7 +67,7 @@ def find_column(path: str, column: str | None, schema: pa.Schema) -> Column:
     """The token column of a schema.
 
     Raises: ConfigError (no such column, or several to choose from); UnsupportedFileError (not of integers, or behind a
-        column of a type whose buffers we do not know).
+        column of a type whose buffers we do not know); CorruptFileError (a name is no text).
     """
     fields: dict[str, tuple[_Field, ...]] = {}
     end = Level(0, 0, 0)
@@ -79,6 +79,8 @@ def find_column(path: str, column: str | None, schema: pa.Schema) -> Column:
                     raise UnsupportedFileError(path, f"has two columns {name}; rename one")
                 fields[name] = chain
             end = _behind(field.type, end)
+    except UnicodeDecodeError as error:
+        raise CorruptFileError(path, f"footer: the name of a column is not UTF-8: {error}") from error
     except NotImplementedError as error:
         raise UnsupportedFileError(path, f"column {field.name} is {error}; write the file without it") from error
     chain = fields[choose_column(path, column, {name: _problem(chain[-1].type) for name, chain in fields.items()})]
