@@ -130,7 +130,7 @@ def mutate(data: bytes, rng: random.Random, target: Range) -> bytes:
     return changed if changed != data else head + bytes([tail[0] ^ 1]) + tail[1:]
 
 
-def read_all(path: Path, column: str | None, found: FileIndex, size: int) -> None:
+def read_all(path: Path, column: str | None, found: FileIndex, size: int | None = None) -> None:
     opened(path, column, found, size).read(found.blocks, found.chunks)
 
 
@@ -149,7 +149,7 @@ def attempt(base: Base, path: Path, rng: random.Random) -> None:
     target = rng.choice(targets(base, found, whole))
     path.write_bytes(mutate(whole, rng, target))
     with contextlib.suppress(MegablendError):
-        read_all(path, base.column, index(path, base.column), size)
+        read_all(path, base.column, index(path, base.column))
     changed = mutate(whole, rng, target)
     path.write_bytes(changed)
     must_fail = len(changed) != len(whole) or any(changed[a:b] != whole[a:b] for a, b in watched)

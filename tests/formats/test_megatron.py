@@ -1,10 +1,13 @@
+import importlib
 import itertools
 import struct
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from writers import index, opened, pieces, write_megatron
@@ -31,15 +34,37 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_megatron_reads_the_same(path: Path) -> None:
-    found = index(path, None)
-    ours = [piece for block in pieces(opened(path, None, found), found.blocks, found.chunks) for piece in block]
+@pytest.fixture(scope="module")
+def megatron() -> Any:
+    """Megatron's own module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch deprecates parts that its import here uses
-        from megatron.core.datasets.indexed_dataset import IndexedDataset
-    theirs = IndexedDataset(str(path)[:-4])
-    assert ours == [sequence.tolist() for sequence in theirs]
+        return importlib.import_module("megatron.core.datasets.indexed_dataset")
+
+
+def read(path: Path) -> list[list[int]]:
+    """All sequences."""
+    found = index(path, None)
     assert found.scanned_bytes == 0
+    return list(itertools.chain.from_iterable(pieces(opened(path, None, found), found.blocks, found.chunks)))
+
+
+def test_megatron_reads_the_same(path: Path, megatron: Any) -> None:
+    theirs = megatron.IndexedDataset(str(path)[:-4])
+    assert read(path) == [sequence.tolist() for sequence in theirs] == DOCUMENTS
+
+
+@pytest.mark.parametrize("multimodal", [False, True])
+def test_what_megatron_writes_is_read(tmp_path: Path, megatron: Any, multimodal: bool) -> None:
+    path = tmp_path / "x.bin"
+    builder = megatron.IndexedDatasetBuilder(str(path), dtype=np.uint16, multimodal=multimodal)
+    for i, sequence in enumerate(DOCUMENTS):
+        builder.add_item(torch.tensor(sequence, dtype=torch.int64), mode=i % 2)
+        if i % 3 == 1 or i == len(DOCUMENTS) - 1:  # a document there may be of several sequences
+            builder.end_document()
+    builder.finalize(str(path.with_suffix(".idx")))
+    assert read(path) == DOCUMENTS
+    assert index(path, None).token_dtype == "uint16"
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "int32", "int64"])
@@ -69,14 +94,6 @@ def test_prefix_bin_and_idx_name_the_same_pair(path: Path) -> None:
         found = each.index(name, None, storage=storage_for(name), documents=True, block_bytes=64)
         tables.append(found.blocks.tobytes())
     assert tables[0] == tables[1] == tables[2]
-
-
-def test_modes_of_multimodal_files_are_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "x.bin"
-    write_megatron(path, DOCUMENTS, modes=True)
-    found = index(path, None)
-    read = pieces(opened(path, None, found), found.blocks, found.chunks)
-    assert list(itertools.chain.from_iterable(read)) == DOCUMENTS
 
 
 def test_pointers_out_of_order_begin_new_blocks(tmp_path: Path) -> None:

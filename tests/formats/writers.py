@@ -42,7 +42,7 @@ def write_parquet(path: Path, documents: Documents, *, page_index: bool, version
     )
 
 
-def write_megatron(path: Path, documents: Documents, *, dtype: str = "int32", modes: bool = False) -> None:
+def write_megatron(path: Path, documents: Documents, *, dtype: str = "int32") -> None:
     """A pair as Megatron's IndexedDatasetBuilder writes it, one sequence a document."""
     lengths = np.array([len(document or []) for document in documents], "<i4")
     sizes = lengths.astype("<i8") * np.dtype(dtype).itemsize
@@ -54,7 +54,6 @@ def write_megatron(path: Path, documents: Documents, *, dtype: str = "int32", mo
         + lengths.tobytes()
         + (np.cumsum(sizes) - sizes).astype("<i8").tobytes()
         + np.arange(len(lengths) + 1, dtype="<i8").tobytes()
-        + (bytes(len(lengths)) if modes else b"")
     )
 
 
