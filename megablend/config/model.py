@@ -207,6 +207,26 @@ class Config(_Model):
         """Shares of train, valid and test, by document, of the sources listed for train."""
         return self.split or (Fraction(1), Fraction(0), Fraction(0))
 
+    @property
+    def listed_by_split(self) -> bool:
+        """Whether each split has sources of its own; otherwise all are cut from the sources of train."""
+        return set(self.sources) != {"train"}
+
+    def sources_of(self, split: str) -> dict[str, Source]:
+        """The sources of a split, by the names that they have in the index."""
+        if not self.listed_by_split:
+            return {source.name: source for source in self.sources["train"]}
+        return {f"{name}/{s.name}": s for name, listed in self.sources.items() if name == split for s in listed}
+
+    @property
+    def all_sources(self) -> dict[str, Source]:
+        """The sources of all splits, by the names that they have in the index."""
+        return {name: source for split in SPLITS for name, source in self.sources_of(split).items()}
+
+    def needs_documents(self, source: Source) -> bool:
+        """Whether the index must know where the source's documents end."""
+        return source.append_eod is not None or max(self.shares) != 1
+
 
 def _check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:
     seen: set[str] = set()
