@@ -18,7 +18,7 @@ from megablend.formats.parquet.count import PAGE_DTYPE, Pages, count_by_page_ind
 from megablend.formats.parquet.decode import BY_ROW_GROUP, DECODERS
 from megablend.formats.parquet.footer import ColumnChunk
 from megablend.formats.parquet.names import Encoding, PageType
-from megablend.formats.parquet.page import check_crc, decode_pieces, decode_v2_levels, has_old_levels
+from megablend.formats.parquet.page import check_crc, check_level_encodings, decode_pieces, decode_v2_levels
 from megablend.formats.parquet.page_header import PagePlace, read_page_header, walk_pages
 from megablend.formats.parquet.page_index import ColumnIndex, OffsetIndex, parse_column_index, parse_offset_index
 from megablend.formats.parquet.row_group import read_row_group
@@ -105,7 +105,9 @@ def _by_headers(
         dictionary = _dictionary_before(source, chunk, places)
         if not all(place.header.is_data for place in data):
             raise MalformedError("its OffsetIndex points at a page that is not of data")
-    if any((column.physical, p.header.encoding) not in DECODERS or has_old_levels(p.header, column) for p in data):
+    for place in data:
+        check_level_encodings(place.header, column)
+    if any((column.physical, place.header.encoding) not in DECODERS for place in data):
         return None
     levels = np.array([place.header.num_values for place in data], np.int64)
     if levels.sum() != chunk.num_values:

@@ -20,7 +20,7 @@ from megablend.kernels.lz4 import lz4_length
 def decompress(codec: int, data: memoryview, size: int) -> memoryview:
     """`size` bytes out of `data`. Raises MalformedError, UnsupportedError (a codec that pyarrow does not have)."""
     if codec not in CODECS:
-        raise UnsupportedError(f"codec {name_of(CodecId, codec)} cannot be read; write the file with zstd or lz4")
+        raise UnsupportedError(unreadable(codec))
     function, ratio = CODECS[codec]
     if size > len(data) * ratio + SLACK_BYTES:
         raise MalformedError(f"{len(data)} bytes of {name_of(CodecId, codec)} cannot hold the announced {size}")
@@ -31,6 +31,11 @@ def decompress(codec: int, data: memoryview, size: int) -> memoryview:
     if len(out) != size:
         raise MalformedError(f"it decompresses to {len(out)} bytes, its header says {size}")
     return out
+
+
+def unreadable(codec: int) -> str:
+    """What to say of a codec that is not in CODECS."""
+    return f"codec {name_of(CodecId, codec)} cannot be read; write the file with zstd or lz4"
 
 
 def _uncompressed(data: memoryview, size: int) -> memoryview:

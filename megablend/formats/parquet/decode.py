@@ -1,7 +1,7 @@
 """From the encoded values of a page to tokens: one table says who decodes what.
 
-PLAIN is a view of the bytes; what pyarrow alone knows goes through a file in memory; anything else (old BIT_PACKED
-levels, an encoding that the table does not name) is found when the file is indexed, and read by whole row groups.
+PLAIN is a view of the bytes; what pyarrow alone knows goes through a file in memory; an encoding that the table does not
+name is found when the file is indexed, and read by whole row groups.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import hashlib
 from dataclasses import dataclass
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
-from megablend.formats.parquet.names import CodecId
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError, Struct, UnsupportedError, read_struct
 
@@ -132,15 +131,12 @@ def _column_chunk(chunk: Struct, row_group: int, num_rows: int, limit: int) -> C
     start = dictionary_offset if 0 < dictionary_offset < data_offset else data_offset
     statistics = meta.struct(12, "statistics") if 12 in meta else Struct({})
     sizes = meta.struct(16, "size_statistics") if 16 in meta else Struct({})
-    codec = meta.integer(4, "codec")
-    if codec not in CodecId._value2member_map_ or codec == CodecId.LZO:
-        raise UnsupportedError(f"codec {codec} of row group {row_group} is not known; write the file with zstd or lz4")
     result = ColumnChunk(
         row_group=row_group,
         num_rows=num_rows,
         physical=meta.integer(1, "type"),
         path=tuple(meta.texts(3, "path_in_schema")),
-        codec=codec,
+        codec=meta.integer(4, "codec"),
         encodings=tuple(meta.integers(2, "encodings")),
         page_encodings=_page_encodings(meta),
         num_values=meta.count(5, "num_values"),

@@ -6,11 +6,12 @@ import numpy as np
 
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex
 from megablend.formats.parquet.chunk import ChunkPages, index_chunk
+from megablend.formats.parquet.codecs import CODECS, unreadable
 from megablend.formats.parquet.count import close_documents
 from megablend.formats.parquet.footer import ColumnChunk, column_chunks, read_footer
 from megablend.formats.parquet.schema import Column, find_column
 from megablend.formats.parquet.source import ByteSource
-from megablend.formats.parquet.thrift import MalformedError
+from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
 from megablend.storage.base import Storage
 
 
@@ -45,6 +46,8 @@ def index_file(path: str, column: str | None, storage: Storage, *, documents: bo
 def _check_chunk(chunk: ColumnChunk, column: Column) -> None:
     if chunk.physical != column.physical or chunk.path != column.path:
         raise MalformedError(f"row group {chunk.row_group} has another column in place of {column.name!r}")
+    if chunk.codec not in CODECS:
+        raise UnsupportedError(f"row group {chunk.row_group}: {unreadable(chunk.codec)}")
     if column.max_rep == 0 and chunk.num_values != chunk.num_rows:
         raise MalformedError(f"row group {chunk.row_group} has {chunk.num_values} values for {chunk.num_rows} rows")
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.formats.parquet.codecs import decompress
-from megablend.formats.parquet.names import Encoding, PageType
+from megablend.formats.parquet.names import Encoding, PageType, name_of
 from megablend.formats.parquet.page_header import PageHeader
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
@@ -52,20 +52,23 @@ def check_crc(header: PageHeader, body: memoryview) -> None:
         raise MalformedError(f"its checksum is {found:08x}, its header says {expected:08x}")
 
 
-def has_old_levels(header: PageHeader, column: Column) -> bool:
-    """Whether levels are in the encoding that RLE replaced; some writers name it where there are no levels at all."""
+def check_level_encodings(header: PageHeader, column: Column) -> None:
+    """Refuse levels in BIT_PACKED, which RLE replaced: readers disagree about its order of bits (arrow issue 42368).
+
+    Some writers name it where there are no levels at all; that is fine. Raises UnsupportedError.
+    """
     definition, repetition = header.level_encodings
-    return (column.max_def > 0 and definition == Encoding.BIT_PACKED) or (
-        column.max_rep > 0 and repetition == Encoding.BIT_PACKED
-    )
+    for level, encoding in ((column.max_def, definition), (column.max_rep, repetition)):
+        if level and encoding != Encoding.RLE:
+            name = name_of(Encoding, encoding)
+            raise UnsupportedError(f"its levels are in {name}, which readers disagree about; write the file again")
 
 
 def decode_pieces(header: PageHeader, body: memoryview, codec: int, column: Column) -> tuple[Pieces, memoryview]:
     """The pieces of a data page and its encoded values. Raises MalformedError, UnsupportedError."""
     if header.type == PageType.DATA_V2:
         return decode_v2_levels(header, body, column), _v2_values(header, body, codec)
-    if has_old_levels(header, column):
-        raise UnsupportedError("its levels are BIT_PACKED; index the file again")
+    check_level_encodings(header, column)
     values = decompress(codec, body, header.decoded_bytes)
     rep, values = _v1_levels(values, column.max_rep, header.num_values)
     definition, values = _v1_levels(values, column.max_def, header.num_values)

@@ -1,0 +1,155 @@
+"""How pages are found and counted, and what is read for it."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parquet_files import Rows, check
+from writers import index
+
+from megablend.formats.base import CARRIES, CLOSES, CONTINUES
+from megablend.formats.parquet.count import PAGE_DTYPE, close_documents, count_pieces
+from megablend.formats.parquet.page import Pieces
+from megablend.formats.parquet.page_index import parse_column_index, parse_offset_index
+from megablend.formats.parquet.thrift import Kind, MalformedError, write_struct
+
+LISTS = pa.list_(pa.int32())
+FULL: Rows = [[1, 2, 3]] * 90
+EMPTIES: Rows = [[1, 2, 3], [], None] * 30
+NULLS: Rows = [[1, None, 3], [None], []] * 30
+
+
+def store(path: Path, rows: Rows, kind: pa.DataType = LISTS, *, version: str = "1.0", page_index: bool = True) -> Path:
+    pq.write_table(
+        pa.table({"ids": pa.array(rows, kind)}),
+        path,
+        use_dictionary=False,
+        data_page_size=60,
+        write_batch_size=5,
+        row_group_size=50,
+        data_page_version=version,
+        write_page_index=page_index,
+        compression="zstd",
+    )
+    return path
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize(
+    ("rows", "page_index", "documents", "scans", "knows"),
+    [
+        (FULL, True, True, False, True),
+        (FULL, True, False, False, True),
+        (FULL, False, True, True, True),
+        (FULL, False, False, False, False),
+        (EMPTIES, True, True, False, True),
+        (EMPTIES, True, False, False, True),
+        (EMPTIES, False, False, True, True),
+        (NULLS, True, True, True, True),
+        (NULLS, True, False, False, False),
+    ],
+)
+def test_the_levels_are_read_only_where_nothing_else_tells(
+    tmp_path: Path, rows: Rows, page_index: bool, documents: bool, scans: bool, knows: bool, version: str
+) -> None:
+    path = store(tmp_path / "x.parquet", rows, version=version, page_index=page_index)
+    check(path, rows)
+    found = index(path, None, documents=documents)
+    assert bool(found.scanned_bytes) == scans
+    assert (found.blocks["rows"] >= 0).all() == (found.blocks["ends"] >= 0).all() == knows
+    assert (found.blocks["rows"] == -1).all() == (not knows)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("page_index", [False, True])
+def test_flat_columns_without_nulls_are_never_scanned(tmp_path: Path, version: str, page_index: bool) -> None:
+    path = store(tmp_path / "x.parquet", list(range(300)), pa.int32(), version=version, page_index=page_index)
+    assert check(path, list(range(300))).scanned_bytes == 0
+
+
+def test_flat_columns_with_nulls_are_counted_by_the_column_index(tmp_path: Path) -> None:
+    rows: Rows = [None if i % 3 == 0 else i for i in range(300)]
+    assert check(store(tmp_path / "x.parquet", rows, pa.int32()), rows).scanned_bytes == 0
+
+
+def test_the_same_file_gives_the_same_index(tmp_path: Path) -> None:
+    path = store(tmp_path / "x.parquet", NULLS)
+    first, second = index(path, None), index(path, None)
+    assert first.blocks.tobytes() == second.blocks.tobytes()
+    assert first.chunks.tobytes() == second.chunks.tobytes()
+    assert (first.structure, first.meta) == (second.structure, second.meta)
+
+
+def test_chunks_know_where_they_begin(tmp_path: Path) -> None:
+    found = index(store(tmp_path / "x.parquet", NULLS), None)
+    assert found.chunks["first_row"].tolist() == [0, 50]
+    assert found.chunks["first_token"].tolist() == [0, 34]
+    assert found.chunks["row_group"].tolist() == [0, 1]
+    assert found.chunks["dictionary_offset"].tolist() == [-1, -1]
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.sets(st.integers(1, 36), max_size=6))
+def test_documents_are_followed_over_pages(lengths: list[int], cuts: set[int]) -> None:
+    # One slot more than tokens: a null ends each row, so that a page may hold nothing but the end of a long row.
+    slots = [(row, is_token) for row, length in enumerate(lengths) for is_token in [True] * length + [False]]
+    last_slot = {row: i for i, (row, _) in enumerate(slots)}
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(slots)), len(slots)]
+    pages = np.zeros(len(bounds) - 1, PAGE_DTYPE)
+    expected: list[tuple[int, int]] = []
+    for page, begin, end in zip(pages, bounds[:-1], bounds[1:], strict=True):
+        rows = sorted({row for row, _ in slots[begin:end]})
+        tokens = [sum(is_token for r, is_token in slots[begin:end] if r == row) for row in rows]
+        continues = begin > 0 and slots[begin - 1][0] == rows[0]
+        count_pieces(page, Pieces(offsets=np.cumsum([0, *tokens]), continues=continues))
+        ends = sum(last_slot[row] < end and lengths[row] > 0 for row in rows)
+        carries = continues and any(is_token for r, is_token in slots[:begin] if r == rows[0])
+        expected.append((ends, CONTINUES * continues | CLOSES * (last_slot[rows[-1]] < end) | CARRIES * carries))
+    found, flags = close_documents(pages)
+    assert list(zip(found.tolist(), flags.tolist(), strict=True)) == expected
+
+
+def offset_index(*places: tuple[int, int, int]) -> bytes:
+    structs = [write_struct([(1, Kind.I64, a), (2, Kind.I32, b), (3, Kind.I64, c)]) for a, b, c in places]
+    return write_struct([(1, Kind.LIST, (Kind.STRUCT, structs))])
+
+
+def test_an_offset_index() -> None:
+    found = parse_offset_index(offset_index((10, 5, 0), (20, 7, 3), (27, 1, 3)), start=4, end=28, num_rows=9)
+    assert (found.offsets.tolist(), found.sizes.tolist()) == ([10, 20, 27], [5, 7, 1])
+    assert found.rows.tolist() == [3, 0, 6]
+
+
+@pytest.mark.parametrize(
+    ("places", "match"),
+    [
+        ([(3, 5, 0)], "outside of their column chunk"),
+        ([(20, 20, 0)], "outside of their column chunk"),
+        ([(10, 11, 0), (20, 5, 1)], "overlap"),
+        ([(20, 5, 0), (10, 5, 1)], "overlap"),
+        ([(10, 5, 1)], "do not ascend"),
+        ([(10, 5, 0), (20, 5, 99)], "do not ascend"),
+        ([(10, 5, 0), (20, -5, 2)], "compressed_page_size is -5"),
+    ],
+)
+def test_an_offset_index_that_lies(places: list[tuple[int, int, int]], match: str) -> None:
+    with pytest.raises(MalformedError, match=match):
+        parse_offset_index(offset_index(*places), start=4, end=28, num_rows=9)
+
+
+@pytest.mark.parametrize(
+    ("definition", "repetition", "match"),
+    [
+        ([1, 2, 3], [3, 3], "3 counts, expected 4 for each of 2 pages"),
+        ([1, 2, 3, 4, 1, 1, 1, 1], [9, 1, 5, 0], "different sums"),
+        ([1, 2, 3, 4, 1, 1, 1, -1], [9, 1, 4, 0], "negative"),
+    ],
+)
+def test_a_column_index_that_lies(definition: list[int], repetition: list[int], match: str) -> None:
+    data = write_struct([(6, Kind.LIST, (Kind.I64, repetition)), (7, Kind.LIST, (Kind.I64, definition))])
+    with pytest.raises(MalformedError, match=match):
+        parse_column_index(data, num_pages=2, max_def=3, max_rep=1)

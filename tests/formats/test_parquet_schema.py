@@ -1,0 +1,143 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from parquet_files import LIST, element
+
+from megablend.errors import ConfigError, UnsupportedFileError
+from megablend.formats.parquet.footer import read_footer
+from megablend.formats.parquet.schema import Column, find_column, leaves
+from megablend.formats.parquet.source import ByteSource
+from megablend.formats.parquet.thrift import MalformedError, Struct, read_struct
+from megablend.storage import storage_for
+
+LISTS = pa.list_(pa.int32())
+
+
+def schema_of(tmp_path: Path, **fields: pa.DataType) -> list[Struct]:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.schema(fields).empty_table(), path)
+    storage = storage_for(str(path))
+    return read_footer(ByteSource(str(path), storage, storage.stat(str(path)).size)).schema
+
+
+def elements(*written: bytes) -> list[Struct]:
+    return [read_struct(each)[0] for each in written]
+
+
+def test_levels(tmp_path: Path) -> None:
+    record = pa.struct([pa.field("ids", LISTS, nullable=False), pa.field("x", pa.int64(), nullable=False)])
+    required = pa.list_(pa.field("element", pa.int32(), nullable=False))
+    found = {c.name: c for c in leaves(schema_of(tmp_path, flat=pa.uint16(), ids=LISTS, record=record, full=required))}
+    levels = {name: (c.ordinal, c.dtype, c.max_def, c.max_rep, c.slot_def) for name, c in found.items()}
+    assert levels == {
+        "flat": (0, "uint16", 1, 0, 0),
+        "ids": (1, "int32", 3, 1, 2),
+        "record.ids": (2, "int32", 3, 1, 2),
+        "record.x": (3, "int64", 1, 0, 0),
+        "full": (4, "int32", 2, 1, 2),
+    }
+    assert all(Column.from_meta(c.to_meta()) == c for c in found.values())
+
+
+def test_the_only_column_of_integers_is_found(tmp_path: Path) -> None:
+    schema = schema_of(tmp_path, text=pa.string(), ids=LISTS, day=pa.date32(), score=pa.float64())
+    column, num_leaves = find_column(schema, None, "x")
+    assert (column.name, column.path, num_leaves) == ("ids", ("ids", "list", "element"), 4)
+
+
+def test_several_columns_need_a_name(tmp_path: Path) -> None:
+    schema = schema_of(tmp_path, ids=LISTS, record=pa.struct([("mask", LISTS)]))
+    with pytest.raises(
+        ConfigError, match=r"name the token column by `column:`; columns of integers: ids, record\.mask"
+    ):
+        find_column(schema, None, "x")
+    with pytest.raises(ConfigError, match="columns of integers: none"):
+        find_column(schema_of(tmp_path, text=pa.string()), None, "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("input_id", "no column 'input_id'; did you mean 'input_ids'"),
+        ("record", "no column 'record'; columns of integers: input_ids, record.mask|did you mean"),
+        ("record.task", "did you mean 'record.mask'"),
+        ("zzz", "no column 'zzz'; columns of integers: input_ids, record.mask"),
+    ],
+)
+def test_the_nearest_name_is_given(tmp_path: Path, name: str, match: str) -> None:
+    schema = schema_of(tmp_path, input_ids=LISTS, record=pa.struct([("mask", LISTS)]))
+    with pytest.raises(ConfigError, match=match):
+        find_column(schema, name, "x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (pa.string(), "is of BYTE_ARRAY, not of integers"),
+        (pa.float64(), "is of DOUBLE"),
+        (pa.date32(), "is of INT32 with"),
+        (pa.timestamp("us"), "is of INT64 with"),
+        (pa.decimal128(5), "is of FIXED_LEN_BYTE_ARRAY"),
+        (pa.uint64(), "is of uint64"),
+        (pa.list_(LISTS), "is a list of lists"),
+        (pa.bool_(), "is of BOOLEAN"),
+    ],
+    ids=str,
+)
+def test_other_types_are_refused(tmp_path: Path, kind: pa.DataType, match: str) -> None:
+    with pytest.raises(UnsupportedFileError, match=f"x: column 'a' {match}.*; columns of integers: ids"):
+        find_column(schema_of(tmp_path, a=kind, ids=LISTS), "a", "x")
+
+
+def test_maps_are_refused(tmp_path: Path) -> None:
+    schema = schema_of(tmp_path, m=pa.map_(pa.int32(), pa.int32()), ids=LISTS)
+    assert find_column(schema, None, "x")[0].name == "ids"
+    with pytest.raises(UnsupportedFileError, match="lies in a map"):
+        find_column(schema, "m.key_value.key", "x")
+
+
+def test_two_columns_of_one_name() -> None:
+    twice = elements(element("schema", children=2), element("a", 0, type=1), element("a", 0, type=1))
+    with pytest.raises(ConfigError, match="2 columns are called 'a'"):
+        find_column(twice, "a", "x")
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "levels"),
+    [
+        ([element("a", 2, type=1)], "a", (1, 1, 1)),
+        ([element("a", 1, children=1, converted=3), element("array", 2, type=1)], "a", (2, 1, 2)),
+        (
+            [element("a", 0, children=1, converted=3), element("a_tuple", 2, children=1), element("x", 0, type=1)],
+            "a.x",
+            (1, 1, 1),
+        ),
+        (
+            [element("a", 0, children=1, converted=3), element("bag", 2, children=1), element("item", 1, type=1)],
+            "a",
+            (2, 1, 1),
+        ),
+    ],
+)
+def test_lists_of_old_writers(written: list[bytes], name: str, levels: tuple[int, int, int]) -> None:
+    column = next(leaves(elements(element("schema", children=1), *written)))
+    assert (column.name, (column.max_def, column.max_rep, column.slot_def)) == (name, levels)
+
+
+@pytest.mark.parametrize(
+    ("written", "match"),
+    [
+        ([], "empty"),
+        (LIST[:2], "ends before"),
+        ([*LIST, element("more", 0, type=1)], "more elements"),
+        ([element("schema", children=1), element("a", 7, type=1)], "repetition type 7"),
+        ([element("schema", children=1), element("a", 0)], "type of a column is missing"),
+        ([element("schema", children=1), *[element("a", 1, children=1)] * 200], "deeper than 127"),
+        ([element("schema", children=-1)], "num_children is -1"),
+    ],
+)
+def test_broken_schemas(written: list[bytes], match: str) -> None:
+    with pytest.raises(MalformedError, match=match):
+        list(leaves(elements(*written)))

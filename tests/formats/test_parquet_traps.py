@@ -1,0 +1,319 @@
+"""What writers do, and what damage looks like: files made field by field."""
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from parquet_files import (
+    FLAT,
+    LIST,
+    LIST_NAMES,
+    REQUIRED,
+    Fields,
+    Rows,
+    check,
+    data_page,
+    data_page_v2,
+    dictionary_page,
+    element,
+    hybrid,
+    prefixed,
+    write,
+)
+from writers import index, opened
+
+from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, UnsupportedFileError
+from megablend.formats.parquet.thrift import Kind, write_struct
+
+VALUES: Rows = [1, None, 3, 4, None, 6]
+FLAT_LEVELS = [1, 0, 1, 1, 0, 1]
+
+
+def int32s(*values: int) -> bytes:
+    return np.array(values, "<i4").tobytes()
+
+
+def flat_page(*, padding: int = 0, crc: int | None = None) -> bytes:
+    return data_page(prefixed(hybrid(FLAT_LEVELS, 1)) + int32s(1, 3, 4, 6), 6, padding=padding, crc=crc)
+
+
+def list_page(rep: list[int], definition: list[int], *values: int) -> bytes:
+    return data_page(prefixed(hybrid(rep, 1)) + prefixed(hybrid(definition, 2)) + int32s(*values), len(rep))
+
+
+def dictionary_values(definition: list[int], width: int, indices: bytes) -> bytes:
+    return prefixed(hybrid(definition, 1)) + bytes([width]) + indices
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "x.parquet"
+
+
+def test_a_page(path: Path) -> None:
+    check(write(path, [flat_page()], num_values=6, num_rows=6), VALUES)
+
+
+@pytest.mark.parametrize("padding", [100, 127, 500, 5000, 70_000])
+def test_a_header_longer_than_the_probe(path: Path, padding: int) -> None:
+    check(write(path, [flat_page(padding=padding), flat_page()], num_values=12, num_rows=12), [*VALUES, *VALUES])
+
+
+@pytest.mark.parametrize("meta", [[], [(11, Kind.I64, 0)], [(11, Kind.I64, 4)]], ids=["absent", "zero", "given"])
+def test_the_place_of_a_dictionary(path: Path, meta: Fields) -> None:
+    indices = dictionary_values([1, 0, 1, 1], 2, b"\x03\x24\x00")  # bit-packed 0, 1, 2
+    pages = [dictionary_page([70, 80, 90]), data_page(indices, 4, encoding=8), flat_page()]
+    data_offset = 4 + len(pages[0]) if meta and meta[0][2] else 4
+    write(path, pages, num_values=10, num_rows=10, data_offset=data_offset, meta=meta)
+    found = check(path, [70, None, 80, 90, *VALUES])
+    assert found.blocks["encoding"].tolist() == [8, 0]
+    assert found.chunks["dictionary_offset"].tolist() == [4]
+
+
+def test_indices_of_no_bits(path: Path) -> None:
+    pages = [dictionary_page([7]), data_page(dictionary_values([1, 0, 1, 1], 0, b"\x06"), 4, encoding=2)]
+    check(write(path, pages, num_values=4, num_rows=4), [7, None, 7, 7])
+
+
+def test_v2_pages_without_values(path: Path) -> None:
+    empty, nulls = data_page_v2(b"", b"", b"", 0, 0), data_page_v2(b"", hybrid([0] * 5, 1), b"", 5, 5)
+    full = data_page_v2(b"", hybrid([1] * 2, 1), int32s(8, 9), 2, 2)
+    found = check(write(path, [empty, nulls, full, empty], num_values=7, num_rows=7), [None] * 5 + [8, 9])
+    assert len(found.blocks) == 2
+
+
+def test_v2_compresses_values_alone(path: Path) -> None:
+    values = pa.Codec("snappy").compress(int32s(5, 6), asbytes=True)
+    pages = [data_page_v2(b"", hybrid([1, 0, 1], 1), values, 3, 3, decoded_values=8)]
+    pages.append(data_page_v2(b"", hybrid([0, 0], 1), b"\x00", 2, 2, decoded_values=0))
+    check(write(path, pages, num_values=5, num_rows=5, codec=1), [5, None, 6, None, None])
+
+
+def test_hadoop_lz4(path: Path) -> None:
+    body = prefixed(hybrid(FLAT_LEVELS, 1)) + int32s(1, 3, 4, 6)
+    block = pa.Codec("lz4_raw").compress(body, asbytes=True)
+    stored = len(body).to_bytes(4, "big") + len(block).to_bytes(4, "big") + block
+    check(write(path, [data_page(stored, 6, decoded=len(body))], num_values=6, num_rows=6, codec=5), VALUES)
+
+
+def test_rows_over_many_pages(path: Path) -> None:
+    pages = [
+        list_page([0, 1], [3, 3], 1, 2),
+        list_page([1, 1], [2, 2]),  # nothing but nulls in the middle of the row: no block
+        list_page([1], [3], 3),
+        list_page([1], [2]),  # and at its end
+        list_page([0, 0, 0, 1], [0, 1, 2, 2]),  # a row of nulls, open
+        list_page([1, 0], [3, 3], 4, 5),
+        list_page([1, 0], [2, 0]),
+    ]
+    rows: Rows = [[1, 2, None, None, 3, None], None, [], [None, None, 4], [5, None], None]
+    found = check(write(path, pages, num_values=14, num_rows=6, schema=LIST, names=LIST_NAMES), rows)
+    assert found.blocks["ends"].tolist() == [0, 1, 0, 1, 1]
+    assert found.blocks["flags"].tolist() == [0, 1 | 2 | 4, 0, 1, 1 | 2 | 4]
+    assert pq.read_table(path)["ids"].to_pylist() == list(rows)
+
+
+def test_levels_in_an_old_encoding_are_refused(path: Path) -> None:
+    write(path, [data_page(b"\x2c" + int32s(1, 3, 4, 6), 6, levels=4)], num_values=6, num_rows=6)
+    with pytest.raises(UnsupportedFileError, match="its levels are in BIT_PACKED, which readers disagree about"):
+        index(path, None)
+
+
+def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
+    found = check(
+        write(path, [data_page(int32s(1, 2), 2, levels=4)], num_values=2, num_rows=2, schema=REQUIRED), [1, 2]
+    )
+    assert found.blocks["encoding"].tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("pages", "options", "match"),
+    [
+        (
+            [flat_page(crc=5)],
+            {},
+            "at byte 4: the page is damaged: its checksum is [0-9a-f]{8}, its header says 00000005",
+        ),
+        ([flat_page()], {"num_values": 7, "num_rows": 7}, "the page header"),
+        ([flat_page()], {"num_values": 5, "num_rows": 5}, "1 values more than the 5"),
+        ([flat_page()], {"file_rows": 5}, "num_rows is 5, but the row groups have 6"),
+        ([flat_page()], {"num_rows": 5}, "6 values for 5 rows"),
+        ([flat_page()], {"data_offset": 10**6}, "claims bytes 1000000 to"),
+        ([flat_page()], {"data_offset": 0}, "claims bytes 0 to"),
+        ([flat_page()], {"num_values": 1 << 50}, "expected 0 to"),
+        ([flat_page()], {"names": ("other",)}, "another column in place of 'ids'"),
+        (
+            [data_page(prefixed(hybrid([1], 1)), 1)],
+            {"num_values": 1, "num_rows": 1},
+            "1 values need 4 bytes, 0 are left",
+        ),
+        ([data_page(prefixed(hybrid([1], 1)), 6)], {}, "levels are 1, its header says 6"),
+        ([data_page(prefixed(b"\xff" * 9), 6)], {}, "levels are broken"),
+        ([data_page(b"\xff\xff\x00\x00", 6)], {}, "should take 65535 bytes, 0 are left"),
+        ([data_page(b"", 6)], {}, "should take 0 bytes, 0 are left"),
+        ([data_page(b"", 6, decoded=7)], {}, "decompresses to 0 bytes, its header says 7"),
+        ([data_page(b"", 6, decoded=1 << 30)], {}, "0 bytes of UNCOMPRESSED cannot hold"),
+        ([data_page(b"", 6, decoded=-1)], {}, "uncompressed_page_size is -1"),
+        ([data_page_v2(b"", hybrid([2] * 6, 2), b"", 6, 6)], {}, "level"),
+        ([data_page(dictionary_values([1] * 6, 1, b"\x06"), 6, encoding=8)], {}, "refer to a dictionary, but"),
+        ([flat_page()], {"footer": [(8, Kind.STRUCT, b"\0")]}, "its columns are encrypted"),
+        ([flat_page()], {"chunk": [(8, Kind.STRUCT, b"\0")]}, "the column is encrypted"),
+        ([flat_page()], {"chunk": [(1, Kind.BINARY, b"other.parquet")]}, "lies in another file .other.parquet."),
+        ([flat_page()], {"codec": 3}, "codec LZO"),
+        ([flat_page()], {"codec": 77}, "codec unknown .77."),
+    ],
+)
+def test_damaged_and_unsupported_files(path: Path, pages: list[bytes], options: dict[str, object], match: str) -> None:
+    write(path, pages, **({"num_values": 6, "num_rows": 6, "schema": FLAT} | options))  # type: ignore[arg-type]
+    with pytest.raises((CorruptFileError, UnsupportedFileError), match=match) as caught:
+        check(path, VALUES)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_level_above_the_column(path: Path) -> None:
+    required = [*LIST[:3], element("element", 0, type=1)]  # levels up to 2, in 2 bits
+    write(path, [list_page([0], [3], 1)], num_values=1, num_rows=1, schema=required, names=LIST_NAMES)
+    with pytest.raises(CorruptFileError, match="it has a level 3, above the column's 2"):
+        check(path, [[1]])
+
+
+def test_a_first_page_cannot_continue(path: Path) -> None:
+    write(path, [list_page([1, 0], [3, 3], 1, 2)], num_values=2, num_rows=1, schema=LIST, names=LIST_NAMES)
+    with pytest.raises(CorruptFileError, match="its first page begins in the middle of a row"):
+        check(path, [[1]])
+
+
+def test_rows_must_agree(path: Path) -> None:
+    write(path, [list_page([0, 0], [3, 3], 1, 2)], num_values=2, num_rows=3, schema=LIST, names=LIST_NAMES)
+    with pytest.raises(CorruptFileError, match="its pages have 2 rows, its row group 3"):
+        check(path, [[1], [2]])
+
+
+def test_tokens_must_agree(path: Path) -> None:
+    sizes = write_struct([(3, Kind.LIST, (Kind.I64, [1, 5]))])
+    write(path, [flat_page()], num_values=6, num_rows=6, meta=[(16, Kind.STRUCT, sizes)])
+    with pytest.raises(CorruptFileError, match="its pages have 4 tokens, its metadata says 5"):
+        check(path, VALUES)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "match"),
+    [
+        (b"", CorruptFileError, "the file is empty"),
+        (b"PAR1", CorruptFileError, "not a whole Parquet file"),
+        (b"PAR1PAR1", CorruptFileError, "not a whole Parquet file"),
+        (b"PAR1" + bytes(100), CorruptFileError, "ends with b'.x00.x00.x00.x00', not b'PAR1'"),
+        (b"PAR1" + bytes(100) + b"\xff\xff\xff\x7fPAR1", CorruptFileError, "footer's length is 2147483647, but 100"),
+        (b"PAR1" + bytes(100) + bytes(4) + b"PAR1", CorruptFileError, "footer's length is 0"),
+        (b"PAR1" + bytes(100) + b"\x50\0\0\0PAR1", CorruptFileError, "the footer is damaged"),
+        (b"PARE" + bytes(100) + b"PARE", UnsupportedFileError, "the footer is encrypted .PARE."),
+    ],
+)
+def test_files_without_a_footer(path: Path, data: bytes, error: type[DataError], match: str) -> None:
+    path.write_bytes(data)
+    with pytest.raises(error, match=match) as caught:
+        index(path, None)
+    assert caught.value.path == str(path)
+
+
+def test_a_file_that_changed_is_named(path: Path) -> None:
+    write(path, [flat_page()], num_values=6, num_rows=6)
+    found, whole = index(path, None), path.read_bytes()
+    path.write_bytes(whole + b"x")
+    with pytest.raises(ChangedFileError, match=rf"has {len(whole) + 1} bytes, {len(whole)} when it was indexed"):
+        opened(path, None, found, size=len(whole))
+    flipped = bytearray(whole)
+    flipped[-20] ^= 1
+    path.write_bytes(flipped)
+    with pytest.raises(ChangedFileError, match=rf"footer's digest is [0-9a-f]{{32}}, {found.structure} when"):
+        opened(path, None, found)
+    path.write_bytes(bytes(len(whole)))
+    with pytest.raises(ChangedFileError, match="changed since it was indexed: not a whole Parquet file"):
+        opened(path, None, found)
+
+
+def test_an_index_that_does_not_fit_the_page(path: Path) -> None:
+    write(path, [flat_page()], num_values=6, num_rows=6)
+    found = index(path, None)
+    reader = opened(path, None, found)
+    for field, value, match in [
+        ("tokens", 5, "4 tokens, the index says 5"),
+        ("rows", 5, "6 rows begin in it, the index says otherwise"),
+        ("stored_bytes", int(found.blocks["stored_bytes"][0]) - 1, "its body is of"),
+        ("offset", 5, "the page is damaged"),
+        ("offset", 10**12, "but the file has"),
+    ]:
+        blocks = found.blocks.copy()
+        blocks[field] = value
+        with pytest.raises(CorruptFileError, match=match):
+            reader.read(blocks, found.chunks)
+
+
+def test_any_change_of_a_body_with_a_checksum_is_noticed(path: Path) -> None:
+    chance = random.Random(2)
+    rows: Rows = [[chance.randrange(500) for _ in range(30)] for _ in range(60)]
+    table = pa.table({"ids": pa.array(rows, pa.list_(pa.int32()))})
+    for version, dictionary in [("1.0", False), ("1.0", True), ("2.0", False), ("2.0", True)]:
+        pq.write_table(
+            table,
+            path,
+            data_page_version=version,
+            use_dictionary=dictionary,
+            data_page_size=400,
+            write_page_checksum=True,
+            compression="lz4",
+        )
+        found, whole = index(path, None), path.read_bytes()
+        column = pq.ParquetFile(path).metadata.row_group(0).column(0)
+        start = column.dictionary_page_offset or column.data_page_offset
+        for _ in range(40):
+            data = bytearray(whole)
+            data[start + 60 + chance.randrange(column.total_compressed_size - 60)] ^= 1 << chance.randrange(8)
+            path.write_bytes(data)
+            try:
+                read = opened(path, None, found).read(found.blocks, found.chunks)
+            except CorruptFileError:
+                continue
+            # A flip of a header's statistics, or of a bit that the format does not use, changes nothing.
+            assert [t for block in read for t in block.tokens.tolist()] == [t for row in rows for t in row]
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("page_index", [False, True])
+def test_mutated_files_give_clear_errors(tmp_path: Path, version: str, page_index: bool) -> None:
+    chance = random.Random(version + str(page_index))
+    rows: Rows = [None if i % 9 == 4 else [None, *range(i % 30)] for i in range(80)]
+    whole = tmp_path / "whole.parquet"
+    pq.write_table(
+        pa.table({"ids": pa.array(rows, pa.list_(pa.int32()))}),
+        whole,
+        data_page_version=version,
+        write_page_index=page_index,
+        data_page_size=200,
+        write_batch_size=8,
+        compression="snappy",
+    )
+    path, data = tmp_path / "x.parquet", whole.read_bytes()
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    messages = []
+    for i in range(300):
+        mutated = bytearray(data)
+        for _ in range(chance.choice([1, 1, 2, 8])):
+            place = chance.randrange(len(data) - footer, len(data)) if i % 2 else chance.randrange(len(data))
+            mutated[place] = chance.choice([0, 255, mutated[place] ^ 1 << chance.randrange(8)])
+        if i % 10 == 0:
+            del mutated[chance.randrange(len(data)) :]
+        path.write_bytes(mutated)
+        try:
+            found = index(path, "ids")
+            opened(path, "ids", found).read(found.blocks, found.chunks)
+        except (DataError, ConfigError) as error:
+            messages.append(str(error))
+    assert len(messages) > 100
+    assert all(str(path) in message for message in messages)
+    shutil.copy(whole, path)
+    check(path, rows)
