@@ -65,6 +65,7 @@ def build(
             column=source.column,
             documents=checked.needs_documents(source),
             block_bytes=checked.block_bytes,
+            place=source.place,
         )
         for name, source in checked.all_sources.items()
     ]

@@ -109,7 +109,7 @@ def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
         message = problem["msg"].removeprefix("Value error, ")
         if not location and (start := re.match(r"(\w+): ", message)):
             location, message = [start[1]], message[start.end() :]
-        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+        key = _key(location)
         if problem["type"] == "extra_forbidden":
             known = Source.model_fields if len(location) > 1 else Config.model_fields
             near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
@@ -128,22 +128,30 @@ def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
 
 
 def _absolute(config: Config, base: Path, places: _Places) -> Config:
-    """Paths made absolute; those that name an object store refused."""
+    """Paths made absolute, those that name an object store refused; sources told where they stand."""
 
-    def absolute(path: str, *location: str | int) -> str:
+    def absolute(path: str, place: str) -> str:
         if "://" in path:
-            key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
             raise ConfigError(
-                f"{places.line(location)}: {key}: found {path!r}; object stores come in a later release: "
+                f"{place}: found {path!r}; object stores come in a later release: "
                 "give a path on a local or mounted disk"
             )
         return str(base / Path(path).expanduser())
 
-    sources = {
-        split: tuple(
-            source.model_copy(update={"path": tuple(absolute(p, "sources", i, "path") for p in source.path)})
-            for i, source in enumerate(listed)
-        )
-        for split, listed in config.sources.items()
-    }
-    return config.model_copy(update={"cache": absolute(config.cache, "cache"), "sources": sources})
+    def placed(source: Source, *location: str | int) -> Source:
+        place = f"{places.line(location)}: {_key(location)}"
+        paths = tuple(absolute(path, f"{place}.path") for path in source.path)
+        found = source.model_copy(update={"path": paths})
+        found._place = place
+        return found
+
+    sources = {}
+    for split, listed in config.sources.items():
+        above = ("sources", split) if config.listed_by_split else ("sources",)
+        sources[split] = tuple(placed(source, *above, i) for i, source in enumerate(listed))
+    cache = absolute(config.cache, f"{places.line(['cache'])}: cache")
+    return config.model_copy(update={"cache": cache, "sources": sources})
+
+
+def _key(location: Sequence[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")

@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 UNITS = ("weight", "tokens", "samples", "epochs")
 """What a source's share may be given in; one for all sources of a blend."""
@@ -95,6 +95,7 @@ class Source(_Model):
     """Hard cap: a blend that would read the source more often is refused."""
     append_eod: Token | None = None
     """End-of-document token put after each document that has tokens, as it is read."""
+    _place: str = PrivateAttr("")
 
     @field_validator("path", mode="before")
     @classmethod
@@ -103,6 +104,11 @@ class Source(_Model):
         if not isinstance(paths, (list, tuple)) or not paths or not all(isinstance(p, str) and p for p in paths):
             raise ValueError(f"found {value!r}, expected a path, a glob or a list of them")
         return tuple(paths)
+
+    @property
+    def place(self) -> str:
+        """Where the source stands, for messages: `demo.yaml:12: sources[1]`."""
+        return self._place
 
     @property
     def unit(self) -> str | None:

@@ -33,6 +33,12 @@ class SourceSpec:
     """Documents must be counted exactly, even where that needs a scan."""
     block_bytes: int
     """Rough size of a block where the format leaves it open (`.bin`)."""
+    place: str = ""
+    """Where it is asked for (`demo.yaml:12: sources[1]`), for messages."""
+
+    def complaint(self, problem: object) -> ConfigError:
+        """An error about what was asked for, with the place where it was."""
+        return ConfigError(f"{f'{self.place}: ' if self.place else ''}source {self.name!r}: {problem}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +80,7 @@ def list_source(spec: SourceSpec) -> SourceListing:
             files[file.name] = file
     if len(formats) > 1:
         found = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
-        raise ConfigError(f"source {spec.name!r} mixes formats: {found}; make each format a source of its own")
+        raise spec.complaint(f"mixes formats: {found}; make each format a source of its own")
     kind = FORMATS[next(iter(formats))]
     return SourceListing(
         spec=dataclasses.replace(spec, documents=spec.documents or kind.documents_known),
@@ -108,7 +114,7 @@ def _matches(spec: SourceSpec, pattern: str) -> list[str]:
         folder = Path(pattern).parent
         nearest = difflib.get_close_matches(pattern, storage.glob(str(folder / "*")), n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        raise ConfigError(f"source {spec.name!r}: {pattern} matches no file{hint}")
+        raise spec.complaint(f"{pattern} matches no file{hint}")
     return found
 
 
@@ -116,7 +122,7 @@ def _format(spec: SourceSpec, path: str) -> Format:
     try:
         return format_of(path)
     except ConfigError as error:
-        raise ConfigError(f"source {spec.name!r}: {error}") from error
+        raise spec.complaint(error) from error
 
 
 def stat_file(paths: Sequence[str], root: str) -> SourceFile:

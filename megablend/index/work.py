@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megablend.errors import CacheError, ChangedFileError
+from megablend.errors import CacheError, ChangedFileError, ConfigError
 from megablend.formats import FORMATS
 from megablend.index.body import body_digest
 from megablend.index.disk import finished
@@ -120,7 +120,12 @@ def await_fragment(path: Path) -> Fragment:
 def _index(work: Work, listing: SourceListing) -> Fragment:
     spec, file = listing.spec, work.file
     kind, storage = FORMATS[listing.format], storage_for(file.path)
-    index = kind.index(file.path, spec.column, storage=storage, documents=work.documents, block_bytes=spec.block_bytes)
+    try:
+        index = kind.index(
+            file.path, spec.column, storage=storage, documents=work.documents, block_bytes=spec.block_bytes
+        )
+    except ConfigError as error:
+        raise spec.complaint(error) from error
     body = body_digest(file.path, file.size, storage)
     if stat_file(kind.files(file.path), listing.root).etag != file.etag:
         raise ChangedFileError(file.path, "changed while it was being indexed; let its writer finish, then build again")

@@ -54,12 +54,22 @@ def test_json_and_a_dict_are_the_same_config(tmp_path: Path) -> None:
     path.write_text(json.dumps(data))
     from_dict = load_config(data)
     assert from_dict.cache == str(Path.cwd() / "c")
-    assert load_config(path) == from_dict.model_copy(update={"cache": str(tmp_path / "c")})
+    assert load_config(path).model_dump() == from_dict.model_dump() | {"cache": str(tmp_path / "c")}
+    assert [load_config(given).sources["train"][0].place for given in (path, data)] == [
+        f"{path}:1: sources[0]",
+        "config: sources[0]",
+    ]
 
 
 @pytest.mark.parametrize(
     ("written", "value"),
-    [("0.1", Fraction(1, 10)), ("1e-9", Fraction(1, 10**9)), ("1.0e-9", Fraction(1, 10**9)), ("3", Fraction(3)), ("1_000", 1000)],
+    [
+        ("0.1", Fraction(1, 10)),
+        ("1e-9", Fraction(1, 10**9)),
+        ("1.0e-9", Fraction(1, 10**9)),
+        ("3", Fraction(3)),
+        ("1_000", 1000),
+    ],
 )
 def test_numbers_are_kept_as_written(tmp_path: Path, written: str, value: Fraction) -> None:
     config = load_config(write(tmp_path, YAML.replace("weight: 0.5", f"weight: {written}")))
@@ -71,7 +81,10 @@ def test_counts_may_be_written_short(tmp_path: Path) -> None:
 
 
 def test_a_list_for_each_split(tmp_path: Path) -> None:
-    text = YAML[: YAML.index("split")] + "sources:\n  train: [{name: web, path: a.arrow}]\n  valid: [{name: web, path: b.arrow}]\n"
+    text = (
+        YAML[: YAML.index("split")]
+        + "sources:\n  train: [{name: web, path: a.arrow}]\n  valid: [{name: web, path: b.arrow}]\n"
+    )
     config = load_config(write(tmp_path, text))
     assert list(config.all_sources) == ["train/web", "valid/web"]
     assert list(config.sources_of("test")) == []
@@ -109,7 +122,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "line", "key", "says"), BAD, ids=[f"{key}:{new[:20]}" for _, new, _, key, _ in BAD])
+@pytest.mark.parametrize(
+    ("old", "new", "line", "key", "says"), BAD, ids=[f"{key}:{new[:20]}" for _, new, _, key, _ in BAD]
+)
 def test_complaints_are_one_line_with_the_place(
     tmp_path: Path, old: str, new: str, line: int | None, key: str, says: str
 ) -> None:
