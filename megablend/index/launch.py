@@ -17,10 +17,9 @@ from megablend.errors import LaunchError, MegablendError
 
 T = TypeVar("T")
 
-_SIZES = {
-    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
-    "PMI_SIZE": "a launcher that speaks PMI (MPICH, Intel MPI, Slurm)",
-}
+_OPEN_MPI = "OMPI_COMM_WORLD_SIZE"
+_OTHERS = ("MPICH", "Intel", "MVAPICH")
+_SIZES = {_OPEN_MPI: "Open MPI's mpirun", "PMI_SIZE": "mpirun (MPICH, Intel MPI) or srun"}
 _SLURM_SIZES = {"SLURM_STEP_NUM_TASKS": "srun", "SLURM_NTASKS": "srun"}
 _REINSTALL = "python -m pip install --force-reinstall --no-binary mpi4py mpi4py"
 
@@ -135,18 +134,18 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch:
     if started is None or (started.exact and started.size == 1):
         return OneProcess()
     try:
-        from megablend.index.mpi import MpiLaunch
+        from megablend.index import mpi
     except (ImportError, RuntimeError) as error:  # mpi4py's wheel raises RuntimeError where it finds no libmpi
         raise LaunchError(
             f"{started} but MPI cannot be loaded ({error}): install mpi4py and the launcher's MPI library "
             "(python -m pip install mpi4py mpich brings both), or start one process alone"
         ) from error
-    launch = MpiLaunch()
+    library = mpi.library()
+    if started.variable == _OPEN_MPI and any(name in library for name in _OTHERS):
+        raise LaunchError(f"{started} but {_bound_to(library)}")
+    launch = mpi.MpiLaunch()
     if launch.size < started.size or (started.exact and launch.size != started.size):
-        raise LaunchError(
-            f"{started} but MPI sees {launch.size}: mpi4py is bound to another MPI library ({launch.library}); start "
-            f"with that library's own mpirun, or bind mpi4py to the launcher's ({_REINSTALL})"
-        )
+        raise LaunchError(f"{started} but MPI sees {launch.size}: {_bound_to(library)}")
     return launch
 
 
@@ -155,6 +154,13 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, MegablendError):
         return error.exit_code
     return 130 if isinstance(error, KeyboardInterrupt) else MegablendError.exit_code
+
+
+def _bound_to(library: str) -> str:
+    return (
+        f"mpi4py is bound to another MPI library ({library}); start with that library's own mpirun, or bind mpi4py to the "
+        f"launcher's ({_REINSTALL})"
+    )
 
 
 def _count(environ: Mapping[str, str], variable: str) -> int:

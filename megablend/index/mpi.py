@@ -1,4 +1,4 @@
-"""The ranks of an MPI job. Imported by `launch.detect` alone, since importing mpi4py.MPI initialises MPI."""
+"""The ranks of an MPI job. Imported by `launch.detect` alone, under an MPI launcher."""
 
 from __future__ import annotations
 
@@ -8,31 +8,41 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from mpi4py import MPI
+import mpi4py
 
 from megablend.errors import MegablendError
 from megablend.index.launch import exit_code
 
+# Initialised by MpiLaunch: under another MPI's launcher a library may end the process there, without a word of ours.
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = True
+
+from mpi4py import MPI  # noqa: E402
+
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.005
+_ABORT_SECONDS = 0.3
+"""Launchers lose what a rank writes at the moment it aborts."""
 _POST_TAG = 1
+
+
+def library() -> str:
+    """Name and version of the MPI library that mpi4py is bound to; known before MPI is initialised."""
+    return " ".join(MPI.Get_library_version().split("\n")[0].split())
 
 
 class MpiLaunch:
     """COMM_WORLD. Waits by polling: MPI libraries spin as they wait, which takes cores from ranks that still work."""
 
     def __init__(self) -> None:
+        if not MPI.Is_initialized():
+            MPI.Init()
         self._comm = MPI.COMM_WORLD
         self.rank = int(self._comm.Get_rank())
         self.size = int(self._comm.Get_size())
         self._sent: list[Any] = []
         self._inbox: list[tuple[int, Any]] = []
-
-    @property
-    def library(self) -> str:
-        """Name and version of the MPI library that mpi4py is bound to."""
-        return " ".join(MPI.Get_library_version().split("\n")[0].split())
 
     def barrier(self, meanwhile: Callable[[], None] | None = None) -> None:
         """Wait for all ranks, and for all posts to arrive; `meanwhile` is called now and then.
@@ -78,10 +88,11 @@ class MpiLaunch:
     def abort(self, error: BaseException) -> NoReturn:
         """Print "rank r: message" on stderr and end all ranks with the error's exit code."""
         # Where all ranks fail for one reason, the lowest says so and ends the others before they repeat it.
-        time.sleep(0.2 * min(self.rank, 10))
-        if not isinstance(error, MegablendError | KeyboardInterrupt):
-            traceback.print_exception(error)
-        print(f"rank {self.rank}: {error or type(error).__name__}", file=sys.stderr, flush=True)
+        time.sleep(2 * _ABORT_SECONDS * min(self.rank, 4))
+        expected = isinstance(error, MegablendError | KeyboardInterrupt)
+        trace = "" if expected else "".join(traceback.format_exception(error))
+        print(f"{trace}rank {self.rank}: {error or type(error).__name__}", file=sys.stderr, flush=True)
+        time.sleep(_ABORT_SECONDS)
         self._comm.Abort(exit_code(error))
         raise SystemExit(exit_code(error))
 

@@ -60,13 +60,13 @@ def test_one_process_does_not_import_mpi(tmp_path: Path) -> None:
         assert not json.loads(result.stdout)["mpi"]
 
 
-@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
-def test_a_launcher_of_another_mpi_is_refused(variable: str) -> None:
+@pytest.mark.parametrize(("variable", "problem"), [("OMPI_COMM_WORLD_SIZE", ""), ("PMI_SIZE", "MPI sees 1: ")])
+def test_a_launcher_of_another_mpi_is_refused(variable: str, problem: str) -> None:
     check = "from megablend.index.launch import detect; detect()"
     result = run([*driver(0)[:1], "-c", check], **{variable: 4})
     assert result.returncode != 0
-    assert f"started 4 processes ({variable}) but MPI sees 1" in result.stderr
-    assert "mpi4py is bound to another MPI library (MPICH" in result.stderr
+    expected = f"started 4 processes ({variable}) but {problem}mpi4py is bound to another MPI library (MPICH"
+    assert expected in result.stderr
 
 
 def test_a_launcher_without_mpi4py_is_refused(tmp_path: Path) -> None:
