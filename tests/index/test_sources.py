@@ -54,7 +54,7 @@ def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_mixed_formats_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.arrow", 1)
     shutil.copy(path, tmp_path / "b.parquet")
-    with pytest.raises(ConfigError, match=r"source 'source' mixes formats: arrow \(.*a.arrow\), parquet"):
+    with pytest.raises(ConfigError, match=r"source 'source': mixes formats: arrow \(.*a.arrow\), parquet"):
         list_source(spec(tmp_path, "*"))
 
 
