@@ -164,6 +164,7 @@ def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
         ([flat_page()], {"chunk": [(8, Kind.STRUCT, b"\0")]}, "the column is encrypted"),
         ([flat_page()], {"chunk": [(1, Kind.BINARY, b"other.parquet")]}, "lies in another file .other.parquet."),
         ([flat_page()], {"codec": 3}, "codec LZO"),
+        ([data_page(prefixed(hybrid([0] * 6, 1)), 6, encoding=3)], {}, "pyarrow cannot read it .RLE encoding"),
         ([flat_page()], {"codec": 77}, "codec unknown .77."),
     ],
 )
@@ -255,7 +256,7 @@ def test_an_index_that_does_not_fit_the_page(path: Path) -> None:
 
 def test_any_change_of_a_body_with_a_checksum_is_noticed(path: Path) -> None:
     chance = random.Random(2)
-    rows: Rows = [[chance.randrange(500) for _ in range(30)] for _ in range(60)]
+    rows = [[chance.randrange(500) for _ in range(30)] for _ in range(60)]
     table = pa.table({"ids": pa.array(rows, pa.list_(pa.int32()))})
     for version, dictionary in [("1.0", False), ("1.0", True), ("2.0", False), ("2.0", True)]:
         pq.write_table(

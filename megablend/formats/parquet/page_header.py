@@ -64,7 +64,7 @@ class PagePlace:
         return self.offset + self.size
 
 
-def parse_page_header(data: bytes) -> PageHeader:
+def parse_page_header(data: bytes | memoryview) -> PageHeader:
     """The page header with which `data` begins. Raises MalformedError; TruncatedError where `data` is too short."""
     page, end = read_struct(data)
     kind = page.integer(1, "page type")

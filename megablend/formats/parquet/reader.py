@@ -38,14 +38,14 @@ class ParquetReader:
         """Decode blocks; see `BlockReader.read`. Raises CorruptFileError, UnsupportedFileError."""
         offsets, first = np.unique(blocks["offset"], return_index=True)
         decoded: dict[int, DecodedBlock] = {}
-        for run in neighbours(offsets, blocks["stored_bytes"][first].astype(np.int64)):
-            merged = blocks[first[run]]
-            start, end = int(merged["offset"][0]), int(merged["offset"][-1]) + int(merged["stored_bytes"][-1])
-            data = memoryview(self._source.read(start, end - start, "a run of pages"))
-            for block in merged:
-                at = int(block["offset"]) - start
-                page = data[at : at + int(block["stored_bytes"])]
-                decoded[at + start] = self._decode(block, chunks[block["chunk"]], page)
+        # A block that is a whole chunk is read by pyarrow: nothing to fetch for it.
+        sizes = np.where(blocks["encoding"] == BY_ROW_GROUP, 0, blocks["stored_bytes"]).astype(np.int64)[first]
+        for run in neighbours(offsets, sizes):
+            start = int(offsets[run][0])
+            data = memoryview(self._source.read(start, int(sizes[run].sum()), "a run of pages"))
+            for block, offset, size in zip(blocks[first[run]], offsets[run].tolist(), sizes[run].tolist(), strict=True):
+                page = data[offset - start : offset - start + size]
+                decoded[offset] = self._decode(block, chunks[block["chunk"]], page)
         return [decoded[offset] for offset in blocks["offset"].tolist()]
 
     def _decode(self, block: np.void, chunk: np.void, data: memoryview) -> DecodedBlock:
@@ -84,7 +84,7 @@ class ParquetReader:
 
 def split_page(data: memoryview) -> tuple[PageHeader, memoryview]:
     """Header and body of a page that fills `data`, its checksum compared. Raises MalformedError."""
-    header = parse_page_header(bytes(data))
+    header = parse_page_header(data)
     body = data[header.header_bytes :]
     if len(body) != header.stored_bytes:
         raise MalformedError(f"its body is of {header.stored_bytes} bytes, the index says {len(body)}")

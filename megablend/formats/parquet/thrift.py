@@ -114,7 +114,7 @@ class Struct:
         return values
 
 
-def read_struct(data: bytes, start: int = 0) -> tuple[Struct, int]:
+def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
     """The struct that begins at `start`, and the position after it. Raises MalformedError, TruncatedError."""
     reader = _Reader(data, start)
     try:
@@ -128,7 +128,7 @@ class _Reader:
 
     __slots__ = ("data", "position")
 
-    def __init__(self, data: bytes, position: int) -> None:
+    def __init__(self, data: bytes | memoryview, position: int) -> None:
         self.data = data
         self.position = position
 
@@ -157,7 +157,7 @@ class _Reader:
         if size > len(self.data) - self.position:
             raise TruncatedError(f"{size} bytes are announced, {len(self.data) - self.position} are left")
         start, self.position = self.position, self.position + size
-        return self.data[start : self.position]
+        return bytes(self.data[start : self.position])
 
     def struct(self, depth: int) -> Struct:
         if depth > MAX_DEPTH:
