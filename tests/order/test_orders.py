@@ -1,0 +1,148 @@
+"""What every order keeps: each token of each epoch once, and entry at any token."""
+
+import pickle
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import naive
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megablend.order import ORDERS, Blocks, Order
+from megablend.order.page import PageOrder
+
+TWO_LEVELS = partial(PageOrder, threshold=3, groups=4)
+MAKERS: dict[str, Callable[[Blocks, int], Order]] = {**ORDERS, "page in two levels": TWO_LEVELS}
+SIZES = st.lists(st.integers(0, 6), min_size=1, max_size=25).filter(any)
+
+
+class ListedBlocks:
+    """Blocks whose token counts are a list."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.listed = sizes
+        self.num_blocks, self.num_tokens = len(sizes), sum(sizes)
+
+    def sizes(self, start: int, stop: int, step: int = 1) -> npt.NDArray[np.int64]:
+        return np.array(self.listed[start:stop:step], np.int64)
+
+    def before(self, block: int) -> int:
+        return sum(self.listed[:block])
+
+
+def tokens(order: Order, start: int, stop: int) -> list[tuple[int, int, int]]:
+    spans = order.spans(start, stop)
+    assert all(span.start < span.stop for span in spans)
+    return [(span.epoch, span.block, token) for span in spans for token in range(span.start, span.stop)]
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(sizes=SIZES, key=st.integers(0, 2**64), data=st.data())
+def test_every_token_of_every_epoch_once_and_entry_anywhere(
+    make: Callable[[Blocks, int], Order], sizes: list[int], key: int, data: st.DataObject
+) -> None:
+    blocks = ListedBlocks(sizes)
+    walk = tokens(make(blocks, key), 0, 3 * blocks.num_tokens)
+    everything = [(block, token) for block, size in enumerate(sizes) for token in range(size)]
+    for epoch in range(3):
+        part = walk[epoch * blocks.num_tokens : (epoch + 1) * blocks.num_tokens]
+        assert sorted(part) == [(epoch, *token) for token in everything]
+    start = data.draw(st.integers(0, len(walk)))
+    stop = data.draw(st.integers(start, len(walk)))
+    assert tokens(make(blocks, key), start, stop) == walk[start:stop]
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_blocks_are_read_in_one_piece(make: Callable[[Blocks, int], Order]) -> None:
+    spans = make(ListedBlocks([4, 0, 3, 9, 1, 2, 7]), 3).spans(0, 52)
+    assert len(spans) == 12
+    assert all(span.start == 0 for span in spans)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_sample_longer_than_the_source_spans_epochs(make: Callable[[Blocks, int], Order]) -> None:
+    spans = make(ListedBlocks([0, 2, 0]), 1).spans(5, 12)
+    assert spans == [(2, 1, 1, 2), (3, 1, 0, 2), (4, 1, 0, 2), (5, 1, 0, 2)]
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_far_positions(make: Callable[[Blocks, int], Order]) -> None:
+    order = make(ListedBlocks([5, 3, 8, 2, 6]), 1)
+    epoch = 2**60 // 24
+    assert sum(stop - start for _, _, start, stop in order.spans(2**60, 2**60 + 100)) == 100
+    assert order.spans(epoch * 24, epoch * 24 + 24)[0].epoch == epoch
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_empty_stretches_have_no_spans(make: Callable[[Blocks, int], Order]) -> None:
+    assert make(ListedBlocks([5, 3]), 1).spans(7, 7) == []
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_pickles_and_serves_threads(make: Callable[[Blocks, int], Order]) -> None:
+    order = make(ListedBlocks([3, 1, 4, 1, 5, 9, 2, 6]), 7)
+    expected = tokens(order, 0, 31 * 20)
+    copy = pickle.loads(pickle.dumps(order))
+    found: dict[int, list[tuple[int, int, int]]] = {}
+
+    def walk(part: int) -> None:
+        for start in range(part * 155, part * 155 + 155, 5):
+            found[start] = tokens(copy, start, start + 5)
+
+    threads = [threading.Thread(target=walk, args=(part,)) for part in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [token for start in sorted(found) for token in found[start]] == expected
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(SIZES, st.integers(0, 2**63 - 1), st.integers(0, 30), st.integers(1, 9))
+def test_page_equals_its_twin(sizes: list[int], key: int, threshold: int, groups: int) -> None:
+    order = PageOrder(ListedBlocks(sizes), key, threshold=threshold, groups=groups)
+    expected = naive.page_tokens(sizes, key, 3, threshold=threshold, groups=groups)
+    assert tokens(order, 0, 3 * sum(sizes)) == expected
+
+
+@pytest.mark.parametrize("make", [ORDERS["page"], TWO_LEVELS], ids=["page", "page in two levels"])
+def test_page_shuffles_anew_by_epoch_and_key(make: Callable[[Blocks, int], Order]) -> None:
+    blocks = ListedBlocks([1] * 40)
+    seen = set()
+    for key in range(5):
+        walk = tokens(make(blocks, key), 0, 5 * 40)
+        seen |= {tuple(block for _, block, _ in walk[epoch * 40 : epoch * 40 + 40]) for epoch in range(5)}
+    assert len(seen) == 25
+
+
+def test_page_puts_every_block_everywhere_equally_often() -> None:
+    order, epochs = PageOrder(ListedBlocks([1] * 6), 11), 6000
+    blocks = np.array([block for _, block, _ in tokens(order, 0, 6 * epochs)]).reshape(epochs, 6)
+    counts = np.array([np.bincount(column, minlength=6) for column in blocks.T])
+    assert np.abs(counts - epochs / 6).max() < 150
+
+
+def test_page_counts_groups_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = ListedBlocks([int(size) for size in np.random.default_rng(0).integers(0, 9, 103)])
+    whole = PageOrder(blocks, 1, threshold=10, groups=7).spans(0, blocks.num_tokens)
+    monkeypatch.setattr("megablend.order.page._PASS", 20)
+    assert PageOrder(blocks, 1, threshold=10, groups=7).spans(0, blocks.num_tokens) == whole
+
+
+def test_page_order_is_frozen() -> None:
+    """Runs resume by sample number alone: another order here would break every run in progress."""
+    blocks = ListedBlocks([1] * 12)
+    one = [block for _, block, _ in tokens(PageOrder(blocks, 1234), 12, 24)]
+    two = [block for _, block, _ in tokens(PageOrder(blocks, 1234, threshold=3, groups=4), 12, 24)]
+    assert one == [8, 1, 9, 0, 5, 2, 11, 10, 7, 3, 6, 4]
+    assert two == [9, 5, 1, 2, 10, 6, 11, 7, 3, 8, 4, 0]
+
+
+def test_sequential_keeps_the_blocks_in_place() -> None:
+    order = ORDERS["sequential"](ListedBlocks([2, 0, 3]), 1)
+    assert order.spans(1, 9) == [(0, 0, 1, 2), (0, 2, 0, 3), (1, 0, 0, 2), (1, 2, 0, 2)]
