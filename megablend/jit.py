@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 @cache
 def cache_dir() -> Path:
-    """The node's folder of compiled kernels: MEGABLEND_KERNEL_CACHE, or one under XDG_CACHE_HOME, HOME or the temporary folder."""
+    """The node's folder of compiled kernels, under MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME, HOME or the temporary folder."""
     import llvmlite.binding as llvm
     import numba
 
@@ -37,9 +37,12 @@ def cache_dir() -> Path:
     for module in sorted((Path(__file__).parent / "kernels").glob("*.py")):
         text.update(module.read_bytes())
     text.update(f"{numba.__version__} {llvm.get_host_cpu_name()} {os.uname().machine}".encode())
-    bases = [os.environ.get("MEGABLEND_KERNEL_CACHE"), os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~/.cache")]
-    for base in [*filter(None, bases), os.path.join(tempfile.gettempdir(), f"megablend-{os.getuid()}")]:
-        folder = Path(base) / "megablend" / "kernels" / f"{os.uname().nodename}-{text.hexdigest()}"
+    named = [os.environ.get("MEGABLEND_KERNEL_CACHE"), os.environ.get("XDG_CACHE_HOME")]
+    bases = [Path(base) for base in named if base]
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        bases.append(Path("~/.cache").expanduser())
+    for base in [*bases, Path(tempfile.gettempdir()) / f"megablend-{os.getuid()}"]:
+        folder = base / "megablend" / "kernels" / f"{os.uname().nodename}-{text.hexdigest()}"
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):

@@ -46,4 +46,6 @@ def test_imports_point_downwards(path: Path) -> None:
         if package == "megablend" and rest:
             target = rest.split(".")[0]
             assert LAYERS.index(target) <= LAYERS.index(layer(path)), f"{path} imports upwards: {name}"
-        assert layer(path) in HOMES.get(package, {layer(path)}), f"{path} imports {package}, whose home is {HOMES[package]}"
+        assert layer(path) in HOMES.get(package, {layer(path)}), (
+            f"{path} imports {package}, whose home is {HOMES[package]}"
+        )

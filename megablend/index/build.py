@@ -58,7 +58,7 @@ class BuildReport:
     reused: int
     """Files whose fragments served."""
     changed: tuple[str, ...]
-    """Names of files that were indexed before in another version, and are read again."""
+    """Files (source/name) that were indexed before in another version, and are read again."""
     added: int
     """Files that the newest generation before did not have."""
     removed: int
@@ -188,7 +188,9 @@ def _commit(cache: Path, prepared: _Prepared, results: dict[int, Done], start: f
         num_files=len(prepared.work),
         read=sum(result.read for result in results.values()),
         reused=sum(not result.read for result in results.values()),
-        changed=tuple(item.file.name for item in prepared.work if item.changed),
+        changed=tuple(
+            f"{prepared.listings[item.source].spec.name}/{item.file.name}" for item in prepared.work if item.changed
+        ),
         added=len(here - before),
         removed=len(before - here),
         scanned_bytes=sum(result.scanned_bytes for result in results.values()),

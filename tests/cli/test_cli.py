@@ -26,7 +26,9 @@ def run(*args: object, cwd: Path | None = None, **environ: str) -> subprocess.Co
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    sources = [write_source(tmp_path, d, kind, documents(d, 60, 30, 5)) for d, kind in enumerate(["parquet", "megatron"])]
+    sources = [
+        write_source(tmp_path, d, kind, documents(d, 60, 30, 5)) for d, kind in enumerate(["parquet", "megatron"])
+    ]
     for source, weight in zip(sources, (3, 1), strict=True):
         source |= {"weight": weight, "append_eod": EOD}
     path = tmp_path / "run.yaml"
@@ -75,9 +77,14 @@ def test_each_command_prints_one_json_object(tmp_path: Path, config: Path) -> No
 def test_describe_tells_what_there_is_and_what_is_given(tmp_path: Path, built: Path) -> None:
     done = run("describe", built)
     assert done.returncode == 0
-    for said in ("train: 100 samples, 800 tokens, blended", "0.750000", "valid: ", "one unblended pass", "stages end at sample 100"):
+    for said in (
+        "train: 100 samples, 800 tokens, blended",
+        "0.750000",
+        "one unblended pass",
+        "stages end at sample 100",
+    ):
         assert said in done.stdout
-    assert "first to begin another epoch" in run("describe", built).stdout or "no source is read more than once" in done.stdout
+    assert "no source is read more than once" in done.stdout
     of_cache = run("describe", tmp_path / "cache").stdout
     assert "demo" in of_cache
 
@@ -93,7 +100,8 @@ def test_show_names_files_and_tokens(built: Path) -> None:
 def test_show_decodes(tmp_path: Path, built: Path) -> None:
     from tokenizers import Tokenizer, models
 
-    Tokenizer(models.WordLevel({"end": 0, **{f"w{i}": i for i in range(1, 300)}}, unk_token="end")).save(str(tmp_path / "t.json"))
+    words = models.WordLevel({"end": 0, **{f"w{i}": i for i in range(1, 300)}}, unk_token="end")
+    Tokenizer(words).save(str(tmp_path / "t.json"))
     text = as_json(run("show", built, "--sample", 0, "--tokenizer", tmp_path / "t.json", "--json"))["text"]
     assert "w" in text
     done = run("show", built, "--sample", 0, "--tokenizer", built)
@@ -186,5 +194,6 @@ def test_a_launcher_that_disagrees_is_refused(config: Path) -> None:
 def test_a_closed_pipe_is_no_bug(built: Path) -> None:
     root = str(Path(__file__).parents[2])
     command = f"{sys.executable} -m megablend show {built} --sample 0 | true"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONPATH": root})
+    environ = os.environ | {"PYTHONPATH": root}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=environ)
     assert done.stderr == ""

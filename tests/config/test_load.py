@@ -36,10 +36,10 @@ def write(folder: Path, text: str) -> Path:
 def test_the_shape_that_is_documented(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, YAML))
     assert config.cache == str(tmp_path / "cache")
-    assert config.shares == (Fraction(19, 20), Fraction(1, 20), 0)
+    assert config.shares == (Fraction(19, 20), Fraction(1, 20), Fraction(0))
     stdlib, docs = config.sources["train"]
     assert stdlib.path == (str(tmp_path / "data/stdlib/*.parquet"),)
-    assert (stdlib.weight, docs.weight, docs.max_epochs) == (Fraction(1, 2), Fraction(3, 10), 4)
+    assert (stdlib.weight, docs.weight, docs.max_epochs) == (Fraction(1, 2), Fraction(3, 10), Fraction(4))
     assert (stdlib.append_eod, docs.append_eod) == (0, None)
 
 
@@ -163,7 +163,7 @@ def test_what_is_no_config(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_a_config_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere.yaml: cannot read the config: No such file"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot read the config: No such file"):
         load_config(tmp_path / "nowhere.yaml")
 
 

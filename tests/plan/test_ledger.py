@@ -9,7 +9,11 @@ import pytest
 from megablend.errors import CacheError, PlanError
 from megablend.plan.ledger import Ledger, list_runs, load_ledger, save_ledger
 
-BLEND: dict[str, Any] = {"seed": 1, "lanes": 8, "sources": [{"name": "a", "share": "1/2"}, {"name": "b", "share": "1/2"}]}
+BLEND: dict[str, Any] = {
+    "seed": 1,
+    "lanes": 8,
+    "sources": [{"name": "a", "share": "1/2"}, {"name": "b", "share": "1/2"}],
+}
 
 
 def ledger(*ends: int) -> Ledger:

@@ -8,7 +8,9 @@ import pytest
 from megablend.errors import StateError
 from megablend.plan.state import State
 
-STATE = State(run="demo", split="train", index="a" * 32, stages=((100, "b" * 32), (200, "c" * 32)), consumed_samples=150)
+STATE = State(
+    run="demo", split="train", index="a" * 32, stages=((100, "b" * 32), (200, "c" * 32)), consumed_samples=150
+)
 
 
 def test_round_trip_under_a_kilobyte() -> None:
@@ -28,7 +30,10 @@ def test_stages_appended_since_are_fine() -> None:
     ("change", "says"),
     [
         ({"split": "valid"}, "of split 'train', this dataset is of 'valid'"),
-        ({"index": "e" * 32}, f"taken with {'a' * 32}, this dataset reads {'e' * 32}; open the state's own with megablend.open"),
+        (
+            {"index": "e" * 32},
+            f"taken with {'a' * 32}, this dataset reads {'e' * 32}; open the state's own with megablend.open",
+        ),
         ({"stages": ((100, "b" * 32), (200, "d" * 32))}, f"taken with {'c' * 32}, this dataset has {'d' * 32}"),
         ({"stages": ((100, "b" * 32),)}, f"taken with {'c' * 32}, this dataset has {'b' * 32}"),
     ],

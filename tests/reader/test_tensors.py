@@ -1,5 +1,6 @@
 """The dict of a sample equals what the installed megatron-core makes of the same tokens."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,6 @@ def test_inter_document_masking(starts: list[int], ends: list[int], longest: int
     assert lengths.tolist() == [0, *ends, *[LENGTH] * (LENGTH - len(ends))]
     assert (found["max_seqlen"].dtype, int(found["max_seqlen"])) == (torch.int32, longest)
     borders = [0, *ends]
-    expected = [i for low, high in zip(borders, borders[1:], strict=False) for i in range(high - low)]
+    expected = [i for low, high in pairwise(borders) for i in range(high - low)]
     assert found["position_ids"].tolist() == expected
     assert "attention_mask" not in found
