@@ -188,8 +188,12 @@ def write(
     chunk: Fields | None = None,
     footer: Fields | None = None,
     file_rows: int | None = None,
+    hole: int = 0,
 ) -> Path:
-    """A file of one row group and one column; `meta`, `chunk` and `footer` are added to those structs."""
+    """A file of one row group and one column; `meta`, `chunk` and `footer` are added to those structs.
+
+    `hole` bytes without disk space lie before the pages; `data_offset` has to be larger by as many.
+    """
     body = b"".join(pages)
     column: Fields = [
         (1, Kind.I32, 1),
@@ -213,7 +217,10 @@ def write(
         *(footer or []),
     ]
     data = write_struct(file)
-    path.write_bytes(b"PAR1" + body + data + len(data).to_bytes(4, "little") + b"PAR1")
+    with path.open("wb") as stream:
+        stream.write(b"PAR1")
+        stream.seek(hole, 1)
+        stream.write(body + data + len(data).to_bytes(4, "little") + b"PAR1")
     return path
 
 

@@ -134,6 +134,7 @@ def test_an_offset_index() -> None:
         ([(10, 5, 1)], "do not ascend"),
         ([(10, 5, 0), (20, 5, 99)], "do not ascend"),
         ([(10, 5, 0), (20, -5, 2)], "compressed_page_size is -5"),
+        ([(10, 1 << 31, 0)], "a page of 2147483648 bytes is larger"),
     ],
 )
 def test_an_offset_index_that_lies(places: list[tuple[int, int, int]], match: str) -> None:

@@ -79,6 +79,14 @@ def test_indices_of_no_bits(path: Path) -> None:
     check(write(path, pages, num_values=4, num_rows=4), [7, None, 7, 7])
 
 
+def test_offsets_above_4_gib(path: Path) -> None:
+    hole = 5 << 30
+    pages = [dictionary_page([7]), data_page(dictionary_values([1, 0, 1, 1], 0, b"\x06"), 4, encoding=8)]
+    found = check(write(path, pages, num_values=4, num_rows=4, hole=hole, data_offset=4 + hole), [7, None, 7, 7])
+    assert found.chunks["dictionary_offset"].tolist() == [4 + hole]
+    assert found.blocks["offset"].tolist() == [4 + hole + len(pages[0])]
+
+
 def test_v2_pages_without_values(path: Path) -> None:
     empty, nulls = data_page_v2(b"", b"", b"", 0, 0), data_page_v2(b"", hybrid([0] * 5, 1), b"", 5, 5)
     full = data_page_v2(b"", hybrid([1] * 2, 1), int32s(8, 9), 2, 2)
@@ -158,6 +166,7 @@ def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
         ([data_page(b"", 6, decoded=7)], {}, "decompresses to 0 bytes, its header says 7"),
         ([data_page(b"", 6, decoded=1 << 30)], {}, "0 bytes of UNCOMPRESSED cannot hold"),
         ([data_page(b"", 6, decoded=-1)], {}, "uncompressed_page_size is -1"),
+        ([data_page(b"", 1 << 31)], {}, "larger than a page can be"),
         ([data_page_v2(b"", hybrid([2] * 6, 2), b"", 6, 6)], {}, "level"),
         ([data_page(dictionary_values([1] * 6, 1, b"\x06"), 6, encoding=8)], {}, "refer to a dictionary, but"),
         ([flat_page()], {"footer": [(8, Kind.STRUCT, b"\0")]}, "its columns are encrypted"),

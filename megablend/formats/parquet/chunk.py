@@ -39,6 +39,8 @@ class ChunkPages:
 
 
 NO_DICTIONARY = (-1, 0)
+MAX_BYTES = (1 << 32) - 1
+"""What a block's sizes can hold."""
 
 
 def index_chunk(source: ByteSource, chunk: ColumnChunk, column: Column, *, limit: int, documents: bool) -> ChunkPages:
@@ -79,7 +81,8 @@ def _by_page_index(
         return None
     pages["offset"], pages["stored_bytes"], pages["encoding"] = places.offsets, places.sizes, encoding
     # The index does not tell decoded sizes: shares of the chunk's.
-    pages["decoded_bytes"] = np.ceil(places.sizes * (chunk.decoded_bytes / max(1, chunk.stored_bytes)))
+    decoded = np.ceil(places.sizes * (chunk.decoded_bytes / max(1, chunk.stored_bytes)))
+    pages["decoded_bytes"] = np.minimum(decoded, MAX_BYTES)
     scanned = 0
     if not documents and pages["scan"].any():
         pages["rows"] = -1
@@ -128,7 +131,7 @@ def _by_headers(
 
 def _by_row_group(source: ByteSource, chunk: ColumnChunk, column: Column) -> ChunkPages:
     """The whole chunk as one page, read through pyarrow."""
-    if chunk.stored_bytes >= 1 << 32:
+    if max(chunk.stored_bytes, chunk.decoded_bytes) > MAX_BYTES:
         raise UnsupportedError(
             "its pages can only be read all together, but are more than 4 GiB; write smaller row groups"
         )

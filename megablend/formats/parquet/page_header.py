@@ -16,6 +16,8 @@ from megablend.formats.parquet.thrift import MalformedError, Struct, TruncatedEr
 PROBE_BYTES = 128
 MAX_HEADER_BYTES = 16 << 20
 """Statistics of strings make headers long; pyarrow stops here, too."""
+MAX_PAGE = (1 << 31) - 1 - MAX_HEADER_BYTES
+"""The format counts in int32; so does the index, header included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,8 @@ def parse_page_header(data: bytes | memoryview) -> PageHeader:
     )
     if header.rep_bytes + header.def_bytes > min(header.stored_bytes, header.decoded_bytes):
         raise MalformedError("the levels of the page are longer than the page")
-    if max(header.stored_bytes, header.decoded_bytes, num_values) >= 1 << 31:
-        raise MalformedError("the page is larger than a page can be (2 GiB, 2**31 values)")
+    if max(header.stored_bytes, header.decoded_bytes, num_values) > MAX_PAGE:
+        raise MalformedError(f"the page is larger than a page can be ({MAX_PAGE} bytes or values)")
     return header
 
 

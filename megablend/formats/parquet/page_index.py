@@ -52,6 +52,8 @@ def parse_offset_index(data: bytes, *, start: int, end: int, num_rows: int) -> O
     sizes = np.array([p.count(2, "compressed_page_size") for p in places], np.int64)
     rows = np.array([*(p.count(3, "first_row_index") for p in places), num_rows], np.int64)
     ends = offsets + sizes
+    if (sizes >= 1 << 31).any():
+        raise MalformedError(f"a page of {sizes.max()} bytes is larger than a page can be (2 GiB)")
     if len(places) and (offsets[0] < start or ends[-1] > end or (ends[:-1] > offsets[1:]).any()):
         raise MalformedError(f"its pages overlap or lie outside of their column chunk, bytes {start} to {end}")
     if (len(places) and rows[0] != 0) or (np.diff(rows) < 0).any():
