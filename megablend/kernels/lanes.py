@@ -66,7 +66,7 @@ def locate(
         low, high = cycle * cycle_samples, min((cycle + 1) * cycle_samples, dealt)
         full = high - low == cycle_samples
         weave = 0 if full else int(weaves[stage])
-        key = fold(fold(seed, start), cycle)
+        key = _cycle_key(seed, start, cycle)
         slot, lane = (j - low) // lanes, (j - low) % lanes
         turns = (high - low) // lanes
         turn = (int(strides[weave]) * slot + draw(key, 0, turns)) % turns
@@ -95,6 +95,17 @@ def locate(
                 ordinal += permuted(rest, mine, fold(fold(key, source), lane))
             passed, seen = passed_stop, seen_stop
         sources[i], ordinals[i] = source, leaf_ordinals[leaf + rank] + ordinal
+
+
+@kernel
+def cycle_shift(seed: int, start: int, cycle: int, turns: int) -> int:
+    """By how many turns the lanes of a cycle of `turns` slots are ahead; `start` is the stage's first sample."""
+    return draw(_cycle_key(seed, start, cycle), 0, turns)
+
+
+@device
+def _cycle_key(seed: int, start: int, cycle: int) -> int:
+    return fold(fold(seed, start), cycle)
 
 
 @device

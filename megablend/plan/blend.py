@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import PlanError
-from megablend.kernels.lanes import locate
+from megablend.kernels.lanes import cycle_shift, locate
 from megablend.kernels.mixing import MASK
 from megablend.kernels.tree import first_multiple
 from megablend.plan.base import MAX_SAMPLES, prefix_length, sample_numbers
@@ -58,11 +58,11 @@ class BlendPlan:
         self._leaf_ordinals = _running_ordinals(self._trees, self.num_sources)
 
         cuts = [sum(stage) % self._cycle_samples // lanes for stage in totals]
-        kinds = sorted({slots, *cuts} - {0}, key=lambda kind: (kind != slots, kind))
-        weaves = [weave(lanes, kind) for kind in kinds]
-        self._firsts = np.stack([each.firsts for each in weaves])
-        self._strides = np.array([each.stride for each in weaves], np.int64)
-        self._weaves = np.array([kinds.index(cut) if cut else 0 for cut in cuts], np.int64)
+        lengths = [slots, *sorted({*cuts} - {0})]
+        self._kinds = [weave(lanes, length) for length in lengths]
+        self._firsts = np.stack([kind.firsts for kind in self._kinds])
+        self._strides = np.array([kind.stride for kind in self._kinds], np.int64)
+        self._weaves = np.array([lengths.index(cut) if cut else 0 for cut in cuts], np.int64)
 
     def locate(self, k: int) -> tuple[int, int]:
         """(source, ordinal over all stages and epochs) of sample k. Raises IndexError outside [0, num_samples)."""
@@ -99,13 +99,22 @@ class BlendPlan:
         stage = bisect_right(self._leaf_offsets, leaves[which]) - 1
         tree, start = self._trees[stage], int(self._starts[stage])
         total = int(self._starts[stage + 1]) - start
+        dealt = total - total % self._lanes
         rank = int(leaves[which] - self._leaf_offsets[stage])
         missing = count - int(self._leaf_ordinals[leaves[which]])
-        cycles = first_multiple(tree.left_leaves, tree.left_samples, total, rank, missing, self._cycle_samples)
-        low, high = (cycles - 1) * self._cycle_samples, min(cycles * self._cycle_samples, total)
-        missing -= int(tree.counts(low)[rank])
-        hits = np.flatnonzero(self._sources(start + low, start + high) == source)
-        return start + low + int(hits[missing - 1]) + 1
+        ends = first_multiple(tree.left_leaves, tree.left_samples, total, rank, missing, self._cycle_samples)
+        low, high = (ends - 1) * self._cycle_samples, min(ends * self._cycle_samples, dealt)
+        before = tree.counts(low)
+        mine = tree.counts(high) - before
+        missing -= int(before[rank])
+        if missing <= mine[rank]:
+            kind = self._kinds[0 if high - low == self._cycle_samples else self._weaves[stage]]
+            shift = cycle_shift(self._seed, start, low // self._cycle_samples, kind.slots)
+            left = int(mine[:rank].sum())
+            samples = np.sort(kind.samples(np.arange(left, left + int(mine[rank])), shift))
+            return start + low + int(samples[missing - 1]) + 1
+        hits = np.flatnonzero(self._sources(start + dealt, start + total) == source)
+        return start + dealt + int(hits[missing - int(mine[rank]) - 1]) + 1
 
     def _cycle_before(self, stage: int, n: int) -> tuple[int, int]:
         """(start of the stage, samples of the stage in whole cycles among the first n, those of the tail included)."""

@@ -32,6 +32,14 @@ class Weave(NamedTuple):
     firsts: Int64s
     """int64 [K], positions."""
     stride: int
+    slots: int
+
+    def samples(self, positions: Int64s, shift: int) -> Int64s:
+        """Which samples of the cycle take `positions` int64 [n]; the inverse of the formula above, int64 [n]."""
+        lanes = np.argsort(self.firsts % len(self.firsts))[positions % len(self.firsts)]
+        turns = (positions - self.firsts[lanes]) // len(self.firsts)
+        slots = (turns - shift) * pow(self.stride, -1, self.slots) % self.slots
+        return slots * len(self.firsts) + lanes
 
 
 def weave(lanes: int, slots: int) -> Weave:
@@ -40,7 +48,7 @@ def weave(lanes: int, slots: int) -> Weave:
     common = math.gcd(lanes, slots)
     offsets = np.argsort(reversal(common))
     firsts = windows * slots + offsets[windows * common // lanes]
-    return Weave(firsts, int(golden_stride(slots, lanes)))
+    return Weave(firsts, int(golden_stride(slots, lanes)), slots)
 
 
 def reversal(size: int) -> Int64s:

@@ -8,7 +8,7 @@ from megablend.plan.weave import reversal, weave
 
 def positions(lanes: int, slots: int, shift: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """Where each lane stands at each slot: int64 [slots, lanes]."""
-    firsts, stride = weave(lanes, slots)
+    firsts, stride, _ = weave(lanes, slots)
     turns = (stride * np.arange(slots)[:, None] + shift) % slots
     return np.asarray((firsts + lanes * turns) % (lanes * slots), np.int64)
 
@@ -21,10 +21,17 @@ def test_every_position_once_and_lanes_keep_apart(lanes: int) -> None:
         assert (stands % lanes == stands[:1] % lanes).all(), "a lane owns one residue"
 
 
+@pytest.mark.parametrize(("lanes", "slots"), [(1, 1), (8, 1), (1, 9), (8, 12), (12, 8), (64, 100)])
+def test_samples_inverts_the_pattern(lanes: int, slots: int) -> None:
+    for shift in range(min(slots, 3)):
+        stands = positions(lanes, slots, shift).ravel()
+        assert np.array_equal(weave(lanes, slots).samples(stands, shift), np.arange(lanes * slots))
+
+
 @pytest.mark.parametrize("lanes", [4, 8, 12, 36, 64, 100])
 def test_one_lane_to_a_window_in_steps_halves_and_quarters(lanes: int) -> None:
     for slots in [*range(1, 40), 64, 100, 128]:
-        firsts, _ = weave(lanes, slots)
+        firsts = weave(lanes, slots).firsts
         for parts in (1, 2, 4):
             step = lanes // parts
             for part in range(parts):
