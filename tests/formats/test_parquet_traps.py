@@ -27,6 +27,7 @@ from parquet_files import (
 from writers import index, opened
 
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, UnsupportedFileError
+from megablend.formats.parquet.decode import BY_ROW_GROUP
 from megablend.formats.parquet.thrift import Kind, write_struct
 
 VALUES: Rows = [1, None, 3, 4, None, 6]
@@ -290,6 +291,20 @@ def test_any_change_of_a_body_with_a_checksum_is_noticed(path: Path) -> None:
                 continue
             # A flip of a header's statistics, or of a bit that the format does not use, changes nothing.
             assert [t for block in read for t in block.tokens.tolist()] == [t for row in rows for t in row]
+
+
+def test_checksums_of_dictionaries_and_of_row_groups(path: Path) -> None:
+    pages = [dictionary_page([7]), data_page(dictionary_values([1, 0, 1, 1], 0, b"\x06"), 4, encoding=8)]
+    write(path, pages, num_values=4, num_rows=4)
+    found, data = index(path, None), bytearray(path.read_bytes())
+    data[4 + len(pages[0]) - 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError, match="at byte 4: the dictionary page is damaged: its checksum is"):
+        opened(path, None, found).read(found.blocks, found.chunks)
+    blocks = found.blocks.copy()
+    blocks["encoding"] = BY_ROW_GROUP
+    with pytest.raises(CorruptFileError, match=r"pyarrow cannot read it .*CRC"):
+        opened(path, None, found).read(blocks, found.chunks)
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])

@@ -76,6 +76,8 @@ def _by_page_index(
     encoding = _only_encoding(chunk, column)
     if places is None or counts is None or encoding is None:
         return None
+    if counts.levels is not None and counts.levels.sum() != chunk.num_values:
+        raise MalformedError(f"its ColumnIndex has {counts.levels.sum()} values, its metadata says {chunk.num_values}")
     pages = np.zeros(len(places.offsets), PAGE_DTYPE)
     if not count_by_page_index(pages, places, counts, column):
         return None
