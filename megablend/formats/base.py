@@ -133,8 +133,8 @@ class Format(Protocol):
             documents: rows, ends and flags must be exact, even if that costs a scan of the body.
             block_bytes: rough size of a block where the format leaves the choice to us (`.bin`).
 
-        Raises: MissingFileError; CorruptFileError (truncated, emptied, inconsistent); UnsupportedFileError (encrypted, codec,
-            a column that is not of integers); ConfigError (no such column: names the nearest, lists those there are).
+        Raises: MissingFileError; CorruptFileError (truncated, emptied, inconsistent); UnsupportedFileError (encrypted, codec);
+            ConfigError (no such column, or not of integers: names the nearest, lists those there are).
         """
         ...
 

@@ -137,7 +137,7 @@ def test_only_the_column_is_read(tmp_path: Path) -> None:
 )
 def test_columns_that_hold_no_tokens(tmp_path: Path, kind: Any, values: list[Any], message: str) -> None:
     path = write(tmp_path / "x.arrow", pa.table({"ids": pa.array(values, kind)}))
-    with pytest.raises(UnsupportedFileError, match=message):
+    with pytest.raises(ConfigError, match=message):
         index(path, "ids")
 
 

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 from parquet_files import LIST, element
 
-from megablend.errors import ConfigError, UnsupportedFileError
+from megablend.errors import ConfigError
 from megablend.formats.parquet.footer import read_footer
 from megablend.formats.parquet.schema import Column, find_column, leaves
 from megablend.formats.parquet.source import ByteSource
@@ -87,14 +87,14 @@ def test_the_nearest_name_is_given(tmp_path: Path, name: str, match: str) -> Non
     ids=str,
 )
 def test_other_types_are_refused(tmp_path: Path, kind: pa.DataType, match: str) -> None:
-    with pytest.raises(UnsupportedFileError, match=f"x: column 'a' {match}.*; columns of integers: ids"):
+    with pytest.raises(ConfigError, match=f"x: column 'a' {match}.*; columns of integers: ids"):
         find_column(schema_of(tmp_path, a=kind, ids=LISTS), "a", "x")
 
 
 def test_maps_are_refused(tmp_path: Path) -> None:
     schema = schema_of(tmp_path, m=pa.map_(pa.int32(), pa.int32()), ids=LISTS)
     assert find_column(schema, None, "x")[0].name == "ids"
-    with pytest.raises(UnsupportedFileError, match="lies in a map"):
+    with pytest.raises(ConfigError, match="lies in a map"):
         find_column(schema, "m.key_value.key", "x")
 
 

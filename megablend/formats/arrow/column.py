@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
-from megablend.formats.arrow.choose import choose_column
+from megablend.formats.choose import choose_column
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 

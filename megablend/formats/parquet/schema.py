@@ -9,12 +9,12 @@ Source: parquet-format, LogicalTypes.md ("Lists", with its rules for old writers
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megablend.errors import ConfigError, UnsupportedFileError
+from megablend.errors import ConfigError
+from megablend.formats.choose import choose_column
 from megablend.formats.parquet.names import Physical, Repetition, name_of
 from megablend.formats.parquet.thrift import MalformedError, Struct
 
@@ -111,24 +111,15 @@ def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
 def find_column(schema: Sequence[Struct], name: str | None, path: str) -> tuple[Column, int]:
     """The column called `name`, or the only one that can hold tokens; and the number of leaves.
 
-    Raises: ConfigError (no such column, or several), UnsupportedFileError (not of integers), MalformedError.
+    Raises: ConfigError (no such column, several, or not of integers), MalformedError.
     """
     columns = list(leaves(schema))
-    fit = [column for column in columns if not column.problem]
-    known = ", ".join(column.name for column in fit) or "none"
-    if name is None:
-        if len(fit) != 1:
-            raise ConfigError(f"{path}: name the token column by `column:`; columns of integers: {known}")
-        return fit[0], len(columns)
-    found = [column for column in columns if name in (column.name, ".".join(column.path))]
-    if not found:
-        close = difflib.get_close_matches(name, [column.name for column in fit or columns], n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ConfigError(f"{path}: no column {name!r}; {hint}columns of integers: {known}")
+    physical = {".".join(column.path): column.name for column in columns}  # the full path is good, too
+    problems = {column.name: column.problem or None for column in columns}
+    chosen = choose_column(path, physical.get(name, name) if name else name, problems)
+    found = [column for column in columns if column.name == chosen]
     if len(found) > 1:
-        raise ConfigError(f"{path}: {len(found)} columns are called {name!r}; rename one")
-    if found[0].problem:
-        raise UnsupportedFileError(path, f"column {name!r} {found[0].problem}; columns of integers: {known}")
+        raise ConfigError(f"{path}: {len(found)} columns are called {chosen!r}; rename one")
     return found[0], len(columns)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
-from megablend.errors import ConfigError, UnsupportedFileError
+from megablend.errors import ConfigError
 
 
 def choose_column(path: str, column: str | None, problems: Mapping[str, str | None]) -> str:
@@ -15,8 +15,7 @@ def choose_column(path: str, column: str | None, problems: Mapping[str, str | No
         column: as the config names it; None takes the only column of integers or lists of integers.
         problems: dotted path of each column and struct member -> None where it may hold tokens, else why it cannot.
 
-    Raises: ConfigError where there is no such column, or none or several to choose from; UnsupportedFileError where the
-        column cannot hold tokens.
+    Raises: ConfigError where there is no such column, none or several to choose from, or it cannot hold tokens.
     """
     fit = [name for name, problem in problems.items() if problem is None]
     known = ", ".join(fit) or "none"
@@ -29,5 +28,5 @@ def choose_column(path: str, column: str | None, problems: Mapping[str, str | No
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ConfigError(f"{path}: no column {column!r}; {hint}columns of integers: {known}")
     if problem := problems[column]:
-        raise UnsupportedFileError(path, f"column {column!r} {problem}; columns of integers: {known}")
+        raise ConfigError(f"{path}: column {column!r} {problem}; columns of integers: {known}")
     return column
