@@ -84,7 +84,7 @@ def test_describe_tells_what_there_is_and_what_is_given(tmp_path: Path, built: P
         "stages end at sample 100",
     ):
         assert said in done.stdout
-    assert "first to begin another epoch: 's1', at sample " in done.stdout
+    assert "first to begin another epoch: 's" in done.stdout
     of_cache = run("describe", tmp_path / "cache").stdout
     assert "demo" in of_cache
 
