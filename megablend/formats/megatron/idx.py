@@ -22,6 +22,15 @@ _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What an `.idx` says of itself; its size has been found to fit."""
+
+    token_dtype: str
+    num_sequences: int
+    num_boundaries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
     """Where the sequences lie in a `.bin`."""
 
@@ -41,31 +50,8 @@ def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
 
     Raises: CorruptFileError; UnsupportedFileError for float tokens and the legacy format.
     """
-    if data.startswith(_LEGACY_MAGIC):
-        raise UnsupportedFileError(path, "is of Megatron's legacy format; make it anew with tools/preprocess_data.py")
-    if len(data) < HEADER_BYTES:
-        raise CorruptFileError(path, f"{len(data)} bytes are too few for a header of {HEADER_BYTES}; restore it")
-    if not data.startswith(_MAGIC):
-        raise CorruptFileError(
-            path, f"begins with {data[: len(_MAGIC)]!r}, not with {_MAGIC!r}: no .idx file", offset=0
-        )
-    version = int.from_bytes(data[9:17], "little")
-    if version != 1:
-        raise UnsupportedFileError(path, f"has version {version}; version 1 is known", offset=9)
-    code = data[17]
-    if code not in _DTYPES:
-        raise CorruptFileError(path, f"dtype code {code} is unknown", offset=17)
-    if _DTYPES[code].startswith("float"):
-        raise UnsupportedFileError(path, f"holds {_DTYPES[code]} values; tokens are integers", offset=17)
-    num_sequences, num_boundaries = int.from_bytes(data[18:26], "little"), int.from_bytes(data[26:34], "little")
-    plain_bytes = HEADER_BYTES + 12 * num_sequences + 8 * num_boundaries
-    if len(data) not in (plain_bytes, plain_bytes + num_sequences):  # with a mode for each sequence
-        raise CorruptFileError(
-            path,
-            f"has {len(data)} bytes where {num_sequences} sequences and {num_boundaries} document boundaries take "
-            f"{plain_bytes}: truncated, or not written to its end",
-            offset=18,
-        )
+    header = parse_header(path, data[:HEADER_BYTES], len(data))
+    num_sequences, num_boundaries = header.num_sequences, header.num_boundaries
     lengths = np.frombuffer(data, "<i4", num_sequences, HEADER_BYTES)
     pointers = np.frombuffer(data, "<i8", num_sequences, HEADER_BYTES + 4 * num_sequences)
     boundaries = np.frombuffer(data, "<i8", num_boundaries, HEADER_BYTES + 12 * num_sequences)
@@ -75,8 +61,41 @@ def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
             f"document boundaries do not rise from 0 to {num_sequences} sequences",
             offset=HEADER_BYTES + 12 * num_sequences,
         )
-    _check_places(path, lengths, pointers, np.dtype(_DTYPES[code]).itemsize, bin_bytes)
-    return Sequences(token_dtype=_DTYPES[code], lengths=lengths, pointers=pointers)
+    _check_places(path, lengths, pointers, np.dtype(header.token_dtype).itemsize, bin_bytes)
+    return Sequences(token_dtype=header.token_dtype, lengths=lengths, pointers=pointers)
+
+
+def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
+    """Read the header, from the first HEADER_BYTES of an `.idx` of `idx_bytes`; the lengths follow it.
+
+    Raises: CorruptFileError; UnsupportedFileError for float tokens and the legacy format.
+    """
+    if head.startswith(_LEGACY_MAGIC):
+        raise UnsupportedFileError(path, "is of Megatron's legacy format; make it anew with tools/preprocess_data.py")
+    if len(head) < HEADER_BYTES:
+        raise CorruptFileError(path, f"{len(head)} bytes are too few for a header of {HEADER_BYTES}; restore it")
+    if not head.startswith(_MAGIC):
+        raise CorruptFileError(
+            path, f"begins with {head[: len(_MAGIC)]!r}, not with {_MAGIC!r}: no .idx file", offset=0
+        )
+    version = int.from_bytes(head[9:17], "little")
+    if version != 1:
+        raise UnsupportedFileError(path, f"has version {version}; version 1 is known", offset=9)
+    code = head[17]
+    if code not in _DTYPES:
+        raise CorruptFileError(path, f"dtype code {code} is unknown", offset=17)
+    if _DTYPES[code].startswith("float"):
+        raise UnsupportedFileError(path, f"holds {_DTYPES[code]} values; tokens are integers", offset=17)
+    num_sequences, num_boundaries = int.from_bytes(head[18:26], "little"), int.from_bytes(head[26:34], "little")
+    plain_bytes = HEADER_BYTES + 12 * num_sequences + 8 * num_boundaries
+    if idx_bytes not in (plain_bytes, plain_bytes + num_sequences):  # with a mode for each sequence
+        raise CorruptFileError(
+            path,
+            f"has {idx_bytes} bytes where {num_sequences} sequences and {num_boundaries} document boundaries take "
+            f"{plain_bytes}: truncated, or not written to its end",
+            offset=18,
+        )
+    return Header(token_dtype=_DTYPES[code], num_sequences=num_sequences, num_boundaries=num_boundaries)
 
 
 def _check_places(path: str, lengths: Array, pointers: Array, itemsize: int, bin_bytes: int) -> None:
