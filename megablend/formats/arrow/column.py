@@ -66,7 +66,7 @@ class _Field(NamedTuple):
 def find_column(path: str, column: str | None, schema: pa.Schema) -> Column:
     """The token column of a schema.
 
-    Raises: ConfigError (no such column, or several to choose from); UnsupportedFileError (not of integers, or behind a
+    Raises: ConfigError (no such column, several to choose from, or not of integers); UnsupportedFileError (behind a
         column of a type whose buffers we do not know); CorruptFileError (a name is no text).
     """
     fields: dict[str, tuple[_Field, ...]] = {}
