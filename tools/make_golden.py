@@ -142,6 +142,9 @@ def write_fastparquet(out: Path, name: str) -> None:
             for case, frame in (("nulls", nullable), ("full", full)):
                 path = out / f"{name}_{case}_{codec.lower()}_v{version}.parquet"
                 fastparquet.write(str(path), frame, compression=codec, row_group_offsets=[0, 150])
+        # Its footer says `repetition_type` by a bool: Thrift's readers pass over it, and take the column as required.
+        path = out / f"{name}_inferred_zstd_v{version}.parquet"
+        fastparquet.write(str(path), full, compression="ZSTD", row_group_offsets=[0, 150], has_nulls="infer")
 
 
 def expectation(path: Path) -> tuple[str, dict[str, list[int]]]:

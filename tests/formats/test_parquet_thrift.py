@@ -91,6 +91,8 @@ def test_fields_of_the_wrong_type() -> None:
         found.integer(1, "rows")
     with pytest.raises(MalformedError, match="rows is not an integer"):
         found.integer(6, "rows")
+    assert found.integer(6, "rows", Kind.I64) == 6
+    assert found.integer(9, "rows", Kind.I64) == 6
     with pytest.raises(MalformedError, match="rows is missing"):
         found.integer(9, "rows")
     with pytest.raises(MalformedError, match="name is of the wrong type"):

@@ -64,11 +64,13 @@ class Struct:
         return field in self._fields
 
     def integer(self, field: int, name: str, default: int | None = None) -> int:
-        """A field of any integer type."""
-        value = self._fields.get(field, default)
-        if type(value) is not int:
-            raise MalformedError(f"{name} is {'missing' if value is None else 'not an integer'}")
-        return value
+        """A field of any integer type; with a default, one of another type counts as absent, as to Thrift's own readers."""
+        value = self._fields.get(field)
+        if type(value) is int:
+            return value
+        if default is not None:  # fastparquet writes a repetition_type that is a bool
+            return int(default)
+        raise MalformedError(f"{name} is {'missing' if value is None else 'not an integer'}")
 
     def count(self, field: int, name: str, default: int | None = None) -> int:
         """An integer that cannot be negative."""
