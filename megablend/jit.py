@@ -3,7 +3,7 @@
 `kernel` compiles a function on its first call and keeps the machine code on the node, in a folder named by the CPU, the
 versions and the text of all kernels, so that an upgrade never meets stale code. A node's processes take turns by a file lock:
 the first compiles, the others load (processes that fill numba's cache at the same time can crash: numba #4807, #10128).
-`device` marks a function that kernels call; it is compiled into them.
+`device` marks a function that kernels call; it is compiled into them. `prefetch` is one that numba has no word for.
 
 Kernels read arrays and fill arrays that the caller has checked; they do no I/O and raise nothing. With NUMBA_DISABLE_JIT=1
 both run as plain Python.
@@ -76,6 +76,36 @@ def _njit(function: Callable[..., Any], *, cached: bool = False) -> Callable[...
     if vars(config)["DISABLE_JIT"]:  # NumPy's integers then wrap as silently as those of machine code
         return np.errstate(over="ignore")(function)
     return cast("Callable[..., Any]", numba.njit(nogil=True, cache=cached)(function))
+
+
+def _prefetch() -> Callable[[np.ndarray[Any, Any], int], None]:
+    from llvmlite import ir
+    from numba.core import cgutils, config, types
+    from numba.extending import intrinsic
+
+    if vars(config)["DISABLE_JIT"]:
+        return lambda array, index: None
+
+    codegen: Any = cgutils
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        item = codegen.get_item_pointer(context, builder, signature.args[0], array, [args[1]], wraparound=False)
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        # read, into the second-level cache (the first has too few slots for misses under way), data
+        builder.call(fetch, [builder.bitcast(item, byte), word(0), word(2), word(1)])
+        return context.get_dummy_value()
+
+    def typed(typing: Any, array: Any, index: Any) -> Any:
+        return types.void(array, types.intp), emit
+
+    return cast("Callable[[np.ndarray[Any, Any], int], None]", intrinsic(typed))
+
+
+prefetch = _prefetch()
+"""prefetch(array, index): begin to load array[index], a 1-D array's, into the cache; any index is harmless."""
 
 
 class _Kernel:

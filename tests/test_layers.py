@@ -7,7 +7,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "megablend"
-LAYERS = ["errors", "config", "jit", "kernels", "storage", "formats", "index", "order", "plan", "reader", "api", "cli"]
+LAYERS = [
+    "errors",
+    "config",
+    "jit",
+    "kernels",
+    "storage",
+    "formats",
+    "index",
+    "order",
+    "plan",
+    "exact",
+    "reader",
+    "api",
+    "cli",
+]
 HOMES = {
     "numba": {"jit"},
     "llvmlite": {"jit"},

@@ -1,0 +1,25 @@
+"""Slow twins of the exact kernels: one element at a time, exact rationals, Python's own Mersenne Twister."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+
+class Generator:
+    """A RandomState's words, out of the standard library's generator."""
+
+    def __init__(self, key: Sequence[int], position: int) -> None:
+        self._source = random.Random()
+        self._source.setstate((3, (*key, position), None))
+
+    def shuffle(self, entries: list[int]) -> None:
+        for last in range(len(entries) - 1, 0, -1):
+            other = last + 1
+            while other > last:
+                other = self._source.getrandbits(32) % (1 << last.bit_length())
+            entries[last], entries[other] = entries[other], entries[last]
+
+    def state(self) -> tuple[list[int], int]:
+        *key, position = self._source.getstate()[1]
+        return key, position
