@@ -28,7 +28,7 @@ from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, OpenedFile
 from megablend.index.disk import finished
 from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_manifest, read_roots
-from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, read_batch, read_columns
+from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, read_batch, read_columns
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -89,7 +89,7 @@ class Generation:
         self.folder = folder
         self.digest = folder.name
         self._blocks = read_columns(folder / BLOCKS, BLOCK_COLUMNS)
-        self._files = read_batch(folder / FILES)
+        self._files = read_batch(folder / FILES, FILE_SCHEMA)
         self.num_files: int = self._files.num_rows
         self.tokens_before: Int64Array = self._blocks["tokens_before"]
         self.rows_before: Int64Array = self._blocks["rows_before"]
@@ -183,7 +183,12 @@ class Generation:
         return counted
 
     def _offsets(self, column: str, total: int) -> Int64Array:
-        return np.append(self._files.column(column).to_numpy(zero_copy_only=True), total)
+        offsets = np.append(self._files.column(column).to_numpy(zero_copy_only=True), total)
+        if offsets[0] or (np.diff(offsets) < 0).any():
+            raise CacheError(
+                f"{self.folder / FILES}: damaged table: its {column} does not rise from 0 to {total}; build again to mend it"
+            )
+        return offsets
 
     def _source(self, entry: Mapping[str, Any], roots: Mapping[str, str]) -> SourceEntry:
         files = range(entry["first_file"], entry["first_file"] + entry["num_files"])

@@ -113,24 +113,29 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
         flush(file)
 
 
-def read_batch(path: Path) -> pa.RecordBatch:
-    """Map a table into memory. Raises: CacheError where it is damaged; OSError."""
+def read_batch(path: Path, schema: pa.Schema) -> pa.RecordBatch:
+    """Map a table of this schema into memory. Raises: CacheError where it is damaged; OSError where it cannot be read."""
+    mapped = pa.memory_map(str(path))
     try:
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        reader = pa.ipc.open_file(mapped)
         if reader.num_record_batches != 1:
             raise CacheError(f"{path}: damaged table: {reader.num_record_batches} record batches where there is 1")
-        return reader.get_batch(0)
-    except pa.ArrowInvalid as error:
-        raise CacheError(f"{path}: damaged table ({error})") from error
+        batch = reader.get_batch(0)
+        batch.validate(full=True)  # no look at the values of numbers
+    except (pa.ArrowException, OSError) as error:  # OSError: no flatbuffer where there should be one
+        raise CacheError(f"{path}: damaged table ({error}); build again to mend it") from error
+    if batch.schema != schema or any(column.null_count for column in batch.columns):
+        raise CacheError(
+            f"{path}: damaged table: its columns are not {', '.join(schema.names)}; build again to mend it"
+        )
+    return batch
 
 
 def read_columns(path: Path, columns: np.dtype[np.void]) -> Columns:
-    """A table's columns as read-only arrays over the mapped file. Raises: CacheError where it is damaged; OSError."""
-    batch = read_batch(path)
-    expected = {name: pa.from_numpy_dtype(columns[name]) for name in columns.names or ()}
-    if dict(zip(batch.schema.names, batch.schema.types, strict=True)) != expected:
-        raise CacheError(f"{path}: damaged table: its columns are {batch.schema.names}, expected {list(expected)}")
-    return {name: batch.column(name).to_numpy(zero_copy_only=True) for name in expected}
+    """A table's columns as read-only arrays over the mapped file. Raises as read_batch."""
+    schema = pa.schema([(name, pa.from_numpy_dtype(columns[name])) for name in columns.names or ()])
+    batch = read_batch(path, schema)
+    return {name: batch.column(name).to_numpy(zero_copy_only=True) for name in schema.names}
 
 
 def _mapped(file: Any) -> pa.Buffer:

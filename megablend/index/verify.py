@@ -11,7 +11,7 @@ from megablend.errors import CacheError, DataError
 from megablend.formats import FORMATS
 from megablend.formats.base import CARRIES, CLOSES, CONTINUES, Array, BlockReader, DecodedBlock
 from megablend.index.body import body_digest
-from megablend.index.cache import Generation, fragments, generations, list_generations, open_generation
+from megablend.index.cache import Generation, fragments, generations, open_generation
 from megablend.index.disk import finished
 from megablend.index.fragments import read_fragment
 from megablend.index.manifest import damaged_tables, read_manifest, read_roots
@@ -33,17 +33,17 @@ def verify(cache: str, *, data: bool) -> list[str]:
         raise CacheError(f"{cache}: there is no cache here: build one, or name another directory")
     problems = list(_fragment_problems(fragments(cache)))
     seen: set[tuple[object, ...]] = set()
-    for digest in list_generations(cache):
+    for digest in finished(generations(cache)):
         folder = generations(cache) / digest
         try:
             damaged = damaged_tables(folder, read_manifest(folder))
             read_roots(folder)
+            problems.extend(damaged)
+            if damaged:  # what is in damaged tables says nothing more
+                continue
             generation = open_generation(cache, digest)
         except CacheError as error:
             problems.append(str(error))
-            continue
-        problems.extend(damaged)
-        if damaged:  # sums of damaged tables say nothing more
             continue
         problems.extend(f"{folder}: {problem}" for problem in _table_problems(generation))
         if data:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -57,6 +58,18 @@ def test_any_changed_byte_of_a_generation_is_found(cache: Path, name: str, part:
     assert str(path) in problems[0]
 
 
+@pytest.mark.parametrize("name", ["blocks.arrow", "chunks.arrow", "files.arrow"])
+def test_any_overwritten_byte_of_a_table_is_found(cache: Path, name: str) -> None:
+    path = generation(cache) / name
+    content = path.read_bytes()
+    for at in range(0, len(content), 31):
+        path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+        problems = verify(str(cache), data=False)
+        assert content[at] == 0xFF or str(path) in problems[0]
+        with contextlib.suppress(CacheError):
+            open_generation(str(cache), generation(cache).name)
+
+
 @pytest.mark.parametrize("name", ["blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json", "roots.json"])
 def test_a_truncated_generation_is_not_opened(cache: Path, name: str) -> None:
     path = generation(cache) / name
@@ -101,6 +114,9 @@ def test_a_newer_format_is_refused_by_name(cache: Path) -> None:
 def test_an_unknown_generation_lists_those_there_are(cache: Path) -> None:
     with pytest.raises(CacheError, match=rf"no such generation .*{generation(cache).name}"):
         open_generation(str(cache), "0" * 32)
-    shutil.rmtree(generation(cache))
+    folder = generation(cache)
+    (folder / "manifest.json").unlink()
+    assert f"{folder}/manifest.json: cannot be read" in verify(str(cache), data=False)[0]
+    shutil.rmtree(folder)
     with pytest.raises(CacheError, match="none"):
         open_generation(str(cache), "0" * 32)
