@@ -141,6 +141,11 @@ class Generation:
         names: list[str] = self._files.column("name").to_pylist()
         return names
 
+    def token_dtypes(self, source: SourceEntry) -> list[str]:
+        """numpy names of the tokens in a source's files, as stored; sorted, each once."""
+        dtypes = self._files.column("token_dtype").slice(source.files.start, len(source.files))
+        return sorted(dtypes.unique().to_pylist())
+
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
         """Where file i lies; `roots` (source name -> folder) overrides what the last build recorded."""
         entry = self.file(i)

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.config import SPLITS, Config, Source
-from megablend.errors import PlanError
-from megablend.index.cache import Generation
+from megablend.errors import ConfigError, PlanError
+from megablend.index.cache import Generation, SourceEntry
 from megablend.index.sources import source_root
 from megablend.index.splits import PartBlocks, parts_of
 from megablend.index.store import BlockStore
@@ -26,6 +26,7 @@ from megablend.plan.blend import BlendPlan
 from megablend.plan.ledger import Ledger, digest_of
 from megablend.plan.sequential import SequentialPlan
 from megablend.plan.shares import check_totals, samples_in, shares_of
+from megablend.storage import storage_for
 
 
 class Stretch(NamedTuple):
@@ -43,7 +44,8 @@ class Stretch(NamedTuple):
 def store_of(config: Config, generation: Generation) -> BlockStore:
     """The generation's blocks, read as the config says and from where the config says.
 
-    Raises: PlanError where the generation lacks a source of the config, or read it in another way.
+    Raises: PlanError where the generation lacks a source of the config, or read it in another way; ConfigError where a
+        source's append_eod does not fit its tokens.
     """
     named = config.all_sources
     entries = {entry.name: entry for entry in generation.sources}
@@ -56,13 +58,36 @@ def store_of(config: Config, generation: Generation) -> BlockStore:
         elif config.needs_documents(source) and not entry.documents:
             problem = f"does not know the documents of source {name!r}, which append_eod and split need"
         else:
+            _check_eod(source, generation.token_dtypes(entry))
             continue
         raise PlanError(
             f"the index {generation.digest} that run {config.run!r} stands on {problem}; "
             "give the run another name (`run:`) and build it, or put the config back"
         )
     eods = [named[entry.name].append_eod if entry.name in named else None for entry in generation.sources]
-    return BlockStore(generation, eods, {name: source_root(source.path) for name, source in named.items()})
+    return BlockStore(generation, eods, {name: _root(generation, entries[name], named[name]) for name in named})
+
+
+def _check_eod(source: Source, dtypes: Sequence[str]) -> None:
+    for dtype in dtypes:
+        if source.append_eod is not None and source.append_eod > np.iinfo(dtype).max:
+            raise ConfigError(
+                f"{f'{source.place}: ' if source.place else ''}source {source.name!r}: append_eod {source.append_eod} does not "
+                f"fit its tokens, which are stored as {dtype} (up to {np.iinfo(dtype).max}); give a smaller one"
+            )
+
+
+def _root(generation: Generation, entry: SourceEntry, source: Source) -> str:
+    """The folder that the names of a source's files are relative to: the config's, since data may have moved.
+
+    A config to which paths were added since the index was made may have another root, under which the names mean nothing;
+    then the files lie where they did.
+    """
+    root = source_root(source.path)
+    if root == entry.root or not entry.files:
+        return root
+    path = generation.path(entry.files.start, {entry.name: root})
+    return root if storage_for(path).glob(path) else entry.root
 
 
 @dataclass(frozen=True, kw_only=True)

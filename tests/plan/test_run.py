@@ -1,0 +1,54 @@
+"""A run over an index that was made with other paths, or that cannot hold what the config asks for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import EOD, documents, make_config, write_source
+from writers import KINDS
+
+import megablend
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    source = write_source(tmp_path / "data", 0, "parquet", documents(0, 60, 30, 5))
+    return make_config(tmp_path, [source | {"append_eod": EOD}], samples=60, split="90,10")
+
+
+def tokens(dataset: megablend.Dataset) -> torch.Tensor:
+    return torch.stack([dataset[k]["tokens"] for k in range(len(dataset))])
+
+
+def test_a_run_goes_on_when_a_path_in_another_folder_is_added(tmp_path: Path, config: dict[str, Any]) -> None:
+    megablend.build(config)
+    dataset = megablend.open(config)
+    before, state = tokens(dataset), dataset.state_dict(40)
+    (tmp_path / "data" / "more").mkdir()
+    KINDS["parquet"].write(tmp_path / "data" / "more" / "9.parquet", [[900_001, 900_002]] * 9)
+    (source,) = config["sources"]
+    wider = config | {"sources": [source | {"path": [source["path"], f"{tmp_path}/data/more/*.parquet"]}]}
+    assert megablend.build(wider).pinned
+    assert torch.equal(tokens(megablend.open(wider)), before)
+    assert torch.equal(tokens(megablend.open(wider, state=state)), before)
+
+
+def test_data_is_read_where_the_config_says(tmp_path: Path, config: dict[str, Any]) -> None:
+    megablend.build(config)
+    before = tokens(megablend.open(config))
+    (tmp_path / "data").rename(tmp_path / "moved")
+    (source,) = config["sources"]
+    moved = config | {"sources": [source | {"path": source["path"].replace("/data/", "/moved/")}]}
+    assert torch.equal(tokens(megablend.open(moved)), before)
+    with pytest.raises(megablend.DataError, match=f"{tmp_path}/data/source0/.*: no such file"):
+        megablend.open(config)[0]
+
+
+def test_an_end_of_document_token_that_does_not_fit_is_refused(config: dict[str, Any]) -> None:
+    wrong = config | {"sources": [config["sources"][0] | {"append_eod": 2**31}]}
+    match = (
+        r"sources\[0\]: source 's0': append_eod 2147483648 does not fit its tokens, which are stored as int32 \(up to"
+    )
+    with pytest.raises(megablend.ConfigError, match=match):
+        megablend.build(wrong)
