@@ -29,15 +29,17 @@ def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str |
     Returns: the config with all paths absolute.
     Raises: ConfigError, a line for each thing that is wrong.
     """
+    if cache is not None:
+        cache = _absolute_path(str(cache), Path.cwd(), "--cache")
     if isinstance(config, Config):
-        return config if cache is None else config.model_copy(update={"cache": str(Path(cache).absolute())})
+        return config if cache is None else config.model_copy(update={"cache": cache})
     if isinstance(config, Mapping):
         data, place, base = dict(config), _Places("config", None), Path.cwd()
     else:
         data, place = _read(Path(config))
         base = Path(config).absolute().parent
     if cache is not None:
-        data["cache"] = str(Path(cache).absolute())
+        data["cache"] = cache
     try:
         checked = Config.model_validate(data)
     except ValidationError as error:
@@ -51,6 +53,8 @@ def _read(path: Path) -> tuple[dict[str, Any], _Places]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"{path}: cannot read the config: {reason}") from None
+    if path.suffix == ".json":
+        text = text.replace("\t", " ")  # between tokens, where YAML takes no tabs; JSON's strings hold none
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)  # JSON is YAML
         data = yaml.safe_load(text)
@@ -89,9 +93,12 @@ class _Places:
 
     def duplicates(self) -> Iterator[tuple[str, int]]:
         """Keys given twice in one mapping, with their lines."""
-        stack = [self.node]
+        stack, visited = [self.node], set[int]()
         while stack:
             node = stack.pop()
+            if id(node) in visited:  # an alias, perhaps of a node that it lies in
+                continue
+            visited.add(id(node))
             if isinstance(node, yaml.MappingNode):
                 seen = set()
                 for key, value in node.value:
@@ -105,7 +112,7 @@ class _Places:
 
 def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
     for problem in error.errors():
-        location = [part for part in problem["loc"] if part != "train"]
+        location = [part for part in problem["loc"] if part not in ("train", "[key]")]
         message = problem["msg"].removeprefix("Value error, ")
         if not location and (start := re.match(r"(\w+): ", message)):
             location, message = [start[1]], message[start.end() :]
@@ -130,17 +137,9 @@ def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
 def _absolute(config: Config, base: Path, places: _Places) -> Config:
     """Paths made absolute, those that name an object store refused; sources told where they stand."""
 
-    def absolute(path: str, place: str) -> str:
-        if "://" in path:
-            raise ConfigError(
-                f"{place}: found {path!r}; object stores come in a later release: "
-                "give a path on a local or mounted disk"
-            )
-        return str(base / Path(path).expanduser())
-
     def placed(source: Source, *location: str | int) -> Source:
         place = f"{places.line(location)}: {_key(location)}"
-        paths = tuple(absolute(path, f"{place}.path") for path in source.path)
+        paths = tuple(_absolute_path(path, base, f"{place}.path") for path in source.path)
         found = source.model_copy(update={"path": paths})
         found._place = place
         return found
@@ -149,8 +148,16 @@ def _absolute(config: Config, base: Path, places: _Places) -> Config:
     for split, listed in config.sources.items():
         above = ("sources", split) if config.listed_by_split else ("sources",)
         sources[split] = tuple(placed(source, *above, i) for i, source in enumerate(listed))
-    cache = absolute(config.cache, f"{places.line(['cache'])}: cache")
+    cache = _absolute_path(config.cache, base, f"{places.line(['cache'])}: cache")
     return config.model_copy(update={"cache": cache, "sources": sources})
+
+
+def _absolute_path(path: str, base: Path, place: str) -> str:
+    if "://" in path:
+        raise ConfigError(
+            f"{place}: found {path!r}; object stores come in a later release: give a path on a local or mounted disk"
+        )
+    return str(base / Path(path).expanduser())
 
 
 def _key(location: Sequence[str | int]) -> str:

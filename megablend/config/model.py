@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -14,6 +15,9 @@ UNITS = ("weight", "tokens", "samples", "epochs")
 LENGTHS = ("samples", "tokens", "epochs")
 """What the length of the run may be given in, at the top of the config."""
 SPLITS = ("train", "valid", "test")
+MAX_COUNT = 1 << 62
+MAX_EXPONENT = 100
+"""Of ten, in numbers: a slip such as 1e999999999 would be kept exactly, digit by digit."""
 
 
 def _number(value: object) -> Fraction:
@@ -21,12 +25,18 @@ def _number(value: object) -> Fraction:
     try:
         if isinstance(value, (bool, type(None), dict, list)):
             raise InvalidOperation
-        number = value if isinstance(value, Fraction) else Fraction(Decimal(str(value).strip().replace("_", "")))
+        number = value if isinstance(value, Fraction) else _exact(Decimal(str(value).strip().replace("_", "")))
     except (InvalidOperation, ValueError, OverflowError):
         raise ValueError(f"found {value!r}, expected a finite number") from None
     if number < 0:
         raise ValueError(f"found {value!r}, expected 0 or more")
     return number
+
+
+def _exact(written: Decimal) -> Fraction:
+    if written and abs(written.adjusted()) > MAX_EXPONENT:
+        raise OverflowError
+    return Fraction(written) if written else Fraction(0)
 
 
 def _positive(value: object) -> Fraction:
@@ -41,6 +51,8 @@ def _count(value: object) -> int:
     number = _positive(value)
     if number.denominator != 1:
         raise ValueError(f"found {value!r}, expected a whole number")
+    if number > MAX_COUNT:
+        raise ValueError(f"found {value!r}, expected at most 2^62")
     return int(number)
 
 
@@ -48,6 +60,10 @@ def _token(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
         raise ValueError(f"found {value!r}, expected a token id (0 to 4294967295)")
     return value
+
+
+def _path(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _split(value: object) -> tuple[Fraction, Fraction, Fraction]:
@@ -67,6 +83,7 @@ Number = Annotated[Fraction, BeforeValidator(_number)]
 Positive = Annotated[Fraction, BeforeValidator(_positive)]
 Count = Annotated[int, BeforeValidator(_count)]
 Token = Annotated[int, BeforeValidator(_token)]
+PathText = Annotated[str, BeforeValidator(_path)]
 Split = Annotated[tuple[Fraction, Fraction, Fraction], BeforeValidator(_split)]
 
 
@@ -100,10 +117,11 @@ class Source(_Model):
     @field_validator("path", mode="before")
     @classmethod
     def _paths(cls, value: object) -> object:
-        paths = [value] if isinstance(value, str) else value
-        if not isinstance(paths, (list, tuple)) or not paths or not all(isinstance(p, str) and p for p in paths):
+        given = value if isinstance(value, (list, tuple)) else [value]
+        paths = tuple(_path(path) for path in given)
+        if not paths or not all(isinstance(path, str) and path for path in paths):
             raise ValueError(f"found {value!r}, expected a path, a glob or a list of them")
-        return tuple(paths)
+        return paths
 
     @property
     def place(self) -> str:
@@ -126,9 +144,9 @@ class Source(_Model):
 class Config(_Model):
     """A run: where its tokens lie, how they are blended, how samples are cut and shown."""
 
-    cache: str
+    cache: PathText
     """Folder of the index, on a path that all ranks see; `build` makes it."""
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "default"
+    run: Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "default"
     """Name of the run's ledger: a run's past never changes; another name is a new run on the same cache."""
     sequence_length: Count
     """Tokens of a sample."""
@@ -182,6 +200,11 @@ class Config(_Model):
         given = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[1]}: the length of train is given by {given[0]} already; keep one of them")
+        for split in SPLITS[1:]:
+            if getattr(self, f"{split}_samples") is not None and not self._has(split):
+                raise ValueError(
+                    f"{split}_samples: there is no {split}; give it a share in `split`, or sources of its own"
+                )
         for split, sources in self.sources.items():
             _check_blend(split, sources, blended=split == "train" or getattr(self, f"{split}_samples") is not None)
         unit = self.sources["train"][0].unit or "weight"
@@ -217,6 +240,11 @@ class Config(_Model):
     def listed_by_split(self) -> bool:
         """Whether each split has sources of its own; otherwise all are cut from the sources of train."""
         return set(self.sources) != {"train"}
+
+    def _has(self, split: str) -> bool:
+        if self.listed_by_split:
+            return any(listed for name, listed in self.sources.items() if name == split)
+        return self.shares[SPLITS.index(split)] > 0
 
     def sources_of(self, split: str) -> dict[str, Source]:
         """The sources of a split, by the names that they have in the index."""

@@ -118,6 +118,11 @@ BAD = [
     ("cache: cache", "cache: s3://bucket/c", 1, "cache", "object stores come in a later release"),
     ("data/docs_text", "s3://bucket/docs", 12, "sources[1].path", "object stores come in a later release"),
     ("run: demo", "run: ../demo", 2, "run", "found '../demo'"),
+    ("run: demo", f"run: {'x' * 101}", 2, "run", "at most 100 characters"),
+    ("weight: 0.5", "weight: 1e999999999", 11, "sources[0].weight", "found '1e999999999', expected a finite number"),
+    ("weight: 0.5", "weight: 1e-999999999", 11, "sources[0].weight", "found '1e-999999999', expected a finite number"),
+    ("samples: 9000", "samples: 1e30", 5, "samples", "found '1e30', expected at most 2^62"),
+    ("samples: 9000", "samples: 9\ntest_samples: 5", 6, "test_samples", "there is no test; give it a share in `split`"),
     ("seed: 1234", "eod_mask_loss: true", None, "eod_token", "do not agree on append_eod"),
 ]
 
@@ -145,6 +150,41 @@ def test_all_weights_zero(tmp_path: Path) -> None:
 def test_weights_without_a_length(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="weights are shares and say no length; add samples, tokens or epochs"):
         load_config(write(tmp_path, YAML.replace("samples: 9000", "")))
+
+
+def test_splits_that_are_not_there(tmp_path: Path) -> None:
+    head = YAML[: YAML.index("split")]
+    with pytest.raises(ConfigError, match=r"12: sources\.validation: found .* did you mean 'valid'\?$"):
+        load_config(write(tmp_path, head + "sources:\n  train: [{name: a, path: a}]\n\n\n\n\n  validation: []\n"))
+    with pytest.raises(ConfigError, match="valid_samples: there is no valid"):
+        load_config(write(tmp_path, head + "valid_samples: 5\nsources: {train: [{name: a, path: a}], valid: []}\n"))
+
+
+def test_a_cache_of_an_object_store(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--cache: found 's3://bucket/c'; object stores come in a later release"):
+        load_config(write(tmp_path, YAML), cache="s3://bucket/c")
+
+
+def test_paths_may_be_paths(tmp_path: Path) -> None:
+    source: dict[str, Any] = {"name": "a", "path": tmp_path / "*.arrow"}
+    several = {"name": "b", "path": [tmp_path / "b.arrow", "c.arrow"]}
+    data = {"cache": tmp_path, "sequence_length": 8, "samples": 5, "sources": {"train": [source], "valid": [several]}}
+    config = load_config(data)
+    assert config.cache == str(tmp_path)
+    assert config.sources["train"][0].path == (f"{tmp_path}/*.arrow",)
+    assert config.sources["valid"][0].path == (f"{tmp_path}/b.arrow", str(Path.cwd() / "c.arrow"))
+
+
+def test_json_with_tabs(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    data = {"cache": "c", "sequence_length": 8, "samples": 5, "sources": [{"name": "a", "path": "a.arrow"}]}
+    path.write_text(json.dumps(data, indent="\t"))
+    assert load_config(path).sequence_length == 8
+
+
+def test_an_alias_of_itself(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sources\[0\]"):
+        load_config(write(tmp_path, "cache: c\nsequence_length: 5\nsources: &a [*a]\n"))
 
 
 @pytest.mark.parametrize(
