@@ -57,9 +57,13 @@ class BlockStore:
         Args:
             ids: int64 [n], block numbers of the generation; any order, repeats allowed.
 
-        Raises: IndexError for a number out of range; MissingFileError, ChangedFileError, CorruptFileError.
+        Raises: IndexError for a number out of range; TypeError for what is no integer; MissingFileError, ChangedFileError,
+            CorruptFileError.
         """
-        numbers = np.asarray(ids, dtype=np.int64).reshape(-1)
+        given = np.asarray(ids)
+        if given.size and given.dtype.kind not in "iu":
+            raise TypeError(f"block numbers must be integers, not {given.dtype}")
+        numbers = given.astype(np.int64).reshape(-1)
         num_blocks = len(self.generation.tokens_before) - 1
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < num_blocks):
             bad = numbers[(numbers < 0) | (numbers >= num_blocks)][0]

@@ -37,6 +37,8 @@ class Plan(Protocol):
 def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> npt.NDArray[np.int64]:
     """Sample numbers as int64 [n]. Raises IndexError outside [0, num_samples), TypeError where they are not integers."""
     given = np.asarray(ks)
+    if given.dtype.kind == "O" and all(isinstance(k, int) for k in given.flat):  # too large for 64 bits
+        raise IndexError(f"sample {max(given.flat, key=abs)} is outside of the plan's {num_samples} samples")
     if given.dtype.kind not in "iu" and given.size:
         raise TypeError(f"sample numbers must be integers, not {given.dtype}")
     outside = (given < 0) | (given >= num_samples)

@@ -6,6 +6,7 @@ stage, so that the digest of a run's past stays what it was when stages are appe
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
@@ -57,7 +58,11 @@ class Ledger:
         """
         remedy = f"give the new one another name (`run:`), or put back what run {self.run!r} was built with"
         if reason := difference(self.blend, blend):
-            raise PlanError(f"run {self.run!r} is under way and its order is promised: {reason}; {remedy}")
+            asked = dataclasses.replace(self, blend=blend).digest
+            raise PlanError(
+                f"run {self.run!r} is under way and its order is promised: {reason} (plan {self.digest} would become {asked}); "
+                f"{remedy}"
+            )
         if num_samples < self.ends[-1]:
             raise PlanError(
                 f"run {self.run!r} is under way: it was promised {self.ends[-1]:,} samples, now {num_samples:,} are asked for; "
@@ -129,7 +134,11 @@ def save_ledger(cache: str, ledger: Ledger) -> None:
     replace_file(path, json.dumps(record, indent=1).encode())
 
 
+def run_names(cache: str) -> list[str]:
+    """Names of all runs, sorted."""
+    return sorted(path.stem for path in (Path(cache) / "runs").glob("*.json"))
+
+
 def list_runs(cache: str) -> list[Ledger]:
     """All runs' ledgers, by name. Raises CacheError as `load_ledger` does."""
-    names = sorted(path.stem for path in (Path(cache) / "runs").glob("*.json"))
-    return [ledger for name in names if (ledger := load_ledger(cache, name)) is not None]
+    return [ledger for name in run_names(cache) if (ledger := load_ledger(cache, name)) is not None]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from megablend.config import Config, Source
 from megablend.errors import PlanError
+from megablend.plan.base import MAX_SAMPLES
 
 
 class Shares(NamedTuple):
@@ -31,7 +32,8 @@ def shares_of(config: Config, split: str, sources: Sequence[Source], tokens: Seq
     Args:
         tokens: of each source in this split, end-of-document tokens included.
 
-    Raises: PlanError where a source with a share has no tokens, or the split would have no sample.
+    Raises: PlanError where a source with a share has no tokens or would give no sample, or the split would have no sample or
+        more than a plan holds.
     """
     extra = int(config.add_extra_token_to_sequence)
     unit = sources[0].unit or "weight"
@@ -47,12 +49,22 @@ def shares_of(config: Config, split: str, sources: Sequence[Source], tokens: Seq
     if num_samples is None:
         if unit in ("epochs", "tokens"):
             extras = extra if unit == "epochs" else 0
-            values = [Fraction(samples_in(value, config.sequence_length, extras)) for value in values]
+            amounts, values = values, [Fraction(samples_in(v, config.sequence_length, extras)) for v in values]
+            for source, amount, value in zip(sources, amounts, values, strict=True):
+                if amount > 0 and value == 0:
+                    raise PlanError(
+                        f"source {source.name!r} would give {split} {float(amount):,.0f} tokens, less than a sample of "
+                        f"{config.sequence_length + extras}: give it more {unit}, or {unit}: 0"
+                    )
         elif any(value.denominator != 1 for value in values):
             raise PlanError("samples of sources are counts: expected whole numbers where no length is given at the top")
         num_samples = int(sum(values))
     if num_samples < 1:
         raise PlanError(f"{split} would have no sample of {config.sequence_length} tokens: ask for more or add data")
+    if num_samples > MAX_SAMPLES:
+        raise PlanError(
+            f"{split} would have {num_samples:,} samples; a plan holds at most {MAX_SAMPLES:,}: ask for fewer"
+        )
     total = sum(values)
     return Shares(tuple(Fraction(value) / total for value in values), num_samples)
 

@@ -5,6 +5,7 @@ Under 1 KB of JSON, and some 40 bytes for each further stage; independent of wor
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,8 +58,8 @@ class State:
                 run=str(state["run"]),
                 split=str(state["split"]),
                 index=str(state["index"]),
-                stages=tuple((int(end), str(digest)) for end, digest in state["stages"]),
-                consumed_samples=int(state["consumed_samples"]),
+                stages=tuple((operator.index(end), str(digest)) for end, digest in state["stages"]),
+                consumed_samples=operator.index(state["consumed_samples"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not a whole megablend state: {type(error).__name__} {error}") from None

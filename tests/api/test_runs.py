@@ -66,7 +66,8 @@ def test_lowering_and_reweighting_are_refused_with_the_reason(config: dict[str, 
     sources = [config["sources"][0] | {"weight": "0.5"}, config["sources"][1]]
     for call in (megablend.build, megablend.open):
         with pytest.raises(
-            megablend.PlanError, match="share of source 's0' was 3/4, is 2/3; give the new one another name"
+            megablend.PlanError,
+            match=r"share of source 's0' was 3/4, is 2/3 .plan [0-9a-f]{32} would become [0-9a-f]{32}.; give",
         ):
             call(config | {"sources": sources})
         with pytest.raises(megablend.PlanError, match="seed was 7, is 8"):
@@ -186,6 +187,26 @@ def test_a_source_too_small_for_a_sample_is_refused_by_name(config: dict[str, An
         megablend.build(config | {"sources": sources})
 
 
+@pytest.mark.parametrize(("unit", "amount"), [("tokens", "7"), ("epochs", "0.001")])
+def test_an_amount_too_small_for_a_sample_is_refused_by_name(config: dict[str, Any], unit: str, amount: str) -> None:
+    sources = [
+        {key: value for key, value in source.items() if key != "weight"} | {unit: value}
+        for source, value in zip(config["sources"], ("800", amount), strict=True)
+    ]
+    config = {key: value for key, value in config.items() if key != "samples"} | {"sources": sources}
+    with pytest.raises(
+        megablend.PlanError, match=rf"source 's1' would give train \d+ tokens, less than .* or {unit}: 0"
+    ):
+        megablend.build(config)
+    config["sources"] = [sources[0], sources[1] | {unit: 0}]
+    assert megablend.build(config).stages_before == 0
+
+
+def test_more_samples_than_a_plan_holds(config: dict[str, Any]) -> None:
+    with pytest.raises(megablend.PlanError, match="would have 1,152,921,504,606,846,976 samples; a plan holds at most"):
+        megablend.build(config | {"samples": 1 << 60})
+
+
 @pytest.mark.parametrize(("unit", "values"), [("samples", (30, 20)), ("tokens", (245, 160)), ("epochs", ("1.5", "2"))])
 def test_amounts_are_given_exactly(config: dict[str, Any], unit: str, values: tuple[Any, Any]) -> None:
     sources = [
@@ -235,3 +256,5 @@ def test_pages_of_any_blocks(config: dict[str, Any]) -> None:
     assert len(store.read_pages([]).tokens) == 0
     with pytest.raises(IndexError, match=f"block {num_blocks} is out of range"):
         store.read_pages([num_blocks])
+    with pytest.raises(TypeError, match="block numbers must be integers, not float64"):
+        store.read_pages([1.5])

@@ -53,7 +53,8 @@ def test_another_run_is_refused_with_both_digests(change: dict[str, Any], says: 
         (STATE.to_dict() | {"stages": []}, "its stages do not end with its plan"),
         (STATE.to_dict() | {"plan": "0" * 32}, "its stages do not end with its plan"),
         (STATE.to_dict() | {"consumed_samples": -1}, "consumed less than 0"),
-        (STATE.to_dict() | {"consumed_samples": "many"}, "ValueError"),
+        (STATE.to_dict() | {"consumed_samples": "many"}, "TypeError"),
+        (STATE.to_dict() | {"consumed_samples": 2.7}, "TypeError"),
     ],
 )
 def test_what_is_no_state_is_refused(state: dict[str, Any], says: str) -> None:
