@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -37,16 +38,21 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __getitem__(self, k: int | None) -> dict[str, Any]:
         """Sample k; for None, sample 0 with a loss mask of zeros, to pad a batch (as GPTDataset does).
 
-        Raises: IndexError outside [0, len); MissingFileError, ChangedFileError, CorruptFileError from its files.
+        Raises: IndexError outside [0, len); TypeError for what is no integer; MissingFileError, ChangedFileError,
+            CorruptFileError from its files.
         """
         found = sample_dict(self.run.config, self.sample(0 if k is None else k))
         if k is None:
             found["loss_mask"].zero_()
         return found
 
+    def __getitems__(self, ks: Sequence[int]) -> list[dict[str, Any]]:
+        """What a DataLoader collates: samples ks; one to pad with, where a last, short step has none for this rank."""
+        return [self[k] for k in ks] or [self[None]]
+
     def sample(self, k: int) -> Sample:
         """What sample k is made of: source, ordinal, blocks, tokens, document starts. Raises as indexing does."""
-        return read_sample(self.run, self.window, int(k))
+        return read_sample(self.run, self.window, operator.index(k))
 
     def read_pages(self, block_ids: npt.ArrayLike) -> Pages:
         """Tokens and document pieces of any blocks of the index. Raises IndexError, DataError."""
@@ -60,7 +66,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
             split=self.run.split,
             index=ledger.index,
             stages=tuple(zip(ledger.ends, ledger.digests, strict=True)),
-            consumed_samples=self.consumed_samples if consumed_samples is None else int(consumed_samples),
+            consumed_samples=self.consumed_samples if consumed_samples is None else operator.index(consumed_samples),
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -71,6 +77,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._consume(taken.consumed_samples)
 
     def _consume(self, consumed_samples: int) -> None:
+        consumed_samples = operator.index(consumed_samples)
         if not 0 <= consumed_samples <= len(self):
             raise StateError(f"consumed_samples is {consumed_samples:,}; this run has 0 to {len(self):,} samples")
         self.consumed_samples = consumed_samples

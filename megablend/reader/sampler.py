@@ -24,7 +24,8 @@ class PretrainingSampler(Sampler[list[int]]):
     Args:
         dataset: made by `megablend.open`.
         consumed_samples: where to begin; by default where the dataset's state says.
-        drop_last: leave out a last step of less than micro_batch_size * data_parallel_size samples.
+        drop_last: leave out a last step of less than micro_batch_size * data_parallel_size samples. Otherwise a rank that gets
+            none of them has an empty batch, for which the dataset gives one sample whose loss mask is 0.
 
     Raises: ConfigError where sizes or rank are out of range; StateError where `consumed_samples` is.
     """

@@ -87,6 +87,26 @@ def test_distributed_checkpoint(tmp_path: Path, config: dict[str, Any]) -> None:
     assert resumed.consumed_samples == 4
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_ranks_without_samples_in_a_last_short_step_pad(config: dict[str, Any], workers: int) -> None:
+    steps = [
+        list(
+            loader(
+                config,
+                data_parallel_rank=r,
+                data_parallel_size=3,
+                drop_last=False,
+                consumed_samples=82,
+                num_workers=workers,
+            )
+        )
+        for r in range(3)
+    ]
+    assert [[len(batch["tokens"]) for batch in batches] for batches in steps] == [[4, 2], [4, 1], [4, 1]]
+    assert [batches[1]["loss_mask"].sum().item() for batches in steps] == [16, 0, 0]
+
+
 def test_ranks_and_sizes_out_of_range(config: dict[str, Any]) -> None:
     dataset = megablend.open(config)
     with pytest.raises(megablend.ConfigError, match="found data_parallel_rank 2, expected 0 to 1"):

@@ -234,7 +234,17 @@ def test_none_gives_a_padding_sample(config: dict[str, Any]) -> None:
     assert padding["loss_mask"].sum() == 0
 
 
-@pytest.mark.parametrize("k", [-1, 240, 10**9])
+@pytest.mark.parametrize("k", [-1, 240, 10**9, 10**30, -(10**30)])
 def test_samples_out_of_range(config: dict[str, Any], k: int) -> None:
     with pytest.raises(IndexError, match=rf"{k} is outside of the plan's 240 samples"):
         megablend.open(config)[k]
+
+
+@pytest.mark.parametrize("k", [1.0, "1", slice(0, 3)])
+def test_samples_are_integers(config: dict[str, Any], k: Any) -> None:
+    dataset = megablend.open(config)
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        dataset[k]
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        megablend.open(config, consumed_samples=k)
+    assert torch.equal(dataset[np.int64(3)]["tokens"], dataset[3]["tokens"])  # type: ignore[index]
