@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from megablend.api.open import open_dataset as open
     from megablend.api.runs import open_index
     from megablend.api.show import show
+    from megablend.api.verify import verify
     from megablend.config import Config, load_config
     from megablend.errors import (
         CacheError,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         StateError,
     )
     from megablend.index.store import BlockStore, Pages
-    from megablend.index.verify import verify
     from megablend.reader import Dataset, Loader, PretrainingSampler
 
 __version__ = "0.1.0"
@@ -46,7 +46,7 @@ _HOMES = {
     "load_config": "megablend.config",
     "BlockStore": "megablend.index.store",
     "Pages": "megablend.index.store",
-    "verify": "megablend.index.verify",
+    "verify": "megablend.api.verify",
     "Dataset": "megablend.reader",
     "Loader": "megablend.reader",
     "PretrainingSampler": "megablend.reader",
@@ -88,3 +88,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'megablend' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), "open_dataset" if name == "open" else name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

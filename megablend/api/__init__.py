@@ -1,1 +1,1 @@
-"""What users call: build, open, describe, show."""
+"""What users call: build, open, describe, show, verify."""

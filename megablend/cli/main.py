@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
+from megablend import __version__
 from megablend.errors import ConfigError, MegablendError
 
 EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
@@ -26,7 +27,7 @@ of_split = click.option("--split", default="train", show_default=True, help="tra
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="megablend")
+@click.version_option(__version__)
 def cli() -> None:
     """Index token files, blend them, read them back as training batches."""
 
@@ -109,8 +110,8 @@ def show(config: str, sample: int, split: str, tokenizer: str | None, cache: str
 @click.option("--data", is_flag=True, help="Read every block of every data file, too.")
 @as_json
 def verify(cache: str, data: bool, as_json: bool) -> None:
-    """Check a cache: checksums, counts, and with --data all data files. Exits with 3 where something is wrong."""
-    from megablend.index.verify import verify as verify_cache
+    """Check a cache: checksums, counts, runs, and with --data all data files. Exits with 3 where something is wrong."""
+    from megablend.api.verify import verify as verify_cache
 
     if not Path(cache).is_dir():
         raise ConfigError(f"{cache}: found no such folder, expected a cache that `megablend build` filled")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from megablend.index.build import Progress
@@ -35,14 +35,14 @@ def _bar(stream: TextIO) -> Iterator[Callable[[Progress], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("files"),
-        DownloadColumn(),
+        TextColumn("{task.fields[megabytes]}"),
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=Console(file=stream), transient=True) as bar:
-        task = bar.add_task("indexing", total=None)
+        task = bar.add_task("indexing", total=None, megabytes="")
 
         def update(progress: Progress) -> None:
-            bar.update(task, completed=progress.files, total=progress.num_files)
+            bar.update(task, completed=progress.files, total=progress.num_files, megabytes=_megabytes(progress))
 
         yield update
 
@@ -59,5 +59,8 @@ class _Lines:
             return
         self._next = time.monotonic() + LOG_SECONDS
         files = f"{progress.files:,} of {progress.num_files:,} files"
-        megabytes = f"{progress.bytes / 1e6:,.0f} of {progress.num_bytes / 1e6:,.0f} MB"
-        print(f"megablend: indexed {files}, {megabytes}", file=self.stream, flush=True)
+        print(f"megablend: indexed {files}, {_megabytes(progress)}", file=self.stream, flush=True)
+
+
+def _megabytes(progress: Progress) -> str:
+    return f"{progress.bytes / 1e6:,.0f} of {progress.num_bytes / 1e6:,.0f} MB"

@@ -12,7 +12,7 @@ from megablend.api.build import Built
 
 
 def _console() -> Console:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     if not console.is_terminal:
         console.width = 160  # a log has no width of its own; do not cut names
     return console

@@ -11,6 +11,9 @@ import pytest
 import yaml
 from runs import EOD, documents, make_config, write_source
 
+import megablend
+from megablend.cli.tables import print_sample
+
 
 def run(*args: object, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     root = str(Path(__file__).parents[2])
@@ -126,6 +129,11 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
         (["describe", "{config}"], 3, "run 'demo' was not built there; run `megablend build` first"),
         (["describe", "{folder}"], 3, "holds no index; run `megablend build` first"),
         (["show", "{config}", "--sample", "x"], 2, "'x' is not a valid integer"),
+        (
+            ["build", "{config}", "--cache", "s3://b/c"],
+            2,
+            "--cache: found 's3://b/c'; object stores come in a later release",
+        ),
         (["verify", "nowhere"], 2, "nowhere: found no such folder"),
     ],
 )
@@ -138,10 +146,23 @@ def test_errors_are_short_and_have_codes(tmp_path: Path, config: Path, args: lis
     assert done.stdout == ""
 
 
-def test_show_out_of_range(built: Path) -> None:
-    done = run("show", built, "--sample", 100)
+@pytest.mark.parametrize("sample", ["100", "-1", "9" * 30])
+def test_show_out_of_range(built: Path, sample: str) -> None:
+    done = run("show", built, "--sample", sample)
     assert done.returncode == 2
-    assert "--sample 100: sample 100 is outside of the plan's 100 samples" in done.stderr
+    assert f"--sample {sample}: sample {sample} is outside of the plan's 100 samples" in done.stderr
+
+
+def test_version() -> None:
+    assert run("--version").stdout.split()[-1] == megablend.__version__
+
+
+def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    sample = {"split": "train", "sample": 0, "source": ":key:", "ordinal": 0, "epochs": [0], "document_starts": [0]}
+    print_sample(sample | {"pieces": [], "tokens": [1], "text": "a[:key:] [bold]"})
+    out = capsys.readouterr().out
+    assert "source ':key:'" in out
+    assert "a[:key:] [bold]" in out
 
 
 EDITS = [

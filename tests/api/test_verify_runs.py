@@ -1,0 +1,33 @@
+"""A cache is verified with the runs that stand upon it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from runs import documents, make_config, write_source
+
+import megablend
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    source = write_source(tmp_path, 0, "parquet", documents(0, 20, 30, 1))
+    megablend.build(make_config(tmp_path, [source], samples=20, run="demo"))
+    return tmp_path / "cache"
+
+
+def test_a_cache_with_its_runs_is_sound(cache: Path) -> None:
+    assert megablend.verify(cache) == megablend.verify(str(cache), data=True) == []
+
+
+def test_a_ledger_that_was_edited(cache: Path) -> None:
+    ledger = cache / "runs" / "demo.json"
+    ledger.write_text(ledger.read_text().replace("20", "21"))
+    (problem,) = megablend.verify(cache)
+    assert problem.startswith(f"{ledger}: the ledger does not match its own digest")
+
+
+def test_a_run_whose_index_is_gone(cache: Path) -> None:
+    shutil.rmtree(next((cache / "generations").iterdir()))
+    (problem,) = megablend.verify(cache)
+    assert problem.startswith(f"{cache}: run 'demo' stands on index ")
