@@ -91,7 +91,7 @@ class MpiLaunch:
         time.sleep(2 * _ABORT_SECONDS * min(self.rank, 4))
         expected = isinstance(error, MegablendError | KeyboardInterrupt)
         trace = "" if expected else "".join(traceback.format_exception(error))
-        print(f"{trace}rank {self.rank}: {error or type(error).__name__}", file=sys.stderr, flush=True)
+        print(f"{trace}rank {self.rank}: {str(error) or type(error).__name__}", file=sys.stderr, flush=True)
         time.sleep(_ABORT_SECONDS)
         self._comm.Abort(exit_code(error))
         raise SystemExit(exit_code(error))
