@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import resource
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,16 @@ from megablend.errors import CorruptFileError, DataError, MissingFileError
 from megablend.storage.base import FileStat
 from megablend.storage.descriptors import DescriptorPool
 
-_POOL = DescriptorPool(capacity=256)
+_MAX_DESCRIPTORS = 256
+
+
+def _capacity() -> int:
+    """A quarter of the descriptors that this process may have: others need them, too."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, limit // 4)
+
+
+_POOL = DescriptorPool(capacity=_capacity())
 os.register_at_fork(after_in_child=_POOL.unlock_after_fork)
 
 _UNCHECKED_BYTES = 1 << 20

@@ -1,5 +1,7 @@
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,3 +103,15 @@ def test_plain_paths_are_local() -> None:
         assert isinstance(storage_for(path), LocalStorage)
     with pytest.raises(ConfigError, match="without file://"):
         storage_for("file:///data/x.arrow")
+
+
+def test_few_descriptors_suffice_for_many_files(tmp_path: Path) -> None:
+    for i in range(60):
+        (tmp_path / str(i)).write_bytes(b"x")
+    script = (
+        "import sys; from megablend.storage import LocalStorage\n"
+        f"print(sum(len(LocalStorage().read(f'{tmp_path}/{{i}}', 0, 1)) for i in range(60)))"
+    )
+    command = ["sh", "-c", 'ulimit -n 40; exec "$0" -c "$1"', sys.executable, script]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert result.stdout == "60\n", result.stderr
