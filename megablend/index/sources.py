@@ -111,8 +111,10 @@ def _matches(spec: SourceSpec, pattern: str) -> list[str]:
         kinds = [kind for kind in FORMATS.values() if list(kind.files(pattern)) != [pattern]]
         found = [pattern] if any(all(storage.glob(path) for path in kind.files(pattern)) for kind in kinds) else []
     if not found:
-        folder = Path(pattern).parent
-        nearest = difflib.get_close_matches(pattern, storage.glob(str(folder / "*")), n=1)
+        inside = [] if glob.has_magic(pattern) else storage.glob(str(Path(pattern) / "*"))
+        if inside:
+            raise spec.complaint(f"{pattern} is a folder; give its files, such as {pattern}/*{Path(inside[0]).suffix}")
+        nearest = difflib.get_close_matches(pattern, storage.glob(str(Path(pattern).parent / "*")), n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         raise spec.complaint(f"{pattern} matches no file{hint}")
     return found

@@ -45,6 +45,14 @@ def test_a_slip_in_a_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
         list_source(spec(tmp_path, "bokos.arrow"))
 
 
+def test_a_folder_is_answered_with_its_files(tmp_path: Path) -> None:
+    write(tmp_path / "books" / "a.arrow", 1)
+    with pytest.raises(
+        ConfigError, match=rf"source 'source': {tmp_path}/books is a folder; .* {tmp_path}/books/\*\.arrow"
+    ):
+        list_source(spec(tmp_path, "books"))
+
+
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.arrow", 1).rename(tmp_path / "\udcff.arrow")
     with pytest.raises(ConfigError, match=r"udcff.arrow': its name has characters .* rename it"):

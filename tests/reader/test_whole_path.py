@@ -247,4 +247,4 @@ def test_samples_are_integers(config: dict[str, Any], k: Any) -> None:
         dataset[k]
     with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
         megablend.open(config, consumed_samples=k)
-    assert torch.equal(dataset[np.int64(3)]["tokens"], dataset[3]["tokens"])  # type: ignore[index]
+    assert torch.equal(dataset[np.int64(3)]["tokens"], dataset[3]["tokens"])
