@@ -52,12 +52,13 @@ class DataError(MegablendError, ValueError):
 
     exit_code = 3
 
-    def __init__(self, path: str, problem: str, *, offset: int | None = None) -> None:
+    def __init__(self, path: str, problem: str = "", *, offset: int | None = None) -> None:
         self.path = path
         self.problem = problem
         self.offset = offset
         where = path if offset is None else f"{path} at byte {offset}"
-        super().__init__(f"{where}: {problem}")
+        # Torch raises a loader worker's error anew, with the worker's trace for its only argument.
+        super().__init__(f"{where}: {problem}" if problem else where)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild_data_error, (type(self), self.path, self.problem, self.offset)

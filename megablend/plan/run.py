@@ -86,8 +86,8 @@ def _root(generation: Generation, entry: SourceEntry, source: Source) -> str:
     root = source_root(source.path)
     if root == entry.root or not entry.files:
         return root
-    path = generation.path(entry.files.start, {entry.name: root})
-    return root if storage_for(path).glob(path) else entry.root
+    here, there = (generation.path(entry.files.start, {entry.name: folder}) for folder in (root, entry.root))
+    return entry.root if storage_for(there).glob(there) and not storage_for(here).glob(here) else root
 
 
 @dataclass(frozen=True, kw_only=True)

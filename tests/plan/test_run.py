@@ -43,6 +43,10 @@ def test_data_is_read_where_the_config_says(tmp_path: Path, config: dict[str, An
     assert torch.equal(tokens(megablend.open(moved)), before)
     with pytest.raises(megablend.DataError, match=f"{tmp_path}/data/source0/.*: no such file"):
         megablend.open(config)[0]
+    for path in (tmp_path / "moved").glob("*/*"):
+        path.unlink()
+    with pytest.raises(megablend.DataError, match=f"{tmp_path}/moved/source0/.*: no such file"):
+        megablend.open(moved)[0]
 
 
 def test_an_end_of_document_token_that_does_not_fit_is_refused(config: dict[str, Any]) -> None:

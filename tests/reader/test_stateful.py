@@ -107,6 +107,18 @@ def test_ranks_without_samples_in_a_last_short_step_pad(config: dict[str, Any], 
     assert [batches[1]["loss_mask"].sum().item() for batches in steps] == [16, 0, 0]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_an_error_keeps_its_class_on_its_way_from_a_worker(
+    tmp_path: Path, config: dict[str, Any], workers: int
+) -> None:
+    for path in (tmp_path / "source0").iterdir():
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"source0/.*parquet: no such file") as caught:
+        list(loader(config, num_workers=workers))
+    assert isinstance(caught.value, megablend.DataError)
+
+
 def test_ranks_and_sizes_out_of_range(config: dict[str, Any]) -> None:
     dataset = megablend.open(config)
     with pytest.raises(megablend.ConfigError, match="found data_parallel_rank 2, expected 0 to 1"):
