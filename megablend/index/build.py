@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megablend.errors import CacheError, ConfigError
-from megablend.index.cache import Generation, fragments, generations, list_generations, open_generation
-from megablend.index.disk import finished, remove_leftovers, writing
+from megablend.index.cache import Generation, folders, fragments, generations, list_generations, open_generation
+from megablend.index.disk import remove_leftovers, writing
 from megablend.index.fragments import Fragment
 from megablend.index.launch import Launch
 from megablend.index.lock import build_lock, check_shared
@@ -131,10 +131,9 @@ def _prepare(cache: Path, sources: Sequence[SourceSpec], stack: contextlib.ExitS
         for folder in (fragments(cache), generations(cache)):
             folder.mkdir(parents=True, exist_ok=True)
         held = stack.enter_context(build_lock(cache))
-        for folder in (fragments(cache), generations(cache)):
-            remove_leftovers(folder)
-        for name in finished(generations(cache)):
-            remove_leftovers(generations(cache) / name)
+        for folder in (*folders(cache), *generations(cache).iterdir()):
+            if folder.is_dir():
+                remove_leftovers(folder)
     notes = () if held.exclusive else (f"{cache}: the file system has no locks; run one build at a time",)
     work = plan_work(listings, fragments(cache))
     return _Prepared(nonce=held.nonce, listings=listings, work=tuple(work), notes=notes)

@@ -4,6 +4,8 @@
     <cache>/fragments/<place>-<version> what indexing found in one file
     <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json
                           roots.json    where each source's files lay at the last build of it; replaced atomically
+    <cache>/splits/<digest>             where the splits of a generation begin and end
+    <cache>/runs/<run>.json             the run's ledger
 
 Names that begin with a dot are work under way. A generation is whole once it has its name, since it gets it last;
 opening checks the manifest and the tables' sizes, and takes the same time for any number of blocks. All that is in
@@ -260,3 +262,8 @@ def generations(cache: str | Path) -> Path:
 def fragments(cache: str | Path) -> Path:
     """The folder of a cache's fragments."""
     return Path(cache).absolute() / "fragments"
+
+
+def folders(cache: str | Path) -> list[Path]:
+    """The folders of a cache that builds write to."""
+    return [Path(cache).absolute() / name for name in ("fragments", "generations", "splits", "runs")]

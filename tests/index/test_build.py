@@ -237,11 +237,14 @@ def test_leftovers_of_killed_builds_go(data: Path, cache: Path) -> None:
     report = build(cache, spec(data))
     generations = cache / "generations"
     shutil.copytree(generations / report.digest, generations / ".tmp-generation-1-aa")
-    (cache / "fragments" / ".tmp-ab-1-cd").write_bytes(b"half")
+    (cache / "runs").mkdir()
+    for name in ("fragments", "runs", f"generations/{report.digest}"):
+        (cache / name / ".tmp-ab-1-cd").write_bytes(b"half")
     assert list_generations(str(cache)) == [report.digest]
     build(cache, spec(data))
     assert [path.name for path in generations.iterdir()] == [report.digest]
     assert len(list((cache / "fragments").iterdir())) == 3
+    assert not list(cache.rglob(".tmp-*"))
 
 
 def test_a_build_waits_for_another_no_longer_than_told(
