@@ -18,6 +18,9 @@ from pydantic import ValidationError
 from megablend.config.model import Config, Source
 from megablend.errors import ConfigError
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's where PyYAML has it: ten times as fast, which thousands of sources need."""
+
 
 def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str | None = None) -> Config:
     """Read and check a config.
@@ -56,8 +59,8 @@ def _read(path: Path) -> tuple[dict[str, Any], _Places]:
     if path.suffix == ".json":
         text = text.replace("\t", " ")  # between tokens, where YAML takes no tabs; JSON's strings hold none
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)  # JSON is YAML
-        data = yaml.safe_load(text)
+        node = yaml.compose(text, Loader=_LOADER)  # JSON is YAML
+        data = yaml.load(text, Loader=_LOADER)
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
