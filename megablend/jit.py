@@ -12,6 +12,7 @@ both run as plain Python.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -108,6 +109,27 @@ prefetch = _prefetch()
 """prefetch(array, index): begin to load array[index], a 1-D array's, into the cache; any index is harmless."""
 
 
+def _bytes_at() -> Callable[[int, int], np.ndarray[Any, np.dtype[np.uint8]]]:
+    import numba
+    from numba.core import config, types
+    from numba.extending import intrinsic
+
+    if vars(config)["DISABLE_JIT"]:
+        return lambda address, size: np.ctypeslib.as_array((ctypes.c_uint8 * int(size)).from_address(int(address)))
+
+    open_types: Any = types
+    open_numba: Any = numba
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    def typed(typing: Any, address: Any) -> Any:
+        return open_types.CPointer(types.uint8)(types.uintp), emit
+
+    pointer: Any = intrinsic(typed)
+    return device(lambda address, size: open_numba.carray(pointer(address), (size,)))
+
+
 class _Kernel:
     """A function that becomes machine code when it is first called; pickles by its name."""
 
@@ -137,3 +159,7 @@ class _Kernel:
 
     def __reduce__(self) -> str:
         return self.__qualname__
+
+
+bytes_at = _bytes_at()
+"""bytes_at(address, size): the uint8 array that lies there in memory; the caller keeps it alive meanwhile."""

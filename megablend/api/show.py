@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from megablend.api.open import open_dataset
 from megablend.api.runs import ConfigLike
 
@@ -18,25 +20,25 @@ def show(config: ConfigLike, sample: int, split: str = "train", *, cache: str | 
     dataset = open_dataset(config, split, cache=cache)
     generation, store = dataset.run.store.generation, dataset.run.store
     found = dataset.sample(sample)
-    ids = [stretch.block for stretch in found.stretches]
-    offsets, files = generation.blocks(ids)["offset"], generation.file_of(ids)
+    _, epochs, blocks, starts, stops = found.stretches
+    offsets, files = generation.blocks(blocks)["offset"], generation.file_of(blocks)
     pieces = [
         {
             "file": generation.path(int(file), store.roots),
-            "block": stretch.block,
+            "block": int(block),
             "byte_offset": int(offset),
-            "first_token": stretch.start,
-            "stop_token": stretch.stop,
-            "epoch": stretch.epoch,
+            "first_token": int(start),
+            "stop_token": int(stop),
+            "epoch": int(epoch),
         }
-        for stretch, offset, file in zip(found.stretches, offsets, files, strict=True)
+        for file, block, offset, start, stop, epoch in zip(files, blocks, offsets, starts, stops, epochs, strict=True)
     ]
     return {
         "sample": sample,
         "split": split,
         "source": dataset.run.sources[found.source].name,
         "ordinal": found.ordinal,
-        "epochs": sorted({stretch.epoch for stretch in found.stretches}),
+        "epochs": np.unique(epochs).tolist(),
         "pieces": pieces,
         "document_starts": found.starts.tolist(),
         "tokens": found.tokens.tolist(),

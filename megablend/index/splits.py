@@ -125,13 +125,13 @@ class PartBlocks:
         self.num_blocks = self._stop - self.first_block
         self.num_tokens = int(part["tokens"])
 
-    def before(self, block: int) -> int:
-        """Tokens of the local blocks before `block` (0 to num_blocks)."""
-        if block >= self.num_blocks:
-            return self.num_tokens
-        start = _tokens_before(self.generation, self.first_block, self.eod)
-        tokens = _tokens_before(self.generation, self.first_block + block, self.eod) - start
-        return tokens - self._skip if block > 0 else 0
+    def before(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of the local blocks before each of `blocks` int64 [n], which are from 0 to num_blocks: int64 [n]."""
+        tokens = np.zeros(len(blocks), np.int64)
+        for running in self._running():
+            tokens += running[self.first_block + blocks] - running[self.first_block]
+        tokens = np.where(blocks < self.num_blocks, tokens - self._skip, self.num_tokens)
+        return np.where(blocks > 0, tokens, 0)
 
     def sizes(self, start: int, stop: int, step: int = 1) -> npt.NDArray[np.int64]:
         """Tokens of the local blocks start:stop:step. int64."""
@@ -146,9 +146,9 @@ class PartBlocks:
             sizes[0] -= self._skip
         return sizes
 
-    def clip(self, block: int) -> int:
-        """Tokens of the local block's stored form that lie before its first token of this part."""
-        return self._skip if block == 0 else 0
+    def clips(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of local blocks' stored form that lie before their first token of this part: int64 [n]."""
+        return np.where(blocks == 0, self._skip, 0)
 
     def _running(self) -> Iterator[npt.NDArray[np.int64]]:
         yield self.generation.tokens_before

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
 
 
 class Blocks(Protocol):
@@ -15,27 +18,51 @@ class Blocks(Protocol):
     num_tokens: int
     """Tokens of one epoch, above 0."""
 
-    def sizes(self, start: int, stop: int, step: int = 1) -> npt.NDArray[np.int64]:
+    def sizes(self, start: int, stop: int, step: int = 1) -> Int64s:
         """Tokens of blocks start:stop:step, int64; some may be 0."""
         ...
 
-    def before(self, block: int) -> int:
-        """Tokens of the blocks before `block`, which is at most num_blocks."""
+    def before(self, blocks: Int64s) -> Int64s:
+        """Tokens before each of `blocks` int64 [n], which are from 0 to num_blocks: int64 [n]."""
         ...
 
 
-class Span(NamedTuple):
-    """Tokens start:stop of a block, as it comes up in an epoch; never empty."""
+class Spans(NamedTuple):
+    """Stretches of a source as they lie in its blocks: int64 [m] each; none is empty."""
 
-    epoch: int
-    block: int
-    start: int
-    stop: int
+    rows: Int64s
+    """Number of the stretch; ascending, a stretch's spans in order."""
+    epochs: Int64s
+    blocks: Int64s
+    starts: Int64s
+    """First token within the block."""
+    stops: Int64s
 
 
 class Order(Protocol):
     """Lays a source's tokens out for reading. Safe to share between threads, and to pickle."""
 
-    def spans(self, start: int, stop: int) -> list[Span]:
-        """Tokens [start, stop) of the endless concatenation of the source's epochs, in order; 0 <= start <= stop < 2^63."""
+    def spans(self, starts: Int64s, length: int) -> Spans:
+        """Stretches of `length` tokens of the endless concatenation of the source's epochs.
+
+        Args:
+            starts: int64 [n], first tokens, 0 or more; in any order; start + length < 2^63.
+        """
         ...
+
+
+def joined(parts: Sequence[Spans]) -> Spans:
+    """Spans that were found in several passes, of which each went on where the one before ended."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)] or [np.zeros(0, np.int64)] * 5
+    order = np.argsort(columns[0], kind="stable")
+    return Spans(*(column[order] for column in columns))
+
+
+def by_value(values: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
+    """Each value that occurs, ascending, and where: int64 [...], ascending."""
+    order = np.argsort(values, kind="stable")
+    edges = np.flatnonzero(np.diff(values[order])) + 1
+    for where in np.split(order, edges) if len(order) else ():
+        yield int(values[where[0]]), where

@@ -9,17 +9,16 @@ of the order: another value gives another sequence of tokens.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from megablend.kernels.bijection import shuffle
 from megablend.kernels.mixing import MASK
-from megablend.order.base import Blocks, Span
+from megablend.kernels.spans import count_cuts, cut
+from megablend.order.base import Blocks, Int64s, Spans, by_value, joined
 
 THRESHOLD = 1 << 20
 GROUPS = 1 << 10
@@ -27,8 +26,6 @@ _KEPT = 4
 """Epochs, and groups, whose shuffles are kept: a cycle may mix the end of one with the start of the next."""
 _PASS = 1 << 22
 """Blocks whose sizes are read at once while the groups' totals are counted."""
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Shuffled(NamedTuple):
@@ -49,18 +46,25 @@ class PageOrder:
         self._group_totals: Int64s | None = None
         self._epochs, self._entered = _Recent(), _Recent()
 
-    def spans(self, start: int, stop: int) -> list[Span]:
-        """Tokens [start, stop) of the endless concatenation of the source's epochs, in order."""
-        spans = list[Span]()
-        while start < stop:
-            epoch, at = divmod(start, self._blocks.num_tokens)
-            groups = self._groups(epoch)
-            i = bisect_right(groups.offsets, at) - 1
-            at -= int(groups.offsets[i])
-            more = _cut(self._members(epoch, int(groups.entries[i])), epoch, at, at + stop - start)
-            spans += more
-            start += sum(span.stop - span.start for span in more)
-        return spans
+    def spans(self, starts: Int64s, length: int) -> Spans:
+        """Stretches of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
+        found, rows, stops = list[Spans](), np.arange(len(starts)), starts + length
+        while len(rows := rows[(left := starts < stops)]):
+            starts, stops = starts[left].copy(), stops[left]
+            for mine, epoch, first, shuffled in self._entered_by(starts):
+                ends = np.minimum(stops[mine] - first, shuffled.offsets[-1])
+                found.append(_cut(shuffled, epoch, rows[mine], starts[mine] - first, ends))
+                starts[mine] = first + ends
+        return joined(found)
+
+    def _entered_by(self, starts: Int64s) -> Iterator[tuple[Int64s, int, int, Shuffled]]:
+        """The groups that tokens `starts` lie in: which of them, the epoch, the group's first token, its blocks."""
+        for epoch, inside in by_value(starts // self._blocks.num_tokens):
+            groups, first = self._groups(epoch), epoch * self._blocks.num_tokens
+            places = np.searchsorted(groups.offsets, starts[inside] - first, side="right") - 1
+            for place, mine in by_value(places):
+                members = self._members(epoch, int(groups.entries[place]))
+                yield inside[mine], epoch, first + int(groups.offsets[place]), members
 
     def _groups(self, epoch: int) -> Shuffled:
         return self._epochs.get(
@@ -122,14 +126,8 @@ def _shuffled(things: Int64s, tokens: Int64s, key: int, epoch: int, group: int) 
     return Shuffled(things[order], np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens[order])]))
 
 
-def _cut(shuffled: Shuffled, epoch: int, start: int, stop: int) -> list[Span]:
-    """Spans of tokens [start, stop), or up to the last block; 0 <= start < all tokens."""
-    first = bisect_right(shuffled.offsets, start) - 1
-    last = int(np.searchsorted(shuffled.offsets, stop))
-    edges = shuffled.offsets[first : last + 1].tolist()
-    blocks = shuffled.entries[first:last].tolist()
-    return [
-        Span(epoch, block, max(start - low, 0), min(stop, high) - low)
-        for block, low, high in zip(blocks, edges[:-1], edges[1:], strict=True)
-        if high > low
-    ]
+def _cut(shuffled: Shuffled, epoch: int, rows: Int64s, starts: Int64s, stops: Int64s) -> Spans:
+    """Spans of tokens [starts, stops) of the shuffled blocks, both int64 [n], of the stretches `rows` int64 [n]."""
+    cuts = np.empty((4, count_cuts(shuffled.offsets, starts, stops)), np.int64)
+    cut(shuffled.offsets, starts, stops, cuts)
+    return Spans(rows[cuts[0]], np.full(len(cuts[0]), epoch), shuffled.entries[cuts[1]], cuts[2], cuts[3])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from megablend.order.base import Blocks, Span
+import numpy as np
+
+from megablend.order.base import Blocks, Int64s, Spans, joined
 
 
 class SequentialOrder:
@@ -11,31 +13,39 @@ class SequentialOrder:
     def __init__(self, blocks: Blocks, key: int) -> None:
         self._blocks = blocks
 
-    def spans(self, start: int, stop: int) -> list[Span]:
-        """Tokens [start, stop) of the endless concatenation of the source's epochs, in order."""
-        blocks, spans = self._blocks, list[Span]()
-        epoch, at = divmod(start, blocks.num_tokens)
-        block, left = self._block_of(at), stop - start
-        before = blocks.before(block)
-        while left > 0:
-            after = blocks.before(block + 1)
-            size = min(after - before - (at - before), left)
-            if size > 0:
-                spans.append(Span(epoch, block, at - before, at - before + size))
-                left -= size
-                at += size
-            block, before = block + 1, after
-            if block == blocks.num_blocks:
-                epoch, block, before, at = epoch + 1, 0, 0, 0
-        return spans
+    def spans(self, starts: Int64s, length: int) -> Spans:
+        """Stretches of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
+        found, rows, stops = list[Spans](), np.arange(len(starts)), starts + length
+        while len(rows := rows[(left := starts < stops)]):
+            starts, stops = starts[left], stops[left]
+            first = starts - starts % self._blocks.num_tokens
+            ends = np.minimum(stops, first + self._blocks.num_tokens)
+            found.append(self._cut(rows, first, starts - first, ends - first))
+            starts = ends
+        return joined(found)
 
-    def _block_of(self, token: int) -> int:
-        """The block that holds a token of an epoch."""
-        low, high = 0, self._blocks.num_blocks
-        while high - low > 1:
+    def _cut(self, rows: Int64s, first: Int64s, starts: Int64s, stops: Int64s) -> Spans:
+        """Spans of tokens [starts, stops) of epochs that begin at `first`, all int64 [n] like `rows`."""
+        low = self._block_of(starts)
+        counts = self._block_of(stops - 1) + 1 - low
+        which = np.repeat(np.arange(len(rows)), counts)
+        blocks = low[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        before, after = self._blocks.before(blocks), self._blocks.before(blocks + 1)
+        columns = (
+            rows[which],
+            first[which] // self._blocks.num_tokens,
+            blocks,
+            np.maximum(starts[which] - before, 0),
+            np.minimum(stops[which], after) - before,
+        )
+        return Spans(*(column[after > before] for column in columns))
+
+    def _block_of(self, tokens: Int64s) -> Int64s:
+        """The blocks that hold tokens of an epoch: int64 [n]."""
+        low = np.zeros(len(tokens), np.int64)
+        high = np.full(len(tokens), self._blocks.num_blocks)
+        while (high - low > 1).any():  # one that is found stays: its middle is `low`
             middle = (low + high) // 2
-            if self._blocks.before(middle) <= token:
-                low = middle
-            else:
-                high = middle
+            left = self._blocks.before(middle) <= tokens
+            low, high = np.where(left, middle, low), np.where(left, high, middle)
         return low

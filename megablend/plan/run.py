@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,24 +21,13 @@ from megablend.index.sources import source_root
 from megablend.index.splits import PartBlocks, parts_of
 from megablend.index.store import BlockStore
 from megablend.order import ORDERS, Order
+from megablend.order.base import Spans, by_value, joined
 from megablend.plan.allocate import cycles_per_run, stage_totals
 from megablend.plan.blend import BlendPlan
 from megablend.plan.ledger import Ledger, digest_of
 from megablend.plan.sequential import SequentialPlan
 from megablend.plan.shares import check_totals, samples_in, shares_of
 from megablend.storage import storage_for
-
-
-class Stretch(NamedTuple):
-    """Tokens of a sample that lie together in one block."""
-
-    block: int
-    """Number of the block in the generation."""
-    start: int
-    """First token within the block as the store gives it."""
-    stop: int
-    epoch: int
-    """Pass over the source's part, from 0."""
 
 
 def store_of(config: Config, generation: Generation) -> BlockStore:
@@ -142,16 +131,35 @@ class Run:
             self._orders[source] = ORDERS[name](self.blocks(source), key)
         return self._orders[source]
 
-    def stretches(self, source: int, ordinal: int) -> list[Stretch]:
-        """Where the tokens of a source's sample lie, in order: sequence_length of them and the extra one."""
-        start = ordinal * self.config.sequence_length
-        stop = start + self.config.sequence_length + self.config.add_extra_token_to_sequence
-        blocks = self.blocks(source)
-        found = []
-        for span in self.order(source).spans(start, stop):
-            clip = blocks.clip(span.block)
-            found.append(Stretch(blocks.first_block + span.block, span.start + clip, span.stop + clip, span.epoch))
-        return found
+    def stretches(self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]) -> Spans:
+        """Where the tokens of samples lie: sequence_length of each, and the extra one.
+
+        Args:
+            sources, ordinals: [n], what the plan says of the samples.
+
+        Returns: spans of rows 0 to n - 1; `blocks` are numbers of the generation, `starts` and `stops` count a block's tokens as
+            the store gives them.
+        """
+        length, found = self.config.sequence_length, []
+        for source, mine in by_value(sources):
+            blocks = self.blocks(source)
+            spans = self.order(source).spans(ordinals[mine] * length, self.sample_tokens)
+            clips = blocks.clips(spans.blocks)
+            found.append(
+                Spans(
+                    mine[spans.rows],
+                    spans.epochs,
+                    spans.blocks + blocks.first_block,
+                    spans.starts + clips,
+                    spans.stops + clips,
+                )
+            )
+        return joined(found)
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of a sample, the extra one included."""
+        return self.config.sequence_length + self.config.add_extra_token_to_sequence
 
     @cached_property
     def _orders(self) -> dict[int, Order]:

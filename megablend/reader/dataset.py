@@ -14,7 +14,7 @@ from megablend.errors import StateError
 from megablend.index.store import Pages
 from megablend.plan.run import Run
 from megablend.plan.state import State
-from megablend.reader.samples import Sample, read_sample
+from megablend.reader.samples import Sample, read_sample, read_samples
 from megablend.reader.tensors import sample_dict
 from megablend.reader.window import WINDOW_BYTES, Window
 
@@ -41,7 +41,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         Raises: IndexError outside [0, len); TypeError for what is no integer; MissingFileError, ChangedFileError,
             CorruptFileError from its files.
         """
-        found = sample_dict(self.run.config, self.sample(0 if k is None else k))
+        ks = [0 if k is None else operator.index(k)]
+        found = sample_dict(self.run.config, read_samples(self.run, self.window, ks))
         if k is None:
             found["loss_mask"].zero_()
         return found

@@ -1,15 +1,18 @@
-"""A sample's tokens, gathered from its blocks, and where documents begin in it."""
+"""Samples' tokens, gathered from their blocks, and where documents begin in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.base import CONTINUES, DecodedBlock
-from megablend.plan.run import Run, Stretch
+from megablend.formats.base import CONTINUES
+from megablend.index.cache import Generation
+from megablend.order.base import Spans
+from megablend.plan.run import Run
+from megablend.reader.table import BlockTable
 from megablend.reader.window import Window
 
 
@@ -21,11 +24,23 @@ class Sample:
     """Number of its source in the split."""
     ordinal: int
     """Its number within the source, over all epochs."""
-    stretches: tuple[Stretch, ...]
+    stretches: Spans
+    """Where its tokens lie, in order; `blocks` are numbers of the index."""
     tokens: npt.NDArray[np.int64]
     """int64 [sequence_length + 1] (without the extra token: [sequence_length])."""
     starts: npt.NDArray[np.int64]
     """int64 [num_pieces]: positions in `tokens` at which a document, or the part of it in another block, begins; first is 0."""
+
+
+class Samples(NamedTuple):
+    """Several samples' tokens."""
+
+    sources: npt.NDArray[np.int32]
+    """int32 [n], numbers of their sources in the split."""
+    tokens: npt.NDArray[np.int64]
+    """int64 [n, sequence_length + 1] (without the extra token: [n, sequence_length])."""
+    begins: npt.NDArray[np.bool_] | None
+    """bool, like `tokens`: where a document, or the part of it in another block, begins; None where nobody asked."""
 
 
 def read_sample(run: Run, window: Window, k: int) -> Sample:
@@ -33,34 +48,55 @@ def read_sample(run: Run, window: Window, k: int) -> Sample:
 
     Raises: IndexError for k outside the run; MissingFileError, ChangedFileError, CorruptFileError from its files.
     """
-    source, ordinal = run.plan.locate(k)
-    stretches = run.stretches(source, ordinal)
-    blocks = window.get([stretch.block for stretch in stretches])
-    tokens = np.concatenate([b.tokens[s.start : s.stop] for s, b in zip(stretches, blocks, strict=True)]).astype(
-        np.int64
+    sources, ordinals = run.plan.locate_many([k])
+    stretches = run.stretches(sources, ordinals)
+    found = _read(run, window, sources, stretches, documents=True)
+    assert found.begins is not None
+    return Sample(
+        int(sources[0]), int(ordinals[0]), stretches, found.tokens[0], np.flatnonzero(found.begins[0]).astype(np.int64)
     )
-    return Sample(source, ordinal, tuple(stretches), tokens, _starts(run, stretches, blocks))
 
 
-def _starts(run: Run, stretches: Sequence[Stretch], blocks: Sequence[DecodedBlock]) -> npt.NDArray[np.int64]:
-    """Positions at which pieces begin; two neighbouring blocks that hold one document are one piece."""
-    starts, position, before = [np.zeros(1, np.int64)], 0, None
-    for stretch, block in zip(stretches, blocks, strict=True):
-        first = np.searchsorted(block.offsets, stretch.start, side="right")
-        last = np.searchsorted(block.offsets, stretch.stop, side="left")
-        inner = block.offsets[first:last] - stretch.start + position
-        if before is not None and not _joined(run, before, stretch, block):
-            starts.append(np.array([position], np.int64))
-        starts.append(inner)
-        position += stretch.stop - stretch.start
-        before = stretch
-    return np.unique(np.concatenate(starts))
+def read_samples(run: Run, window: Window, ks: npt.ArrayLike) -> Samples:
+    """Locate samples ks, at least one, and read their blocks; documents where the config needs them. Raises as `read_sample`."""
+    sources, ordinals = run.plan.locate_many(ks)
+    stretches = run.stretches(sources, ordinals)
+    return _read(run, window, sources, stretches, documents=run.config.inter_document_masking)
 
 
-def _joined(run: Run, before: Stretch, stretch: Stretch, block: DecodedBlock) -> bool:
-    """Whether a stretch goes on with the document that the one before it broke off."""
-    if before.epoch != stretch.epoch or stretch.start != 0:
-        return False
-    if before.block == stretch.block - 1:
-        return bool(run.store.generation.blocks(np.array([stretch.block]))["flags"][0] & CONTINUES)
-    return False
+def _read(run: Run, window: Window, sources: npt.NDArray[np.int32], stretches: Spans, *, documents: bool) -> Samples:
+    ids, places = np.unique(stretches.blocks, return_inverse=True)
+    table = BlockTable(ids)
+    for place, block in enumerate(window.get(ids.tolist())):
+        table.put(place, block)
+    continues = continued(run.store.generation, ids) if documents else None
+    return gather(table, places, stretches, sources, run.sample_tokens, continues)
+
+
+def gather(
+    table: BlockTable,
+    places: npt.NDArray[np.int64],
+    stretches: Spans,
+    sources: npt.NDArray[np.int32],
+    width: int,
+    continues: npt.NDArray[np.bool_] | None,
+) -> Samples:
+    """Samples of `width` tokens out of blocks that are in the table.
+
+    Args:
+        places: int64 [m], where in the table each stretch's block is.
+        stretches: the samples', [m].
+        sources: int32 [n].
+        continues: bool [num_blocks], of the table's blocks, where documents are asked for.
+    """
+    shape = len(sources), width
+    tokens = table.tokens(places, stretches, len(sources) * width).reshape(shape)
+    if continues is None:
+        return Samples(sources, tokens, None)
+    return Samples(sources, tokens, table.begins(places, stretches, tokens.size, width, continues).reshape(shape))
+
+
+def continued(generation: Generation, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether the first piece of blocks `ids` int64 [n] goes on with the document of the block before: bool [n]."""
+    continues: npt.NDArray[np.bool_] = (generation.blocks(ids)["flags"] & CONTINUES) != 0
+    return continues

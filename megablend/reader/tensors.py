@@ -1,4 +1,4 @@
-"""The dict of GPTDataset: tokens, labels, masks and position ids of one sample.
+"""The dict of GPTDataset: tokens, labels, masks and position ids of samples.
 
 Source: megatron-core, megatron/core/datasets/gpt_dataset.py (GPTDataset.__getitem__, _get_ltor_masks_and_position_ids).
 """
@@ -12,51 +12,56 @@ import numpy.typing as npt
 import torch
 
 from megablend.config import Config
-from megablend.reader.samples import Sample
+from megablend.kernels.masks import bar_attention, count_positions, document_ends
+from megablend.reader.samples import Samples
 
 
-def sample_dict(config: Config, sample: Sample) -> dict[str, Any]:
-    """A sample as GPTDataset gives it.
+def batch_dict(config: Config, samples: Samples) -> dict[str, torch.Tensor]:
+    """Samples as GPTDataset gives them, collated. Every tensor has memory of its own: users write into any.
 
-    Returns: tokens, labels, position_ids int64 [sequence_length]; loss_mask float32 [sequence_length]; dataset_id int; with
-        `create_attention_mask`, attention_mask bool [1, sequence_length, sequence_length], True where attention is barred; with
-        `inter_document_masking`, cu_seqlens int32 [sequence_length + 1] padded with sequence_length, and max_seqlen int32 [].
+    Returns: tokens, labels, position_ids int64 [n, sequence_length]; loss_mask float32 [n, sequence_length]; dataset_id int64
+        [n]; with `create_attention_mask`, attention_mask bool [n, 1, sequence_length, sequence_length], True where attention is
+        barred; with `inter_document_masking`, cu_seqlens int32 [n, sequence_length + 1] padded with sequence_length, and
+        max_seqlen int32 [n].
     """
-    length = config.sequence_length
-    text = torch.from_numpy(sample.tokens)
-    tokens = text[:length]
-    loss_mask = torch.ones(length, dtype=torch.float32)
+    text, length = samples.tokens, config.sequence_length
+    tokens = text[:, :length].copy()
+    loss_mask = np.ones(tokens.shape, np.float32)
     if config.eod_mask_loss:
         loss_mask[tokens == config.eod] = 0.0
     if config.add_extra_token_to_sequence:
-        labels = text[1:].clone()  # not a view: users write into either
+        labels = text[:, 1:].copy()
     else:  # the last token has no label: it counts for nothing
-        labels = torch.cat([text[1:], torch.zeros(1, dtype=torch.int64)])
-        loss_mask[-1] = 0.0
-    found: dict[str, Any] = {"tokens": tokens, "labels": labels, "loss_mask": loss_mask}
-    after_eod = np.flatnonzero(sample.tokens[:length] == config.eod) + 1 if config.needs_eod else np.zeros(0, np.int64)
+        labels = np.zeros_like(tokens)
+        labels[:, :-1] = text[:, 1:]
+        loss_mask[:, -1] = 0.0
+    found: dict[str, npt.NDArray[Any]] = {"tokens": tokens, "labels": labels, "loss_mask": loss_mask}
+    nowhere = np.zeros(tokens.shape, np.bool_)
+    after_eod = _after(tokens, config.eod) if config.needs_eod and config.eod is not None else nowhere
+    positions_from = after_eod if config.reset_position_ids else nowhere
     if config.inter_document_masking:
-        starts = sample.starts[sample.starts < length]
-        found["position_ids"] = torch.from_numpy(_positions(length, starts))
-        ends = np.full(length + 1, length, np.int32)
-        ends[: len(starts)] = starts
-        found["cu_seqlens"] = torch.from_numpy(ends)
-        found["max_seqlen"] = torch.tensor(np.diff(starts, append=length).max(), dtype=torch.int32)
-    else:
-        found["position_ids"] = torch.from_numpy(_positions(length, after_eod if config.reset_position_ids else ()))
+        assert samples.begins is not None
+        positions_from = np.ascontiguousarray(samples.begins[:, :length])
+        found["cu_seqlens"] = np.empty((len(text), length + 1), np.int32)
+        found["max_seqlen"] = np.empty(len(text), np.int32)
+        document_ends(positions_from, found["cu_seqlens"], found["max_seqlen"])
+    found["position_ids"] = np.empty_like(tokens)
+    count_positions(positions_from, found["position_ids"])
     if config.create_attention_mask:
-        mask = torch.triu(torch.ones((1, length, length), dtype=torch.bool), diagonal=1)
-        for start in after_eod if config.reset_attention_mask else ():
-            mask[0, start:, :start] = True
-        found["attention_mask"] = mask
-    found["dataset_id"] = sample.source
-    return found
+        found["attention_mask"] = np.empty((len(text), 1, length, length), np.bool_)
+        bar_attention(after_eod if config.reset_attention_mask else nowhere, found["attention_mask"])
+    found["dataset_id"] = samples.sources.astype(np.int64)
+    return {name: torch.from_numpy(array) for name, array in found.items()}
 
 
-def _positions(length: int, starts: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """0, 1, 2, ... beginning anew at each start."""
-    begins = np.zeros(length, np.int64)
-    inside = np.asarray(starts, dtype=np.int64)
-    inside = inside[inside < length]
-    begins[inside] = inside
-    return np.arange(length, dtype=np.int64) - np.maximum.accumulate(begins)
+def sample_dict(config: Config, samples: Samples) -> dict[str, Any]:
+    """The first of the samples, as GPTDataset gives it: without the first dimension, dataset_id an int."""
+    found: dict[str, Any] = {name: tensor[0] for name, tensor in batch_dict(config, samples).items()}
+    return found | {"dataset_id": int(found["dataset_id"])}
+
+
+def _after(tokens: npt.NDArray[np.int64], eod: int) -> npt.NDArray[np.bool_]:
+    """Where the token before is `eod`: bool, like `tokens` [n, length]."""
+    after = np.zeros(tokens.shape, np.bool_)
+    after[:, 1:] = tokens[:, :-1] == eod
+    return after

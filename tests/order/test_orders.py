@@ -30,14 +30,21 @@ class ListedBlocks:
     def sizes(self, start: int, stop: int, step: int = 1) -> npt.NDArray[np.int64]:
         return np.array(self.listed[start:stop:step], np.int64)
 
-    def before(self, block: int) -> int:
-        return sum(self.listed[:block])
+    def before(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.array([sum(self.listed[:block]) for block in blocks], np.int64)
+
+
+def spans(order: Order, start: int, stop: int) -> list[tuple[int, int, int, int]]:
+    """(epoch, block, first token, stop) of one stretch."""
+    rows, *columns = order.spans(np.array([start]), stop - start)
+    assert not rows.any()
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def tokens(order: Order, start: int, stop: int) -> list[tuple[int, int, int]]:
-    spans = order.spans(start, stop)
-    assert all(span.start < span.stop for span in spans)
-    return [(span.epoch, span.block, token) for span in spans for token in range(span.start, span.stop)]
+    found = spans(order, start, stop)
+    assert all(first < last for _, _, first, last in found)
+    return [(epoch, block, token) for epoch, block, first, last in found for token in range(first, last)]
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -59,28 +66,42 @@ def test_every_token_of_every_epoch_once_and_entry_anywhere(
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_blocks_are_read_in_one_piece(make: Callable[[Blocks, int], Order]) -> None:
-    spans = make(ListedBlocks([4, 0, 3, 9, 1, 2, 7]), 3).spans(0, 52)
-    assert len(spans) == 12
-    assert all(span.start == 0 for span in spans)
+    found = spans(make(ListedBlocks([4, 0, 3, 9, 1, 2, 7]), 3), 0, 52)
+    assert len(found) == 12
+    assert all(start == 0 for _, _, start, _ in found)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_sample_longer_than_the_source_spans_epochs(make: Callable[[Blocks, int], Order]) -> None:
-    spans = make(ListedBlocks([0, 2, 0]), 1).spans(5, 12)
-    assert spans == [(2, 1, 1, 2), (3, 1, 0, 2), (4, 1, 0, 2), (5, 1, 0, 2)]
+    found = spans(make(ListedBlocks([0, 2, 0]), 1), 5, 12)
+    assert found == [(2, 1, 1, 2), (3, 1, 0, 2), (4, 1, 0, 2), (5, 1, 0, 2)]
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_far_positions(make: Callable[[Blocks, int], Order]) -> None:
     order = make(ListedBlocks([5, 3, 8, 2, 6]), 1)
     epoch = 2**60 // 24
-    assert sum(stop - start for _, _, start, stop in order.spans(2**60, 2**60 + 100)) == 100
-    assert order.spans(epoch * 24, epoch * 24 + 24)[0].epoch == epoch
+    assert sum(stop - start for _, _, start, stop in spans(order, 2**60, 2**60 + 100)) == 100
+    assert spans(order, epoch * 24, epoch * 24 + 24)[0][0] == epoch
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_empty_stretches_have_no_spans(make: Callable[[Blocks, int], Order]) -> None:
-    assert make(ListedBlocks([5, 3]), 1).spans(7, 7) == []
+    assert spans(make(ListedBlocks([5, 3]), 1), 7, 7) == []
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(sizes=SIZES, starts=st.lists(st.integers(0, 400), max_size=12), length=st.integers(0, 90))
+def test_many_stretches_at_once_are_each_by_itself(
+    make: Callable[[Blocks, int], Order], sizes: list[int], starts: list[int], length: int
+) -> None:
+    order = make(ListedBlocks(sizes), 5)
+    found = order.spans(np.array(starts, np.int64), length)
+    assert found.rows.tolist() == sorted(found.rows.tolist())
+    listed = list(zip(*(column.tolist() for column in found), strict=True))
+    for row, start in enumerate(starts):
+        assert [span[1:] for span in listed if span[0] == row] == spans(order, start, start + length)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -129,9 +150,9 @@ def test_page_puts_every_block_everywhere_equally_often() -> None:
 
 def test_page_counts_groups_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = ListedBlocks([int(size) for size in np.random.default_rng(0).integers(0, 9, 103)])
-    whole = PageOrder(blocks, 1, threshold=10, groups=7).spans(0, blocks.num_tokens)
+    whole = spans(PageOrder(blocks, 1, threshold=10, groups=7), 0, blocks.num_tokens)
     monkeypatch.setattr("megablend.order.page._PASS", 20)
-    assert PageOrder(blocks, 1, threshold=10, groups=7).spans(0, blocks.num_tokens) == whole
+    assert spans(PageOrder(blocks, 1, threshold=10, groups=7), 0, blocks.num_tokens) == whole
 
 
 def test_page_order_is_frozen() -> None:
@@ -145,4 +166,4 @@ def test_page_order_is_frozen() -> None:
 
 def test_sequential_keeps_the_blocks_in_place() -> None:
     order = ORDERS["sequential"](ListedBlocks([2, 0, 3]), 1)
-    assert order.spans(1, 9) == [(0, 0, 1, 2), (0, 2, 0, 3), (1, 0, 0, 2), (1, 2, 0, 2)]
+    assert spans(order, 1, 9) == [(0, 0, 1, 2), (0, 2, 0, 3), (1, 0, 0, 2), (1, 2, 0, 2)]

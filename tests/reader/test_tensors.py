@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
 from megablend.config import load_config
-from megablend.reader.samples import Sample
+from megablend.reader.samples import Samples
 from megablend.reader.tensors import sample_dict
 
 LENGTH = 12
@@ -24,8 +24,9 @@ def config(**flags: Any) -> Any:
     )
 
 
-def sample(tokens: list[int], starts: list[int] | None = None) -> Sample:
-    return Sample(3, 0, (), np.array(tokens, np.int64), np.array(starts or [0], np.int64))
+def sample(tokens: list[int], starts: list[int] | None = None) -> Samples:
+    begins = np.isin(np.arange(len(tokens)), starts or [0])
+    return Samples(np.array([3], np.int32), np.array([tokens], np.int64), begins[np.newaxis])
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)

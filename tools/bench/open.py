@@ -104,10 +104,10 @@ def _load_kernels() -> None:
         def sizes(self, start: int, stop: int, step: int = 1) -> np.ndarray:
             return np.ones(len(range(start, min(stop, 2), step)), np.int64)
 
-        def before(self, block: int) -> int:
-            return block
+        def before(self, blocks: np.ndarray) -> np.ndarray:
+            return blocks
 
-    PageOrder(Two(), 1).spans(0, 2)
+    PageOrder(Two(), 1).spans(np.zeros(1, np.int64), 2)
     plan = BlendPlan([[2, 1]], lanes=1, slots=2, spans=[1, 1], seed=0)
     plan.locate(0), plan.locate_many(np.arange(3)), plan.counts(2)
 

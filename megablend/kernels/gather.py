@@ -1,0 +1,97 @@
+"""Samples out of decoded blocks: their tokens, and where documents begin in them.
+
+Blocks are arrays of their own, so a kernel is handed their addresses; whoever calls keeps them alive meanwhile. A sample's
+stretches follow each other, and together are `width` tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import bytes_at, kernel
+
+Int64s = npt.NDArray[np.int64]
+
+
+@kernel
+def gather_tokens(
+    like: npt.NDArray[Any],
+    kind: int,
+    kinds: npt.NDArray[np.int8],
+    addresses: Int64s,
+    sizes: Int64s,
+    places: Int64s,
+    starts: Int64s,
+    stops: Int64s,
+    out: Int64s,
+) -> int:
+    """Copy the tokens of stretches that lie in blocks of one type; the others are passed over.
+
+    Args:
+        like: any array of the type.
+        kind: the type's number.
+        kinds, addresses, sizes: of blocks, int8, int64, int64 [num_blocks]; sizes in tokens.
+        places, starts, stops: of stretches, int64 [m]: which block, first token in it, stop.
+        out: int64 [all samples' tokens], filled.
+
+    Returns: -1, or the number of a stretch that does not lie within its block, or `m` where `out` is not of the right size.
+    """
+    filled = 0
+    for i in range(len(places)):
+        place, start, size = places[i], starts[i], stops[i] - starts[i]
+        if place < 0 or place >= len(sizes) or start < 0 or size < 0 or stops[i] > sizes[place]:
+            return i
+        if filled + size > len(out):
+            return len(places)
+        if kinds[place] == kind:
+            tokens = bytes_at(addresses[place] + start * like.itemsize, size * like.itemsize).view(like.dtype)
+            for j in range(size):
+                out[filled + j] = tokens[j]
+        filled += size
+    return -1 if filled == len(out) else len(places)
+
+
+@kernel
+def mark_documents(
+    ids: Int64s,
+    continues: npt.NDArray[np.bool_],
+    addresses: Int64s,
+    counts: Int64s,
+    places: Int64s,
+    epochs: Int64s,
+    starts: Int64s,
+    stops: Int64s,
+    width: int,
+    out: npt.NDArray[np.bool_],
+) -> int:
+    """Mark the tokens at which a document, or the part of it that another block holds, begins; and the first of each sample.
+
+    Args:
+        ids, continues, addresses, counts: of blocks, [num_blocks]: number in the index; whether its first piece goes on with
+            the document of the block before; where the offsets of its pieces lie in memory, and how many there are.
+        places, epochs, starts, stops: of stretches, int64 [m].
+        width: tokens of a sample.
+        out: bool [all samples' tokens], all False; filled.
+
+    Returns: -1, or the number of a stretch that lies in no block, or `m` where `out` is not of the right size.
+    """
+    filled = 0
+    for i in range(len(places)):
+        place, start, size = places[i], starts[i], stops[i] - starts[i]
+        if place < 0 or place >= len(ids):
+            return i
+        if size < 0 or filled + size > len(out):
+            return len(places)
+        offsets = bytes_at(addresses[place], counts[place] * 8).view(np.int64)
+        piece = np.searchsorted(offsets, start, side="right")
+        while piece < len(offsets) and offsets[piece] < stops[i]:
+            out[filled + offsets[piece] - start] = True
+            piece += 1
+        if size > 0:
+            goes_on = filled % width > 0 and start == 0 and epochs[i] == epochs[i - 1] and continues[place]
+            out[filled] |= not (goes_on and ids[places[i - 1]] == ids[place] - 1)
+        filled += size
+    return -1 if filled == len(out) else len(places)

@@ -1,0 +1,59 @@
+"""Cutting stretches out of things laid end to end: which things a stretch touches, and where in each it begins and ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import device, kernel
+
+Int64s = npt.NDArray[np.int64]
+
+
+@kernel
+def count_cuts(offsets: Int64s, starts: Int64s, stops: Int64s) -> int:
+    """How many cuts `cut` makes of the same stretches."""
+    total = 0
+    for i in range(len(starts)):
+        if starts[i] < stops[i]:
+            first = _containing(offsets, starts[i])
+            while first + 1 < len(offsets) and offsets[first] < stops[i]:
+                total += offsets[first + 1] > offsets[first]
+                first += 1
+    return total
+
+
+@kernel
+def cut(offsets: Int64s, starts: Int64s, stops: Int64s, out: Int64s) -> None:
+    """Cut stretches where things begin; things of no tokens are passed over.
+
+    Args:
+        offsets: int64 [num_things + 1], ascending from 0.
+        starts, stops: int64 [n], from 0 to offsets[-1].
+        out: int64 [4, count_cuts(...)], filled, stretch by stretch: number of the stretch, number of the thing, first token and
+            stop within the thing.
+    """
+    filled = 0
+    for i in range(len(starts)):
+        if starts[i] < stops[i]:
+            thing = _containing(offsets, starts[i])
+            while thing + 1 < len(offsets) and offsets[thing] < stops[i]:
+                low, high = offsets[thing], offsets[thing + 1]
+                if high > low:
+                    out[0, filled], out[1, filled] = i, thing
+                    out[2, filled], out[3, filled] = max(starts[i], low) - low, min(stops[i], high) - low
+                    filled += 1
+                thing += 1
+
+
+@device
+def _containing(offsets: Int64s, token: int) -> int:
+    """The last thing that begins at `token` or before."""
+    low, high = 0, len(offsets) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if offsets[middle] <= token:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,89 @@
+"""Decoded blocks under one roof: samples are gathered from them by kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.base import DecodedBlock
+from megablend.kernels.gather import gather_tokens, mark_documents
+from megablend.order.base import Spans
+
+Int64s = npt.NDArray[np.int64]
+
+_TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
+_LIKE = [np.empty(0, name) for name in _TYPES]
+
+
+class BlockTable:
+    """Places for blocks, which come and go.
+
+    Args:
+        ids: int64 [num_blocks], their numbers in the index.
+    """
+
+    def __init__(self, ids: Int64s) -> None:
+        self.ids = ids
+        self._blocks: list[DecodedBlock | None] = [None] * len(ids)
+        self._kinds = np.zeros(len(ids), np.int8)
+        self._sizes = np.full(len(ids), -1)  # a block that is not here has no token, not even token 0
+        self._tokens, self._pieces, self._counts = (np.zeros(len(ids), np.int64) for _ in range(3))
+        self._kinds_seen: set[int] = set()
+
+    def put(self, place: int, block: DecodedBlock) -> None:
+        """Take a block in; its arrays are contiguous."""
+        self._blocks[place] = block
+        kind = _TYPES.index(block.tokens.dtype.name)
+        self._kinds_seen.add(kind)
+        self._kinds[place], self._sizes[place] = kind, len(block.tokens)
+        self._tokens[place] = _address(block.tokens)
+        self._pieces[place], self._counts[place] = _address(block.offsets), len(block.offsets)
+
+    def drop(self, places: Sequence[int]) -> None:
+        """Let blocks go."""
+        for place in places:
+            self._blocks[place] = None
+        self._sizes[places] = -1
+        self._counts[places] = 0
+
+    def tokens(self, places: Int64s, spans: Spans, num_tokens: int) -> Int64s:
+        """Tokens of stretches, one after the other.
+
+        Args:
+            places: int64 [m], in which place of the table each stretch lies.
+            spans: the stretches [m].
+
+        Returns: int64 [num_tokens].
+        """
+        out = np.empty(num_tokens, np.int64)
+        for kind in self._kinds_seen:
+            columns = self._kinds, self._tokens, self._sizes, places, spans.starts, spans.stops
+            wrong = gather_tokens(_LIKE[kind], kind, *columns, out)
+            assert wrong < 0, f"stretch {wrong} of {len(places)} is outside of its block"
+        return out
+
+    def begins(
+        self, places: Int64s, spans: Spans, num_tokens: int, width: int, continues: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_]:
+        """Whether a document, or a sample, begins at each token.
+
+        Args:
+            places, spans: as of `tokens`.
+            width: tokens of a sample.
+            continues: bool [num_blocks], whether a block's first piece goes on with the document of the block before.
+
+        Returns: bool [num_tokens].
+        """
+        out = np.zeros(num_tokens, np.bool_)
+        blocks = self.ids, continues, self._pieces, self._counts
+        wrong = mark_documents(*blocks, places, spans.epochs, spans.starts, spans.stops, width, out)
+        assert wrong < 0, f"stretch {wrong} of {len(places)} is outside of its block"
+        return out
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
