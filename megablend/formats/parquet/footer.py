@@ -64,9 +64,8 @@ def read_footer_bytes(source: ByteSource) -> bytes:
     if tail[-4:] == ENCRYPTED_MAGIC:
         raise UnsupportedFileError(path, "the footer is encrypted (PARE); decrypt the file", offset=source.size - 4)
     if source.size < 12 or tail[-4:] != MAGIC:
-        problem = (
-            f"not a whole Parquet file: it ends with {tail[-4:]!r}, not {MAGIC!r}; write it again or fetch it anew"
-        )
+        found = f"it ends with {tail[-4:]!r}, not {MAGIC!r}" if tail[-4:] != MAGIC else f"it has {source.size} bytes"
+        problem = f"not a whole Parquet file: {found}; write it again or fetch it anew"
         raise CorruptFileError(path, problem, offset=max(0, source.size - 4))
     size = int.from_bytes(tail[-8:-4], "little")
     if not 0 < size <= source.size - 12:
