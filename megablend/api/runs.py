@@ -64,7 +64,11 @@ def newest_generation(cache: str, digest: str | None = None) -> Generation:
 
 
 def _keep_promise(run: Run, ledger: Ledger) -> Run:
-    """The run with the stages of its ledger; refused where the config asks for another blend or length."""
+    """The run with the stages of its ledger; refused where the config asks for another blend or length.
+
+    A job whose config stayed as it was while the run was lengthened goes on with what it was promised.
+    """
+    ledger = ledger.until(run.num_samples)
     if ledger.extended(run.ledger.blend, run.num_samples) != ledger:
         raise CacheError(
             f"run {ledger.run!r} was built for {ledger.ends[-1]:,} samples, the config now asks for {run.num_samples:,}; "

@@ -33,7 +33,7 @@ class Ledger:
     index: str
     """Digest of the generation of the index that the run reads."""
     blend: dict[str, Any]
-    """All that decides the order besides the index and the stages; see `describe_blend`."""
+    """All that decides the order besides the index and the stages; see `plan_run`."""
     ends: tuple[int, ...]
     """Sample number at which each stage ends; rising."""
 
@@ -50,6 +50,11 @@ class Ledger:
     def digest(self) -> str:
         """The plan's digest."""
         return self.digests[-1]
+
+    def until(self, num_samples: int) -> Ledger:
+        """The ledger as it was when it promised so many samples; as it is, where it never promised just these."""
+        ends = self.ends[: self.ends.index(num_samples) + 1] if num_samples in self.ends else self.ends
+        return dataclasses.replace(self, ends=ends)
 
     def extended(self, blend: dict[str, Any], num_samples: int) -> Ledger:
         """The ledger with a stage appended where more samples are asked for.

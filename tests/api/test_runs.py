@@ -57,6 +57,20 @@ def test_a_longer_run_begins_with_the_shorter(config: dict[str, Any]) -> None:
     assert megablend.open(config | {"samples": 230}, state=state).consumed_samples == 40
 
 
+def test_a_job_with_its_old_config_goes_on_when_the_run_was_lengthened(config: dict[str, Any]) -> None:
+    megablend.build(config)
+    dataset = megablend.open(config)
+    before, state = tokens(dataset), dataset.state_dict(40)
+    megablend.build(config | {"samples": 170})
+    assert torch.equal(tokens(megablend.open(config)), before)
+    assert megablend.open(config, state=state).consumed_samples == 40
+    later = megablend.open(config | {"samples": 170}).state_dict(120)
+    with pytest.raises(megablend.StateError, match="the plan is another"):
+        megablend.open(config, state=later)
+    with pytest.raises(megablend.PlanError, match="was promised 170 samples, now 130 are asked for"):
+        megablend.open(config | {"samples": 130})
+
+
 def test_lowering_and_reweighting_are_refused_with_the_reason(config: dict[str, Any]) -> None:
     megablend.build(config)
     with pytest.raises(
