@@ -23,3 +23,18 @@ class Generator:
     def state(self) -> tuple[list[int], int]:
         *key, position = self._source.getstate()[1]
         return key, position
+
+
+def sample_index(
+    lengths: Sequence[int], documents: Sequence[int], length: int, samples: int, extra: int
+) -> list[tuple[int, int]]:
+    """The tokens laid out one by one: a sample begins behind `length` tokens more than the one before."""
+    places = [(place, offset) for place, document in enumerate(documents) for offset in range(lengths[document])]
+    rows = [(0, 0)]
+    for begin in range(length, samples * length + 1, length):
+        if begin + extra > len(places):
+            rows.append((len(documents) - 1, lengths[documents[-1]] - extra))
+        else:
+            place, offset = places[begin + extra - 1]  # the last token that the sample before reads
+            rows.append((place, offset + 1 - extra))
+    return rows

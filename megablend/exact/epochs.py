@@ -1,0 +1,66 @@
+"""How many epochs and samples a dataset of Megatron's has, and its arrays' types: its arithmetic, its roundings included.
+
+Throughout, a sample is `length` + `extra` tokens, extra being add_extra_token_to_sequence (0 or 1), and begins `length` tokens
+after the one before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from megablend.errors import PlanError
+
+_THRESHOLD = 0.80  # of an epoch's samples: a final epoch that gives fewer is shuffled by itself
+
+
+def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int:
+    """Epochs of `tokens` tokens that hold `samples` samples; one where None are asked for.
+
+    Raises: PlanError where an epoch has no tokens: no number of them would do.
+
+    Source: GPTDataset._get_num_epochs.
+    """
+    if tokens < 1:
+        raise PlanError(f"a split holds {tokens} tokens; expected some: give it a larger part of the data, or none")
+    return 1 if samples is None else max(1, -(-(samples * length + extra) // tokens))
+
+
+def num_samples(tokens: int, epochs: int, length: int, extra: int, keep_tail: bool) -> int:
+    """Samples in `epochs` epochs of `tokens` tokens, 1 or more.
+
+    A kept last, partial sample is counted in single precision, as Megatron does: above 2^24 samples this loses some or adds some.
+
+    Source: helpers.build_sample_idx.
+    """
+    total = epochs * tokens - extra
+    return int(np.ceil(np.float32(total) / np.float32(length))) if keep_tail else total // length
+
+
+def samples_before_final_epoch(tokens: int, epochs: int, samples: int | None, length: int, extra: int) -> int | None:
+    """Samples of all epochs but the last where the last is shuffled by itself; None where it is not.
+
+    Source: GPTDataset._build_document_sample_shuffle_indices.
+    """
+    if samples is None or epochs == 1:
+        return None
+    before = ((epochs - 1) * tokens - extra) // length
+    in_an_epoch = (tokens - extra) // length
+    return before if samples - before < int(_THRESHOLD * in_an_epoch) else None
+
+
+def sample_dtype(num_documents: int) -> np.dtype[Any]:
+    """Type of the sample index over a document index of so many entries; their lengths, int32, always fit.
+
+    Source: helpers.build_sample_idx.
+    """
+    return np.dtype(np.int32 if num_documents <= np.iinfo(np.int32).max else np.int64)
+
+
+def shuffle_dtype(samples: int) -> np.dtype[Any]:
+    """Type of the shuffle index of so many samples.
+
+    Source: gpt_dataset._build_shuffle_index.
+    """
+    return np.dtype(np.int64 if samples >= np.iinfo(np.uint32).max - 1 else np.uint32)

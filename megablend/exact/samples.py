@@ -1,0 +1,154 @@
+"""The sample index: where each sample begins in the shuffled documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate, pairwise, repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import PlanError
+from megablend.exact.epochs import sample_dtype
+from megablend.kernels.samples import cut, gather_lengths
+
+Int32s = npt.NDArray[np.int32]
+Part = Callable[[int, int], npt.NDArray[Any]]
+"""Where the rows of samples [first, stop) go."""
+
+BLOCK = 1 << 18
+"""Documents that one of several threads takes at once: 1 MiB of lengths stays in its cache."""
+ROWS = 1 << 21
+"""Rows that a thread makes at once; one of several, roughly."""
+
+
+def sample_index(
+    lengths: Int32s,
+    documents: Int32s,
+    length: int,
+    samples: int,
+    *,
+    extra: int,
+    keep_tail: bool = False,
+    dtype: npt.DTypeLike | None = None,
+    threads: int = 1,
+) -> npt.NDArray[Any]:
+    """Cut the documents into samples.
+
+    Args:
+        lengths: int32 [num_lengths], tokens of every document; at least one.
+        documents: int32 [n], the document index: each in [0, num_lengths).
+        length: tokens from one sample's start to the next one's, 1 or more.
+        samples: how many, as `num_samples` counts them.
+        extra: add_extra_token_to_sequence, 0 or 1.
+        keep_tail: whether samples may end (or, by the count's rounding, begin) after the documents.
+        dtype: int32 or int64; None: what Megatron takes.
+        threads: do the same with so many.
+
+    Returns: [samples + 1, 2]: place in the document index, tokens of that document before the sample.
+
+    Raises: PlanError where the documents do not hold so many samples, or end in an empty one whose place Megatron refuses.
+
+    Source: helpers.build_sample_idx, helpers_cpp.build_sample_idx_int32, helpers_cpp.build_sample_idx_int64.
+    """
+    out = np.empty((samples + 1, 2), dtype or sample_dtype(len(documents)))
+    for _ in sample_rows(lengths, documents, length, samples, out, extra=extra, keep_tail=keep_tail, threads=threads):
+        pass
+    return out
+
+
+def sample_rows(
+    lengths: Int32s,
+    documents: Int32s,
+    length: int,
+    samples: int,
+    out: npt.NDArray[Any] | npt.DTypeLike,
+    *,
+    extra: int,
+    keep_tail: bool = False,
+    threads: int = 1,
+) -> Iterator[npt.NDArray[Any]]:
+    """The sample index in consecutive parts; arguments and errors as sample_index has them.
+
+    Args:
+        out: the array to fill, [samples + 1, 2], parts of which are yielded; or a type, of which each part is a new array, with
+            no more than some `threads` * ROWS rows.
+    """
+
+    def part(first: int, stop: int) -> npt.NDArray[Any]:
+        return out[first:stop] if isinstance(out, np.ndarray) else np.empty((stop - first, 2), out)
+
+    first = part(0, 1)
+    first[:] = 0
+    yield first
+    sample = 1
+    cutting = _serial if threads == 1 else partial(_parallel, threads=threads)
+    for rows in cutting(lengths, documents, length, samples, extra, part):
+        sample += len(rows)
+        yield rows
+    if sample <= samples and not keep_tail:
+        raise PlanError(f"the documents make {sample - 1:,} samples; expected {samples:,}: are these their lengths?")
+    if sample <= samples:
+        rows = part(sample, samples + 1)
+        rows[:] = _end(lengths, documents, extra)
+        yield rows
+
+
+def _serial(
+    lengths: Int32s, documents: Int32s, length: int, samples: int, extra: int, part: Part
+) -> Iterator[npt.NDArray[Any]]:
+    """The rows of samples that end in the documents, ROWS at a time."""
+    sample, document, tokens = 1, 0, 0
+    while sample <= samples and document < len(documents):
+        rows = part(sample, min(sample + ROWS, samples + 1))
+        left = documents[document:]
+        filled, passed, tokens = cut(lengths, left, document, tokens, length, extra, sample, rows)
+        if passed < 0:
+            raise _no_such(documents, lengths)
+        sample, document = sample + filled, document + passed
+        yield rows[:filled]
+
+
+def _parallel(
+    lengths: Int32s, documents: Int32s, length: int, samples: int, extra: int, part: Part, threads: int
+) -> Iterator[npt.NDArray[Any]]:
+    """The same, a wave of blocks of documents at a time: lengths gathered, summed, then cut."""
+    block = max(1, min(BLOCK, ROWS * len(documents) // max(1, samples)))
+    scratch = np.empty((threads, min(block, len(documents))), np.int32)
+    places = np.arange(block, dtype=np.int32)
+    sample, tokens = 1, 0
+    with ThreadPoolExecutor(threads) as pool:
+        for wave in range(0, len(documents), threads * block):
+            firsts = range(wave, min(wave + threads * block, len(documents)), block)
+            taken = [documents[first : first + block] for first in firsts]
+            gathered = [space[: len(own)] for space, own in zip(scratch, taken, strict=False)]
+            sums = list(pool.map(gather_lengths, repeat(lengths), taken, gathered))
+            if min(sums) < 0:
+                raise _no_such(documents, lengths)
+            starts = list(accumulate(sums, initial=tokens))
+            # sample k begins where its last token, k * length + extra, is reached
+            reached = [min(max(1, (start - extra) // length + 1), samples + 1) for start in starts]
+            rows = part(sample, reached[-1])
+            pieces = [rows[low - sample : high - sample] for low, high in pairwise(reached)]
+            orders = [places[: len(own)] for own in taken]
+            list(pool.map(cut, gathered, orders, firsts, starts, repeat(length), repeat(extra), reached, pieces))
+            yield rows
+            tokens, sample = starts[-1], reached[-1]
+
+
+def _no_such(documents: Int32s, lengths: Int32s) -> PlanError:
+    return PlanError(f"the document index names documents {documents.min()} to {documents.max()} of {len(lengths)}")
+
+
+def _end(lengths: Int32s, documents: Int32s, extra: int) -> tuple[int, int]:
+    """The row of samples that end after the documents."""
+    offset = int(lengths[documents[-1]]) - extra
+    if offset < 0:
+        raise PlanError(
+            "the last of the shuffled documents is empty, and Megatron cannot keep a partial sample after it: "
+            "drop the last partial sequence, or take another seed"
+        )
+    return len(documents) - 1, offset

@@ -1,0 +1,90 @@
+"""Where samples begin in documents laid end to end: Megatron's sample index.
+
+Sample k begins at token k * length. Its row is (document, token in the document), where the document is the first one, in the
+order of the document index, that reaches token k * length + extra: at a document's end that is this document and its full length,
+not the next one and 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import kernel, prefetch
+
+Int32s = npt.NDArray[np.int32]
+AHEAD = 128
+"""Documents between asking for the cache line of a length and using it."""
+
+
+@kernel
+def gather_lengths(lengths: Int32s, documents: Int32s, out: Int32s) -> int:
+    """Fill out[i] with lengths[documents[i]]; their sum, or -1 where a document is none of [0, num_lengths).
+
+    Args:
+        lengths: int32 [num_lengths], 1 or more.
+        documents: int32 [n].
+        out: int32 [n].
+    """
+    total, wrong, limit = 0, False, np.uint32(len(lengths))
+    for i in range(len(documents)):
+        document = np.uint32(documents[i])
+        if document >= limit:
+            wrong, document = True, np.uint32(0)
+        out[i] = lengths[document]
+        total += out[i]
+    return -1 if wrong else total
+
+
+@kernel
+def cut(
+    lengths: Int32s,
+    documents: Int32s,
+    first: int,
+    start: int,
+    length: int,
+    extra: int,
+    sample: int,
+    rows: npt.NDArray[Any],
+) -> tuple[int, int, int]:
+    """Fill the rows of samples `sample`, `sample` + 1, ... until rows or documents end.
+
+    Args:
+        lengths: int32 [num_lengths], 1 or more.
+        documents: int32 [n], the document index or, with `first` counted in the whole one, a run of it.
+        first: place of documents[0] in the document index.
+        start: tokens before it.
+        length: tokens from one sample's start to the next one's.
+        extra: further tokens that a sample takes.
+        sample: the first one that is not reached before these documents; 1 or more.
+        rows: int32 or int64 [num_rows, 2].
+
+    Returns: rows filled; documents passed, -1 where one is none of [0, num_lengths); tokens before the next of them.
+    """
+    row, end, size = 0, start, len(documents)
+    begin, limit = sample * length, np.uint32(len(lengths))
+    for i in range(size):
+        if row == len(rows):
+            return row, i, end
+        if i + AHEAD < size:
+            prefetch(lengths, documents[i + AHEAD])
+        document = np.uint32(documents[i])
+        if document >= limit:
+            return row, -1, end
+        start, end = end, end + lengths[document]
+        reached = end - extra
+        rows[row, 0] = first + i  # written whether or not it stays: a branch here would be guessed wrong once a sample
+        rows[row, 1] = begin - start
+        if begin <= reached:
+            row += 1
+            begin += length
+        while begin <= reached:
+            if row == len(rows):
+                return row, i, start
+            rows[row, 0] = first + i
+            rows[row, 1] = begin - start
+            row += 1
+            begin += length
+    return row, size, end

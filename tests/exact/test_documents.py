@@ -1,0 +1,36 @@
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from megatron_core import megatron
+
+from megablend.exact import documents as ours
+from megablend.exact.shuffle import SMALL
+
+
+def same_state(one: np.random.RandomState, other: np.random.RandomState) -> bool:
+    return bool(one.randint(2**31) == other.randint(2**31))
+
+
+@settings(max_examples=80, derandomize=True, deadline=None)
+@given(st.integers(0, 50), st.integers(1, 5), st.booleans(), st.integers(0, 9))
+@example(SMALL // 3 + 1, 4, True, 1)
+@example(SMALL + 1, 1, True, 1)
+def test_document_index_as_megatron(size: int, epochs: int, separate: bool, seed: int) -> None:
+    documents = np.arange(7, 7 + size, dtype=np.int32)
+    state, twin = np.random.RandomState(seed), np.random.RandomState(seed)
+    found = ours.document_index(documents, epochs, state, separate)
+    expected = megatron("gpt_dataset")._build_document_index(documents, epochs, twin, separate)
+    np.testing.assert_array_equal(found, expected, strict=True)
+    assert same_state(state, twin)
+
+
+@pytest.mark.parametrize(
+    ("first", "total"), [(0, 0), (0, 5), (5, 5), (3, 8), (SMALL, SMALL), (SMALL + 3, 2 * SMALL + 9), (9, 6)]
+)
+def test_shuffle_index_as_megatron(first: int, total: int) -> None:
+    state, twin = np.random.RandomState(3), np.random.RandomState(3)
+    found = ours.shuffle_index(first, total, state)
+    expected = megatron("gpt_dataset")._build_shuffle_index(first, total, twin)
+    np.testing.assert_array_equal(found, expected, strict=True)
+    assert same_state(state, twin)

@@ -1,0 +1,79 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from megatron_core import megatron
+
+from megablend.errors import PlanError
+from megablend.exact import samples as ours
+from megablend.exact.epochs import num_samples
+from megablend.exact.samples import sample_index, sample_rows
+
+
+def theirs(
+    lengths: Any, documents: Any, length: int, epochs: int, tokens: int, keep_tail: bool, extra: int, dtype: Any
+) -> Any:
+    build = getattr(megatron("helpers_cpp"), f"build_sample_idx_{np.dtype(dtype).name}")
+    rows: Any = build(lengths, documents, length, epochs, tokens, not keep_tail, extra)
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(st.data())
+def test_as_megatron(dtype: Any, data: st.DataObject) -> None:
+    lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=9)), np.int32)
+    tokens, epochs = int(lengths.sum()), data.draw(st.integers(1, 3))
+    length, extra, keep_tail = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 1)), data.draw(st.booleans())
+    if tokens == 0:
+        return
+    documents = np.tile(np.arange(len(lengths), dtype=np.int32), epochs)
+    np.random.RandomState(data.draw(st.integers(0, 99))).shuffle(documents)
+    expected = theirs(lengths, documents, length, epochs, tokens, keep_tail, extra, dtype)
+    samples = num_samples(tokens, epochs, length, extra, keep_tail)
+    options: dict[str, Any] = {"extra": extra, "keep_tail": keep_tail, "dtype": dtype}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ours, "BLOCK", data.draw(st.integers(1, 4)))
+        patch.setattr(ours, "ROWS", data.draw(st.integers(1, 9)))
+        threads = data.draw(st.integers(1, 3))
+        if expected[-1, 1] < 0:
+            with pytest.raises(PlanError, match="the last of the shuffled documents is empty"):
+                sample_index(lengths, documents, length, samples, threads=threads, **options)
+        else:
+            found = sample_index(lengths, documents, length, samples, threads=threads, **options)
+            np.testing.assert_array_equal(found, expected, strict=True)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_many_documents_as_megatron(threads: int) -> None:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(0, 90, 400_000, dtype=np.int32)
+    lengths[[5, 77_777]] = 9_000_000, 1
+    documents = rng.permutation(400_000).astype(np.int32)
+    tokens = int(lengths.sum())
+    samples = num_samples(tokens, 1, 512, 1, keep_tail=False)
+    found = sample_index(lengths, documents, 512, samples, extra=1, threads=threads)
+    np.testing.assert_array_equal(found, theirs(lengths, documents, 512, 1, tokens, False, 1, np.int32), strict=True)
+    parts = list(sample_rows(lengths, documents, 512, samples, np.int32, extra=1, threads=threads))
+    np.testing.assert_array_equal(np.concatenate(parts), found, strict=True)
+
+
+def test_samples_that_single_precision_adds() -> None:
+    lengths = np.full(2**21, 16, np.int32)
+    lengths[-1] += 7
+    documents = np.arange(len(lengths), dtype=np.int32)
+    samples = num_samples(2**25 + 7, 1, 2, 1, keep_tail=True)
+    found = sample_index(lengths, documents, 2, samples, extra=1, keep_tail=True, threads=2)
+    np.testing.assert_array_equal(found, theirs(lengths, documents, 2, 1, 2**25 + 7, True, 1, np.int32), strict=True)
+    np.testing.assert_array_equal(found[-1], found[-2])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_wrong_lengths_are_refused(threads: int) -> None:
+    lengths, documents = np.array([5, 6], np.int32), np.array([0, 1, 1], np.int32)
+    with pytest.raises(PlanError, match="the documents make 4 samples; expected 5"):
+        sample_index(lengths, documents, 4, 5, extra=1, threads=threads)
+    with pytest.raises(PlanError, match="the document index names documents 0 to 2 of 2"):
+        sample_index(lengths, documents + np.array([0, 0, 1], np.int32), 4, 4, extra=1, threads=threads)

@@ -1,0 +1,57 @@
+"""Megatron's sample index: where each sample begins in the shuffled documents.
+
+Claim: at least 2x the helper of the installed megatron-core on one thread where documents are longer than samples. Short ones
+leave little to compute: both wait for one cache line, a document's length, so the ratio is that of the caches.
+
+    python tools/bench/sample_index.py [--scale 0.1] [--rounds 5] [--threads 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from exact_race import race, report
+
+from megablend.exact.epochs import num_samples
+from megablend.exact.samples import sample_index
+
+LENGTH = 2048
+CASES = {"60 tokens": (60, 10_000_000), "500 tokens": (500, 10_000_000), "40,000 tokens": (40_000, 500_000)}
+
+
+def contenders(mean: int, size: int, threads: int) -> dict[str, Callable[[], Any]]:
+    """Three ways to the sample index of documents of `mean` tokens on average."""
+    from megatron.core.datasets import helpers_cpp
+
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 2 * mean, size, dtype=np.int32)
+    documents = rng.permutation(size).astype(np.int32)
+    tokens = int(lengths.sum(dtype=np.int64))
+    samples = num_samples(tokens, 1, LENGTH, 1, keep_tail=False)
+    ours = partial(sample_index, lengths, documents, LENGTH, samples, extra=1)
+    return {
+        "Megatron": lambda: helpers_cpp.build_sample_idx_int32(lengths, documents, LENGTH, 1, tokens, True, 1),
+        "1 thread": ours,
+        f"{threads} threads": partial(ours, threads=threads),
+    }
+
+
+def main() -> None:
+    """Print a table for each length of documents."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of documents")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    for name, (mean, full) in CASES.items():
+        size = int(full * options.scale)
+        found = race(contenders(mean, size, options.threads), options.rounds)
+        report(f"{size:,} documents of {name} on average", found, size, "document")
+
+
+if __name__ == "__main__":
+    main()
