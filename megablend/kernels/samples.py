@@ -34,7 +34,7 @@ def gather_lengths(lengths: Int32s, documents: Int32s, out: Int32s) -> int:
         if document >= limit:
             wrong, document = True, np.uint32(0)
         out[i] = lengths[document]
-        total += out[i]
+        total += np.int64(out[i])
     return -1 if wrong else total
 
 
@@ -73,7 +73,7 @@ def cut(
         document = np.uint32(documents[i])
         if document >= limit:
             return row, -1, end
-        start, end = end, end + lengths[document]
+        start, end = end, end + np.int64(lengths[document])
         reached = end - extra
         rows[row, 0] = first + i  # written whether or not it stays: a branch here would be guessed wrong once a sample
         rows[row, 1] = begin - start
