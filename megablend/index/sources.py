@@ -104,12 +104,10 @@ def _folder(pattern: str) -> str:
 
 def _matches(spec: SourceSpec, pattern: str) -> list[str]:
     storage = storage_for(pattern)
-    paths = storage.glob(pattern)
-    if paths or glob.has_magic(pattern):
-        found = paths
-    else:  # a Megatron prefix is the name of no file, but stands for two
-        kinds = [kind for kind in FORMATS.values() if list(kind.files(pattern)) != [pattern]]
-        found = [pattern] if any(all(storage.glob(path) for path in kind.files(pattern)) for kind in kinds) else []
+    found = storage.glob(pattern)
+    if not found:  # a Megatron prefix is the name of no file, but stands for two
+        stands_for = [[storage.glob(path) for path in kind.files(pattern)] for kind in FORMATS.values()]
+        found = next((paths[0] for paths in stands_for if all(paths)), [])
     if not found:
         inside = [] if glob.has_magic(pattern) else storage.glob(str(Path(pattern) / "*"))
         if inside:

@@ -72,7 +72,7 @@ def test_an_unknown_kind_of_file_names_the_source(tmp_path: Path) -> None:
         list_source(spec(tmp_path, "*"))
 
 
-@pytest.mark.parametrize("pattern", ["x", "x.bin", "x.idx", "x.*"])
+@pytest.mark.parametrize("pattern", ["x", "x.bin", "x.idx", "x.*", "?", "[x]"])
 def test_a_megatron_prefix_stands_for_its_two_files(tmp_path: Path, pattern: str) -> None:
     for suffix in (".bin", ".idx"):
         (tmp_path / f"x{suffix}").write_bytes(b"1234")
@@ -81,3 +81,10 @@ def test_a_megatron_prefix_stands_for_its_two_files(tmp_path: Path, pattern: str
     assert (file.name, file.path, listing.format) == ("x.bin", str(tmp_path / "x.bin"), "megatron")
     (tmp_path / "x.idx").write_bytes(b"12345")
     assert list_source(spec(tmp_path, pattern)).files[0].etag != file.etag
+
+
+def test_a_megatron_prefix_may_hold_what_looks_like_a_wildcard(tmp_path: Path) -> None:
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"x[1]{suffix}").write_bytes(b"1234")
+    (file,) = list_source(spec(tmp_path, "x[1]")).files
+    assert file.name == "x[1].bin"
