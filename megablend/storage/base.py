@@ -28,5 +28,9 @@ class Storage(Protocol):
         ...
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`. Raises MissingFileError; CorruptFileError where it ends before."""
+        """Exactly `size` bytes from `offset`.
+
+        Raises: MissingFileError; ChangedFileError where it was replaced since `stat`, as far as that is seen; CorruptFileError
+            where it ends before.
+        """
         ...

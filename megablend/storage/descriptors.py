@@ -2,10 +2,14 @@
 
 A descriptor that a thread holds is never closed under it: leaving the pool only marks it, and its last holder closes
 it. Reads are positioned, so that threads, and a forked child, may share a descriptor.
+
+A path that names another file when it is opened again is an error, since readers know nothing of the pool: they would go
+on in the other file. Asking for the path's state, as all do who begin with a file, makes it the one.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import OrderedDict
@@ -29,6 +33,7 @@ class DescriptorPool:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._pool: OrderedDict[str, _Descriptor] = OrderedDict()
+        self._identities: dict[str, tuple[int, int]] = {}
         self.unlock_after_fork()
 
     def __len__(self) -> int:
@@ -40,7 +45,7 @@ class DescriptorPool:
 
     @contextmanager
     def lend(self, path: str) -> Iterator[int]:
-        """Hold a descriptor of the file at `path`. Raises OSError where it cannot be opened."""
+        """Hold a descriptor of the file at `path`. Raises OSError where it cannot be opened; ESTALE where it was replaced."""
         held = self._take(path)
         try:
             yield held.fd
@@ -52,10 +57,12 @@ class DescriptorPool:
                 os.close(held.fd)
 
     def drop_replaced(self, path: str, now: os.stat_result) -> None:
-        """Let go of the descriptor of `path` if `now`, the path's present state, is that of another file."""
+        """Let go of what is known of `path` if `now`, the path's present state, is that of another file."""
         with self._lock:
             held = self._pool.get(path)
             closable = [self._retire(path)] if held and held.identity != (now.st_dev, now.st_ino) else []
+            if path in self._identities:
+                self._identities[path] = (now.st_dev, now.st_ino)
         self._close(closable)
 
     def _take(self, path: str) -> _Descriptor:
@@ -69,6 +76,9 @@ class DescriptorPool:
         opened = _Descriptor(fd, (state.st_dev, state.st_ino), holders=1)
         closable: list[_Descriptor | None] = []
         with self._lock:
+            if self._identities.setdefault(path, opened.identity) != opened.identity:
+                os.close(fd)
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
             if path in self._pool:  # another thread was faster; the newer descriptor is as good
                 closable.append(self._retire(path))
             self._pool[path] = opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import resource
@@ -9,7 +10,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from megablend.errors import CorruptFileError, DataError, MissingFileError
+from megablend.errors import ChangedFileError, CorruptFileError, DataError, MissingFileError
 from megablend.storage.base import FileStat
 from megablend.storage.descriptors import DescriptorPool
 
@@ -58,7 +59,8 @@ class LocalStorage:
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`.
 
-        Raises: MissingFileError; CorruptFileError where the file ends before; DataError where it cannot be read.
+        Raises: MissingFileError; ChangedFileError where `path` names another file than before, and was not asked for its
+            state since; CorruptFileError where the file ends before; DataError where it cannot be read.
         """
         if offset < 0 or size < 0 or offset + size >= 1 << 63:
             raise CorruptFileError(path, f"{size} bytes are wanted from byte {offset}: no file has these")
@@ -97,4 +99,6 @@ def _ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileErr
 def _data_error(path: str, error: OSError) -> DataError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MissingFileError(path, "no such file")
+    if error.errno == errno.ESTALE:
+        return ChangedFileError(path, "was replaced while it was in use; bring the old file back, or build again")
     return DataError(path, f"cannot be read: {error.strerror}")

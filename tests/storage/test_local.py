@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from megablend.errors import ConfigError, CorruptFileError, DataError, MissingFileError
+from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, MissingFileError
 from megablend.storage import LocalStorage, storage_for
+from megablend.storage.descriptors import DescriptorPool
 
 
 @pytest.fixture
@@ -76,6 +77,24 @@ def test_stat_tells_versions_apart_and_reads_follow(tmp_path: Path, storage: Loc
     assert storage.read(str(path), 0, 4) == b"old!"
     other.replace(path)
     assert storage.stat(str(path)).etag != before.etag
+    assert storage.read(str(path), 0, 4) == b"new!"
+
+
+def test_a_file_replaced_under_its_readers_is_an_error_when_it_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalStorage, "pool", DescriptorPool(capacity=1))
+    storage, path = LocalStorage(), tmp_path / "x"
+    for name, content in (("x", b"old!"), ("y", b"new!"), ("z", b"zzzz")):
+        (tmp_path / name).write_bytes(content)
+    storage.stat(str(path))
+    assert storage.read(str(path), 0, 4) == b"old!"
+    (tmp_path / "y").replace(path)
+    assert storage.read(str(path), 0, 4) == b"old!"
+    storage.read(str(tmp_path / "z"), 0, 4)  # takes the descriptor's place
+    with pytest.raises(ChangedFileError, match=f"{path}: was replaced while it was in use"):
+        storage.read(str(path), 0, 4)
+    storage.stat(str(path))
     assert storage.read(str(path), 0, 4) == b"new!"
 
 
