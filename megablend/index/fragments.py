@@ -1,8 +1,11 @@
 """What indexing found in one file, kept so that it is not read again while it stays the same.
 
-A fragment's name says what was asked for (source, file, column, options) and which version of the file answered (size,
-etag). Its bytes: magic, length of a JSON header (uint32, little-endian), the header, the chunk table, the block table,
-and a blake2b digest (16 bytes) of all before. One whose digest is wrong is never trusted: the file is read again.
+A fragment's name says where the file was met (source, name) and what it answers: which version of a file (size, etag), which
+column, which options. The answer alone decides whether it serves: files keep their fragments when a source is renamed, when
+its folder moves, and when files in other folders are added to it.
+
+Its bytes: magic, length of a JSON header (uint32, little-endian), the header, the chunk table, the block table, and a blake2b
+digest (16 bytes) of all before. One whose digest is wrong is never trusted: the file is read again.
 """
 
 from __future__ import annotations
@@ -41,19 +44,21 @@ class FragmentName:
     """Where a file's fragment lies."""
 
     place: str
-    """Hex digest of what was asked for; the same for all versions of a file."""
-    version: str
-    """Hex digest of what identifies the version of the file."""
+    """Hex digest of source and name; the same for all versions of a file."""
+    answer: str
+    """Hex digest of the version of the file, and of what was asked of it."""
 
     def __str__(self) -> str:
-        return f"{self.place}-{self.version}"
+        return f"{self.place}-{self.answer}"
 
 
 def fragment_name(listing: SourceListing, file: SourceFile, *, documents: bool) -> FragmentName:
     """The name of a file's fragment, made with documents counted or not."""
     spec = listing.spec
-    asked = [FORMAT_VERSION, listing.format, spec.name, file.name, spec.column, spec.block_bytes, documents]
-    return FragmentName(place=_digest(json.dumps(asked), 16), version=_digest(json.dumps([file.size, file.etag]), 8))
+    place = [spec.name, file.name]
+    asked = [FORMAT_VERSION, listing.format, spec.column, spec.block_bytes, documents]
+    answer = [*asked, file.size, file.etag]
+    return FragmentName(place=_digest(json.dumps(place), 8), answer=_digest(json.dumps(answer), 16))
 
 
 def write_fragment(path: Path, fragment: Fragment) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,25 +55,26 @@ class Done:
 
 def plan_work(listings: Sequence[SourceListing], folder: Path) -> list[Work]:
     """The work of all files, in source and file order, given the fragments in `folder`."""
-    versions: defaultdict[str, set[str]] = defaultdict(set)
-    for name in finished(folder):
-        place, _, version = name.partition("-")
-        versions[place].add(version)
+    present = [
+        FragmentName(place=place, answer=answer) for place, _, answer in (n.partition("-") for n in finished(folder))
+    ]
+    answers, places = {name.answer: name for name in present}, {name.place for name in present}
     work = []
     for source, listing in enumerate(listings):
         for file in listing.files:
             names = {documents: fragment_name(listing, file, documents=documents) for documents in (True, False)}
             serving = [True] if listing.spec.documents else [True, False]
-            known = [documents for documents in serving if names[documents].version in versions[names[documents].place]]
+            known = [documents for documents in serving if names[documents].answer in answers]
             documents = known[0] if known else listing.spec.documents
+            name = names[documents]
             work.append(
                 Work(
                     source=source,
                     file=file,
                     documents=documents,
-                    fragment=names[documents],
+                    fragment=answers.get(name.answer, name),
                     known=bool(known),
-                    changed=not known and any(versions[name.place] for name in names.values()),
+                    changed=not known and name.place in places,
                 )
             )
     return work

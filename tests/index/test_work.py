@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,21 @@ def test_the_plan_knows_new_kept_and_changed_files(tmp_path: Path) -> None:
     ]
     assert planned[0].cost < planned[1].cost
     other = plan_work([list_source(spec(tmp_path, name="other"))], tmp_path / "cache" / "fragments")
-    assert not any(item.known or item.changed for item in other)
+    assert [(item.known, item.changed) for item in other] == [(True, False), (False, False), (False, False)]
+
+
+def test_files_keep_their_fragments_when_the_folder_moves_or_another_is_added(tmp_path: Path) -> None:
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "a.arrow", 1)
+    x, y = str(tmp_path / "x" / "*.arrow"), str(tmp_path / "y" / "*.arrow")
+    source = spec(tmp_path)
+    build(tmp_path / "cache", dataclasses.replace(source, patterns=(x,)))
+    both = build(tmp_path / "cache", dataclasses.replace(source, patterns=(x, y)))
+    assert (both.read, both.reused) == (1, 1)
+    (tmp_path / "x").rename(tmp_path / "z")
+    moved = build(tmp_path / "cache", dataclasses.replace(source, patterns=(str(tmp_path / "z" / "*.arrow"),)))
+    assert (moved.read, moved.reused) == (0, 1)
 
 
 def test_a_fragment_that_rank_0_does_not_see_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
