@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import CacheError, PlanError
-from megablend.index.disk import replace_file, writing
+from megablend.index.disk import flush_folder, replace_file, writing
 
 VERSION = 1
 
@@ -137,6 +137,7 @@ def save_ledger(cache: str, ledger: Ledger) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(record, indent=1).encode())
+    flush_folder(path.parent)  # a promise outlives a power cut
 
 
 def run_names(cache: str) -> list[str]:
