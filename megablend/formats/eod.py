@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from megablend.formats.base import CARRIES, CLOSES, CONTINUES, DecodedBlock
+from megablend.kernels.document_ends import count_ends, insert_ends
 
 
 def with_eod(block: DecodedBlock, flags: int, eod: int) -> DecodedBlock:
@@ -15,14 +16,10 @@ def with_eod(block: DecodedBlock, flags: int, eod: int) -> DecodedBlock:
         flags: the block's CONTINUES | CLOSES | CARRIES.
         eod: token id; must fit the block's token dtype.
     """
-    num_pieces = len(block.offsets) - 1
-    if num_pieces < 1:
+    if len(block.offsets) < 2:
         return block
-    ends = np.diff(block.offsets) > 0
-    if flags & CONTINUES and flags & CARRIES:
-        ends[0] = True
-    if not flags & CLOSES:
-        ends[-1] = False
-    tokens = np.insert(block.tokens, block.offsets[1:][ends], eod)
-    offsets = block.offsets + np.concatenate([[0], np.cumsum(ends)])
+    carried, closes = flags & (CONTINUES | CARRIES) == CONTINUES | CARRIES, bool(flags & CLOSES)
+    tokens = np.empty(len(block.tokens) + count_ends(block.offsets, carried, closes), block.tokens.dtype)
+    offsets = np.empty_like(block.offsets)
+    insert_ends(block.tokens, block.offsets, carried, closes, eod, tokens, offsets)
     return DecodedBlock(tokens, offsets)

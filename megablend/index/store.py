@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from megablend.formats import FORMATS
-from megablend.formats.base import BlockReader, DecodedBlock
+from megablend.formats.base import Array, BlockReader, DecodedBlock
 from megablend.formats.eod import with_eod
 from megablend.index.cache import Generation
+from megablend.index.recent import Recent
 from megablend.storage import storage_for
 
 MAX_OPEN_FILES = 1024
@@ -33,6 +32,15 @@ class Pages:
     """int64 [num_blocks + 1]: block j is tokens[block_offsets[j]:block_offsets[j+1]]."""
 
 
+class _Opened(NamedTuple):
+    """A file, opened."""
+
+    reader: BlockReader
+    chunks: Array
+    """CHUNK_DTYPE [num_chunks], the file's."""
+    eod: int | None
+
+
 class BlockStore:
     """Reads blocks of one generation by their number. Safe to share between threads, to pickle, and after a fork.
 
@@ -48,8 +56,7 @@ class BlockStore:
         self.generation = generation
         self.eods = tuple(eods) or (None,) * len(generation.sources)
         self.roots = dict(roots or {})
-        self._readers: OrderedDict[int, BlockReader] = OrderedDict()
-        self._lock = threading.Lock()
+        self._opened = Recent[_Opened](MAX_OPEN_FILES)
 
     def read(self, ids: npt.ArrayLike) -> list[DecodedBlock]:
         """Decode blocks.
@@ -73,11 +80,13 @@ class BlockStore:
         rows = self.generation.blocks(numbers)
         for file in np.unique(files):
             here = np.flatnonzero(files == file)
-            entry = self.generation.file(int(file))
-            chunks = self.generation.chunks[entry.first_chunk : entry.first_chunk + entry.num_chunks]
-            eod = self.eods[entry.source]
-            for i, block in zip(here, self._reader(int(file)).read(rows[here], chunks), strict=True):
-                decoded[i] = block if eod is None else with_eod(block, int(rows["flags"][i]), eod)
+            opened = self._open(int(file))
+            blocks = opened.reader.read(rows[here], opened.chunks)
+            if opened.eod is not None:
+                flags = rows["flags"][here].tolist()
+                blocks = [with_eod(block, flag, opened.eod) for block, flag in zip(blocks, flags, strict=True)]
+            for i, block in zip(here.tolist(), blocks, strict=True):
+                decoded[i] = block
         return decoded
 
     def read_pages(self, ids: npt.ArrayLike) -> Pages:
@@ -89,21 +98,18 @@ class BlockStore:
         pieces = [block.offsets[1:] + start for block, start in zip(blocks, block_offsets, strict=False)]
         return Pages(np.concatenate([block.tokens for block in blocks]), np.concatenate([[0], *pieces]), block_offsets)
 
-    def _reader(self, file: int) -> BlockReader:
-        with self._lock:
-            reader = self._readers.get(file)
-            if reader is not None:
-                self._readers.move_to_end(file)
-                return reader
-        entry = self.generation.file(file)
-        source = self.generation.sources[entry.source]
-        path = self.generation.path(file, self.roots)
-        reader = FORMATS[source.format].open(path, source.column, entry.opened, storage=storage_for(path))
-        with self._lock:
-            self._readers[file] = reader
-            if len(self._readers) > MAX_OPEN_FILES:
-                self._readers.popitem(last=False)
-        return reader
+    def _open(self, file: int) -> _Opened:
+        def enter() -> _Opened:
+            entry = self.generation.file(file)
+            source = self.generation.sources[entry.source]
+            path = self.generation.path(file, self.roots)
+            return _Opened(
+                FORMATS[source.format].open(path, source.column, entry.opened, storage=storage_for(path)),
+                self.generation.chunks[entry.first_chunk : entry.first_chunk + entry.num_chunks],
+                self.eods[entry.source],
+            )
+
+        return self._opened.get(file, enter)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"generation": self.generation, "eods": self.eods, "roots": self.roots}

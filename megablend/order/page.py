@@ -8,13 +8,12 @@ of the order: another value gives another sequence of tokens.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from megablend.index.recent import Recent
 from megablend.kernels.bijection import shuffle
 from megablend.kernels.mixing import MASK
 from megablend.kernels.spans import count_cuts, cut
@@ -44,7 +43,7 @@ class PageOrder:
         self._blocks, self._key = blocks, key & MASK
         self._num_groups = groups if blocks.num_blocks > threshold else 1
         self._group_totals: Int64s | None = None
-        self._epochs, self._entered = _Recent(), _Recent()
+        self._epochs, self._entered = Recent[Shuffled](_KEPT), Recent[Shuffled](_KEPT)
 
     def spans(self, starts: Int64s, length: int) -> Spans:
         """Stretches of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
@@ -94,29 +93,6 @@ class PageOrder:
                 totals[: len(sizes) - whole] += sizes[whole:]
             self._group_totals = totals
         return self._group_totals
-
-
-class _Recent:
-    """The shuffles used last; pickled without them. Two threads may make the same one; they come out equal."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[Any, Shuffled] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, name: Any, make: Callable[[], Shuffled]) -> Shuffled:
-        with self._lock:
-            if (found := self._kept.get(name)) is not None:
-                self._kept.move_to_end(name)
-                return found
-        made = make()
-        with self._lock:
-            self._kept[name] = made
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Recent, ()
 
 
 def _shuffled(things: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Shuffled:

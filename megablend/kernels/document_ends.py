@@ -1,0 +1,59 @@
+"""A token put after each document of a block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import device, kernel
+
+Int64s = npt.NDArray[np.int64]
+
+
+@kernel
+def count_ends(offsets: Int64s, carried: bool, closes: bool) -> int:
+    """How many pieces end a document that has tokens; arguments as of `insert_ends`."""
+    count = 0
+    for piece in range(len(offsets) - 1):
+        count += _ends(offsets, piece, carried, closes)
+    return count
+
+
+@kernel
+def insert_ends(
+    tokens: npt.NDArray[Any],
+    offsets: Int64s,
+    carried: bool,
+    closes: bool,
+    end: int,
+    out: npt.NDArray[Any],
+    out_offsets: Int64s,
+) -> None:
+    """Copy tokens, with `end` after each piece that ends a document that has tokens.
+
+    Args:
+        tokens: [num_tokens].
+        offsets: int64 [num_pieces + 1], ascending from 0 to num_tokens.
+        carried: the first piece goes on with a document that had tokens before.
+        closes: the document of the last piece ends with it.
+        out: [num_tokens + count_ends(...)], of the tokens' type, filled.
+        out_offsets: int64 [num_pieces + 1], filled: the pieces' offsets in `out`.
+    """
+    filled = 0
+    for piece in range(len(offsets) - 1):
+        out_offsets[piece] = filled
+        for i in range(offsets[piece], offsets[piece + 1]):
+            out[filled] = tokens[i]
+            filled += 1
+        if _ends(offsets, piece, carried, closes):
+            out[filled] = end
+            filled += 1
+    out_offsets[len(offsets) - 1] = filled
+
+
+@device
+def _ends(offsets: Int64s, piece: int, carried: bool, closes: bool) -> bool:
+    has_tokens = offsets[piece + 1] > offsets[piece] or (piece == 0 and carried)
+    return has_tokens and (piece + 2 < len(offsets) or closes)
