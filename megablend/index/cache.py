@@ -182,6 +182,19 @@ class Generation:
         return rows
 
     @cached_property
+    def file_sources(self) -> npt.NDArray[np.int32]:
+        """int32 [num_files]: index of each file's source."""
+        sources: npt.NDArray[np.int32] = self._files.column("source").to_numpy(zero_copy_only=True)
+        return sources
+
+    @cached_property
+    def file_token_bytes(self) -> Int64Array:
+        """int64 [num_files]: bytes of a token of each file, decoded."""
+        names = self._files.column("token_dtype").dictionary_encode()
+        sizes = np.array([np.dtype(name).itemsize for name in names.dictionary.to_pylist()], np.int64)
+        return sizes[names.indices.to_numpy(zero_copy_only=True)]
+
+    @cached_property
     def _counted(self) -> npt.NDArray[np.bool_]:
         """bool [num_files]: the file's documents were counted."""
         counted = np.zeros(self.num_files, bool)

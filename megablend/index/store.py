@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,15 @@ class _Opened(NamedTuple):
     chunks: Array
     """CHUNK_DTYPE [num_chunks], the file's."""
     eod: int | None
+
+
+class _ByFile(NamedTuple):
+    """What there is to know of each file of the generation."""
+
+    has_eod: npt.NDArray[np.bool_]
+    """bool [num_files]"""
+    token_bytes: npt.NDArray[np.int64]
+    """int64 [num_files]"""
 
 
 class BlockStore:
@@ -97,6 +107,29 @@ class BlockStore:
         block_offsets = np.concatenate([[0], np.cumsum([len(block.tokens) for block in blocks])])
         pieces = [block.offsets[1:] + start for block, start in zip(blocks, block_offsets, strict=False)]
         return Pages(np.concatenate([block.tokens for block in blocks]), np.concatenate([[0], *pieces]), block_offsets)
+
+    def num_tokens(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of blocks `ids` int64 [n], end-of-document tokens included where their source has them: int64 [n]."""
+        running = self.generation.tokens_before
+        tokens = running[ids + 1] - running[ids]
+        ends = self.generation.ends_before
+        return tokens + np.where(self._by_file.has_eod[self.generation.file_of(ids)], ends[ids + 1] - ends[ids], 0)
+
+    def memory_bytes(self, ids: npt.NDArray[np.int64], *, documents: bool) -> npt.NDArray[np.int64]:
+        """About how many bytes blocks `ids` int64 [n] take when they are decoded: int64 [n].
+
+        Args:
+            documents: what is kept of a block says where its documents begin.
+        """
+        rows = self.generation.blocks(ids)
+        tokens = self.num_tokens(ids) * self._by_file.token_bytes[self.generation.file_of(ids)]
+        # Tokens may be a view of the decoded page, levels and all.
+        return np.maximum(tokens, rows["decoded_bytes"]) + documents * 8 * (np.maximum(rows["rows"], 0) + 2)
+
+    @cached_property
+    def _by_file(self) -> _ByFile:
+        eods = np.array([eod is not None for eod in self.eods], np.bool_)
+        return _ByFile(eods[self.generation.file_sources], self.generation.file_token_bytes)
 
     def _open(self, file: int) -> _Opened:
         def enter() -> _Opened:

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from megablend.reader.dataset import Dataset
 from megablend.reader.sampler import PretrainingSampler
+from megablend.reader.steps import Steps
 
 
 class Loader:
@@ -44,7 +45,11 @@ class Loader:
         self.dataset = dataset
         self.consumed_samples = self.sampler.consumed_samples
         """Samples, over all ranks, of the batches handed out."""
-        self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
+        if "collate_fn" in options:  # it is for single samples
+            self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
+            return
+        self._steps = Steps(dataset, micro_batch_size=micro_batch_size, step_samples=self.sampler.step_samples)
+        self._loader = DataLoader(self._steps, batch_size=None, sampler=self.sampler, **options)
 
     def __len__(self) -> int:
         """Batches that are left."""

@@ -1,0 +1,194 @@
+"""Reading ahead: threads fetch and decode the blocks of coming windows, as far as memory goes; steps are gathered from them.
+
+The loop that asks for steps drives it all: it hands reads to the threads, waits for those that its step needs and lets go of
+blocks that are used up, which makes room for further reads. Memory is counted as the forecast has it, block by block.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future as Pending
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.base import DecodedBlock
+from megablend.index.store import BlockStore
+from megablend.order.base import Spans
+from megablend.plan.run import Run
+from megablend.reader.forecast import Window
+from megablend.reader.samples import Samples, continued, gather
+from megablend.reader.table import BlockTable
+
+READ_BYTES = 1 << 20
+"""Blocks that are read and decoded in one go, in decoded bytes; or one block."""
+NO_OFFSETS = np.zeros(1, np.int64)
+
+
+@dataclass(slots=True)
+class _Read:
+    """Blocks on their way from the disk."""
+
+    places: list[int]
+    """In their window's forecast."""
+    size: int
+    """Bytes that they take in memory."""
+    first_use: int
+    blocks: Pending[list[DecodedBlock]] | None = None
+
+
+@dataclass(slots=True)
+class _Stage:
+    """A window, and how far its reads have come."""
+
+    window: Window
+    unissued: deque[_Read]
+    unfinished: deque[_Read] = field(default_factory=deque)
+
+
+class ReadAhead:
+    """Samples of one step after the other.
+
+    Args:
+        run: whose samples they are.
+        windows: what is to be read; asked for in a thread.
+        max_bytes: bound of what blocks take.
+        num_threads: that read and decode.
+    """
+
+    def __init__(self, run: Run, windows: Iterator[Window], *, max_bytes: int, num_threads: int) -> None:
+        self._run = run
+        self._windows = windows
+        self._max_bytes = max_bytes
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="megablend")
+        self._coming: Pending[Window | None] = self._threads.submit(next, windows, None)
+        self._stages: deque[_Stage] = deque()
+        self._bytes = 0  # of blocks that are held or on their way
+        self._held: dict[int, tuple[DecodedBlock, int]] = {}
+        self._step = 0
+
+    def next(self) -> Samples | None:
+        """The next step's samples; None where the future ends.
+
+        Raises: what reading raises: MissingFileError, ChangedFileError, CorruptFileError; ConfigError of the forecast.
+        """
+        if (not self._stages or self._step == self._stages[0].window.forecast.num_steps) and not self._enter():
+            return None
+        stage = self._stages[0]
+        self._take(stage)
+        found = _gather(self._run, stage.window, self._table, self._step, self._continues)
+        self._let_go(stage.window)
+        self._step += 1
+        self._issue()
+        return found
+
+    def close(self) -> None:
+        """Stop the threads and let go of all blocks."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._held.clear()
+        self._stages.clear()
+
+    def _enter(self) -> bool:
+        """Go on to the next window; False where there is none."""
+        if self._stages:
+            self._stages.popleft()
+        if not self._stages and not self._plan():
+            return False
+        window = self._stages[0].window
+        for block in window.forgets.tolist():
+            self._drop(block)
+        ids = window.forecast.ids
+        self._step, self._table = 0, BlockTable(ids)
+        for place, block in enumerate(ids.tolist()):
+            if block in self._held:
+                self._table.put(place, self._held[block][0])
+        order = np.argsort(window.forecast.last_use, kind="stable")
+        self._leaving = deque(order[~window.keeps[order]].tolist())
+        self._continues = None
+        if self._run.config.inter_document_masking:
+            self._continues = continued(self._run.store.generation, ids)
+        self._issue()
+        return True
+
+    def _plan(self) -> bool:
+        """Take over the window that a thread has planned meanwhile; False where there is none."""
+        window = self._coming.result()
+        if window is None:
+            return False
+        self._coming = self._threads.submit(next, self._windows, None)
+        self._stages.append(_Stage(window, deque(_reads(window))))
+        return True
+
+    def _issue(self) -> None:
+        """Hand reads to the threads while there is room, those of the next window after all of this one's."""
+        while True:
+            for stage in self._stages:
+                while stage.unissued:
+                    if self._bytes + stage.unissued[0].size > self._max_bytes:
+                        return
+                    self._send(stage)
+            if len(self._stages) > 1 or not self._coming.done() or not self._plan():
+                return
+
+    def _send(self, stage: _Stage) -> None:
+        read = stage.unissued.popleft()
+        self._bytes += read.size
+        documents = self._run.config.inter_document_masking
+        ids = stage.window.forecast.ids[read.places]
+        read.blocks = self._threads.submit(_fetch, self._run.store, ids, documents=documents)
+        stage.unfinished.append(read)
+
+    def _take(self, stage: _Stage) -> None:
+        """Wait for the blocks that this step needs and were not here before."""
+        while stage.unissued and stage.unissued[0].first_use <= self._step:
+            self._send(stage)
+        while stage.unfinished and stage.unfinished[0].first_use <= self._step:
+            read = stage.unfinished[0]
+            assert read.blocks is not None
+            ids, sizes = stage.window.forecast.ids, stage.window.forecast.sizes
+            for place, block in zip(read.places, read.blocks.result(), strict=True):
+                self._held[int(ids[place])] = block, int(sizes[place])
+                self._table.put(place, block)
+            stage.unfinished.popleft()
+
+    def _let_go(self, window: Window) -> None:
+        """Drop the blocks whose last step this was."""
+        ids, last_use, places = window.forecast.ids, window.forecast.last_use, []
+        while self._leaving and last_use[self._leaving[0]] <= self._step:
+            places.append(self._leaving.popleft())
+        if places:
+            self._table.drop(places)
+            for block in ids[places].tolist():
+                self._drop(block)
+
+    def _drop(self, block: int) -> None:
+        self._bytes -= self._held.pop(block)[1]
+
+
+def _reads(window: Window) -> Iterator[_Read]:
+    """A window's reads, cut into portions, by first use."""
+    sizes, first_use = window.forecast.sizes[window.reads], window.forecast.first_use[window.reads]
+    portions = np.cumsum(sizes) // READ_BYTES
+    edges = np.flatnonzero(np.diff(portions, prepend=-1, append=-1)) if len(sizes) else []
+    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        yield _Read(window.reads[start:stop].tolist(), int(sizes[start:stop].sum()), int(first_use[start]))
+
+
+def _fetch(store: BlockStore, ids: npt.NDArray[np.int64], *, documents: bool) -> list[DecodedBlock]:
+    """Read and decode blocks; where documents begin in them is kept only where it is asked for."""
+    blocks = store.read(ids)
+    return blocks if documents else [DecodedBlock(block.tokens, NO_OFFSETS) for block in blocks]
+
+
+def _gather(
+    run: Run, window: Window, table: BlockTable, step: int, continues: npt.NDArray[np.bool_] | None
+) -> Samples:
+    """The samples of a step of a window, whose blocks are in the table."""
+    now = window.forecast
+    first, last = now.stretch_offsets[step : step + 2]
+    mine = now.step_offsets[step : step + 2]
+    stretches = Spans(*(column[first:last] for column in now.stretches))
+    return gather(table, now.places[first:last], stretches, now.sources[slice(*mine)], run.sample_tokens, continues)

@@ -1,0 +1,194 @@
+"""What a loader will read: its coming steps, cut into windows whose blocks fit into memory. Pure: nothing is read here.
+
+A sample number says which blocks the sample needs, so the future is known. A *window* is a stretch of steps (of one loader, or of
+one of its workers) whose distinct blocks are all held at once, each read once; in the matching case a lane's cycle. A block
+stays for the window after its own where that uses it, or where it is not used up: a lane goes on in the block it stands
+in, perhaps some windows later. Those that wait the longest go first where memory ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import ConfigError
+from megablend.order.base import Spans
+from megablend.plan.run import Run
+
+Int64s = npt.NDArray[np.int64]
+
+WINDOW_SAMPLES = 1 << 14
+"""Samples of a window, at most: what a window's own arrays take is bounded, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Future:
+    """The steps of a loader, or those of one of its workers."""
+
+    first: int
+    """First sample of the first step."""
+    micro_batch_size: int
+    stride: int
+    """From a step's first sample to the next one's: samples of a step over all ranks, times workers."""
+    stop: int
+    """Samples of the run; a last step may be cut."""
+
+    def samples(self, step: int, num_steps: int) -> tuple[Int64s, Int64s]:
+        """Sample numbers of `num_steps` steps from `step` on, int64 [n], and where each step's begin, int64 [steps + 1].
+
+        Steps beyond the run are left out.
+        """
+        firsts = np.arange(self.first + step * self.stride, self.stop, self.stride)[:num_steps]
+        numbers = firsts[:, np.newaxis] + np.arange(self.micro_batch_size)  # (steps, samples of a step)
+        inside = numbers < self.stop
+        return numbers[inside], np.concatenate([np.zeros(1, np.int64), np.cumsum(inside.sum(axis=1))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Steps, and all that they need."""
+
+    samples: Int64s
+    """int64 [n], sample numbers, step by step."""
+    step_offsets: Int64s
+    """int64 [num_steps + 1], into samples."""
+    sources: npt.NDArray[np.int32]
+    """int32 [n]"""
+    stretches: Spans
+    """Where the samples' tokens lie, [m]."""
+    stretch_offsets: Int64s
+    """int64 [num_steps + 1], into stretches."""
+    ids: Int64s
+    """int64 [num_blocks], the blocks needed, ascending."""
+    places: Int64s
+    """int64 [m], where in `ids` each stretch's block is."""
+    sizes: Int64s
+    """int64 [num_blocks], bytes that a block takes in memory."""
+    first_use: Int64s
+    """int64 [num_blocks], step, from 0."""
+    last_use: Int64s
+    used: Int64s
+    """int64 [num_blocks], tokens by which the samples advance in each block."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps."""
+        return len(self.step_offsets) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A forecast whose blocks are all held at once."""
+
+    forecast: Forecast
+    reads: Int64s
+    """int64 [...], places of the blocks to read, by first use; the others are there already."""
+    keeps: npt.NDArray[np.bool_]
+    """bool [num_blocks]: the block stays when its last step here is over."""
+    forgets: Int64s
+    """int64 [...], numbers of blocks, kept so far, that go when the window begins."""
+
+
+def forecast(run: Run, samples: Int64s, step_offsets: Int64s) -> Forecast:
+    """What steps of samples need; see Forecast."""
+    sources, ordinals = run.plan.locate_many(samples)
+    stretches = run.stretches(sources, ordinals)
+    ids, firsts, places = np.unique(stretches.blocks, return_index=True, return_inverse=True)
+    stretch_offsets = np.searchsorted(stretches.rows, step_offsets)
+    steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(stretch_offsets))
+    last_use = np.zeros(len(ids), np.int64)
+    last_use[places] = steps  # ascending: the last one stays
+    advances = stretches.stops - stretches.starts
+    advances[np.flatnonzero(np.diff(stretches.rows, append=-1))] -= run.sample_tokens - run.config.sequence_length
+    return Forecast(
+        samples=samples,
+        step_offsets=step_offsets,
+        sources=sources,
+        stretches=stretches,
+        stretch_offsets=stretch_offsets,
+        ids=ids,
+        places=places,
+        sizes=run.store.memory_bytes(ids, documents=run.config.inter_document_masking),
+        first_use=steps[firsts],
+        last_use=last_use,
+        used=np.bincount(places, advances, minlength=len(ids)).astype(np.int64),
+    )
+
+
+def forecasts(run: Run, future: Future, max_bytes: int, window_steps: int) -> Iterator[Forecast]:
+    """All of the future, in forecasts of up to `window_steps` steps whose blocks take up to `max_bytes`.
+
+    Raises: ConfigError where the blocks of a single step take more.
+    """
+    step = 0
+    while len((given := future.samples(step, window_steps))[0]):
+        found = forecast(run, *given)
+        order = np.argsort(found.first_use, kind="stable")
+        fitting = int(np.searchsorted(np.cumsum(found.sizes[order]), max_bytes, side="right"))
+        if fitting < len(order):
+            num_steps = int(found.first_use[order[fitting]])
+            if num_steps == 0:
+                needed = int(found.sizes[found.first_use == 0].sum())
+                raise ConfigError(
+                    f"memory: the blocks of a step of {len(found.samples)} samples take {needed} bytes of the {max_bytes} "
+                    "that are left for blocks; raise memory, or lower micro_batch_size or the sources' block sizes"
+                )
+            found = forecast(run, *future.samples(step, num_steps))
+        yield found
+        step += found.num_steps
+
+
+def windows(run: Run, found: Iterator[Forecast], max_bytes: int) -> Iterator[Window]:
+    """What to read for each forecast, and what to keep; those blocks together take up to `max_bytes`."""
+    held = _Held(*(np.zeros(0, np.int64) for _ in range(4)))
+    for number, (now, after) in enumerate(pairwise(chain(found, [None]))):
+        assert now is not None
+        there = np.isin(now.ids, held.ids)
+        reads = np.flatnonzero(~there)
+        reads = reads[np.argsort(now.first_use[reads], kind="stable")]
+        forgets, held = held.waiting(now, max_bytes)
+        held = held.with_used(now, number)
+        ahead = np.zeros(0, np.int64) if after is None else after.ids
+        unfinished = held.used < run.store.num_tokens(held.ids)
+        held = held.only(unfinished | np.isin(held.ids, ahead))
+        yield Window(forecast=now, reads=reads, keeps=np.isin(now.ids, held.ids), forgets=forgets)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Blocks that are kept between windows; int64 [n] each."""
+
+    ids: Int64s
+    sizes: Int64s
+    used: Int64s
+    """Tokens that samples have used."""
+    window: Int64s
+    """Number of the last window that used it."""
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> _Held:
+        return _Held(self.ids[kept], self.sizes[kept], self.used[kept], self.window[kept])
+
+    def waiting(self, now: Forecast, max_bytes: int) -> tuple[Int64s, _Held]:
+        """Those that there is room for beside a window: the numbers of those that go, and what is left."""
+        needed = np.isin(self.ids, now.ids)
+        room = max_bytes - int(now.sizes.sum())
+        newest_first = np.lexsort((-self.window, ~needed))
+        taken = np.cumsum(np.where(needed, 0, self.sizes)[newest_first])
+        goes = np.zeros(len(self.ids), np.bool_)
+        goes[newest_first] = taken > room
+        goes &= ~needed
+        return self.ids[goes], self.only(~goes)
+
+    def with_used(self, now: Forecast, number: int) -> _Held:
+        """With the blocks of a window, and what it uses of them."""
+        ids = np.union1d(self.ids, now.ids)
+        mine, theirs = np.searchsorted(ids, self.ids), np.searchsorted(ids, now.ids)
+        sizes, used, window = (np.zeros(len(ids), np.int64) for _ in range(3))
+        sizes[mine], used[mine], window[mine] = self.sizes, self.used, self.window
+        sizes[theirs], window[theirs] = now.sizes, number
+        used[theirs] += now.used
+        return _Held(ids, sizes, used, window)

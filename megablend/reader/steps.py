@@ -1,0 +1,86 @@
+"""Batches by step, as DataLoader's workers ask for them: whoever asks for one step is expected to ask for those after it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.utils.data
+
+from megablend.reader.ahead import ReadAhead
+from megablend.reader.dataset import Dataset
+from megablend.reader.forecast import WINDOW_SAMPLES, Future, forecasts, windows
+from megablend.reader.tensors import batch_dict
+
+
+class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Batches of a dataset, by the numbers of their samples; reads ahead for the process that it is used in.
+
+    Args:
+        dataset: whose samples they are.
+        micro_batch_size, step_samples: samples of a step of this rank, and of all ranks.
+    """
+
+    def __init__(self, dataset: Dataset, *, micro_batch_size: int, step_samples: int) -> None:
+        self._dataset = dataset
+        self._micro_batch_size = micro_batch_size
+        self._step_samples = step_samples
+        self._ahead: ReadAhead | None = None
+        self._expected = 0
+        self._process = os.getpid()
+
+    def __getitem__(self, ks: list[int]) -> dict[str, torch.Tensor]:
+        """The batch of samples ks, neighbours; without any, one to pad with. Raises as ReadAhead.next."""
+        if not ks:
+            return torch.utils.data.default_collate([self._dataset[None]])
+        try:
+            samples = self._at(ks[0]).next()
+        except BaseException:  # an interrupt, too, may come at any line: begin anew
+            self.close()
+            raise
+        assert samples is not None
+        assert len(samples.tokens) == len(ks)
+        self._expected = ks[0] + self._stride()
+        return batch_dict(self._dataset.run.config, samples)
+
+    def close(self) -> None:
+        """Stop reading ahead, and let go of what was read."""
+        if self._ahead is not None and self._process == os.getpid():
+            self._ahead.close()
+        self._ahead = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "dataset": self._dataset,
+            "micro_batch_size": self._micro_batch_size,
+            "step_samples": self._step_samples,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def _at(self, first: int) -> ReadAhead:
+        """Reading ahead from sample `first` on."""
+        if self._ahead is None or self._process != os.getpid() or self._expected != first:
+            self.close()
+            self._ahead, self._process = self._begin(first), os.getpid()
+        return self._ahead
+
+    def _begin(self, first: int) -> ReadAhead:
+        run = self._dataset.run
+        future = Future(
+            first=first, micro_batch_size=self._micro_batch_size, stride=self._stride(), stop=run.num_samples
+        )
+        cycle = run.config.lanes * run.config.cycle
+        steps = max(1, min(cycle // future.stride, WINDOW_SAMPLES // self._micro_batch_size))
+        max_bytes = 256 << 20
+        planned = windows(run, forecasts(run, future, max_bytes, steps), max_bytes)
+        return ReadAhead(run, planned, max_bytes=max_bytes, num_threads=min(8, os.cpu_count() or 1))
+
+    def _stride(self) -> int:
+        worker = torch.utils.data.get_worker_info()
+        return self._step_samples * (1 if worker is None else worker.num_workers)
