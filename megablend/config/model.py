@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -62,6 +63,15 @@ def _token(value: object) -> int:
     return value
 
 
+def _size(value: object) -> int:
+    """Bytes; 512MiB, 1.5 GB and 4e9 are fine."""
+    written = re.fullmatch(r"\s*([0-9.e+_]+)\s*([KMGT]?)(i?)B?\s*", str(value), re.IGNORECASE)
+    if written is None or isinstance(value, bool):
+        raise ValueError(f"found {value!r}, expected a size such as 512MiB")
+    number, prefix, binary = written.groups()
+    return int(_positive(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
+
+
 def _path(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -83,6 +93,7 @@ Number = Annotated[Fraction, BeforeValidator(_number)]
 Positive = Annotated[Fraction, BeforeValidator(_positive)]
 Count = Annotated[int, BeforeValidator(_count)]
 Token = Annotated[int, BeforeValidator(_token)]
+Size = Annotated[int, BeforeValidator(_size)]
 PathText = Annotated[str, BeforeValidator(_path)]
 Split = Annotated[tuple[Fraction, Fraction, Fraction], BeforeValidator(_split)]
 
@@ -172,6 +183,8 @@ class Config(_Model):
     """A list of sources (all splits cut from it), or a list for each of train, valid and test."""
     block_bytes: Count = 1 << 20
     """Rough size of a block of a Megatron `.bin`."""
+    memory: Size = 512 << 20
+    """Bytes that a process (a rank, or each of its loader's workers) may hold for reading."""
     add_extra_token_to_sequence: bool = True
     reset_position_ids: bool = False
     reset_attention_mask: bool = False

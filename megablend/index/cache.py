@@ -192,7 +192,8 @@ class Generation:
         """int64 [num_files]: bytes of a token of each file, decoded."""
         names = self._files.column("token_dtype").dictionary_encode()
         sizes = np.array([np.dtype(name).itemsize for name in names.dictionary.to_pylist()], np.int64)
-        return sizes[names.indices.to_numpy(zero_copy_only=True)]
+        found: Int64Array = sizes[names.indices.to_numpy(zero_copy_only=True)]
+        return found
 
     @cached_property
     def _counted(self) -> npt.NDArray[np.bool_]:

@@ -111,9 +111,10 @@ class BlockStore:
     def num_tokens(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of blocks `ids` int64 [n], end-of-document tokens included where their source has them: int64 [n]."""
         running = self.generation.tokens_before
-        tokens = running[ids + 1] - running[ids]
+        tokens: npt.NDArray[np.int64] = running[ids + 1] - running[ids]
         ends = self.generation.ends_before
-        return tokens + np.where(self._by_file.has_eod[self.generation.file_of(ids)], ends[ids + 1] - ends[ids], 0)
+        tokens += np.where(self._by_file.has_eod[self.generation.file_of(ids)], ends[ids + 1] - ends[ids], 0)
+        return tokens
 
     def memory_bytes(self, ids: npt.NDArray[np.int64], *, documents: bool) -> npt.NDArray[np.int64]:
         """About how many bytes blocks `ids` int64 [n] take when they are decoded: int64 [n].
@@ -124,7 +125,10 @@ class BlockStore:
         rows = self.generation.blocks(ids)
         tokens = self.num_tokens(ids) * self._by_file.token_bytes[self.generation.file_of(ids)]
         # Tokens may be a view of the decoded page, levels and all.
-        return np.maximum(tokens, rows["decoded_bytes"]) + documents * 8 * (np.maximum(rows["rows"], 0) + 2)
+        found: npt.NDArray[np.int64] = np.maximum(tokens, rows["decoded_bytes"])
+        if documents:
+            found += 8 * (np.maximum(rows["rows"], 0) + 2)
+        return found
 
     @cached_property
     def _by_file(self) -> _ByFile:

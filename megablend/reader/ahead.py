@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future as Pending
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,8 @@ import numpy.typing as npt
 from megablend.formats.base import DecodedBlock
 from megablend.index.store import BlockStore
 from megablend.order.base import Spans
+from megablend.plan.forecast import Window
 from megablend.plan.run import Run
-from megablend.reader.forecast import Window
 from megablend.reader.samples import Samples, continued, gather
 from megablend.reader.table import BlockTable
 
@@ -172,8 +173,7 @@ def _reads(window: Window) -> Iterator[_Read]:
     """A window's reads, cut into portions, by first use."""
     sizes, first_use = window.forecast.sizes[window.reads], window.forecast.first_use[window.reads]
     portions = np.cumsum(sizes) // READ_BYTES
-    edges = np.flatnonzero(np.diff(portions, prepend=-1, append=-1)) if len(sizes) else []
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+    for start, stop in pairwise(np.flatnonzero(np.diff(portions, prepend=-1, append=-1)).tolist()):
         yield _Read(window.reads[start:stop].tolist(), int(sizes[start:stop].sum()), int(first_use[start]))
 
 
@@ -183,9 +183,7 @@ def _fetch(store: BlockStore, ids: npt.NDArray[np.int64], *, documents: bool) ->
     return blocks if documents else [DecodedBlock(block.tokens, NO_OFFSETS) for block in blocks]
 
 
-def _gather(
-    run: Run, window: Window, table: BlockTable, step: int, continues: npt.NDArray[np.bool_] | None
-) -> Samples:
+def _gather(run: Run, window: Window, table: BlockTable, step: int, continues: npt.NDArray[np.bool_] | None) -> Samples:
     """The samples of a step of a window, whose blocks are in the table."""
     now = window.forecast
     first, last = now.stretch_offsets[step : step + 2]

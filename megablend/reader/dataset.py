@@ -12,11 +12,12 @@ import torch.utils.data
 
 from megablend.errors import StateError
 from megablend.index.store import Pages
+from megablend.plan.memory import BLOCKS_SHARE
 from megablend.plan.run import Run
 from megablend.plan.state import State
 from megablend.reader.samples import Sample, read_sample, read_samples
 from megablend.reader.tensors import sample_dict
-from megablend.reader.window import WINDOW_BYTES, Window
+from megablend.reader.window import Window
 
 
 class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -25,9 +26,9 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     Safe to share between threads, to pickle (spawned workers) and to fork; opens a file when one of its blocks is first read.
     """
 
-    def __init__(self, run: Run, *, consumed_samples: int = 0, window_bytes: int = WINDOW_BYTES) -> None:
+    def __init__(self, run: Run, *, consumed_samples: int = 0, window_bytes: int | None = None) -> None:
         self.run = run
-        self.window = Window(run.store, window_bytes)
+        self.window = Window(run.store, int(run.config.memory * BLOCKS_SHARE) if window_bytes is None else window_bytes)
         self.consumed_samples = 0
         """Samples that training has used; where loaders begin. The dataset itself does not count."""
         self._consume(consumed_samples)

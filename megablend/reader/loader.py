@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
+from megablend.plan.memory import block_bytes
 from megablend.reader.dataset import Dataset
 from megablend.reader.sampler import PretrainingSampler
 from megablend.reader.steps import Steps
@@ -48,6 +50,9 @@ class Loader:
         if "collate_fn" in options:  # it is for single samples
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
             return
+        options.setdefault("pin_memory", torch.cuda.is_available())
+        stride = self.sampler.step_samples * max(1, options.get("num_workers", 0))
+        block_bytes(dataset.run, micro_batch_size=micro_batch_size, stride=stride)  # now, not in a worker
         self._steps = Steps(dataset, micro_batch_size=micro_batch_size, step_samples=self.sampler.step_samples)
         self._loader = DataLoader(self._steps, batch_size=None, sampler=self.sampler, **options)
 

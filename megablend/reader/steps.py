@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from megablend.plan.forecast import Future, planned
+from megablend.plan.memory import block_bytes
 from megablend.reader.ahead import ReadAhead
 from megablend.reader.dataset import Dataset
-from megablend.reader.forecast import WINDOW_SAMPLES, Future, forecasts, windows
 from megablend.reader.tensors import batch_dict
 
 
@@ -33,7 +34,8 @@ class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     def __getitem__(self, ks: list[int]) -> dict[str, torch.Tensor]:
         """The batch of samples ks, neighbours; without any, one to pad with. Raises as ReadAhead.next."""
         if not ks:
-            return torch.utils.data.default_collate([self._dataset[None]])
+            padding: dict[str, torch.Tensor] = torch.utils.data.default_collate([self._dataset[None]])
+            return padding
         try:
             samples = self._at(ks[0]).next()
         except BaseException:  # an interrupt, too, may come at any line: begin anew
@@ -75,11 +77,8 @@ class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         future = Future(
             first=first, micro_batch_size=self._micro_batch_size, stride=self._stride(), stop=run.num_samples
         )
-        cycle = run.config.lanes * run.config.cycle
-        steps = max(1, min(cycle // future.stride, WINDOW_SAMPLES // self._micro_batch_size))
-        max_bytes = 256 << 20
-        planned = windows(run, forecasts(run, future, max_bytes, steps), max_bytes)
-        return ReadAhead(run, planned, max_bytes=max_bytes, num_threads=min(8, os.cpu_count() or 1))
+        max_bytes = block_bytes(run, micro_batch_size=future.micro_batch_size, stride=future.stride)
+        return ReadAhead(run, planned(run, future), max_bytes=max_bytes, num_threads=min(8, os.cpu_count() or 1))
 
     def _stride(self) -> int:
         worker = torch.utils.data.get_worker_info()

@@ -9,14 +9,15 @@ from typing import Any
 from megablend.formats.base import DecodedBlock
 from megablend.index.store import BlockStore
 
-WINDOW_BYTES = 256 << 20
-"""Default bound of what a process keeps of decoded blocks; one block is always kept, however large."""
-
 
 class Window:
-    """Blocks by number, decoded once while they stay. Safe to share between threads, to pickle, and after a fork."""
+    """Blocks by number, decoded once while they stay. Safe to share between threads, to pickle, and after a fork.
 
-    def __init__(self, store: BlockStore, max_bytes: int = WINDOW_BYTES) -> None:
+    Args:
+        max_bytes: of all blocks that are kept; one is always kept, however large.
+    """
+
+    def __init__(self, store: BlockStore, max_bytes: int) -> None:
         self.store = store
         self.max_bytes = max_bytes
         self._blocks: OrderedDict[int, DecodedBlock] = OrderedDict()

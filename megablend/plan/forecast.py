@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from megablend.errors import ConfigError
 from megablend.order.base import Spans
+from megablend.plan.memory import block_bytes
 from megablend.plan.run import Run
 
 Int64s = npt.NDArray[np.int64]
@@ -47,6 +48,10 @@ class Future:
         inside = numbers < self.stop
         return numbers[inside], np.concatenate([np.zeros(1, np.int64), np.cumsum(inside.sum(axis=1))])
 
+    def window_steps(self, cycle_samples: int) -> int:
+        """Steps of a window: those of a cycle, of all ranks, where they are not too many; at least one."""
+        return max(1, min(cycle_samples // self.stride, WINDOW_SAMPLES // self.micro_batch_size))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
@@ -76,7 +81,7 @@ class Forecast:
 
     @property
     def num_steps(self) -> int:
-        """Steps."""
+        """How many steps."""
         return len(self.step_offsets) - 1
 
 
@@ -91,6 +96,13 @@ class Window:
     """bool [num_blocks]: the block stays when its last step here is over."""
     forgets: Int64s
     """int64 [...], numbers of blocks, kept so far, that go when the window begins."""
+
+
+def planned(run: Run, future: Future) -> Iterator[Window]:
+    """The windows in which a process reads its future. Raises: ConfigError where memory is too small."""
+    max_bytes = block_bytes(run, micro_batch_size=future.micro_batch_size, stride=future.stride)
+    steps = future.window_steps(run.config.lanes * run.config.cycle)
+    return windows(run, forecasts(run, future, max_bytes, steps), max_bytes)
 
 
 def forecast(run: Run, samples: Int64s, step_offsets: Int64s) -> Forecast:
