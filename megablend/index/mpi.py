@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import mpi4py
@@ -33,12 +33,13 @@ def library() -> str:
 
 
 class MpiLaunch:
-    """COMM_WORLD. Waits by polling: MPI libraries spin as they wait, which takes cores from ranks that still work."""
+    """COMM_WORLD, or some of its ranks. Waits by polling: MPI libraries spin as they wait, which takes cores from ranks that
+    still work."""
 
-    def __init__(self) -> None:
+    def __init__(self, comm: Any = None) -> None:
         if not MPI.Is_initialized():
             MPI.Init()
-        self._comm = MPI.COMM_WORLD
+        self._comm = MPI.COMM_WORLD if comm is None else comm
         self.rank = int(self._comm.Get_rank())
         self.size = int(self._comm.Get_size())
         self._sent: list[Any] = []
@@ -70,6 +71,18 @@ class MpiLaunch:
         """Every rank's value in rank order, on rank 0; an empty list elsewhere."""
         self.barrier()
         return self._comm.gather(value, root=0) or []
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value in rank order, on every rank."""
+        return self.bcast(self.gather(value))
+
+    def members(self, ranks: Sequence[int]) -> MpiLaunch:
+        """A launch of these ranks of this one, in their order; called by just them, and freed by them."""
+        return MpiLaunch(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))))
+
+    def free(self) -> None:
+        """End a launch that `members` made."""
+        self._comm.Free()
 
     def post(self, value: object) -> None:
         """Send `value` to rank 0 without waiting."""

@@ -39,6 +39,13 @@ class DescriptorPool:
     def __len__(self) -> int:
         return len(self._pool)
 
+    def resize(self, capacity: int) -> None:
+        """Keep at most `capacity` descriptors from now on."""
+        with self._lock:
+            self._capacity = capacity
+            closable = self._excess()
+        self._close(closable)
+
     def unlock_after_fork(self) -> None:
         """Replace the lock, which a thread that the child does not have may have held; the descriptors serve on."""
         self._lock = threading.Lock()
@@ -82,10 +89,13 @@ class DescriptorPool:
             if path in self._pool:  # another thread was faster; the newer descriptor is as good
                 closable.append(self._retire(path))
             self._pool[path] = opened
-            while len(self._pool) > self._capacity:
-                closable.append(self._retire(next(iter(self._pool))))
+            closable += self._excess()
         self._close(closable)
         return opened
+
+    def _excess(self) -> list[_Descriptor | None]:
+        """Take out what is more than the capacity, least recently used first (the lock is held)."""
+        return [self._retire(next(iter(self._pool))) for _ in range(len(self._pool) - self._capacity)]
 
     def _retire(self, path: str) -> _Descriptor | None:
         """Take a descriptor out of the pool (the lock is held); returned if nobody holds it and it can be closed."""

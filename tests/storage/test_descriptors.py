@@ -79,3 +79,18 @@ def test_threads_share_a_small_pool(files: list[str]) -> None:
         thread.join()
     assert wrong == []
     assert len(pool) <= 2
+
+
+def test_a_smaller_pool_closes_what_was_used_least_recently(files: list[str]) -> None:
+    pool = DescriptorPool(capacity=5)
+    fds = []
+    for path in files:
+        with pool.lend(path) as fd:
+            fds.append(fd)
+    pool.resize(2)
+    assert [is_open(fd) for fd in fds] == [False, False, False, True, True]
+    pool.resize(3)
+    for path in files:
+        with pool.lend(path):
+            pass
+    assert len(pool) == 3
