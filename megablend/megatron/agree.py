@@ -1,0 +1,96 @@
+"""A launch whose ranks fail together: an error on one rank is raised on all of them, by the next verb that they reach.
+
+Every verb is one exchange of envelopes, a value or an error, between all ranks; `abort` is that exchange, too. So a rank that
+fails meets the others in whatever verb they wait in, and nobody is left waiting. No process is ended: the training script
+that called us may have other plans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from megablend.errors import LaunchError, MegablendError
+
+T = TypeVar("T")
+
+
+class AgreedLaunch:
+    """Ranks that exchange values, and errors with them. See megablend.index.launch.Launch for the verbs.
+
+    Args:
+        rank, size: of this process among them.
+        exchange: a collective call that returns every rank's value, in rank order.
+    """
+
+    def __init__(self, rank: int, size: int, exchange: Callable[[Any], list[Any]]) -> None:
+        self.rank = rank
+        self.size = size
+        self._exchange = exchange
+        self._failure: BaseException | None = None
+        self._inbox: list[tuple[int, Any]] = []
+
+    def all(self, value: T) -> list[T]:
+        """Every rank's value in rank order, on every rank. Raises the error of a rank that aborted."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            envelopes = self._exchange((value, None))
+        except BaseException as error:  # a rank has gone: there is nobody to tell any more
+            self._failure = error
+            raise
+        for rank, (_, failure) in enumerate(envelopes):
+            if failure is not None:
+                self._failure = failure
+                raise failure from LaunchError(f"raised on rank {rank} of {self.size}")
+        return [found for found, _ in envelopes]
+
+    def barrier(self, meanwhile: Callable[[], None] | None = None) -> None:
+        """Wait for all ranks; `meanwhile` is called once."""
+        self.all(None)
+        if meanwhile is not None:
+            meanwhile()
+
+    def bcast(self, value: T) -> T:
+        """Rank 0's value, on every rank."""
+        return self.all(value if self.rank == 0 else None)[0]  # type: ignore[return-value]
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value in rank order, on rank 0; an empty list elsewhere."""
+        found = self.all(value)
+        return found if self.rank == 0 else []
+
+    def post(self, value: object) -> None:
+        """Keep the value for `posts` on rank 0; the other ranks' are dropped: nobody shows progress of a plugin."""
+        if self.rank == 0:
+            self._inbox.append((0, value))
+
+    def posts(self) -> list[tuple[int, Any]]:
+        """On rank 0: what it posted since the last call."""
+        arrived, self._inbox = self._inbox, []
+        return arrived
+
+    def abort(self, error: BaseException) -> NoReturn:
+        """Raise the error on all ranks; on those that have raised one already, nothing more is said."""
+        if self._failure is None:
+            self._failure = error
+            with contextlib.suppress(LaunchError):  # a rank has gone meanwhile; the error at hand says more
+                self._exchange((None, _portable(error)))
+        raise error
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error as another process can raise it."""
+    if isinstance(error, MegablendError):
+        return error
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:  # an error of any library, with any constructor
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return (
+        copy
+        if type(copy) is type(error) and str(copy) == str(error)
+        else RuntimeError(f"{type(error).__name__}: {error}")
+    )

@@ -1,0 +1,81 @@
+"""What differs between versions of megatron-core; nothing else here knows of a version.
+
+    0.12    a blend's surplus is 0.5 %, not a setting; no validation sets by themselves, no fast cache load
+    0.14    multiple_validation_sets, full_validation
+    0.16    fast_cache_load, defer_npy_index_mmap
+    later   inter_document_masking: a dataset's query also tells the tokens of each of a sample's documents
+
+The builder's steps (`_build_megatron_dataset_splits`, `_build_megatron_datasets_parallel`, `build_generic_dataset`) and the
+constructors of datasets have had one signature in all versions that are known here. Of another version that cannot be
+said: the builder then goes Megatron's own way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from functools import cache
+from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of the GPU libraries that megatron-core misses, as it is imported
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.datasets.utils import Split
+
+__all__ = [
+    "BlendedMegatronDatasetBuilder",
+    "GPTDataset",
+    "GPTDatasetConfig",
+    "Split",
+    "assumes_whole_cache",
+    "complete",
+    "query_result",
+    "setting",
+    "unknown_version",
+]
+
+_FIRST, _LAST = (0, 12), (0, 16)
+_DEFAULTS = {
+    "fast_cache_load": False,
+    "full_validation": False,
+    "mid_level_dataset_surplus": 0.005,
+    "multiple_validation_sets": False,
+}
+"""What versions that lack a setting do."""
+
+
+@cache
+def unknown_version() -> str | None:
+    """The installed version, where it is not one that this module knows; None where it is."""
+    version = metadata.version("megatron-core")
+    found = re.match(r"(\d+)\.(\d+)", version)
+    known = found is not None and _FIRST <= (int(found[1]), int(found[2])) <= _LAST
+    return None if known else version
+
+
+def setting(config: Any, name: str) -> Any:
+    """A setting of a Megatron config, or what Megatron does where the installed version has no such setting."""
+    found = getattr(config, name, None)
+    return _DEFAULTS[name] if found is None else found
+
+
+def complete(config: Any, **changed: Any) -> Any:
+    """A config as the last known version has it, with some settings changed; for looking at only."""
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return SimpleNamespace(**{**_DEFAULTS, **settings, **changed})
+
+
+def assumes_whole_cache(config: Any) -> bool:
+    """Whether the user has said that the cache is whole and need not be looked at."""
+    return bool(setting(config, "fast_cache_load"))
+
+
+def query_result(tokens: Any, documents: Any, document_tokens: list[int]) -> tuple[Any, ...]:
+    """What GPTDataset._query_document_sample_shuffle_indices returns in the installed version."""
+    if "inter_document_masking" in {field.name for field in dataclasses.fields(GPTDatasetConfig)}:
+        return tokens, documents, document_tokens
+    return tokens, documents

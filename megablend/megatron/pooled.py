@@ -1,0 +1,69 @@
+"""`.npy` arrays read entry by entry through the process's pool of descriptors: thousands of them take no map and no file each."""
+
+from __future__ import annotations
+
+import io
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from megablend.errors import CorruptFileError
+from megablend.formats.base import Array
+from megablend.storage import LocalStorage
+
+ARRAY_SUFFIX = ".npy"
+ARRAY_START = 128
+"""Bytes before the entries of an array of one or two dimensions, as numpy.save writes it."""
+
+
+class PooledArray:
+    """An array of one or two dimensions in a `.npy` file, opened when an entry is first read. Picklable.
+
+    Raises, from any use: MissingFileError; CorruptFileError where the file holds no such array.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of numpy.ndarray."""
+        return self._header[0]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As of numpy.ndarray."""
+        return self._header[1]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, i: Any) -> Any:
+        """Entry i, or row i where there are two dimensions. Raises: IndexError."""
+        number, length = int(i), len(self)
+        if not -length <= number < length:
+            raise IndexError(f"{self.path}: entry {number} of {length}")
+        row = self._read(number % length, 1)
+        return row[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self._read(0, len(self)).astype(dtype or self.dtype)
+
+    def _read(self, first: int, count: int) -> Array:
+        shape, dtype = self._header
+        width = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        data = LocalStorage().read(self.path, ARRAY_START + first * width, count * width)
+        return np.frombuffer(data, dtype).reshape(count, *shape[1:])
+
+    @cached_property
+    def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        head = io.BytesIO(LocalStorage().read(self.path, 0, ARRAY_START))
+        try:
+            version = np.lib.format.read_magic(head)
+            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(head)
+        except ValueError as error:
+            raise CorruptFileError(self.path, f"is no .npy file ({error}); remove it and build again") from error
+        if version != (1, 0) or fortran_order or head.tell() != ARRAY_START:
+            raise CorruptFileError(self.path, f"is no array that numpy.save writes: version {version}; build again")
+        return shape, dtype
