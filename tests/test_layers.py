@@ -19,6 +19,7 @@ LAYERS = [
     "plan",
     "exact",
     "reader",
+    "megatron",
     "api",
     "cli",
 ]

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from megablend import __version__
+from megablend.cli.megatron_cache import megatron_cache
 from megablend.errors import ConfigError, MegablendError
 
 EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
@@ -124,6 +125,9 @@ def verify(cache: str, data: bool, as_json: bool) -> None:
         click.echo(f"{cache}: {f'{len(problems)} problems' if problems else 'sound'}")
     if problems:
         sys.exit(3)
+
+
+cli.add_command(megatron_cache)
 
 
 def main() -> NoReturn:

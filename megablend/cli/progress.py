@@ -17,19 +17,21 @@ LOG_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def progress_on(stream: TextIO, *, quiet: bool = False) -> Iterator[Callable[[Progress], None] | None]:
+def progress_on(
+    stream: TextIO, *, quiet: bool = False, doing: str = "indexing", done: str = "indexed"
+) -> Iterator[Callable[[Progress], None] | None]:
     """A function to call with each Progress; None for a rank that has nothing to say."""
     if quiet:
         yield None
     elif stream.isatty():
-        with _bar(stream) as bar:
+        with _bar(stream, doing) as bar:
             yield bar
     else:
-        yield _Lines(stream)
+        yield _Lines(stream, done)
 
 
 @contextlib.contextmanager
-def _bar(stream: TextIO) -> Iterator[Callable[[Progress], None]]:
+def _bar(stream: TextIO, doing: str) -> Iterator[Callable[[Progress], None]]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -39,7 +41,7 @@ def _bar(stream: TextIO) -> Iterator[Callable[[Progress], None]]:
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=Console(file=stream), transient=True) as bar:
-        task = bar.add_task("indexing", total=None, megabytes="")
+        task = bar.add_task(doing, total=None, megabytes="")
 
         def update(progress: Progress) -> None:
             bar.update(task, completed=progress.files, total=progress.num_files, megabytes=_megabytes(progress))
@@ -50,8 +52,8 @@ def _bar(stream: TextIO) -> Iterator[Callable[[Progress], None]]:
 class _Lines:
     """A line every LOG_SECONDS, and one at the end."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+    def __init__(self, stream: TextIO, done: str) -> None:
+        self.stream, self.done = stream, done
         self._next = time.monotonic() + LOG_SECONDS
 
     def __call__(self, progress: Progress) -> None:
@@ -59,7 +61,7 @@ class _Lines:
             return
         self._next = time.monotonic() + LOG_SECONDS
         files = f"{progress.files:,} of {progress.num_files:,} files"
-        print(f"megablend: indexed {files}, {_megabytes(progress)}", file=self.stream, flush=True)
+        print(f"megablend: {self.done} {files}, {_megabytes(progress)}", file=self.stream, flush=True)
 
 
 def _megabytes(progress: Progress) -> str:

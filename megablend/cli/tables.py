@@ -11,14 +11,15 @@ from rich.table import Table
 from megablend.api.build import Built
 
 
-def _console() -> Console:
+def new_console() -> Console:
+    """A console on stdout, wide enough for names where it is no terminal."""
     console = Console(highlight=False, soft_wrap=True, emoji=False)
     if not console.is_terminal:
         console.width = 160  # a log has no width of its own; do not cut names
     return console
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
     """A table whose first column is a name and whose others are numbers."""
     table = Table(title=escape(title), title_justify="left", header_style="bold")
     for number, column in enumerate(columns):
@@ -28,8 +29,8 @@ def _table(title: str, *columns: str) -> Table:
 
 def print_built(built: Built, *, ranks: int) -> None:
     """The closing table of a build, and what became of the run."""
-    report, ledger, console = built.index, built.ledger, _console()
-    table = _table(
+    report, ledger, console = built.index, built.ledger, new_console()
+    table = new_table(
         "index " + report.digest, "files", "read", "reused", "changed", "added", "removed", "scanned MB", "ranks", "s"
     )
     counts = (report.read, report.reused, len(report.changed), report.added, report.removed)
@@ -62,8 +63,8 @@ def print_built(built: Built, *, ranks: int) -> None:
 
 def print_description(found: dict[str, Any]) -> None:
     """The index and the blend of each split."""
-    console, index = _console(), found["index"]
-    table = _table(
+    console, index = new_console(), found["index"]
+    table = new_table(
         f"index {index['digest']} in {found['cache']} ({index['index_bytes'] / 1e3:,.1f} kB)",
         *("source", "format", "files", "blocks", "rows", "tokens"),
     )
@@ -88,7 +89,7 @@ def print_description(found: dict[str, Any]) -> None:
 
 def _print_split(console: Console, title: str, described: dict[str, Any]) -> None:
     columns = ("source", "documents", "tokens", "wanted", "given", "samples", "epochs", "max", "unread of last epoch")
-    table = _table(title, *columns)
+    table = new_table(title, *columns)
     for source in described["sources"]:
         table.add_row(
             escape(source["name"]),
@@ -111,13 +112,13 @@ def _print_split(console: Console, title: str, described: dict[str, Any]) -> Non
 
 def print_cache(found: dict[str, Any]) -> None:
     """Generations and runs of a cache."""
-    console = _console()
-    table = _table(f"cache {found['cache']}", "index", "sources", "files", "blocks", "rows", "tokens", "kB")
+    console = new_console()
+    table = new_table(f"cache {found['cache']}", "index", "sources", "files", "blocks", "rows", "tokens", "kB")
     for index in found["indices"]:
         numbers = (f"{index[key]:,}" for key in ("files", "blocks", "rows", "tokens"))
         table.add_row(index["digest"], str(len(index["sources"])), *numbers, f"{index['index_bytes'] / 1e3:,.1f}")
     console.print(table)
-    runs = _table("runs", "run", "samples", "stages", "index", "plan")
+    runs = new_table("runs", "run", "samples", "stages", "index", "plan")
     for run in found["runs"]:
         runs.add_row(escape(run["run"]), f"{run['stages'][-1]:,}", str(len(run["stages"])), run["index"], run["plan"])
     console.print(runs)
@@ -125,13 +126,13 @@ def print_cache(found: dict[str, Any]) -> None:
 
 def print_sample(found: dict[str, Any]) -> None:
     """Where a sample comes from, its tokens, and its text where it was decoded."""
-    console = _console()
+    console = new_console()
     epochs = ", ".join(map(str, found["epochs"]))
     console.print(
         f"{found['split']} sample {found['sample']:,}: source {found['source']!r}, ordinal {found['ordinal']:,}, epoch {epochs}",
         markup=False,
     )
-    table = _table("pieces", "file", "block", "byte offset", "tokens of the block", "epoch")
+    table = new_table("pieces", "file", "block", "byte offset", "tokens of the block", "epoch")
     for piece in found["pieces"]:
         span = f"{piece['first_token']:,} to {piece['stop_token']:,}"
         table.add_row(

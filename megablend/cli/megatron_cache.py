@@ -1,0 +1,146 @@
+"""megatron-cache: Megatron's dataset cache, made ahead of training from the flags that training is given."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from megablend.cli.words import WordsCommand
+from megablend.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TOKENIZER_FLAGS: dict[str, dict[str, Any]] = {
+    "--tokenizer-type": {"help": "Build the tokenizer with the installed megatron-core, with the flags below."},
+    "--tokenizer-model": {},
+    "--tokenizer-metadata": {},
+    "--tokenizer-special-tokens": {"multiple": True, "metavar": "WORDS..."},
+    "--vocab-size": {"type": int},
+    "--vocab-file": {},
+    "--merge-file": {},
+    "--tiktoken-pattern": {},
+    "--tiktoken-num-special-tokens": {"type": int, "default": 1000},
+    "--tokenizer-sentencepiece-legacy": {"is_flag": True},
+    "--tokenizer-hf-use-fast": {"is_flag": True},
+    "--tokenizer-hf-include-special-tokens": {"is_flag": True},
+    "--trust-remote-code": {"is_flag": True},
+}
+"""As Megatron's training script of 0.16.1 has them; the identifiers hold their values."""
+_IDLE_FLAGS: dict[str, dict[str, Any]] = {
+    "--num-workers": {},
+    "--num-dataset-builder-threads": {},
+    "--object-storage-cache-path": {},
+    "--no-mmap-bin-files": {"is_flag": True},
+    "--reset-position-ids": {"is_flag": True},
+    "--reset-attention-mask": {"is_flag": True},
+    "--eod-mask-loss": {"is_flag": True},
+    "--no-create-attention-mask-in-dataloader": {"is_flag": True},
+    "--allow-ambiguous-pad-tokens": {"is_flag": True},
+    "--dataloader-fast-cache-load": {"is_flag": True},
+    "--dataloader-defer-npy-index-mmap": {"is_flag": True},
+}
+"""Taken so that a training script's data flags can be handed over whole; they change nothing in a cache."""
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 1 << 10,
+    "MI": 1 << 20,
+    "GI": 1 << 30,
+    "TI": 1 << 40,
+}
+
+
+def _options(flags: dict[str, dict[str, Any]], **common: Any) -> Callable[[F], F]:
+    def add(function: F) -> F:
+        for name, kind in reversed(flags.items()):
+            function = click.option(name, **kind, **common)(function)
+        return function
+
+    return add
+
+
+def _words(name: str, text: str) -> Callable[[F], F]:
+    return click.option(name, multiple=True, metavar="WORDS...", help=text)
+
+
+@click.command("megatron-cache", cls=WordsCommand)
+@_words("--data-path", "One blend for all splits: weights and prefixes in turn, or prefixes alone.")
+@click.option("--data-args-path", metavar="FILE", help="The same words, in a file.")
+@_words("--train-data-path", "A blend of the train split alone.")
+@_words("--valid-data-path", "A blend of the valid split alone.")
+@_words("--test-data-path", "A blend of the test split alone.")
+@click.option("--per-split-data-args-path", metavar="FILE", help="JSON with the words of train, valid and test.")
+@click.option("--split", metavar="A,B,C", help="Parts of the sequences for train, valid and test.")
+@click.option("--seq-length", type=int, required=True, help="Tokens of a sample.")
+@click.option("--seed", type=int, default=1234, show_default=True, help="Of all shuffles.")
+@click.option("--train-samples", type=int, help="Size of train.")
+@click.option("--train-iters", type=int, help="Size of train, in steps of --global-batch-size.")
+@click.option("--global-batch-size", type=int, help="Samples of a step.")
+@click.option("--eval-interval", type=int, help="Steps from one validation to the next.")
+@click.option("--eval-iters", type=int, default=100, show_default=True, help="Steps of a validation.")
+@click.option("--valid-samples", type=int, help="Size of valid, outright.")
+@click.option("--test-samples", type=int, help="Size of test, outright.")
+@click.option("--full-validation", is_flag=True, help="Valid is one epoch.")
+@click.option("--multiple-validation-sets", is_flag=True, help="Each prefix of --valid-data-path by itself.")
+@click.option(
+    "--mid-level-dataset-surplus", type=float, default=0.005, show_default=True, help="Built beyond a blend's share."
+)
+@click.option("--data-cache-path", metavar="DIR", required=True, help="The cache.")
+@click.option("--tokenizer-identifiers", metavar="JSON|FILE", help="As an earlier run's description.txt has them.")
+@_options(_TOKENIZER_FLAGS)
+@click.option(
+    "--blend", "interleaving", default="greedy", show_default=True, help="greedy (Megatron's), or largest-remainder."
+)
+@click.option(
+    "--max-memory", metavar="SIZE", help="Of arrays on one node, such as 64G. [default: most of what is free]"
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be built, and what it would take.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@_options(_IDLE_FLAGS, expose_value=False, hidden=True)
+def megatron_cache(as_json: bool, dry_run: bool, max_memory: str | None, **flags: Any) -> None:
+    """Write the files that Megatron's dataset builder would, before training does.
+
+    Flags are Megatron's own, and mean the same. Under mpirun or srun the ranks share the work.
+    """
+    from megablend.cli.progress import progress_on
+    from megablend.index.launch import detect
+    from megablend.megatron.flags import request_of_flags
+    from megablend.megatron.prepare import prepare_cache
+
+    launch = detect()
+    request = None
+    try:
+        memory = None if max_memory is None else parse_bytes(max_memory)
+        if launch.rank == 0:  # one rank builds the tokenizer, for all
+            request = request_of_flags(flags, {name: flags[name] for name in map(_attribute, _TOKENIZER_FLAGS)})
+    except BaseException as error:
+        launch.abort(error)
+    request = launch.bcast(request)
+    assert request is not None
+    with progress_on(sys.stderr, quiet=launch.rank != 0, doing="building", done="built") as progress:
+        report = prepare_cache(request, launch=launch, dry_run=dry_run, max_memory=memory, progress=progress)
+    if launch.rank == 0:
+        from megablend.cli.megatron_tables import print_report, summary
+
+        found = summary(report, cache=request.path_to_cache, dry_run=dry_run)
+        click.echo(json.dumps(found)) if as_json else print_report(found)
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes out of "64G", "512 MiB", "1000000". Raises: ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?|)B?\s*", text.upper())
+    if match is None:
+        raise ConfigError(f"--max-memory {text!r}: expected bytes, or a size such as 64G or 64GiB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _attribute(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")

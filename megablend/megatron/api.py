@@ -1,0 +1,89 @@
+"""The same from Python, out of Megatron's own config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from megablend.errors import ConfigError
+from megablend.index.launch import Launch, detect
+from megablend.megatron.prepare import CacheReport, prepare_cache
+from megablend.megatron.request import GREEDY, SPLITS, Blend, CacheRequest
+from megablend.megatron.tokenizer import identifiers_of
+
+
+class DatasetConfig(Protocol):
+    """What is looked at of a GPTDatasetConfig."""
+
+    random_seed: int
+    sequence_length: int
+    blend: tuple[Sequence[str], Sequence[float] | None] | None
+    blend_per_split: Sequence[tuple[Sequence[str], Sequence[float] | None] | None] | None
+    split: str | None
+    multiple_validation_sets: bool | None
+    full_validation: bool | None
+    path_to_cache: str | None
+    tokenizer: Any
+    mock: bool
+    mid_level_dataset_surplus: float
+    drop_last_partial_validation_sequence: bool
+    add_extra_token_to_sequence: bool
+
+
+def prepare(
+    config: DatasetConfig, sizes: Sequence[int | None], *, max_memory: int | None = None, launch: Launch | None = None
+) -> CacheReport:
+    """Build what `config.path_to_cache` lacks for Megatron's builder to find all it looks for. Called on every rank.
+
+    Args:
+        config: a GPTDatasetConfig.
+        sizes: samples of train, valid and test, as the builder takes them.
+        max_memory: bytes of arrays that the ranks of one node hold together; most of what is free there where None.
+        launch: the processes that build; found out from the environment where None.
+
+    Raises: ConfigError, PlanError, DataError, CacheError, LaunchError. Under MPI an error on one rank ends all ranks, with that
+        rank's message and the error's exit code.
+    """
+    launch = launch or detect()
+    try:
+        request = request_of(config, sizes)
+    except BaseException as error:
+        launch.abort(error)
+    return prepare_cache(request, launch=launch, max_memory=max_memory)
+
+
+def request_of(config: DatasetConfig, sizes: Sequence[int | None], *, interleaving: str = GREEDY) -> CacheRequest:
+    """The request that a config and sizes stand for.
+
+    Raises: ConfigError where Megatron would refuse it, or invent data (`mock`).
+    """
+    if config.mock:
+        raise ConfigError(
+            "the config has neither blend nor blend_per_split, for which Megatron invents data; nothing to cache"
+        )
+    if len(sizes) != len(SPLITS):
+        raise ConfigError(f"{len(sizes)} sizes are given; expected those of train, valid and test")
+    per_split = config.blend_per_split if config.blend_per_split is not None and any(config.blend_per_split) else None
+    return CacheRequest(
+        path_to_cache=config.path_to_cache or "",
+        random_seed=config.random_seed,
+        sequence_length=config.sequence_length,
+        tokenizer=identifiers_of(config.tokenizer),
+        sizes=tuple(None if size is None else int(size) for size in sizes),
+        blend=None if config.blend is None else _blend(config.blend),
+        blend_per_split=None
+        if per_split is None
+        else tuple(None if each is None else _blend(each) for each in per_split),
+        split=config.split,
+        multiple_validation_sets=bool(config.multiple_validation_sets),
+        full_validation=bool(config.full_validation),
+        mid_level_dataset_surplus=config.mid_level_dataset_surplus,
+        drop_last_partial_validation_sequence=config.drop_last_partial_validation_sequence,
+        add_extra_token_to_sequence=config.add_extra_token_to_sequence,
+        interleaving=interleaving,
+    )
+
+
+def _blend(blend: tuple[Sequence[str], Sequence[float] | None]) -> Blend:
+    prefixes, weights = blend
+    return Blend(prefixes=tuple(prefixes), weights=None if weights is None else tuple(map(float, weights)))

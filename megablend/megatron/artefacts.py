@@ -1,0 +1,98 @@
+"""Files of a cache: a description and its arrays, what they are called and whether they are whole.
+
+What lies in a cache is believed only after its text, shapes, types and sizes have been looked at: Megatron writes the
+description first and the arrays in place, so a build of its own that was killed leaves arrays that are missing or short.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraySpec:
+    """An array that an artefact consists of."""
+
+    name: str
+    """document_index, sample_index, ..."""
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Of the array, without the file's header."""
+        size = np.dtype(self.dtype).itemsize
+        for length in self.shape:
+            size *= length
+        return size
+
+    def header(self) -> bytes:
+        """What numpy.save writes before the array."""
+        out = io.BytesIO()
+        descr = np.lib.format.dtype_to_descr(np.dtype(self.dtype))
+        np.lib.format.write_array_header_1_0(out, {"descr": descr, "fortran_order": False, "shape": self.shape})
+        return out.getvalue()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artefact:
+    """A description and its arrays."""
+
+    base: str
+    """<md5>-<class>-<split>"""
+    description: str
+    arrays: tuple[ArraySpec, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its files, to within some kilobytes."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def path(self, cache: Path, array: str) -> Path:
+        """Where an array's file lies."""
+        return cache / f"{self.base}-{array}.npy"
+
+    def description_path(self, cache: Path) -> Path:
+        """Where the description lies."""
+        return cache / f"{self.base}-description.txt"
+
+
+def problem_with(artefact: Artefact, cache: Path) -> str | None:
+    """Why what lies in the cache does not serve; "" where there is no description, None where all is well."""
+    path = artefact.description_path(cache)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if text != artefact.description:
+        return f"{path}: is not the description that its name is the hash of"
+    for array in artefact.arrays:
+        found, expected = _seen(artefact.path(cache, array.name)), _said(array.shape, array.dtype, array.nbytes)
+        if found != expected:
+            return f"{artefact.path(cache, array.name)}: {found}; expected {expected}"
+    return None
+
+
+def _seen(path: Path) -> str:
+    """What an array's file holds, by its header and its size."""
+    try:
+        with path.open("rb") as file:
+            if np.lib.format.read_magic(file) != (1, 0):
+                return "is of another version than numpy.save writes"
+            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+            nbytes = path.stat().st_size - file.tell()
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except ValueError:
+        return "is no .npy file"
+    return _said(shape, f"Fortran {dtype}" if fortran_order else str(dtype), nbytes)
+
+
+def _said(shape: tuple[int, ...], dtype: str, nbytes: int) -> str:
+    return f"holds {dtype} {list(shape)} in {nbytes:,} bytes"

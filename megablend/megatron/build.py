@@ -1,0 +1,81 @@
+"""Building one artefact in this process: arrays in the order of Megatron's random draws, to the disk as they are made."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from megablend.exact.documents import document_index, shuffle_index
+from megablend.exact.samples import sample_rows
+from megablend.formats.base import Array
+from megablend.megatron.lengths import lengths_of, read_lengths
+from megablend.megatron.plan import BlendJob, DatasetJob
+from megablend.megatron.request import CacheRequest
+from megablend.megatron.write import ArtefactWriter
+
+
+def build_dataset(job: DatasetJob, request: CacheRequest, cache: Path, *, threads: int, overlap: bool) -> None:
+    """Write a dataset's document, sample and shuffle index.
+
+    Args:
+        threads: for the sample index.
+        overlap: shuffle the samples while the sample index is made, which takes the memory of both.
+
+    Raises: DataError where the `.idx` cannot be read; CacheError where the cache cannot be written.
+    """
+    state = np.random.RandomState(request.random_seed)
+    members = np.arange(job.size.begin, job.size.end, dtype=np.int32)
+    documents = document_index(members, job.num_epochs, state, job.samples_before_final is not None)
+    with ArtefactWriter(job.artefact, cache) as out, ThreadPoolExecutor(1) as background:
+        if overlap:
+            shuffled = background.submit(_write_shuffle_index, job, state, out)
+        out.write("document_index", documents)
+        _write_sample_index(job, request, documents, out, threads=threads)
+        del documents
+        if not overlap:
+            shuffled = background.submit(_write_shuffle_index, job, state, out)
+        shuffled.result()
+
+
+def build_blend(job: BlendJob, cache: Path, *, threads: int) -> None:
+    """Write a blend's dataset and sample index. Raises: CacheError."""
+    from megatron.core.datasets import helpers
+
+    dataset_index = np.zeros(job.num_samples, np.int16)
+    sample_index = np.zeros(job.num_samples, np.int64)
+    if job.size is not None:
+        helpers.build_blending_indices(
+            dataset_index, sample_index, list(job.weights), len(job.weights), job.size, False
+        )
+    else:
+        helpers.build_exhaustive_blending_indices(dataset_index, sample_index, list(job.weights), len(job.weights))
+    with ArtefactWriter(job.artefact, cache) as out:
+        out.write("dataset_index", dataset_index)
+        out.write("dataset_sample_index", sample_index)
+
+
+def _write_sample_index(
+    job: DatasetJob, request: CacheRequest, documents: Array, out: ArtefactWriter, *, threads: int
+) -> None:
+    prefix, part = job.part.prefix, job.size
+    lengths = read_lengths(lengths_of(prefix, request.lengths_at.get(prefix)), part.begin, part.end)
+    extra = int(request.add_extra_token_to_sequence)
+    with out.array("sample_index") as file:
+        made = sample_rows(
+            lengths,
+            documents,
+            request.sequence_length,
+            job.num_samples,
+            file.dtype,
+            extra=extra,
+            keep_tail=job.keep_tail,
+            threads=threads,
+        )
+        file.extend(made)
+
+
+def _write_shuffle_index(job: DatasetJob, state: np.random.RandomState, out: ArtefactWriter) -> None:
+    first = job.num_samples if job.samples_before_final is None else job.samples_before_final
+    out.write("shuffle_index", shuffle_index(first, job.num_samples, state))

@@ -1,0 +1,128 @@
+"""What Megatron's builder is asked for: blends, sizes, seed, length, tokenizer. The same words as its config, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from megablend.errors import ConfigError
+
+SPLITS = ("train", "valid", "test")
+MAX_DATASETS = 32_766
+"""A blend keeps its datasets' numbers in 16 bits."""
+GREEDY, LARGEST_REMAINDER = "greedy", "largest-remainder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blend:
+    """Prefixes of `.bin/.idx` pairs, and how they are weighted."""
+
+    prefixes: tuple[str, ...]
+    weights: tuple[float, ...] | None = None
+    """As given, not normalised; without them the datasets' lengths count."""
+
+    def __post_init__(self) -> None:
+        if not self.prefixes:
+            raise ConfigError(
+                "a blend names no prefix; expected at least one, the path of a .bin/.idx pair without suffix"
+            )
+        if len(self.prefixes) > MAX_DATASETS:
+            raise ConfigError(
+                f"a blend of {len(self.prefixes):,} prefixes, where Megatron's 16-bit dataset index holds "
+                f"{MAX_DATASETS:,}; merge some of them"
+            )
+        for prefix in self.prefixes:
+            _check_prefix(prefix)
+        if self.weights is None:
+            return
+        if len(self.weights) != len(self.prefixes):
+            raise ConfigError(
+                f"a blend has {len(self.weights)} weights for {len(self.prefixes)} prefixes; give one for each"
+            )
+        for prefix, weight in zip(self.prefixes, self.weights, strict=True):
+            if not (math.isfinite(weight) and weight > 0):
+                raise ConfigError(f"{prefix} has weight {weight}; expected a number above 0, or leave the prefix out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRequest:
+    """One call of Megatron's dataset builder. Fields are named as in GPTDatasetConfig where both have them."""
+
+    path_to_cache: str
+    random_seed: int
+    sequence_length: int
+    tokenizer: Mapping[str, Any]
+    """Its `unique_identifiers`, in their order."""
+    sizes: tuple[int | None, ...]
+    """Samples of train, valid and test; None for one epoch."""
+    blend: Blend | None = None
+    """Divided by `split`; or else `blend_per_split`."""
+    blend_per_split: tuple[Blend | None, ...] | None = None
+    split: str | None = None
+    multiple_validation_sets: bool = False
+    """Each prefix of the valid blend is a dataset by itself. Only with `blend_per_split`, as in Megatron."""
+    full_validation: bool = False
+    mid_level_dataset_surplus: float = 0.005
+    drop_last_partial_validation_sequence: bool = True
+    add_extra_token_to_sequence: bool = True
+    dataset_class: str = "GPTDataset"
+    """Of the datasets, in descriptions and in names."""
+    lengths_at: Mapping[str, str] = field(default_factory=dict)
+    """For prefixes that are no `.bin/.idx` pairs: their documents' lengths, int32 in a `.npy` file."""
+    interleaving: str = GREEDY
+    """Megatron's own, or LARGEST_REMAINDER: a blend that is not Megatron's, under a class name of its own."""
+
+    def __post_init__(self) -> None:
+        if not self.path_to_cache:
+            raise ConfigError(
+                "no cache folder is given (--data-cache-path, path_to_cache); expected the one training will use"
+            )
+        if self.sequence_length < 1:
+            raise ConfigError(f"the sequence length is {self.sequence_length}; expected 1 or more")
+        if not 0 <= self.random_seed < 1 << 32:
+            raise ConfigError(f"the seed is {self.random_seed}; numpy's RandomState takes 0 to {(1 << 32) - 1}")
+        if not 0 <= self.mid_level_dataset_surplus < math.inf:
+            raise ConfigError(f"the mid-level surplus is {self.mid_level_dataset_surplus}; expected 0 or more")
+        if self.interleaving not in (GREEDY, LARGEST_REMAINDER):
+            raise ConfigError(f"blend {self.interleaving!r} is unknown; choose {GREEDY} or {LARGEST_REMAINDER}")
+        if (self.blend is None) == (self.blend_per_split is None):
+            raise ConfigError(
+                "expected either one blend for all splits (--data-path) or blends by split (--train-data-path, ...)"
+            )
+        if self.blend is not None and self.split is None:
+            raise ConfigError("one blend for all splits needs its proportions: give split (--split), such as 969,30,1")
+        if self.blend_per_split is not None and self.split is not None:
+            raise ConfigError(
+                f"split {self.split!r} contradicts blends by split, which are not divided; leave out one of them"
+            )
+        self._check_sizes()
+
+    def blend_of(self, split: int) -> Blend | None:
+        """The blend that serves a split, by its number."""
+        return self.blend if self.blend_per_split is None else self.blend_per_split[split]
+
+    def _check_sizes(self) -> None:
+        for name, size, blend in zip(SPLITS, self.sizes, map(self.blend_of, range(len(SPLITS))), strict=True):
+            if size is not None and size < 0:
+                raise ConfigError(f"{name}: {size} samples are asked for; expected 0 or more")
+            if size is None and blend is not None and blend.weights is not None:
+                raise ConfigError(
+                    f"{name}: no number of samples is given (as with full validation), which Megatron allows for prefixes "
+                    "without weights only; leave the weights out, or give a number"
+                )
+        per_split = self.blend_per_split is not None and self.blend_per_split[1] is not None
+        if per_split and self.multiple_validation_sets and self.full_validation and self.sizes[1] is not None:
+            raise ConfigError(
+                f"valid: full validation sets take whole epochs, found {self.sizes[1]} samples; give none"
+            )
+
+
+def _check_prefix(prefix: str) -> None:
+    if "://" in prefix or prefix.startswith("msc:"):
+        raise ConfigError(
+            f"{prefix}: object stores are not read here; copy its .idx to a file system and give that path"
+        )
+    if prefix.endswith((".bin", ".idx")):
+        raise ConfigError(f"{prefix}: Megatron adds .bin and .idx itself; give the path without its suffix")

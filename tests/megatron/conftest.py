@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from reference import process_group
+
+
+@pytest.fixture(scope="session")
+def distributed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A torch.distributed job of this process alone."""
+    with process_group(tmp_path_factory.mktemp("store")):
+        yield

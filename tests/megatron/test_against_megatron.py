@@ -1,0 +1,120 @@
+"""Our files beside those of the installed megatron-core, and its builder on ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+from megatron.core.datasets import gpt_dataset, helpers
+from pairs import contents, write_pair
+from reference import Case, config_of, draw_case, megatron_build
+
+from megablend.errors import PlanError
+from megablend.megatron import prepare
+
+pytestmark = [pytest.mark.usefixtures("distributed"), pytest.mark.filterwarnings("ignore:.*pad token id.*:UserWarning")]
+
+
+def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both builders write the same bytes, and Megatron's finds ours complete."""
+    theirs, ours = folder / "theirs", folder / "ours"
+    expected = megatron_build(config_of(theirs, **case.options), case.sizes)
+    report = prepare(config_of(ours, **case.options), case.sizes)
+    assert contents(ours) == contents(theirs)
+    lengths = {split.name: split.num_samples for split in report.splits}
+    for name, dataset in zip(("train", "valid", "test"), expected, strict=True):
+        several = dataset if isinstance(dataset, list) else [dataset]
+        assert lengths.get(name, 0) == sum(len(each) for each in several if each is not None)
+
+    def never(*args: Any, **options: Any) -> NoReturn:
+        raise AssertionError("Megatron builds what it should have found")
+
+    before = [(path.stat().st_mtime_ns, path.stat().st_ino) for path in sorted(ours.iterdir())]
+    with monkeypatch.context() as patch:
+        patch.setattr(gpt_dataset, "_build_document_index", never)
+        patch.setattr(helpers, "build_blending_indices", never)
+        patch.setattr(helpers, "build_exhaustive_blending_indices", never)
+        megatron_build(config_of(ours, **case.options), case.sizes)
+    assert [(path.stat().st_mtime_ns, path.stat().st_ino) for path in sorted(ours.iterdir())] == before
+    assert prepare(config_of(ours, **case.options), case.sizes).missing == frozenset()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_same_bytes(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(tmp_path, draw_case(tmp_path, seed), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30, 330))
+def test_same_bytes_of_many(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(tmp_path, draw_case(tmp_path, seed), monkeypatch)
+
+
+def zipf(folder: Path, num_datasets: int) -> tuple[list[str], list[float]]:
+    """Datasets of a few documents, with weights that fall like 1 / rank."""
+    rng = np.random.default_rng(0)
+    prefixes = [write_pair(folder / f"{i}", rng.integers(1, 60, rng.integers(1, 30))) for i in range(num_datasets)]
+    return prefixes, (1 / np.arange(1, num_datasets + 1)).tolist()
+
+
+def test_hundreds_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"blend": zipf(tmp_path, 300), "split": "1", "mid_level_dataset_surplus": 0.05}
+    check(tmp_path, Case(options, [20_000, 0, 0]), monkeypatch)
+
+
+def test_large_enough_for_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More entries than numpy and plain loops are left with, in all arrays."""
+    rng = np.random.default_rng(0)
+    prefixes = [write_pair(tmp_path / f"{i}", rng.integers(0, 40, 90_000)) for i in range(2)]
+    case = Case({"blend": (prefixes, [0.3, 0.7]), "split": "9,1", "sequence_length": 8}, [900_000, 100_000, 0])
+    check(tmp_path, case, monkeypatch)
+
+
+@pytest.mark.parametrize("extra", [False, True])
+@pytest.mark.parametrize("size", [None, 3, 40])
+def test_kept_tails(size: int | None, extra: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = [write_pair(tmp_path / f"{i}", [5, 9, 1, 30, 2 + i]) for i in range(2)]
+    options: dict[str, Any] = {"drop_last_partial_validation_sequence": False, "add_extra_token_to_sequence": extra}
+    for name, blend in (("alone", prefixes[:1]), ("blended", prefixes)):
+        case = Case({**options, "blend_per_split": [None, (blend, None), None]}, [0, size, 0])
+        check(tmp_path / name, case, monkeypatch)
+
+
+def test_a_prefix_twice_in_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = write_pair(tmp_path / "a", [7] * 50)
+    check(tmp_path, Case({"blend": ([prefix, prefix], [1.0, 1.0]), "split": "1,1"}, [100, 10, 0]), monkeypatch)
+
+
+def test_a_dataset_too_short_for_one_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = write_pair(tmp_path / "a", [0, 1, 0])
+    check(tmp_path, Case({"blend": ([prefix], None), "split": "1"}, [None, None, None]), monkeypatch)
+    check(tmp_path / "many epochs", Case({"blend": ([prefix], None), "split": "1"}, [3, None, None]), monkeypatch)
+
+
+def test_what_megatron_rejects_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """Weights of blends whose datasets have no sample: an assertion there."""
+    prefixes = [write_pair(tmp_path / "a", [3]), write_pair(tmp_path / "b", [300])]
+    config = config_of(tmp_path / "cache", blend=(prefixes, None), split="1")
+    with pytest.raises(AssertionError):
+        megatron_build(config, [10, 0, 0])
+    with pytest.raises(PlanError, match=r"a \(train\): its 3 tokens make no sample of 16"):
+        prepare(config_of(tmp_path / "ours", blend=(prefixes, None), split="1"), [10, 0, 0])
+    assert not (tmp_path / "ours").exists()
+
+
+def test_oversampling_is_refused_with_a_surplus_that_suffices(tmp_path: Path) -> None:
+    """The sizes of a blend of many sum to more than was asked for, and the heaviest datasets take the rest."""
+    options: dict[str, Any] = {"blend": zipf(tmp_path, 300), "split": "1"}
+    with pytest.raises(IndexError, match="oversamples"):
+        megatron_build(config_of(tmp_path / "theirs", **options), [20_000, 0, 0])
+    with pytest.raises(PlanError, match=r"\(train\): the blend takes [\d,]+ samples.*of 0\.\d+ suffices") as refused:
+        prepare(config_of(tmp_path / "ours", **options), [20_000, 0, 0])
+    assert not (tmp_path / "ours").exists()
+    enough = float(str(refused.value).split(" of ")[-1].split()[0])
+    assert 0.005 < enough < 0.01
+    options["mid_level_dataset_surplus"] = enough
+    prepare(config_of(tmp_path / "ours", **options), [20_000, 0, 0])
+    megatron_build(config_of(tmp_path / "theirs", **options), [20_000, 0, 0])
+    assert contents(tmp_path / "ours").items() <= contents(tmp_path / "theirs").items()

@@ -1,0 +1,122 @@
+"""Requests: what Megatron's config asserts, and its split strings and sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from megatron.core.datasets.blended_megatron_dataset_config import (
+    convert_split_vector_to_split_matrix,
+    parse_and_normalize_split,
+)
+
+from megablend.errors import ConfigError
+from megablend.megatron.request import Blend, CacheRequest
+from megablend.megatron.sizes import TrainingFlags
+from megablend.megatron.split import sequence_range, split_matrix
+
+BLEND = Blend(prefixes=("/a", "/b"), weights=(1.0, 2.0))
+PLAIN = Blend(prefixes=("/a", "/b"))
+
+
+def request(**options: Any) -> CacheRequest:
+    common = {"path_to_cache": "/c", "random_seed": 1, "sequence_length": 8, "tokenizer": {"class": "T"}}
+    return CacheRequest(**{**common, "sizes": (1, 1, 1), "blend": BLEND, "split": "1,1,1", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path_to_cache": ""}, r"no cache folder is given"),
+        ({"sequence_length": 0}, r"sequence length is 0; expected 1 or more"),
+        ({"random_seed": -1}, r"the seed is -1"),
+        ({"random_seed": 1 << 32}, r"numpy's RandomState takes 0 to 4294967295"),
+        ({"mid_level_dataset_surplus": -0.1}, r"surplus is -0\.1; expected 0 or more"),
+        ({"interleaving": "best"}, r"blend 'best' is unknown; choose greedy or largest-remainder"),
+        ({"blend": None}, r"either one blend for all splits"),
+        ({"blend_per_split": (BLEND, None, None)}, r"either one blend for all splits"),
+        ({"split": None}, r"needs its proportions: give split"),
+        ({"blend": None, "blend_per_split": (BLEND, None, None)}, r"split '1,1,1' contradicts blends by split"),
+        ({"sizes": (1, -1, 1)}, r"valid: -1 samples are asked for"),
+        ({"sizes": (1, None, 1)}, r"valid: no number of samples is given"),
+        (
+            {
+                "blend": None,
+                "split": None,
+                "blend_per_split": (None, PLAIN, None),
+                "multiple_validation_sets": True,
+                "full_validation": True,
+            },
+            r"valid: full validation sets take whole epochs, found 1 samples",
+        ),
+    ],
+)
+def test_requests_that_megatron_would_reject(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        request(**options)
+
+
+def test_weights_go_with_prefixes() -> None:
+    with pytest.raises(ConfigError, match=r"1 weights for 2 prefixes"):
+        Blend(prefixes=("a", "b"), weights=(1.0,))
+
+
+@settings(derandomize=True, max_examples=200)
+@given(
+    st.lists(st.floats(0, 1e4).map(lambda part: f"{part:.4f}") | st.integers(0, 999).map(str), min_size=1, max_size=3)
+)
+def test_split_matrix_is_megatrons(parts: list[str]) -> None:
+    split = ", ".join(parts)
+    if not any(map(float, parts)):
+        with pytest.raises(ConfigError, match=r"one of them above 0"):
+            split_matrix(split)
+        return
+    expected = convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
+    assert repr(split_matrix(split)) == repr(expected)
+
+
+@pytest.mark.parametrize("split", ["1e-3,1", "1,-1", "+1", "1,2,3,4", "", "a", "1.2.3"])
+def test_splits_that_megatron_misreads(split: str) -> None:
+    with pytest.raises(ConfigError, match=r"^split '"):
+        split_matrix(split)
+
+
+def test_ranges_round_half_to_even() -> None:
+    assert sequence_range((0.5, 1.0), 5) == (2, 5)
+    assert sequence_range((0.5, 1.0), 7) == (4, 7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"train_iters": 10, "global_batch_size": 4, "eval_interval": 3, "eval_iters": 2}, (40, 32, 8)),
+        ({"train_samples": 43, "global_batch_size": 4, "eval_interval": 3, "eval_iters": 2}, (43, 32, 8)),
+        ({"train_samples": 43, "valid_samples": 5, "test_samples": 6}, (43, 5, 6)),
+        ({"train_samples": 43, "global_batch_size": 4, "full_validation": True}, (43, None, 400)),
+    ],
+)
+def test_sizes_are_those_of_the_training_loop(flags: dict[str, Any], expected: tuple[int | None, ...]) -> None:
+    assert TrainingFlags(**flags).sizes({0, 1, 2}) == expected
+
+
+def test_splits_without_data_need_no_flags() -> None:
+    assert TrainingFlags(train_samples=7).sizes({0}) == (7, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({}, r"train: its size needs --train-samples or --train-iters"),
+        ({"train_iters": 3}, r"train: its size needs --global-batch-size"),
+        ({"train_iters": 3, "train_samples": 3}, r"--train-samples and --train-iters are both given"),
+        ({"train_samples": 3}, r"valid: its size needs --eval-interval, or give it outright by --valid-samples"),
+        ({"train_samples": 3, "eval_interval": 1}, r"valid: its size needs --global-batch-size"),
+        ({"train_samples": 3, "valid_samples": 1}, r"test: its size needs --global-batch-size.*--test-samples"),
+        ({"train_samples": 3, "valid_samples": 1, "full_validation": True}, r"leave out --valid-samples"),
+    ],
+)
+def test_flags_that_sizes_lack(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainingFlags(**flags).sizes({0, 1, 2})

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megablend.errors import ConfigError
+from megablend.megatron.tokenizer import build_identifiers, identifiers_of, read_identifiers
+
+FOUND = {"class": "m.T", "tokenizer_path": ["ü"], "b": "1", "a": "2"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(FOUND),
+        json.dumps({"class": "GPTDataset", "dataset_path": "/a", "tokenizer": FOUND}, indent=4),
+        json.dumps({"class": "BlendedDataset", "datasets": [{"dataset_path": "/a", "tokenizer": FOUND}], "size": 1}),
+    ],
+)
+def test_identifiers_from_descriptions_keep_their_order(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "description.txt"
+    file.write_text(text)
+    assert list(read_identifiers(str(file)).items()) == list(FOUND.items())
+    assert read_identifiers(text) == FOUND
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("{", r"the tokenizer's identifiers: expected JSON"),
+        ("nowhere.txt", r"nowhere\.txt: expected JSON, or a file of it"),
+        ('{"datasets": []}', r"expected an object with a `class`"),
+        ('{"class": "GPTDataset", "dataset_path": "/a"}', r"found None"),
+    ],
+)
+def test_what_holds_no_identifiers(given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_identifiers(given)
+
+
+def test_a_tokenizer_without_identifiers() -> None:
+    with pytest.raises(ConfigError, match=r"the tokenizer object has no unique_identifiers"):
+        identifiers_of(object())
+
+
+FLAGS: dict[str, Any] = {"tokenizer_type": "NullTokenizer", "vocab_size": 1000, "tokenizer_metadata": None}
+
+
+def test_the_installed_core_builds_a_tokenizer() -> None:
+    assert build_identifiers(FLAGS) == {
+        "class": "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText",
+        "tokenizer_path": None,
+        "vocab_size": "1000",
+    }
+    with pytest.raises(ConfigError, match=r"--tokenizer-type NullTokenizer: megatron-core cannot build it \(TypeError"):
+        build_identifiers({**FLAGS, "vocab_size": None})
+
+
+def test_without_megatron_core_identifiers_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = builtins.__import__
+
+    def absent(name: str, *args: Any, **options: Any) -> Any:
+        if name.startswith("megatron"):
+            raise ImportError(f"No module named {name!r}")
+        return load(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(ConfigError, match=r"--tokenizer-type needs megatron-core .*give --tokenizer-identifiers"):
+        build_identifiers(FLAGS)
