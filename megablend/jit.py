@@ -3,10 +3,11 @@
 `kernel` compiles a function on its first call and keeps the machine code on the node, in a folder named by the CPU, the
 versions and the text of all kernels, so that an upgrade never meets stale code. A node's processes take turns by a file lock:
 the first compiles, the others load (processes that fill numba's cache at the same time can crash: numba #4807, #10128).
-`device` marks a function that kernels call; it is compiled into them. `prefetch` is one that numba has no word for.
+`device` marks a function that kernels call; it is compiled into them. `prefetch`, `load64`, `bytes_at`, `pointer_at` and
+`pread` are some that numba has no word for.
 
-Kernels read arrays and fill arrays that the caller has checked; they do no I/O and raise nothing. With NUMBA_DISABLE_JIT=1
-both run as plain Python.
+Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O but by `pread`, where a call of
+Python a read would cost more than the read. With NUMBA_DISABLE_JIT=1 both run as plain Python.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+Pointer: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+"""Bytes in memory, of which only single ones can be read and written; without JIT, an array."""
 
 
 @cache
@@ -128,6 +132,62 @@ def _bytes_at() -> Callable[[int, int], np.ndarray[Any, np.dtype[np.uint8]]]:
 
     pointer: Any = intrinsic(typed)
     return device(lambda address, size: open_numba.carray(pointer(address), (size,)))
+
+
+def _load64() -> Callable[[Pointer, int], np.uint64]:
+    from llvmlite import ir
+    from numba.core import config, types
+    from numba.extending import intrinsic
+
+    if vars(config)["DISABLE_JIT"]:
+        return lambda pointer, index: np.uint64(int.from_bytes(pointer[index : index + 8].tobytes(), "little"))
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(64).as_pointer()), align=1)
+
+    def typed(typing: Any, pointer: Any, index: Any) -> Any:
+        return types.uint64(pointer, types.intp), emit
+
+    return cast("Callable[[Pointer, int], np.uint64]", intrinsic(typed))
+
+
+def _pointer_at() -> Callable[[int, int], Pointer]:
+    from numba.core import config, types
+    from numba.extending import intrinsic
+
+    if vars(config)["DISABLE_JIT"]:
+        return lambda address, size: np.ctypeslib.as_array((ctypes.c_uint8 * int(size)).from_address(int(address)))
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    open_types: Any = types
+
+    def typed(typing: Any, address: Any, size: Any) -> Any:
+        return open_types.CPointer(types.uint8)(types.uintp, size), emit
+
+    return cast("Callable[[int, int], Pointer]", intrinsic(typed))
+
+
+def _pread() -> Callable[[int, Pointer, int, int], int]:
+    from numba.core import config, types
+
+    if vars(config)["DISABLE_JIT"]:
+        return lambda fd, pointer, size, offset: os.preadv(fd, [cast("Any", pointer)[:size]], offset)
+    open_types: Any = types
+    pointer = open_types.CPointer(types.uint8)
+    found: Any = open_types.ExternalFunction("pread", types.intp(types.intc, pointer, types.uintp, types.int64))
+    return cast("Callable[[int, Pointer, int, int], int]", found)
+
+
+load64 = _load64()
+"""load64(pointer, index): the 8 bytes from `index` on, little-endian."""
+pointer_at = _pointer_at()
+"""pointer_at(address, size): the bytes that lie there in memory, by index; the caller keeps them alive, and within `size`.
+
+Unlike an array, a pointer costs nothing when it is handed on: numba counts an array's references, atomically, at every call."""
+pread = _pread()
+"""pread(fd, pointer, size, offset): read bytes of a file, as libc's does; how many came, or -1."""
 
 
 class _Kernel:

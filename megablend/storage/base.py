@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,5 +33,12 @@ class Storage(Protocol):
 
         Raises: MissingFileError; ChangedFileError where it was replaced since `stat`, as far as that is seen; CorruptFileError
             where it ends before.
+        """
+        ...
+
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
+        """Lends a descriptor of the file, for kernels that read by themselves; -1 where the storage has none.
+
+        Raises: MissingFileError; DataError where it cannot be opened.
         """
         ...

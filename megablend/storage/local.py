@@ -7,6 +7,8 @@ import glob
 import os
 import resource
 import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +76,16 @@ class LocalStorage:
                 return _read_rest(path, fd, offset, size, data)
         except OSError as error:
             raise _data_error(path, error) from error
+
+    @contextmanager
+    def descriptor(self, path: str) -> Iterator[int]:
+        """Lends the pool's descriptor of a file. Raises: MissingFileError; DataError where it cannot be opened."""
+        with ExitStack() as stack:
+            try:
+                fd = stack.enter_context(self.pool.lend(path))
+            except OSError as error:
+                raise _data_error(path, error) from error
+            yield fd
 
 
 def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes:

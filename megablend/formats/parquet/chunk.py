@@ -17,14 +17,16 @@ import numpy as np
 from megablend.formats.parquet.count import PAGE_DTYPE, Pages, count_by_page_index, count_full, count_pieces
 from megablend.formats.parquet.decode import BY_ROW_GROUP, DECODERS
 from megablend.formats.parquet.footer import ColumnChunk
+from megablend.formats.parquet.headers import headers_at, is_data, walk_pages
 from megablend.formats.parquet.names import Encoding, PageType
-from megablend.formats.parquet.page import check_crc, check_level_encodings, decode_pieces, decode_v2_levels
-from megablend.formats.parquet.page_header import PagePlace, read_page_header, walk_pages
+from megablend.formats.parquet.page import check_level_encodings
 from megablend.formats.parquet.page_index import ColumnIndex, OffsetIndex, parse_column_index, parse_offset_index
 from megablend.formats.parquet.row_group import read_row_group
+from megablend.formats.parquet.scan import scan
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
+from megablend.kernels.page_headers import Headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,16 @@ def _by_page_index(
     scanned = 0
     if not documents and pages["scan"].any():
         pages["rows"] = -1
-    else:
-        for i in np.flatnonzero(pages["scan"]):
-            tokens, place = pages["tokens"][i], read_page_header(source, int(pages["offset"][i]), limit)
-            scanned += _scan(source, pages[i], place, chunk, column)
-            if pages["tokens"][i] != tokens:
-                raise MalformedError(f"page {i} has {pages['tokens'][i]} tokens, its ColumnIndex says {tokens}")
+    elif pages["scan"].any():
+        unsure = pages[pages["scan"]]
+        tokens = unsure["tokens"].copy()
+        headers = headers_at(source, unsure["offset"], limit)
+        _check_headers(headers, column)
+        scanned = scan(source, headers, chunk.codec, column, unsure)
+        if (unsure["tokens"] != tokens).any():
+            i = np.flatnonzero(unsure["tokens"] != tokens)[0]
+            raise MalformedError(f"a page has {unsure['tokens'][i]} tokens, its ColumnIndex says {tokens[i]}")
+        pages[pages["scan"]] = unsure
     return ChunkPages(pages, _dictionary_before(source, chunk, places), scanned)
 
 
@@ -102,32 +108,29 @@ def _by_headers(
 ) -> ChunkPages | None:
     """From the page headers, and levels where needed; None where a page cannot be decoded by itself."""
     if places is None:
-        walked = list(walk_pages(source, chunk, limit))
-        data = [place for place in walked if place.header.is_data]
-        dictionary = next(((p.offset, p.size) for p in walked if p.header.type == PageType.DICTIONARY), NO_DICTIONARY)
+        walked = walk_pages(source, chunk, limit)
+        headers = walked[is_data(walked)]
+        dictionary = _dictionary_among(walked)
     else:
-        data = [read_page_header(source, offset, limit) for offset in places.offsets.tolist()]
+        headers = headers_at(source, places.offsets, limit)
         dictionary = _dictionary_before(source, chunk, places)
-        if not all(place.header.is_data for place in data):
-            raise MalformedError("its OffsetIndex points at a page that is not of data")
-    for place in data:
-        check_level_encodings(place.header, column)
-    if any((column.physical, place.header.encoding) not in DECODERS for place in data):
+    _check_headers(headers, column)
+    if any((column.physical, encoding) not in DECODERS for encoding in np.unique(headers["encoding"]).tolist()):
         return None
-    levels = np.array([place.header.num_values for place in data], np.int64)
+    levels = headers["num_values"]
     if levels.sum() != chunk.num_values:
         raise MalformedError(f"its pages have {levels.sum()} values, its metadata says {chunk.num_values}")
-    pages = np.zeros(len(data), PAGE_DTYPE)
-    for page, place in zip(pages, data, strict=True):
-        page["offset"], page["stored_bytes"], page["encoding"] = place.offset, place.size, place.header.encoding
-        page["decoded_bytes"] = place.header.decoded_bytes
+    pages = np.zeros(len(headers), PAGE_DTYPE)
+    for name in ("offset", "encoding", "decoded_bytes"):
+        pages[name] = headers[name]
+    pages["stored_bytes"] = headers["header_bytes"] + headers["stored_bytes"]
     is_full = _is_full(chunk, column)
     if is_full:
         known_rows = levels if column.max_rep == 0 else places.rows if places is not None else None
         count_full(pages, levels, known_rows)
     scanned = 0
     if not is_full or (documents and pages["scan"].any()):
-        scanned = sum(_scan(source, page, place, chunk, column) for page, place in zip(pages, data, strict=True))
+        scanned = scan(source, headers, chunk.codec, column, pages)
     return ChunkPages(pages, dictionary, scanned)
 
 
@@ -145,20 +148,11 @@ def _by_row_group(source: ByteSource, chunk: ColumnChunk, column: Column) -> Chu
     return ChunkPages(pages, NO_DICTIONARY, chunk.stored_bytes)
 
 
-def _scan(source: ByteSource, page: np.void, place: PagePlace, chunk: ColumnChunk, column: Column) -> int:
-    """Count a page by its levels; returns the bytes that were read."""
-    header = place.header
-    levels_only = header.type == PageType.DATA_V2
-    size = header.rep_bytes + header.def_bytes if levels_only else header.stored_bytes
-    with source.blamed(place.offset, "the page"):
-        body = memoryview(source.read(place.offset + header.header_bytes, size, "the page"))
-        if levels_only:
-            pieces = decode_v2_levels(header, body, column)
-        else:
-            check_crc(header, body)
-            pieces, _ = decode_pieces(header, body, chunk.codec, column)
-    count_pieces(page, pieces)
-    return size
+def _check_headers(headers: Headers, column: Column) -> None:
+    """Raises MalformedError, UnsupportedError."""
+    if not is_data(headers).all():
+        raise MalformedError("its OffsetIndex points at a page that is not of data")
+    check_level_encodings(headers, column)
 
 
 def _is_full(chunk: ColumnChunk, column: Column) -> bool:
@@ -205,8 +199,14 @@ def _dictionary_before(source: ByteSource, chunk: ColumnChunk, places: OffsetInd
     first = int(places.offsets[0])
     if chunk.start == first:
         return NO_DICTIONARY
-    place = read_page_header(source, chunk.start, first)
-    return (place.offset, place.size) if place.header.type == PageType.DICTIONARY else NO_DICTIONARY
+    return _dictionary_among(headers_at(source, np.array([chunk.start]), first))
+
+
+def _dictionary_among(headers: Headers) -> tuple[int, int]:
+    """Offset and stored size of the first dictionary page."""
+    for header in headers[headers["type"] == PageType.DICTIONARY][:1]:
+        return int(header["offset"]), int(header["header_bytes"] + header["stored_bytes"])
+    return NO_DICTIONARY
 
 
 def _check_sums(pages: Pages, chunk: ColumnChunk, column: Column) -> None:

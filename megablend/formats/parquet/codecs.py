@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,10 @@ from megablend.formats.parquet.names import CodecId, name_of
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
 from megablend.kernels.lz4 import lz4_length
 
+Buffer: TypeAlias = "bytes | memoryview | pa.Buffer"
 
-def decompress(codec: int, data: memoryview, size: int) -> memoryview:
+
+def decompress(codec: int, data: memoryview, size: int) -> Buffer:
     """`size` bytes out of `data`. Raises MalformedError, UnsupportedError (a codec that pyarrow does not have)."""
     if codec not in CODECS:
         raise UnsupportedError(unreadable(codec))
@@ -38,11 +41,11 @@ def unreadable(codec: int) -> str:
     return f"codec {name_of(CodecId, codec)} cannot be read; write the file with zstd or lz4"
 
 
-def _uncompressed(data: memoryview, size: int) -> memoryview:
+def _uncompressed(data: memoryview, size: int) -> Buffer:
     return data
 
 
-def _snappy(data: memoryview, size: int) -> memoryview:
+def _snappy(data: memoryview, size: int) -> Buffer:
     length = 0  # a varint in front states it
     for shift, byte in enumerate(data[:5]):
         length |= (byte & 0x7F) << 7 * shift
@@ -53,11 +56,11 @@ def _snappy(data: memoryview, size: int) -> memoryview:
     return _one_shot("snappy", data, size)
 
 
-def _zstd(data: memoryview, size: int) -> memoryview:
+def _zstd(data: memoryview, size: int) -> Buffer:
     return _one_shot("zstd", data, size)  # the one codec whose one-shot call refuses a shorter result
 
 
-def _gzip(data: memoryview, size: int) -> memoryview:
+def _gzip(data: memoryview, size: int) -> Buffer:
     out = b""
     rest = bytes(data)
     while rest and len(out) <= size:  # members may follow each other
@@ -66,22 +69,22 @@ def _gzip(data: memoryview, size: int) -> memoryview:
         if not member.eof:
             break
         rest = member.unused_data
-    return memoryview(out)
+    return out
 
 
-def _brotli(data: memoryview, size: int) -> memoryview:
+def _brotli(data: memoryview, size: int) -> Buffer:
     with pa.CompressedInputStream(pa.BufferReader(data), "brotli") as stream:
-        return memoryview(stream.read(size + 1))
+        return bytes(stream.read(size + 1))
 
 
-def _lz4_raw(data: memoryview, size: int) -> memoryview:
+def _lz4_raw(data: memoryview, size: int) -> Buffer:
     length = lz4_length(np.frombuffer(data, np.uint8))
     if length != size:
         raise MalformedError(f"it decompresses to {length} bytes, its header says {size}")
     return _one_shot("lz4_raw", data, size)
 
 
-def _lz4_hadoop(data: memoryview, size: int) -> memoryview:
+def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
     """Blocks with two big-endian lengths in front (decoded, stored). Early writers left the lengths out."""
     parts, position = [], 0
     while position + 8 <= len(data):
@@ -92,16 +95,16 @@ def _lz4_hadoop(data: memoryview, size: int) -> memoryview:
             break
         parts.append((data[position - stored : position], decoded))
     if position == len(data) and sum(decoded for _, decoded in parts) == size:
-        return memoryview(b"".join(_lz4_raw(block, decoded) for block, decoded in parts))
+        return b"".join(memoryview(_lz4_raw(block, decoded)) for block, decoded in parts)
     return _lz4_raw(data, size)
 
 
-def _one_shot(name: str, data: memoryview, size: int) -> memoryview:
-    return memoryview(pa.Codec(name).decompress(pa.py_buffer(data), size))  # codecs keep state: one a call
+def _one_shot(name: str, data: memoryview, size: int) -> Buffer:
+    return pa.Codec(name).decompress(data, size)  # codecs keep state: one a call
 
 
 SLACK_BYTES = 1 << 12
-CODECS: dict[int, tuple[Callable[[memoryview, int], memoryview], int]] = {
+CODECS: dict[int, tuple[Callable[[memoryview, int], Buffer], int]] = {
     CodecId.UNCOMPRESSED: (_uncompressed, 1),
     CodecId.SNAPPY: (_snappy, 64),
     CodecId.GZIP: (_gzip, 1100),

@@ -10,6 +10,7 @@ from megablend.formats.parquet.page import Pieces
 from megablend.formats.parquet.page_index import ColumnIndex, OffsetIndex
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.thrift import MalformedError
+from megablend.kernels.documents import follow_documents
 
 PAGE_DTYPE = np.dtype(
     [
@@ -41,6 +42,14 @@ def count_pieces(page: np.void, pieces: Pieces) -> None:
     page["inner"] = np.count_nonzero(begun[:-1])
     page["tail"] = begun[-1] if len(begun) else 0
     page["scan"] = False
+
+
+def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
+    """Write what the levels of many pages say (LEVELS_DTYPE [num_pages]) into their records."""
+    for name in ("tokens", "continues", "head", "inner", "tail"):
+        pages[name] = levels[name]
+    pages["rows"] = levels["pieces"] - levels["continues"]
+    pages["scan"] = False
 
 
 def count_full(pages: Pages, levels: Counts, rows: Counts | None) -> None:
@@ -83,13 +92,5 @@ def close_documents(pages: Pages) -> tuple[Counts, npt.NDArray[np.uint8]]:
     Returns: documents with tokens that end in each page, int64 [num_pages]; flags of BLOCK_DTYPE, uint8 [num_pages].
     """
     ends, flags = np.zeros(len(pages), np.int64), np.zeros(len(pages), np.uint8)
-    closing = np.ones(len(pages), bool)
-    closing[:-1] = ~pages["continues"][1:]
-    fields = [pages[name].tolist() for name in ("continues", "rows", "head", "inner", "tail")]
-    carried = 0  # tokens, in earlier pages, of the row that is open at the page's beginning
-    for i, (continues, rows, head, inner, tail, closes) in enumerate(zip(*fields, closing.tolist(), strict=True)):
-        flags[i] = CONTINUES * continues | CLOSES * closes | CARRIES * (continues and carried > 0)
-        last = tail if rows else carried + head
-        ends[i] = inner + (continues and rows > 0 and carried + head > 0) + (closes and last > 0)
-        carried = 0 if closes else last
+    follow_documents(pages, CONTINUES, CLOSES, CARRIES, ends, flags)
     return ends, flags

@@ -1,7 +1,7 @@
 """From the encoded values of a page to tokens: one table says who decodes what.
 
-PLAIN is a view of the bytes; what pyarrow alone knows goes through a file in memory; an encoding that the table does not
-name is found when the file is indexed, and read by whole row groups.
+PLAIN is a view of the bytes; kernels decode the rest. An encoding that the table does not name is found when the file is
+indexed, and read by whole row groups.
 """
 
 from __future__ import annotations
@@ -11,41 +11,56 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from megablend.formats.parquet.minifile import decode_by_minifile
+from megablend.formats.parquet.codecs import Buffer
 from megablend.formats.parquet.names import Encoding, Physical, name_of
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
+from megablend.kernels.byte_stream_split import join_streams
+from megablend.kernels.delta import decode_delta
+from megablend.kernels.dictionary import OUT_OF_RANGE, decode_dictionary
 
 BY_ROW_GROUP = -1
 """In a block's `encoding`: the block is a whole column chunk, read through pyarrow."""
 DICTIONARY_ENCODINGS = (Encoding.PLAIN_DICTIONARY, Encoding.RLE_DICTIONARY)
 
 Array = npt.NDArray[Any]
-Dictionary = tuple[memoryview, int]
-"""PLAIN values, and their number."""
 
 
 def decode_values(
-    values: memoryview, num_tokens: int, physical: int, encoding: int, dtype: str, dictionary: Dictionary | None
+    data: Buffer, begin: int, num_tokens: int, physical: int, encoding: int, dtype: str, dictionary: Array | None
 ) -> Array:
-    """Tokens [num_tokens] of type `dtype`, read-only. Raises MalformedError, UnsupportedError."""
+    """Tokens [num_tokens] of type `dtype`, read-only; a view of `data` where the values are stored as they are.
+
+    Args:
+        data: a page's body; its values begin at data[begin], which is not beyond its end.
+        dictionary: what indices stand for, int32 or int64 [num_entries]; None where the chunk has none.
+
+    Raises: MalformedError, UnsupportedError.
+    """
     decoder = DECODERS.get((physical, encoding))
     if decoder is None:
         raise UnsupportedError(f"{name_of(Physical, physical)} values in {name_of(Encoding, encoding)} cannot be read")
     if num_tokens == 0:
-        tokens = np.empty(0, dtype)
+        tokens: Array = np.empty(0, dtype)
     else:
-        tokens = _as_dtype(decoder(values, num_tokens, physical, encoding, dictionary), dtype)
-    tokens.flags.writeable = False
+        tokens = _as_dtype(decoder(data, begin, num_tokens, physical, dictionary), dtype)
+    tokens.setflags(write=False)
     return tokens
 
 
-def plain_values(data: memoryview, count: int, physical: int) -> Array:
-    """The first `count` PLAIN values, int32 or int64 [count], as a view. Raises MalformedError."""
-    stored = np.dtype("<i4" if physical == Physical.INT32 else "<i8")
-    if count * stored.itemsize > len(data):
-        raise MalformedError(f"{count} values need {count * stored.itemsize} bytes, {len(data)} are left in the page")
-    return np.frombuffer(data, stored, count)
+def plain_values(data: Buffer, begin: int, count: int, physical: int) -> Array:
+    """`count` PLAIN values from data[begin] on, int32 or int64 [count], as a view. Raises MalformedError."""
+    stored = STORED[physical]
+    left = len(data) - begin
+    if count * stored.itemsize > left:
+        raise MalformedError(f"{count} values need {count * stored.itemsize} bytes, {left} are left in the page")
+    values: Array = np.frombuffer(data, stored, count, begin)
+    return values
+
+
+STORED: dict[int, np.dtype[Any]] = {Physical.INT32: np.dtype("<i4"), Physical.INT64: np.dtype("<i8")}
+"""How PLAIN values lie in memory."""
 
 
 def _as_dtype(values: Array, dtype: str) -> Array:
@@ -55,33 +70,50 @@ def _as_dtype(values: Array, dtype: str) -> Array:
     return values.view(dtype) if values.dtype.itemsize == np.dtype(dtype).itemsize else values.astype(dtype)
 
 
-def _plain(values: memoryview, num_tokens: int, physical: int, encoding: int, dictionary: Dictionary | None) -> Array:
-    return plain_values(values, num_tokens, physical)
+def _room(num_tokens: int, physical: int) -> Array:
+    return np.empty(num_tokens, STORED[physical])
 
 
-def _minifile(
-    values: memoryview, num_tokens: int, physical: int, encoding: int, dictionary: Dictionary | None
-) -> Array:
-    return decode_by_minifile(values, num_tokens, physical, encoding, None)
+def _plain(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
+    return plain_values(data, begin, num_tokens, physical)
 
 
-def _dictionary(
-    values: memoryview, num_tokens: int, physical: int, encoding: int, dictionary: Dictionary | None
-) -> Array:
+def _dictionary(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
     if dictionary is None:
         raise MalformedError("its values refer to a dictionary, but its column chunk has none")
-    return decode_by_minifile(values, num_tokens, physical, encoding, dictionary)
+    values, out = pa.py_buffer(data), _room(num_tokens, physical)
+    found = decode_dictionary(values.address + begin, values.size - begin, dictionary, out)
+    if found == OUT_OF_RANGE:
+        raise MalformedError(f"it refers to an entry that its dictionary of {len(dictionary)} does not have")
+    if found < 0:
+        raise MalformedError(f"its indices break off before {num_tokens} tokens, or are too wide")
+    return out
 
 
-DECODERS: dict[tuple[int, int], Callable[[memoryview, int, int, int, Dictionary | None], Array]] = {
+def _delta(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
+    values, out = pa.py_buffer(data), _room(num_tokens, physical)
+    if decode_delta(values.address + begin, values.size - begin, out) < 0:
+        raise MalformedError(f"its differences are damaged, or are fewer than those of {num_tokens} tokens")
+    return out
+
+
+def _byte_stream_split(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
+    values, out = pa.py_buffer(data), _room(num_tokens, physical)
+    if values.size - begin != out.nbytes:
+        raise MalformedError(f"{num_tokens} values need {out.nbytes} bytes, its streams have {values.size - begin}")
+    join_streams(values.address + begin, out)
+    return out
+
+
+DECODERS: dict[tuple[int, int], Callable[[Buffer, int, int, int, Array | None], Array]] = {
     (physical, encoding): decoder
     for physical in (Physical.INT32, Physical.INT64)
     for encoding, decoder in {
         Encoding.PLAIN: _plain,
         Encoding.PLAIN_DICTIONARY: _dictionary,
         Encoding.RLE_DICTIONARY: _dictionary,
-        Encoding.DELTA_BINARY_PACKED: _minifile,
-        Encoding.BYTE_STREAM_SPLIT: _minifile,
+        Encoding.DELTA_BINARY_PACKED: _delta,
+        Encoding.BYTE_STREAM_SPLIT: _byte_stream_split,
     }.items()
 }
 """(physical type, encoding) -> decoder."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
@@ -51,8 +52,8 @@ class Footer:
     offset: int
     """First byte of the footer: pages lie before it."""
     num_rows: int
-    schema: list[Struct]
-    row_groups: list[Struct]
+    schema: Sequence[Struct]
+    row_groups: Sequence[Struct]
 
 
 def read_footer_bytes(source: ByteSource) -> bytes:
@@ -99,7 +100,7 @@ def parse_footer(data: bytes, offset: int) -> Footer:
         offset=offset,
         num_rows=meta.count(3, "num_rows"),
         schema=meta.structs(2, "schema"),
-        row_groups=meta.structs(4, "row_groups"),
+        row_groups=list(meta.structs(4, "row_groups")),
     )
     rows = sum(group.count(3, "num_rows of a row group") for group in footer.row_groups)
     if rows != footer.num_rows:

@@ -8,26 +8,30 @@ Source: parquet-format, README.md ("Data Pages", "Checksumming") and Encodings.m
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from megablend.formats.parquet.codecs import decompress
-from megablend.formats.parquet.names import Encoding, PageType, name_of
-from megablend.formats.parquet.page_header import PageHeader
+from megablend.formats.parquet.codecs import Buffer, decompress
+from megablend.formats.parquet.names import Encoding, name_of
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
-from megablend.kernels.levels import count_hybrid, decode_hybrid, piece_offsets
+from megablend.kernels.levels import BROKEN, LEVELS_DTYPE, NONE, TOO_HIGH, TOO_LONG, read_levels
+from megablend.kernels.page_headers import DATA, DATA_V2, Headers
 
-Levels = npt.NDArray[np.uint8]
+Int64s = npt.NDArray[np.int64]
+Levels = npt.NDArray[np.void]
+"""LEVELS_DTYPE [num_pages]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
     """What a page's levels say about rows."""
 
-    offsets: npt.NDArray[np.int64]
+    offsets: Int64s
     """int64 [num_pieces + 1]: piece i is tokens[offsets[i]:offsets[i+1]]."""
     continues: bool
     """Whether the first piece continues a row of the page before."""
@@ -43,78 +47,81 @@ class Pieces:
         return len(self.offsets) - 1 - self.continues
 
 
-def check_crc(header: PageHeader, body: memoryview) -> None:
-    """Compare the body's checksum with the header's, if it has one. Raises MalformedError."""
-    if header.crc is None:
-        return
-    found, expected = zlib.crc32(body), header.crc & 0xFFFF_FFFF  # stored as a signed number
+def check_crc(crc: int, body: memoryview) -> None:
+    """Compare the body's checksum with the header's, a signed number. Raises MalformedError."""
+    found, expected = zlib.crc32(body), crc & 0xFFFF_FFFF
     if found != expected:
         raise MalformedError(f"its checksum is {found:08x}, its header says {expected:08x}")
 
 
-def check_level_encodings(header: PageHeader, column: Column) -> None:
+def check_level_encodings(headers: Headers, column: Column) -> None:
     """Refuse levels in BIT_PACKED, which RLE replaced: readers disagree about its order of bits (arrow issue 42368).
 
     Some writers name it where there are no levels at all; that is fine. Raises UnsupportedError.
     """
-    definition, repetition = header.level_encodings
-    for level, encoding in ((column.max_def, definition), (column.max_rep, repetition)):
-        if level and encoding != Encoding.RLE:
-            name = name_of(Encoding, encoding)
+    for level, field in ((column.max_def, "def_encoding"), (column.max_rep, "rep_encoding")):
+        others = headers[field][headers[field] != Encoding.RLE]
+        if level and len(others):
+            name = name_of(Encoding, int(others[0]))
             raise UnsupportedError(f"its levels are in {name}, which readers disagree about; write the file again")
 
 
-def decode_pieces(header: PageHeader, body: memoryview, codec: int, column: Column) -> tuple[Pieces, memoryview]:
-    """The pieces of a data page and its encoded values. Raises MalformedError, UnsupportedError."""
-    if header.type == PageType.DATA_V2:
-        return decode_v2_levels(header, body, column), _v2_values(header, body, codec)
-    check_level_encodings(header, column)
-    values = decompress(codec, body, header.decoded_bytes)
-    rep, values = _v1_levels(values, column.max_rep, header.num_values)
-    definition, values = _v1_levels(values, column.max_def, header.num_values)
-    return _pieces(rep, definition, column), values
+def split_body(
+    kind: int, level_bytes: int, is_compressed: bool, decoded_bytes: int, body: memoryview, codec: int
+) -> tuple[Buffer, Buffer]:
+    """What begins with a data page's levels, and what holds its values; in V1 these are the same.
+
+    Raises: MalformedError, UnsupportedError.
+    """
+    if kind == DATA:
+        whole = decompress(codec, body, decoded_bytes)
+        return whole, whole
+    levels, values = body[:level_bytes], body[level_bytes:]
+    if is_compressed and decoded_bytes > level_bytes:
+        return levels, decompress(codec, values, decoded_bytes - level_bytes)
+    return levels, values
 
 
-def decode_v2_levels(header: PageHeader, body: memoryview, column: Column) -> Pieces:
-    """The pieces of a V2 page, of which `body` needs to hold no more than the levels. Raises MalformedError."""
-    rep = _decode(body[: header.rep_bytes], column.max_rep, header.num_values)
-    definition = _decode(body[header.rep_bytes :][: header.def_bytes], column.max_def, header.num_values)
-    return _pieces(rep, definition, column)
+def levels_of(
+    headers: Headers, buffers: Sequence[Buffer], column: Column, num_pieces: Int64s
+) -> tuple[Levels, Int64s, Int64s]:
+    """Read the levels of many data pages; problems are left to `check_levels`.
+
+    Args:
+        headers: HEADER_DTYPE [n].
+        buffers: what begins with the levels of each.
+        num_pieces: int64 [n], how many pieces each page is expected to have; below 0 where that is not known.
+
+    Returns: LEVELS_DTYPE [n]; offsets of the pieces of all pages, int64; where those of each page begin there, int64 [n + 1].
+    """
+    num_pieces = np.minimum(num_pieces, headers["num_values"])
+    held = [pa.py_buffer(buffer) for buffer in buffers]
+    levels = np.zeros(len(headers), LEVELS_DTYPE)
+    levels["address"] = [buffer.address for buffer in held]
+    levels["size"] = [buffer.size for buffer in held]
+    levels["num_levels"] = headers["num_values"]
+    in_front = headers["type"] == DATA_V2
+    levels["rep_bytes"] = np.where(in_front, headers["rep_bytes"], -1)
+    levels["def_bytes"] = np.where(in_front, headers["def_bytes"], -1)
+    while True:
+        first = np.concatenate(([0], np.cumsum(num_pieces + 1)))
+        offsets = np.empty(first[-1], np.int64)
+        read_levels(levels, column.max_def, column.max_rep > 0, offsets, first)
+        if (num_pieces < 0).any() and (levels["problem"] == NONE).all():
+            num_pieces = levels["pieces"]
+            continue
+        return levels, offsets, first
 
 
-def _v2_values(header: PageHeader, body: memoryview, codec: int) -> memoryview:
-    levels = header.rep_bytes + header.def_bytes
-    size = header.decoded_bytes - levels
-    if not header.is_compressed or size == 0:
-        return body[levels:]
-    return decompress(codec, body[levels:], size)
-
-
-def _v1_levels(data: memoryview, max_level: int, num_levels: int) -> tuple[Levels, memoryview]:
-    """Levels, a length of four bytes before them, and what follows; a column without such levels stores nothing."""
-    if max_level == 0:
-        return _decode(data[:0], 0, num_levels), data
-    size = int.from_bytes(data[:4], "little")
-    if len(data) < 4 or size > len(data) - 4:
-        raise MalformedError(f"its levels should take {size} bytes, {max(0, len(data) - 4)} are left in the page")
-    return _decode(data[4 : 4 + size], max_level, num_levels), data[4 + size :]
-
-
-def _decode(data: memoryview, max_level: int, num_levels: int) -> Levels:
-    if max_level == 0:
-        return np.zeros(num_levels, np.uint8)
-    runs = np.frombuffer(data, np.uint8)
-    found = count_hybrid(runs, max_level.bit_length())
-    if found < num_levels:
-        raise MalformedError(f"its levels are {'broken' if found < 0 else found}, its header says {num_levels}")
-    levels = np.empty(num_levels, np.uint8)
-    decode_hybrid(runs, max_level.bit_length(), levels)
-    if num_levels and levels.max() > max_level:
-        raise MalformedError(f"it has a level {levels.max()}, above the column's {max_level}")
-    return levels
-
-
-def _pieces(rep: Levels, definition: Levels, column: Column) -> Pieces:
-    offsets = np.zeros(len(rep) + 1, np.int64)
-    used = piece_offsets(rep, definition, column.max_def, offsets)
-    return Pieces(offsets=offsets[:used].copy(), continues=bool(len(rep) and rep[0]))
+def check_levels(level: np.void, column: Column) -> None:
+    """Say what is wrong with the levels of a page (of LEVELS_DTYPE), if something is. Raises MalformedError."""
+    problem, detail = level["problem"], int(level["detail"])
+    if problem == NONE:
+        return
+    if problem == TOO_LONG:
+        left = max(0, int(level["size"] - level["begin"]))
+        raise MalformedError(f"its levels should take {detail} bytes, {left} are left in the page")
+    if problem == TOO_HIGH:
+        raise MalformedError(f"it has a level {detail}, above the column's {column.max_def}")
+    found = "broken" if problem == BROKEN else detail
+    raise MalformedError(f"its levels are {found}, its header says {level['num_levels']}")

@@ -1,28 +1,23 @@
-"""Page headers: one struct before each page, and the walk from page to page where a file has no index of them.
+"""One page header, read slowly: where the kernel gives up, this says what is wrong, or that it is only unusual.
 
 Source: parquet-format, parquet.thrift (PageHeader).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megablend.formats.parquet.footer import ColumnChunk
 from megablend.formats.parquet.names import Encoding, PageType
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError, Struct, TruncatedError, read_struct
+from megablend.kernels.page_headers import MAX_HEADER_BYTES, MAX_PAGE
 
 PROBE_BYTES = 128
-MAX_HEADER_BYTES = 16 << 20
-"""Statistics of strings make headers long; pyarrow stops here, too."""
-MAX_PAGE = (1 << 31) - 1 - MAX_HEADER_BYTES
-"""The format counts in int32; so does the index, header included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageHeader:
-    """One page header, whatever its version."""
+    """One page header, whatever its version; the fields of HEADER_DTYPE."""
 
     type: int
     header_bytes: int
@@ -34,36 +29,18 @@ class PageHeader:
     num_values: int
     """Levels; in a dictionary, values."""
     encoding: int
-    level_encodings: tuple[int, ...]
-    """V1: of definition and repetition levels."""
-    rep_bytes: int
-    """V2: bytes of the repetition levels."""
+    def_encoding: int
+    rep_encoding: int
     def_bytes: int
-    """V2: bytes of the definition levels."""
+    rep_bytes: int
     is_compressed: bool
 
-    @property
-    def is_data(self) -> bool:
-        """Whether the page holds values."""
-        return self.type in (PageType.DATA, PageType.DATA_V2)
-
-
-@dataclass(frozen=True, slots=True)
-class PagePlace:
-    """A page header and the byte of the file at which it begins."""
-
-    offset: int
-    header: PageHeader
-
-    @property
-    def size(self) -> int:
-        """Bytes of header and body."""
-        return self.header.header_bytes + self.header.stored_bytes
-
-    @property
-    def end(self) -> int:
-        """The byte after the page."""
-        return self.offset + self.size
+    def record(self, offset: int) -> tuple[int, ...]:
+        """The header of a page that begins at `offset`, as HEADER_DTYPE has it."""
+        sizes = (offset, self.header_bytes, self.type, self.stored_bytes, self.decoded_bytes)
+        crc = (0, False) if self.crc is None else (self.crc, True)
+        levels = (self.def_encoding, self.rep_encoding, self.def_bytes, self.rep_bytes)
+        return (*sizes, *crc, self.num_values, self.encoding, *levels, self.is_compressed)
 
 
 def parse_page_header(data: bytes | memoryview) -> PageHeader:
@@ -90,9 +67,10 @@ def parse_page_header(data: bytes | memoryview) -> PageHeader:
         crc=page.integer(4, "crc") if 4 in page else None,
         num_values=num_values,
         encoding=encoding,
-        level_encodings=levels,
-        rep_bytes=v2.count(6, "repetition_levels_byte_length", 0),
+        def_encoding=levels[0],
+        rep_encoding=levels[1],
         def_bytes=v2.count(5, "definition_levels_byte_length", 0),
+        rep_bytes=v2.count(6, "repetition_levels_byte_length", 0),
         is_compressed=v2.boolean(7, "is_compressed", True),
     )
     if header.rep_bytes + header.def_bytes > min(header.stored_bytes, header.decoded_bytes):
@@ -102,37 +80,20 @@ def parse_page_header(data: bytes | memoryview) -> PageHeader:
     return header
 
 
-def read_page_header(source: ByteSource, offset: int, limit: int) -> PagePlace:
-    """The page at `offset`; it has to end at or before byte `limit`. Raises CorruptFileError."""
+def read_page_header(source: ByteSource, offset: int, limit: int) -> PageHeader:
+    """The header of the page at `offset`; the page has to end at or before byte `limit`. Raises CorruptFileError."""
     size = PROBE_BYTES
     with source.blamed(offset, "the page header"):
         while True:
             data = source.read(offset, max(0, min(size, limit - offset)), "the page header")
             try:
-                place = PagePlace(offset, parse_page_header(data))
+                header = parse_page_header(data)
                 break
             except TruncatedError:
                 if len(data) < size or size >= MAX_HEADER_BYTES:
                     raise
                 size *= 4
-        if place.end > limit:
-            raise MalformedError(
-                f"the page would end at byte {place.end}, beyond {limit}, where its column chunk must end"
-            )
-        return place
-
-
-def walk_pages(source: ByteSource, chunk: ColumnChunk, limit: int) -> Iterator[PagePlace]:
-    """All pages of a chunk in order, dictionary included, header by header, until its values are complete.
-
-    `limit` bounds the walk rather than the chunk's own size: some writers leave the dictionary's header out of that.
-    """
-    offset, left = chunk.start, chunk.num_values
-    while left > 0:
-        place = read_page_header(source, offset, limit)
-        yield place
-        offset = place.end
-        left -= place.header.num_values if place.header.is_data else 0
-    with source.blamed(offset, "the column chunk"):
-        if left:
-            raise MalformedError(f"its pages have {-left} values more than the {chunk.num_values} of its metadata")
+        end = offset + header.header_bytes + header.stored_bytes
+        if end > limit:
+            raise MalformedError(f"the page would end at byte {end}, beyond {limit}, where its column chunk must end")
+        return header

@@ -1,26 +1,35 @@
-"""Pages to tokens."""
+"""Pages to tokens, many at a time: fetched by few reads, their headers and levels read by one kernel call each.
+
+Tokens stored as they are, are views of what was read or decompressed for their page alone; no block keeps another one's bytes.
+"""
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from megablend.formats.base import CONTINUES, Array, DecodedBlock
-from megablend.formats.parquet.codecs import decompress
-from megablend.formats.parquet.decode import BY_ROW_GROUP, DICTIONARY_ENCODINGS, Dictionary, decode_values, plain_values
-from megablend.formats.parquet.names import PageType
-from megablend.formats.parquet.page import Pieces, check_crc, decode_pieces
-from megablend.formats.parquet.page_header import PageHeader, parse_page_header
+from megablend.formats.parquet.codecs import Buffer, decompress
+from megablend.formats.parquet.decode import BY_ROW_GROUP, DICTIONARY_ENCODINGS, decode_values, plain_values
+from megablend.formats.parquet.dictionaries import CACHE, READERS
+from megablend.formats.parquet.headers import headers_in
+from megablend.formats.parquet.names import CodecId, Encoding, PageType
+from megablend.formats.parquet.page import Levels, check_crc, check_level_encodings, check_levels, levels_of, split_body
+from megablend.formats.parquet.page_header import parse_page_header
+from megablend.formats.parquet.ranges import plan_reads
 from megablend.formats.parquet.row_group import read_row_group
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError
+from megablend.kernels.levels import NONE
+from megablend.kernels.page_headers import Headers
 
-DICTIONARIES = 8
-"""Dictionary pages kept, decompressed: the last few chunks that were read."""
-MERGED_BYTES = 4 << 20
-"""Neighbouring blocks are read together, up to this many bytes."""
+BATCH_BYTES = 32 << 20
+"""Of blocks, decoded, that are worked on together: what a call needs beyond its result."""
 
 
 class ParquetReader:
@@ -29,85 +38,153 @@ class ParquetReader:
     def __init__(self, source: ByteSource, column: Column) -> None:
         self._source = source
         self._column = column
-        self._dictionary = functools.lru_cache(DICTIONARIES)(self._read_dictionary)  # no lock of its own: fork is safe
+        self._number = next(READERS)
 
     def __reduce__(self) -> tuple[type[ParquetReader], tuple[ByteSource, Column]]:
         return ParquetReader, (self._source, self._column)
 
     def read(self, blocks: Array, chunks: Array) -> list[DecodedBlock]:
         """Decode blocks; see `BlockReader.read`. Raises CorruptFileError, UnsupportedFileError."""
-        offsets, first = np.unique(blocks["offset"], return_index=True)
-        decoded: dict[int, DecodedBlock] = {}
-        # A block that is a whole chunk is read by pyarrow: nothing to fetch for it.
-        sizes = np.where(blocks["encoding"] == BY_ROW_GROUP, 0, blocks["stored_bytes"]).astype(np.int64)[first]
-        for run in neighbours(offsets, sizes):
-            start = int(offsets[run][0])
-            data = memoryview(self._source.read(start, int(sizes[run].sum()), "a run of pages"))
-            for block, offset, size in zip(blocks[first[run]], offsets[run].tolist(), sizes[run].tolist(), strict=True):
-                page = data[offset - start : offset - start + size]
-                decoded[offset] = self._decode(block, chunks[block["chunk"]], page)
+        wanted = blocks[np.unique(blocks["offset"], return_index=True)[1]]
+        is_group = wanted["encoding"] == BY_ROW_GROUP
+        decoded = {int(block["offset"]): self._read_group(block, chunks) for block in wanted[is_group]}
+        pages = wanted[~is_group]
+        batches = (np.cumsum(pages["decoded_bytes"], dtype=np.int64) - 1) // BATCH_BYTES
+        for part in np.split(pages, np.flatnonzero(np.diff(batches)) + 1):
+            decoded |= zip(part["offset"].tolist(), self._read_pages(part, chunks), strict=True)
         return [decoded[offset] for offset in blocks["offset"].tolist()]
 
-    def _decode(self, block: np.void, chunk: np.void, data: memoryview) -> DecodedBlock:
+    def _read_group(self, block: np.void, chunks: Array) -> DecodedBlock:
+        """A block that is a whole chunk, through pyarrow."""
         with self._source.blamed(int(block["offset"]), "the page"):
-            if block["encoding"] == BY_ROW_GROUP:
-                tokens, pieces = read_row_group(self._source, self._column, int(chunk["row_group"]))
-            else:
-                tokens, pieces = self._decode_page(chunk, data)
-            _check_counts(block, pieces)
-        pieces.offsets.flags.writeable = False
+            tokens, pieces = read_row_group(self._source, self._column, int(chunks[block["chunk"]]["row_group"]))
+            _check_counts(block, pieces.num_tokens, pieces.num_rows, pieces.continues)
+        pieces.offsets.setflags(write=False)
         return DecodedBlock(tokens, pieces.offsets)
 
-    def _decode_page(self, chunk: np.void, data: memoryview) -> tuple[Array, Pieces]:
-        header, body = split_page(data)
-        if not header.is_data:
-            raise MalformedError(f"it is a page of type {header.type}, not of data")
-        pieces, values = decode_pieces(header, body, int(chunk["codec"]), self._column)
-        dictionary = None
-        if header.encoding in DICTIONARY_ENCODINGS and chunk["dictionary_offset"] >= 0:
-            place = int(chunk["dictionary_offset"]), int(chunk["dictionary_bytes"])
-            dictionary = self._dictionary(*place, int(chunk["codec"]))
-        column = self._column
-        tokens = decode_values(values, pieces.num_tokens, column.physical, header.encoding, column.dtype, dictionary)
-        return tokens, pieces
+    def _read_pages(self, blocks: Array, chunks: Array) -> list[DecodedBlock]:
+        """Blocks that are pages, in the order of the file."""
+        source, column = self._source, self._column
+        pages, addresses, alone = self._fetch(blocks)
+        headers = headers_in(source, blocks["offset"], pages, addresses)
+        codecs = chunks["codec"][blocks["chunk"]]
+        bodies = self._split(headers, pages, codecs.tolist())
+        is_counted = blocks["rows"] >= 0
+        continues = (blocks["flags"] & CONTINUES) > 0
+        num_pieces = np.where(is_counted, blocks["rows"] + continues, -1)
+        levels, offsets, first = levels_of(headers, [front for front, _ in bodies], column, num_pieces)
+        self._check(blocks, levels)
 
-    def _read_dictionary(self, offset: int, size: int, codec: int) -> Dictionary:
-        data = memoryview(self._source.read(offset, size, "the dictionary page"))
+        # V1 values follow the levels; those of V2 have been split from them.
+        begins = np.where(headers["type"] == PageType.DATA, levels["begin"], 0)
+        is_view = (codecs == CodecId.UNCOMPRESSED) | ~headers["is_compressed"]
+        fields = [
+            blocks["offset"],
+            begins,
+            levels["tokens"],
+            headers["encoding"],
+            is_view & ~alone,
+            first[:-1],
+            first[1:],
+        ]
+        decoded = []
+        with source.blamed(0, "the page") as place:
+            for chunk, (_, values), place.offset, begin, count, encoding, is_shared, low, high in zip(
+                blocks["chunk"], bodies, *map(np.ndarray.tolist, fields), strict=True
+            ):
+                dictionary = self._dictionary(chunks[chunk]) if encoding in DICTIONARY_ENCODINGS else None
+                tokens = decode_values(values, begin, count, column.physical, encoding, column.dtype, dictionary)
+                if is_shared:
+                    tokens = tokens.copy()
+                    tokens.setflags(write=False)
+                pieces = offsets[low:high].copy()
+                pieces.setflags(write=False)
+                decoded.append(DecodedBlock(tokens, pieces))
+        return decoded
+
+    def _fetch(self, blocks: Array) -> tuple[list[memoryview], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+        """Pages; where they lie in memory, uint64 [n]; whether they were read alone, bool [n]."""
+        offsets, sizes = blocks["offset"], blocks["stored_bytes"].astype(np.int64)
+        addresses, alone = np.zeros(len(blocks), np.uint64), np.zeros(len(blocks), bool)
+        pages = []
+        for run, start, stop in plan_reads(offsets, sizes, sizes):
+            data = memoryview(self._source.read(start, stop - start, "a run of pages"))
+            begins = offsets[run] - start
+            pages += [
+                data[begin:end] for begin, end in zip(begins.tolist(), (begins + sizes[run]).tolist(), strict=True)
+            ]
+            addresses[run] = pa.py_buffer(data).address + begins
+            alone[run] = len(begins) == 1
+        return pages, addresses, alone
+
+    def _split(self, headers: Headers, pages: Sequence[memoryview], codecs: list[int]) -> list[tuple[Buffer, Buffer]]:
+        """Checksums compared, bodies decompressed: what begins with the levels of each page, and what holds its values."""
+        for i in np.flatnonzero((headers["def_encoding"] != Encoding.RLE) | (headers["rep_encoding"] != Encoding.RLE)):
+            with self._source.blamed(int(headers["offset"][i]), "the page"):
+                check_level_encodings(headers[i : i + 1], self._column)
+        names = ("offset", "header_bytes", "stored_bytes", "type", "has_crc", "crc", "is_compressed", "decoded_bytes")
+        fields = [headers[name].tolist() for name in names]
+        level_bytes = (headers["rep_bytes"] + headers["def_bytes"]).tolist()
+        found = []
+        with self._source.blamed(0, "the page") as place:
+            for page, codec, in_front, place.offset, size, stored, kind, has_crc, crc, is_compressed, decoded in zip(
+                pages, codecs, level_bytes, *fields, strict=True
+            ):
+                if kind not in (PageType.DATA, PageType.DATA_V2):
+                    raise MalformedError(f"it is a page of type {kind}, not of data")
+                body = body_of(page, size, stored)
+                if has_crc:
+                    check_crc(crc, body)
+                found.append(split_body(kind, in_front, is_compressed, decoded, body, codec))
+        return found
+
+    def _check(self, blocks: Array, levels: Levels) -> None:
+        """Levels must be sound, and say what the index says."""
+        rows = levels["pieces"] - levels["continues"]
+        continues = (blocks["flags"] & CONTINUES) > 0
+        wrong = (levels["problem"] != NONE) | (levels["tokens"] != blocks["tokens"])
+        wrong |= (blocks["rows"] >= 0) & ((rows != blocks["rows"]) | (levels["continues"] != continues))
+        for i in np.flatnonzero(wrong):
+            with self._source.blamed(int(blocks["offset"][i]), "the page"):
+                check_levels(levels[i], self._column)
+                _check_counts(blocks[i], int(levels["tokens"][i]), int(rows[i]), bool(levels["continues"][i]))
+
+    def _dictionary(self, chunk: np.void) -> Array | None:
+        """What indices stand for in a chunk, int32 or int64 [num_entries]; None where it has no dictionary."""
+        offset = int(chunk["dictionary_offset"])
+        if offset < 0:
+            return None
+        return CACHE.get(
+            (self._number, offset),
+            partial(self._read_dictionary, offset, int(chunk["dictionary_bytes"]), int(chunk["codec"])),
+        )
+
+    def _read_dictionary(self, offset: int, size: int, codec: int) -> Array:
+        page = memoryview(self._source.read(offset, size, "the dictionary page"))
         with self._source.blamed(offset, "the dictionary page"):
-            header, body = split_page(data)
+            header = parse_page_header(page)
             if header.type != PageType.DICTIONARY:
                 raise MalformedError(f"it is a page of type {header.type}")
+            body = body_of(page, header.header_bytes, header.stored_bytes)
+            if header.crc is not None:
+                check_crc(header.crc, body)
             values = decompress(codec, body, header.decoded_bytes)
-            plain_values(values, header.num_values, self._column.physical)  # there must be as many as announced
-            return values, header.num_values
+            found: Array = plain_values(values, 0, header.num_values, self._column.physical).copy()
+            found.setflags(write=False)
+            return found
 
 
-def split_page(data: memoryview) -> tuple[PageHeader, memoryview]:
-    """Header and body of a page that fills `data`, its checksum compared. Raises MalformedError."""
-    header = parse_page_header(data)
-    body = data[header.header_bytes :]
-    if len(body) != header.stored_bytes:
-        raise MalformedError(f"its body is of {header.stored_bytes} bytes, the index says {len(body)}")
-    check_crc(header, body)
-    return header, body
+def body_of(page: memoryview, header_bytes: int, stored_bytes: int) -> memoryview:
+    """The body of a page that the index holds to be of this size. Raises MalformedError."""
+    body = page[header_bytes:]
+    if len(body) != stored_bytes:
+        raise MalformedError(f"its body is of {stored_bytes} bytes, the index says {len(body)}")
+    return body
 
 
-def neighbours(offsets: Array, sizes: Array) -> list[slice]:
-    """Runs of blocks (in file order) that follow each other without a gap and take up to MERGED_BYTES, or one alone."""
-    runs = []
-    begin, taken = 0, 0
-    for i, (offset, size) in enumerate(zip(offsets.tolist(), sizes.tolist(), strict=True)):
-        follows = i > begin and offset == int(offsets[i - 1]) + int(sizes[i - 1])
-        if i > begin and (not follows or taken + size > MERGED_BYTES):
-            runs.append(slice(begin, i))
-            begin, taken = i, 0
-        taken += size
-    return [*runs, slice(begin, len(offsets))] if len(offsets) else []
-
-
-def _check_counts(block: np.void, pieces: Pieces) -> None:
-    if pieces.num_tokens != block["tokens"]:
-        raise MalformedError(f"it has {pieces.num_tokens} tokens, the index says {block['tokens']}")
-    if block["rows"] >= 0 and (pieces.num_rows, pieces.continues) != (block["rows"], bool(block["flags"] & CONTINUES)):
-        begins = "in the middle of a row" if pieces.continues else "with a row"
-        raise MalformedError(f"it begins {begins} and {pieces.num_rows} rows begin in it, the index says otherwise")
+def _check_counts(block: np.void, tokens: int, rows: int, continues: bool) -> None:
+    if tokens != block["tokens"]:
+        raise MalformedError(f"it has {tokens} tokens, the index says {block['tokens']}")
+    if block["rows"] >= 0 and (rows, continues) != (block["rows"], bool(block["flags"] & CONTINUES)):
+        begins = "in the middle of a row" if continues else "with a row"
+        raise MalformedError(f"it begins {begins} and {rows} rows begin in it, the index says otherwise")

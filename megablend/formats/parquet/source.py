@@ -11,6 +11,13 @@ from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
 from megablend.storage.base import Storage
 
 
+@dataclass(slots=True)
+class Place:
+    """The byte of the file that is to be blamed."""
+
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class ByteSource:
     """A file of known size within a storage."""
@@ -27,15 +34,19 @@ class ByteSource:
         return self.storage.read(self.path, offset, size)
 
     @contextlib.contextmanager
-    def blamed(self, offset: int, what: str) -> Iterator[None]:
-        """Turn what is found malformed or unsupported within into an error that names file, place and `what`."""
+    def blamed(self, offset: int, what: str) -> Iterator[Place]:
+        """Turn what is found malformed or unsupported within into an error that names file, place and `what`.
+
+        The place is that of the first byte of `what`; a loop over many may move it on.
+        """
+        place = Place(offset)
         try:
-            yield
+            yield place
         except MalformedError as error:
             problem = f"{what} is damaged: {error}; write the file again or fetch it anew"
-            raise CorruptFileError(self.path, problem, offset=offset) from error
+            raise CorruptFileError(self.path, problem, offset=place.offset) from error
         except MemoryError as error:
             problem = f"{what} asks for more memory than there is: a damaged size, or a page far too large"
-            raise CorruptFileError(self.path, problem, offset=offset) from error
+            raise CorruptFileError(self.path, problem, offset=place.offset) from error
         except UnsupportedError as error:
-            raise UnsupportedFileError(self.path, f"{what}: {error}", offset=offset) from error
+            raise UnsupportedFileError(self.path, f"{what}: {error}", offset=place.offset) from error

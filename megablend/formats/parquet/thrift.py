@@ -10,9 +10,13 @@ Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import TypeVar
+from typing import TypeVar, overload
+
+import numpy as np
+
+from megablend.kernels.thrift import skip_structs
 
 T = TypeVar("T")
 
@@ -91,9 +95,10 @@ class Struct:
         """A nested struct."""
         return self._typed(field, name, Struct)
 
-    def structs(self, field: int, name: str) -> list[Struct]:
+    def structs(self, field: int, name: str) -> Sequence[Struct]:
         """A list of structs."""
-        return self._list(field, name, Struct)
+        found = self._fields.get(field)
+        return found if isinstance(found, Structs) else self._list(field, name, Struct)
 
     def integers(self, field: int, name: str) -> list[int]:
         """A list of integers."""
@@ -123,6 +128,39 @@ def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
         return reader.struct(0), reader.position
     except IndexError:
         raise TruncatedError(f"a struct does not end within its {len(data) - start} bytes") from None
+
+
+class Structs(Sequence[Struct]):
+    """A list of structs, each read when it is asked for: of thousands of columns, a kernel skips all but one."""
+
+    __slots__ = ("_data", "_size", "_start")
+
+    def __init__(self, data: bytes | memoryview, start: int, size: int) -> None:
+        self._data = data
+        self._start = start
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Struct: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Struct]: ...
+    def __getitem__(self, index: int | slice) -> Struct | list[Struct]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        return read_struct(self._data, self.find(range(self._size)[index]))[0]
+
+    def __iter__(self) -> Iterator[Struct]:
+        position = self._start
+        for _ in range(self._size):
+            struct, position = read_struct(self._data, position)
+            yield struct
+
+    def find(self, index: int) -> int:
+        """The position after `index` structs; below 0 where they are damaged, or unusual."""
+        return skip_structs(np.frombuffer(self._data, np.uint8), self._start, index)
 
 
 class _Reader:
@@ -193,13 +231,19 @@ class _Reader:
             return self.map(depth + 1)
         raise MalformedError(f"unknown wire type {kind}")
 
-    def list(self, depth: int) -> list[object]:
+    def list(self, depth: int) -> Sequence[object]:
         if depth > MAX_DEPTH:
             raise MalformedError(f"lists are nested deeper than {MAX_DEPTH}")
         header = self.byte()
         size, kind = header >> 4, header & 0x0F
         size = self.varint() if size == 15 else size
         self.check_room(size)
+        if kind == Kind.STRUCT:
+            structs = Structs(self.data, self.position, size)
+            end = structs.find(size)
+            if end >= 0:
+                self.position = end
+                return structs
         return [self.value(kind, depth) for _ in range(size)]
 
     def map(self, depth: int) -> dict[object, object] | None:

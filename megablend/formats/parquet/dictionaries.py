@@ -1,0 +1,54 @@
+"""Decoded dictionaries of the column chunks that were read last: one bounded cache a process, whatever the number of files."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Key = tuple[int, int]
+"""Number of the reader, offset of the dictionary page."""
+
+DICTIONARY_BYTES = 64 << 20
+"""Of all dictionaries kept by a process; one is kept however large."""
+
+
+class DictionaryCache:
+    """Arrays by key; the least recently used leave when there are too many bytes. Safe between threads, and after a fork."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._arrays: OrderedDict[Key, Array] = OrderedDict()
+        self._bytes = 0
+        self.unlock_after_fork()
+
+    def unlock_after_fork(self) -> None:
+        """Replace the lock, which a thread that the child does not have may have held."""
+        self._lock = threading.Lock()
+
+    def get(self, key: Key, load: Callable[[], Array]) -> Array:
+        """The array under `key`, loaded if it is not here. Raises what `load` raises."""
+        with self._lock:
+            if (found := self._arrays.get(key)) is not None:
+                self._arrays.move_to_end(key)
+                return found
+        loaded = load()  # outside of the lock: others need not wait
+        with self._lock:
+            if key not in self._arrays:
+                self._arrays[key] = loaded
+                self._bytes += loaded.nbytes
+            while self._bytes > self._max_bytes and len(self._arrays) > 1:
+                self._bytes -= self._arrays.popitem(last=False)[1].nbytes
+        return loaded
+
+
+CACHE = DictionaryCache(DICTIONARY_BYTES)
+os.register_at_fork(after_in_child=CACHE.unlock_after_fork)
+READERS = itertools.count()
+"""A number for each reader: two of one path may have opened different files."""

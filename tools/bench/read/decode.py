@@ -1,0 +1,125 @@
+"""What it costs to decode single pages: random pages against two scans of the same file, in CPU time of one thread, warm.
+
+Claims, for lists of 1.1k tokens: random 64 KB pages cost about what reading the file from front to back costs, and less than pyarrow's scan.
+Each round measures the three after each other; medians of --rounds. `us/page` is of a random page, its read included.
+
+    python tools/bench/read/decode.py                  # pages of 8 KB, 64 KB and 1 MB; none, zstd, lz4, dictionary + zstd
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megablend.formats import format_of
+from megablend.formats.base import BlockReader, FileIndex, OpenedFile
+from megablend.storage import storage_for
+
+PAGES = {"8 KB": 8 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20}
+KINDS = {"none": ("none", False), "zstd": ("zstd", False), "lz4": ("lz4", False), "dictionary": ("zstd", True)}
+BATCH = 64
+
+
+def write(path: Path, mib: int, page_bytes: int, codec: str, dictionary: bool, crc: bool) -> None:
+    """Lists of int32: documents of 1.1k tokens on average, tokens as frequent as words are."""
+    rng = np.random.default_rng(0)
+    tokens = np.minimum(rng.zipf(1.2, mib << 18), 50_000).astype(np.int32)
+    ends = np.cumsum(rng.lognormal(6.5, 1.0, len(tokens) // 200).astype(np.int64) + 1)
+    offsets = np.concatenate(([0], ends[ends < len(tokens)], [len(tokens)])).astype(np.int32)
+    pq.write_table(
+        pa.table({"ids": pa.ListArray.from_arrays(offsets, tokens)}),
+        path,
+        compression=codec,
+        use_dictionary=dictionary,
+        dictionary_pagesize_limit=4 << 20,
+        data_page_size=page_bytes,
+        write_batch_size=max(1, page_bytes // 8192),
+        max_rows_per_page=1 << 30,
+        write_page_index=True,
+        write_page_checksum=crc,
+    )
+
+
+def open_file(path: Path) -> tuple[FileIndex, BlockReader]:
+    """Our index of a file, and a reader of it."""
+    kind, storage = format_of(str(path)), storage_for(str(path))
+    found = kind.index(str(path), "ids", storage=storage, documents=True, block_bytes=0)
+    size = storage.stat(str(path)).size
+    file = OpenedFile(size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta)
+    return found, kind.open(str(path), "ids", file, storage=storage)
+
+
+def cpu_seconds(function: Callable[[], int]) -> tuple[float, int]:
+    """CPU seconds of this process, and what the function counted."""
+    start = time.process_time()
+    count = function()
+    return time.process_time() - start, count
+
+
+def measure(path: Path, rounds: int) -> list[str]:
+    """A row of the table."""
+    found, reader = open_file(path)
+    order = np.random.default_rng(1).permutation(len(found.blocks))
+
+    def read(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+        parts = np.split(ids, range(BATCH, len(ids), BATCH))
+        return sum(sum(len(b.tokens) for b in reader.read(found.blocks[part], found.chunks)) for part in parts)
+
+    def scan() -> int:
+        with pq.ParquetFile(path) as file:
+            return sum(len(b.column(0).values) for b in file.iter_batches(batch_size=1024, use_threads=False))
+
+    rates: dict[str, list[float]] = {"random": [], "ours": [], "pyarrow": []}
+    for round_ in range(rounds + 1):
+        for name, work in {
+            "random": lambda: read(order),
+            "ours": lambda: read(np.arange(len(order))),
+            "pyarrow": scan,
+        }.items():
+            seconds, tokens = cpu_seconds(work)
+            if round_:  # the first one warms up
+                rates[name].append(tokens / seconds)
+    random, ours, theirs = (statistics.median(rates[name]) for name in rates)
+    return [
+        f"{found.tokens / len(order) / 1e3:.1f} k",
+        f"{found.tokens / len(order) / random * 1e6:.0f}",
+        *(f"{rate / 1e6:.0f}" for rate in (random, ours, theirs)),
+        f"{random / ours:.2f}",
+        f"{random / theirs:.2f}",
+    ]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=32, help="MiB of tokens a file (default: 32)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of which medians are taken (default: 5)")
+    parser.add_argument("--pages", nargs="+", choices=PAGES, default=list(PAGES))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--crc", action="store_true", help="write, and therefore check, checksums of pages")
+    args = parser.parse_args()
+    pa.set_cpu_count(1)
+    print("Millions of tokens per CPU-second")
+    print(f"{'pages':22}{'tokens':>9}{'us/page':>9}{'random':>9}{'scan':>9}{'pyarrow':>9}{'/scan':>8}{'/pyarrow':>9}")
+    with tempfile.TemporaryDirectory() as folder:
+        for page in args.pages:
+            for kind in args.kinds:
+                path = Path(folder) / "x.parquet"
+                write(path, args.mib, PAGES[page], *KINDS[kind], args.crc)
+                cells = measure(path, args.rounds)
+                print(
+                    f"{page + ' ' + kind:22}"
+                    + "".join(f"{c:>{w}}" for c, w in zip(cells, [9] * 5 + [8, 9], strict=True))
+                )
+
+
+if __name__ == "__main__":
+    main()
