@@ -19,8 +19,8 @@ LAYERS = [
     "plan",
     "exact",
     "reader",
-    "megatron",
     "api",
+    "megatron",
     "cli",
 ]
 HOMES = {
@@ -28,7 +28,8 @@ HOMES = {
     "llvmlite": {"jit"},
     "pyarrow": {"formats", "index"},
     "mpi4py": {"index"},
-    "torch": {"reader"},
+    "torch": {"reader", "megatron"},
+    "megatron": {"megatron"},
     "pydantic": {"config"},
     "yaml": {"config"},
     "click": {"cli"},

@@ -1,5 +1,33 @@
-"""Megatron-LM's datasets: its cache files, byte for byte, without waiting for one rank to make them."""
+"""Megatron-LM's datasets: its cache files, byte for byte, without waiting for one rank to make them; and its builder.
 
-from megablend.megatron.api import prepare
+    megablend.megatron.prepare(config, sizes)               # on every rank: fills the cache that training will find
+    MegablendDatasetBuilder(GPTDataset, sizes, is_built_on_rank, config).build()         # in the training script
 
-__all__ = ["prepare"]
+Names are loaded when they are first used: `prepare` needs neither torch nor megatron-core.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megablend.megatron.api import prepare
+    from megablend.megatron.builder import MegablendDatasetBuilder
+    from megablend.megatron.config import MegablendDatasetConfig
+    from megablend.megatron.dataset import MegablendGPTDataset
+
+__all__ = ["MegablendDatasetBuilder", "MegablendDatasetConfig", "MegablendGPTDataset", "prepare"]
+
+_HOMES = {
+    "MegablendDatasetBuilder": "megablend.megatron.builder",
+    "MegablendDatasetConfig": "megablend.megatron.config",
+    "MegablendGPTDataset": "megablend.megatron.dataset",
+    "prepare": "megablend.megatron.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'megablend.megatron' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

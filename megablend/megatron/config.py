@@ -37,8 +37,8 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     max_open_files: int = 256
     """Descriptors of data files and index arrays that MegablendGPTDataset keeps open in a process."""
 
-    window_bytes: int = 64 << 20
-    """Decoded pages that a dataset of Parquet or Arrow files keeps in a process."""
+    memory: int = 512 << 20
+    """Bytes that a process keeps of the decoded pages of Parquet and Arrow files."""
 
     def __post_init__(self) -> None:
         """Check what Megatron does not know."""
@@ -47,6 +47,6 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
             raise ConfigError(f"order is {self.order!r}; choose one of {', '.join(ORDERS)}")
         if self.shared_fs not in SHARED_FS:
             raise ConfigError(f"shared_fs is {self.shared_fs!r}; choose one of {', '.join(SHARED_FS)}")
-        for name in ("lanes", "cycle", "max_open_files", "window_bytes"):
+        for name in ("lanes", "cycle", "max_open_files", "memory"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")

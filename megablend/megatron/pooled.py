@@ -12,8 +12,7 @@ from megablend.errors import CorruptFileError
 from megablend.formats.base import Array
 from megablend.storage import LocalStorage
 
-ARRAY_SUFFIX = ".npy"
-ARRAY_START = 128
+_ENTRIES_START = 128
 """Bytes before the entries of an array of one or two dimensions, as numpy.save writes it."""
 
 
@@ -53,17 +52,17 @@ class PooledArray:
     def _read(self, first: int, count: int) -> Array:
         shape, dtype = self._header
         width = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-        data = LocalStorage().read(self.path, ARRAY_START + first * width, count * width)
+        data = LocalStorage().read(self.path, _ENTRIES_START + first * width, count * width)
         return np.frombuffer(data, dtype).reshape(count, *shape[1:])
 
     @cached_property
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        head = io.BytesIO(LocalStorage().read(self.path, 0, ARRAY_START))
+        head = io.BytesIO(LocalStorage().read(self.path, 0, _ENTRIES_START))
         try:
             version = np.lib.format.read_magic(head)
             shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(head)
         except ValueError as error:
             raise CorruptFileError(self.path, f"is no .npy file ({error}); remove it and build again") from error
-        if version != (1, 0) or fortran_order or head.tell() != ARRAY_START:
+        if version != (1, 0) or fortran_order or head.tell() != _ENTRIES_START:
             raise CorruptFileError(self.path, f"is no array that numpy.save writes: version {version}; build again")
         return shape, dtype

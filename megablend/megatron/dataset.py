@@ -1,0 +1,74 @@
+"""GPTDataset over Parquet, Arrow, or any number of `.bin/.idx` pairs: the same samples for the same documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from megablend.errors import ConfigError
+from megablend.megatron.address import PAIR, parse_address
+from megablend.megatron.catalog import catalog_path
+from megablend.megatron.compat import GPTDataset
+from megablend.megatron.config import MegablendDatasetConfig
+from megablend.megatron.documents import Documents, PairDocuments, TableDocuments
+from megablend.megatron.pooled import PooledArray
+from megablend.megatron.tables import pinned_address
+from megablend.storage import LocalStorage
+
+
+class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
+    """A GPTDataset whose documents and index arrays are read through a bounded number of descriptors.
+
+    Made by MegablendDatasetBuilder, which builds what this class only opens. All that makes a sample's dict of its tokens is
+    the installed GPTDataset's own.
+    """
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str, config: MegablendDatasetConfig) -> Documents:
+        """Open the documents of an address or a prefix.
+
+        Raises: CacheError where they were not prepared; ConfigError for an address that cannot be read.
+        """
+        address = parse_address(dataset_path)
+        cache = cache_of(config)
+        LocalStorage.pool.resize(config.max_open_files)
+        if address.format == PAIR:
+            return PairDocuments(dataset_path, catalog_path(cache, pairs_of(config)))
+        num_tables = len(set(words_of(config))) - len(set(pairs_of(config)))
+        return TableDocuments(cache, pinned_address(cache, dataset_path), config.memory // num_tables)
+
+    def __len__(self) -> int:
+        return len(self.sample_index) - 1
+
+    def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
+        """Arrays that are opened when they are first read; Megatron would map three a dataset."""
+        base = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}"
+        names = ("document_index", "sample_index", "shuffle_index")
+        paths = [Path(cache_of(self.config), f"{base}-{name}.npy") for name in names]
+        document_index, sample_index, shuffle_index = (PooledArray(str(path)) for path in paths)
+        return document_index, sample_index, shuffle_index
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In a spawned worker, too, files are bounded."""
+        self.__dict__.update(state)
+        LocalStorage.pool.resize(self.config.max_open_files)
+
+
+def cache_of(config: Any) -> str:
+    """The config's cache folder. Raises: ConfigError where it has none."""
+    if not config.path_to_cache:
+        raise ConfigError(
+            "path_to_cache (--data-cache-path) is not given; the index and the arrays of these datasets lie there"
+        )
+    return str(config.path_to_cache)
+
+
+def words_of(config: Any) -> list[str]:
+    """All prefixes and addresses of a config's blends, as they are written."""
+    blends = [config.blend, *(config.blend_per_split or ())]
+    return [word for blend in blends if blend is not None for word in blend[0]]
+
+
+def pairs_of(config: Any) -> list[str]:
+    """The prefixes of `.bin/.idx` pairs among them."""
+    return [word for word in words_of(config) if parse_address(word).format == PAIR]

@@ -1,0 +1,108 @@
+"""Low-level datasets, as GPTDataset uses them: `sequence_lengths` and `get(document, offset, length)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from megablend.formats.base import CONTINUES, Array
+from megablend.formats.megatron.idx import HEADER_BYTES
+from megablend.megatron.address import Address
+from megablend.megatron.catalog import open_catalog
+from megablend.megatron.tables import open_table
+from megablend.reader.window import Window
+from megablend.storage import LocalStorage
+
+
+class Documents(Protocol):
+    """Documents by number, as megatron.core.datasets.indexed_dataset.IndexedDataset gives them. Picklable."""
+
+    path_prefix: str
+    """What the blend calls them."""
+    sequence_lengths: Array
+    """int32 [num_documents], tokens; memory-mapped."""
+
+    def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
+        """Tokens [offset, offset + length) of a document; to its end where no length is given."""
+        ...
+
+
+class PairDocuments:
+    """A `.bin/.idx` pair of a catalog, read through the process's pool of descriptors.
+
+    Lengths are the catalog's; a document's place in the `.bin` is read from the `.idx` when it is asked for.
+    """
+
+    def __init__(self, prefix: str, catalog: Path) -> None:
+        pair = open_catalog(catalog).pair(prefix)
+        self.path_prefix = prefix
+        self.sequence_lengths = pair.lengths
+        self._catalog = catalog
+        self._dtype = np.dtype(pair.token_dtype).newbyteorder("<")
+
+    def __len__(self) -> int:
+        return len(self.sequence_lengths)
+
+    def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
+        """See Documents.get. Raises: MissingFileError; CorruptFileError where the pair's files end early."""
+        storage, width = LocalStorage(), self._dtype.itemsize
+        place = HEADER_BYTES + 4 * len(self) + 8 * int(idx)
+        pointer = int.from_bytes(storage.read(f"{self.path_prefix}.idx", place, 8), "little", signed=True)
+        count = int(self.sequence_lengths[idx]) - offset if length is None else int(length)
+        data = storage.read(f"{self.path_prefix}.bin", pointer + int(offset) * width, count * width)
+        return np.frombuffer(data, self._dtype)
+
+    def __reduce__(self) -> tuple[Callable[..., PairDocuments], tuple[Any, ...]]:
+        return PairDocuments, (self.path_prefix, self._catalog)
+
+
+class TableDocuments:
+    """Documents of Parquet or Arrow files, found through the index and their table; decoded pages are kept in a window."""
+
+    def __init__(self, cache: str, address: Address, window_bytes: int) -> None:
+        store, self.sequence_lengths = open_table(cache, address)
+        self.path_prefix = str(address)
+        self._made_of = (cache, address, window_bytes)
+        self._window = Window(store, window_bytes)
+        self._generation = store.generation
+
+    def __len__(self) -> int:
+        return len(self.sequence_lengths)
+
+    def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
+        """See Documents.get. Raises: MissingFileError, ChangedFileError, CorruptFileError."""
+        count = int(self.sequence_lengths[idx]) - offset if length is None else int(length)
+        start = self._position(int(idx)) + int(offset)
+        tokens, parts = self._tokens_before, []
+        block = int(np.searchsorted(tokens, start, side="right")) - 1
+        while count > 0:
+            (decoded,) = self._window.get([block])
+            inside = start - int(tokens[block])
+            part = decoded.tokens[inside : inside + count]
+            parts.append(part)
+            start, count, block = start + len(part), count - len(part), block + 1
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+    def _position(self, idx: int) -> int:
+        """Tokens before a document, over all files."""
+        rows = self._generation.rows_before
+        block = int(np.searchsorted(rows, idx, side="right")) - 1
+        position = int(self._tokens_before[block]) + int(self.sequence_lengths[rows[block] : idx].sum(dtype=np.int64))
+        if self._generation.blocks(np.array([block]))["flags"][0] & CONTINUES:
+            position += int(self._window.get([block])[0].offsets[1])
+        return position
+
+    @cached_property
+    def _tokens_before(self) -> Array:
+        """int64 [num_blocks + 1], end-of-document tokens included."""
+        generation, (_, address, _) = self._generation, self._made_of
+        if address.append_eod is None:
+            return generation.tokens_before
+        return generation.tokens_before + generation.ends_before
+
+    def __reduce__(self) -> tuple[Callable[..., TableDocuments], tuple[Any, ...]]:
+        return TableDocuments, self._made_of

@@ -1,0 +1,177 @@
+"""Document tables: the length of every document of Parquet or Arrow files, which Megatron's order needs and they do not tell.
+
+    megablend/generations/<digest>/             the index of the files, as `megablend build` makes it
+    megablend-documents/<address>.json          which generation serves an address; written last
+    megablend-documents/<address>-<digest>.npy  int32, the lengths of its documents, end-of-document tokens included
+
+An address keeps its generation as long as its json stands: files that are added later are not seen by a run that goes on, and
+files that are replaced are refused. Remove the json to have the files looked at again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from megablend.errors import CacheError, UnsupportedFileError
+from megablend.formats.base import CONTINUES, Array
+from megablend.index.build import SourceSpec, build_index
+from megablend.index.cache import Generation, open_generation
+from megablend.index.disk import replace_file
+from megablend.index.launch import Launch
+from megablend.index.store import BlockStore
+from megablend.megatron.address import Address, parse_address
+from megablend.megatron.shared_array import shared_array
+
+_BATCH_BLOCKS = 64
+_BLOCK_BYTES = 1 << 20
+_LONGEST = (1 << 31) - 1
+_SOURCE = "documents"
+INDEX_FOLDER = "megablend"
+"""Inside Megatron's cache folder: a cache as `megablend build` makes it."""
+_FOLDER = "megablend-documents"
+
+
+def build_table(cache: str, address: Address, *, launch: Launch) -> Address:
+    """Index an address's files and count their documents, unless that was done. Called by all ranks of the launch.
+
+    Returns: the address with its index.
+    Raises: ConfigError, DataError, CacheError.
+    """
+    whole = launch.bcast(_pinned(cache, address))
+    if whole is not None:
+        return whole
+    spec = SourceSpec(
+        name=_SOURCE,
+        patterns=(address.pattern,),
+        column=address.column,
+        documents=True,
+        block_bytes=_BLOCK_BYTES,
+        place=str(address),
+    )
+    report = build_index(str(_index(cache)), [spec], launch=launch)
+    whole = dataclasses.replace(address, index=report.digest)
+    store = _store(cache, whole)
+    num_documents = store.generation.sources[0].rows
+    with shared_array(table_path(cache, whole), num_documents, launch) as write:
+        for first, lengths in _count(store, *_share(store.generation, launch.rank, launch.size)):
+            if lengths.max(initial=0) > _LONGEST:
+                raise UnsupportedFileError(
+                    address.pattern,
+                    f"document {first + int(np.argmax(lengths))} has {lengths.max():,} tokens, where Megatron counts them in "
+                    "32 bits; cut it",
+                )
+            write(first, lengths.astype(np.int32))
+    if launch.rank == 0:
+        text = json.dumps({"address": str(address), "index": report.digest, "documents": num_documents}, indent=1)
+        replace_file(_pin(cache, address), text.encode())
+    launch.barrier()
+    return whole
+
+
+def open_table(cache: str, address: Address) -> tuple[BlockStore, Array]:
+    """The blocks of an address that has its index, and its table: int32 [num_documents], memory-mapped.
+
+    Raises: CacheError where they are not there.
+    """
+    path = table_path(cache, address)
+    try:
+        return _store(cache, address), np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise CacheError(
+            f"{path}: the document table of {address} is not there, or damaged ({error}); build again"
+        ) from error
+
+
+def pinned_address(cache: str, text: str) -> Address:
+    """An address with the index that was built for it. Raises: CacheError where none was; ConfigError."""
+    address = parse_address(text)
+    if address.index is not None:
+        return address
+    found = _pinned(cache, address)
+    if found is None:
+        raise CacheError(
+            f"{text}: not indexed in {cache}; open the dataset through MegablendDatasetBuilder, which does it"
+        )
+    return found
+
+
+def table_path(cache: str, address: Address) -> Path:
+    """Where the document table of an address that has its index lies."""
+    return Path(cache).absolute() / _FOLDER / f"{_key(address)}-{address.index}.npy"
+
+
+def _pinned(cache: str, address: Address) -> Address | None:
+    """The address with its index; None where it has none, or its table is gone."""
+    try:
+        found = dataclasses.replace(
+            address, index=json.loads(_pin(cache, address).read_text(encoding="utf-8"))["index"]
+        )
+    except (OSError, ValueError, KeyError):
+        return None
+    return found if table_path(cache, found).is_file() else None
+
+
+def _pin(cache: str, address: Address) -> Path:
+    return Path(cache).absolute() / _FOLDER / f"{_key(address)}.json"
+
+
+def _key(address: Address) -> str:
+    return hashlib.blake2b(str(dataclasses.replace(address, index=None)).encode(), digest_size=16).hexdigest()
+
+
+def _index(cache: str) -> Path:
+    return Path(cache).absolute() / INDEX_FOLDER
+
+
+def _store(cache: str, address: Address) -> BlockStore:
+    assert address.index is not None
+    return BlockStore(_generation(str(_index(cache)), address.index), [address.append_eod])
+
+
+@lru_cache(maxsize=64)
+def _generation(cache: str, digest: str) -> Generation:
+    """One memory map for all splits and datasets of a process."""
+    return open_generation(cache, digest)
+
+
+def _share(generation: Generation, rank: int, size: int) -> tuple[int, int]:
+    """This rank's blocks, first and end: about equally many tokens, cut where a document begins."""
+    return _cut(generation, rank, size), _cut(generation, rank + 1, size)
+
+
+def _cut(generation: Generation, part: int, parts: int) -> int:
+    """The first block of a part, moved on to one that does not continue a document."""
+    tokens = generation.tokens_before
+    num_blocks = len(tokens) - 1
+    block = num_blocks if part == parts else int(np.searchsorted(tokens, int(tokens[-1]) * part // parts))
+    while 0 < block < num_blocks and generation.blocks(np.array([block]))["flags"][0] & CONTINUES:
+        block += 1
+    return block
+
+
+def _count(store: BlockStore, first: int, end: int) -> Iterator[tuple[int, Array]]:
+    """Lengths of the documents that begin in blocks first:end, a batch at a time: number of the first, int64 lengths."""
+    rows = store.generation.rows_before
+    while first < end:
+        stop = _next_cut(store.generation, min(first + _BATCH_BLOCKS, end), end)
+        ids = np.arange(first, stop)
+        lengths = np.zeros(int(rows[stop] - rows[first]), np.int64)
+        continues = store.generation.blocks(ids)["flags"] & CONTINUES
+        for number, block, continued in zip(ids, store.read(ids), continues, strict=True):
+            begin = int(rows[number] - rows[first]) - bool(continued)
+            lengths[begin : begin + len(block.offsets) - 1] += np.diff(block.offsets)
+        yield int(rows[first]), lengths
+        first = stop
+
+
+def _next_cut(generation: Generation, block: int, end: int) -> int:
+    while block < end and generation.blocks(np.array([block]))["flags"][0] & CONTINUES:
+        block += 1
+    return block

@@ -1,0 +1,88 @@
+"""The same documents in every format, and configs of the plugin over them."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from reference import Tokenizer
+from writers import KINDS
+
+from megablend.megatron.config import MegablendDatasetConfig
+
+ROOT = Path(__file__).parent.parent.parent
+DRIVER = Path(__file__).with_name("plugin_driver.py")
+LAUNCHERS = ("PMI", "MPI_", "OMPI_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCHELASTIC_")
+PARQUET = {"parquet": "parquet", "parquet-v2-unindexed": "parquet", "arrow": "arrow", "arrow-lz4": "arrow"}
+
+
+def draw_documents(seed: int, num_documents: int = 200) -> list[list[int]]:
+    """Documents of no token, of one, and of many pages."""
+    rng = random.Random(seed)
+    sizes = [rng.choice([0, 1, rng.randrange(40), rng.randrange(40), rng.randrange(400)]) for _ in range(num_documents)]
+    return [[rng.randrange(1, 40_000) for _ in range(size)] for size in sizes]
+
+
+def write_word(folder: Path, kind: str, documents: Sequence[Sequence[int]], eod: int | None = None) -> str:
+    """Write documents as a format's files; how a blend calls them. A pair has its end-of-document tokens written out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind == "megatron":
+        ended = [[*document, eod] if document and eod is not None else document for document in documents]
+        KINDS[kind].write(folder / "pair.bin", ended)
+        return str(folder / "pair")
+    middle = len(documents) // 3
+    for i, part in enumerate((documents[:middle], documents[middle:])):
+        KINDS[kind].write(folder / f"{i}{KINDS[kind].suffix}", part)
+    option = "" if eod is None else f"&append_eod={eod}"
+    return f"{PARQUET[kind]}:{folder}/*{KINDS[kind].suffix}?column=ids{option}"
+
+
+def plugin_config(cache: Path, **options: Any) -> MegablendDatasetConfig:
+    """megablend's config with what a test does not care about filled in."""
+    filled = {
+        "random_seed": 1234,
+        "sequence_length": 16,
+        "path_to_cache": str(cache),
+        "tokenizer": Tokenizer(),
+        "reset_position_ids": False,
+        "reset_attention_mask": False,
+        "eod_mask_loss": False,
+        "create_attention_mask": False,
+    }
+    return MegablendDatasetConfig(**{**filled, **options})
+
+
+def assert_same_samples(found: Any, expected: Any) -> None:
+    """Two datasets hold the same dicts of tensors, bit for bit."""
+    assert len(found) == len(expected) > 0
+    for k in [*range(len(expected)), None] if not hasattr(expected, "datasets") else range(len(expected)):
+        ours, theirs = found[k], expected[k]
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            assert torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(value)), (k, name)
+
+
+def environment(**extra: object) -> dict[str, str]:
+    """The environment without what a launcher of the tests themselves may have left in it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return {
+        **kept,
+        "PYTHONPATH": f"{ROOT}:{ROOT}/tests:{ROOT}/tests/formats",
+        "OMP_NUM_THREADS": "1",
+        **{name: str(value) for name, value in extra.items()},
+    }
+
+
+def launcher(name: str, num_ranks: int) -> list[str]:
+    """What comes before the driver's own arguments."""
+    beside = Path(sys.executable).parent
+    if name == "torchrun":
+        return [str(beside / "torchrun"), "--standalone", f"--nproc-per-node={num_ranks}", str(DRIVER)]
+    if name == "mpirun":
+        return [str(beside / "mpirun"), "-n", str(num_ranks), sys.executable, str(DRIVER)]
+    return [sys.executable, str(DRIVER)]

@@ -1,0 +1,116 @@
+"""Low-level datasets of every format give the documents that were written, from any offset."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from plugin_data import draw_documents, write_word
+
+from megablend.errors import CacheError, ConfigError
+from megablend.index.launch import OneProcess
+from megablend.megatron.address import Address, parse_address
+from megablend.megatron.catalog import build_catalog, catalog_path, open_catalog
+from megablend.megatron.documents import Documents, PairDocuments, TableDocuments
+from megablend.megatron.tables import build_table, pinned_address, table_path
+
+DOCUMENTS = draw_documents(1)
+EOD = 50_000
+
+
+def open_documents(folder: Path, kind: str, eod: int | None = None) -> Documents:
+    word, cache = write_word(folder / kind, kind, DOCUMENTS, eod), str(folder / "cache")
+    if kind == "megatron":
+        build_catalog(cache, [word], launch=OneProcess())
+        return PairDocuments(word, catalog_path(cache, [word]))
+    return TableDocuments(cache, build_table(cache, parse_address(word), launch=OneProcess()), window_bytes=2000)
+
+
+@pytest.mark.parametrize("eod", [None, EOD])
+@pytest.mark.parametrize("kind", ["megatron", "parquet", "parquet-v2-unindexed", "arrow", "arrow-lz4"])
+def test_documents_are_those_written(tmp_path: Path, kind: str, eod: int | None) -> None:
+    found: Any = open_documents(tmp_path, kind, eod)
+    expected = [[*document, eod] if document and eod is not None else document for document in DOCUMENTS]
+    assert found.sequence_lengths.dtype == np.int32
+    assert found.sequence_lengths.tolist() == [len(document) for document in expected]
+    assert len(found) == len(expected)
+    rng = random.Random(0)
+    for again in (found, pickle.loads(pickle.dumps(found))):
+        for number in rng.sample(range(len(expected)), 80):
+            document = expected[number]
+            assert again.get(np.int32(number)).tolist() == document
+            offset = rng.randrange(len(document) + 1)
+            length = rng.randrange(len(document) - offset + 1)
+            assert again.get(number, offset=offset, length=length).tolist() == document[offset : offset + length]
+            assert again.get(number, offset=np.int32(offset)).tolist() == document[offset:]
+
+
+def test_a_table_is_made_once_and_stays_with_its_files(tmp_path: Path) -> None:
+    word, cache = write_word(tmp_path / "data", "arrow", DOCUMENTS), str(tmp_path / "cache")
+    first = build_table(cache, parse_address(word), launch=OneProcess())
+    made = table_path(cache, first).stat().st_mtime_ns
+    write_word(tmp_path / "other", "arrow", DOCUMENTS)
+    (tmp_path / "other" / "0.arrow").rename(tmp_path / "data" / "more.arrow")
+    assert build_table(cache, parse_address(word), launch=OneProcess()) == first == pinned_address(cache, word)
+    assert table_path(cache, first).stat().st_mtime_ns == made
+    for pin in (tmp_path / "cache" / "megablend-documents").glob("*.json"):
+        pin.unlink()
+    assert build_table(cache, parse_address(word), launch=OneProcess()).index != first.index
+
+
+def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:
+    cache = str(tmp_path)
+    with pytest.raises(CacheError, match=r"not indexed in .*MegablendDatasetBuilder"):
+        pinned_address(cache, "arrow:/data/*.arrow?column=ids")
+    with pytest.raises(CacheError, match=r"lengths of the \.idx files are not there"):
+        open_catalog(catalog_path(cache, ["/data/a"]))
+
+
+def test_a_catalog_follows_its_files(tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    words = [write_word(tmp_path / str(seed), "megatron", draw_documents(seed)) for seed in range(5)]
+    build_catalog(cache, words, launch=OneProcess())
+    path = catalog_path(cache, words).with_suffix(".npy")
+    made = path.stat().st_mtime_ns
+    build_catalog(cache, words[::-1], launch=OneProcess())
+    assert path.stat().st_mtime_ns == made
+    write_word(tmp_path / "3", "megatron", draw_documents(30))
+    build_catalog(cache, words, launch=OneProcess())
+    expected = [len(document) for document in draw_documents(30)]
+    assert PairDocuments(words[3], catalog_path(cache, words)).sequence_lengths.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/data/web_text", Address(format="megatron", pattern="/data/web_text")),
+        ("parquet:/d/*.parquet", Address(format="parquet", pattern="/d/*.parquet")),
+        ("parquet:/d/a?.parquet", Address(format="parquet", pattern="/d/a?.parquet")),
+        ("arrow:/d/a?.arrow?column=x", Address(format="arrow", pattern="/d/a?.arrow", column="x")),
+        (
+            "parquet:/d/*.parquet?column=a.b&append_eod=2&index=ff",
+            Address(format="parquet", pattern="/d/*.parquet", column="a.b", append_eod=2, index="ff"),
+        ),
+    ],
+)
+def test_addresses(text: str, expected: Address) -> None:
+    assert parse_address(text) == expected
+    assert str(expected) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("parquet:/d/a?colum=x", "unknown option 'colum'; did you mean 'column'"),
+        ("parquet:/d/a?column=x&column=y", "'column' has two values"),
+        ("parquet:/d/a?column=", "'column' has no value"),
+        ("arrow:/d/a?append_eod=-1", "append_eod is '-1'; expected a token id"),
+    ],
+)
+def test_addresses_that_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_address(text)

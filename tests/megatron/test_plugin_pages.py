@@ -1,0 +1,130 @@
+"""Page order behind GPTDataset's dict: megablend's own samples, with masks and padding of the installed GPTDataset."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plugin_data import draw_documents, plugin_config, write_word
+from reference import process_group
+
+import megablend
+from megablend.errors import ConfigError, PlanError
+from megablend.megatron import MegablendDatasetBuilder
+from megablend.megatron.compat import GPTDataset
+from megablend.megatron.dataset import MegablendGPTDataset
+
+pytestmark = pytest.mark.filterwarnings("ignore:The pad token id:UserWarning")
+
+EOD = 0
+SIZES: list[int | None] = [400, 30, 10]
+
+
+@pytest.fixture(autouse=True)
+def one_process(tmp_path: Path) -> Iterator[None]:
+    with process_group(tmp_path):
+        yield
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    kinds = ["parquet", "arrow", "megatron"]
+    return [write_word(tmp_path / kind, kind, draw_documents(seed), EOD) for seed, kind in enumerate(kinds)]
+
+
+def build(config: Any, sizes: list[int | None] = SIZES) -> list[Any]:
+    return MegablendDatasetBuilder(MegablendGPTDataset, sizes, lambda: True, config).build()
+
+
+def options(words: list[str], **others: Any) -> dict[str, Any]:
+    return {"blend": (words, [0.5, 0.2, 0.3]), "split": "80,15,5", "order": "page", "lanes": 4, "cycle": 8, **others}
+
+
+def expected(cache: Path, words: list[str], **others: Any) -> dict[str, Any]:
+    """The same run as megablend's config."""
+    paths = [word.partition("?")[0].partition(":")[2] or word for word in words]
+    sources = [
+        {
+            "name": f"{i}",
+            "path": path,
+            "weight": weight,
+            **({} if path in words else {"column": "ids", "append_eod": EOD}),
+        }
+        for i, (path, weight) in enumerate(zip(paths, ("0.5", "0.2", "0.3"), strict=True))
+    ]
+    return {
+        "cache": str(cache),
+        "sequence_length": 16,
+        "seed": 1234,
+        "samples": 400,
+        "valid_samples": 30,
+        "split": "80,15,5",
+        "lanes": 4,
+        "cycle": 8,
+        "sources": sources,
+        **others,
+    }
+
+
+def test_samples_are_megablends_own(tmp_path: Path, words: list[str]) -> None:
+    train, valid, _ = build(plugin_config(tmp_path / "cache", **options(words)), [400, 30, 0])
+    config = expected(tmp_path / "own", words)
+    megablend.build(config)
+    for found, split in ((train, "train"), (valid, "valid")):
+        own = megablend.open(config, split)
+        assert isinstance(found, GPTDataset)
+        assert len(found) == len(own)
+        for k in range(len(own)):
+            ours, theirs = found[k], own[k]
+            assert ours["dataset_id"] == theirs["dataset_id"]
+            for name in ("tokens", "labels", "position_ids", "loss_mask"):
+                assert torch.equal(ours[name], theirs[name]), (k, name)
+
+
+def test_masks_padding_and_pickling(tmp_path: Path, words: list[str]) -> None:
+    flags = {
+        "reset_position_ids": True,
+        "reset_attention_mask": True,
+        "eod_mask_loss": True,
+        "create_attention_mask": True,
+    }
+    train, _, test = build(
+        plugin_config(tmp_path / "cache", **options(words[:1]) | {"blend": (words[:1], None)}, **flags)
+    )
+    again = pickle.loads(pickle.dumps(train))
+    for k in range(0, len(train), 7):
+        sample = train[k]
+        assert sample["attention_mask"].shape == (1, 16, 16)
+        assert torch.equal(sample["loss_mask"] == 0, sample["tokens"] == EOD)
+        starts = torch.nonzero(sample["tokens"][:-1] == EOD).flatten() + 1
+        assert (sample["position_ids"][starts] == 0).all()
+        assert all(torch.equal(again[k][name], value) for name, value in sample.items())
+    assert train[None]["loss_mask"].sum() == 0
+    assert torch.equal(train[None]["tokens"], train[0]["tokens"])
+    assert len(test) > 0
+
+
+def test_a_run_is_opened_and_lengthened(tmp_path: Path, words: list[str]) -> None:
+    first = build(plugin_config(tmp_path / "cache", **options(words)))[0]
+    ledger = next((tmp_path / "cache" / "megablend" / "runs").iterdir())
+    made = ledger.stat().st_mtime_ns
+    again = build(plugin_config(tmp_path / "cache", **options(words)))[0]
+    assert ledger.stat().st_mtime_ns == made
+    longer = build(plugin_config(tmp_path / "cache", **options(words)), [600, 30, 10])[0]
+    assert (len(first), len(again), len(longer)) == (400, 400, 600)
+    for k in range(0, 400, 11):
+        assert torch.equal(first[k]["tokens"], again[k]["tokens"])
+        assert torch.equal(first[k]["tokens"], longer[k]["tokens"])
+    with pytest.raises(PlanError, match="600"):
+        build(plugin_config(tmp_path / "cache", **options(words)), [500, 30, 10])
+
+
+@pytest.mark.parametrize("option", ["multiple_validation_sets", "drop_last_partial_validation_sequence"])
+def test_what_page_order_lacks_is_refused(tmp_path: Path, words: list[str], option: str) -> None:
+    value = option == "multiple_validation_sets"
+    with pytest.raises(ConfigError, match=option):
+        build(plugin_config(tmp_path / "cache", **options(words, **{option: value})))

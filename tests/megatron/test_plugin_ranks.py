@@ -1,0 +1,184 @@
+"""The plugin on several ranks: from an empty cache each artefact is built once; where one rank fails, all do."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugin_data import DRIVER, draw_documents, environment, launcher, write_word
+
+NUM_RANKS = 4
+SIZES = [300, 40, 20]
+NUM_ARTEFACTS = 3 * 3 + 3
+"""Three datasets and a blend in each split."""
+Result = dict[str, Any]
+
+
+def spec_of(folder: Path, kind: str, **options: Any) -> dict[str, Any]:
+    words = [write_word(folder / "data" / str(seed), kind, draw_documents(seed, 80)) for seed in range(3)]
+    cls = "GPTDataset" if kind == "megatron" else "MegablendGPTDataset"
+    (folder / "out").mkdir(exist_ok=True)
+    return {
+        "class": cls,
+        "blend": [words, [0.2, 0.3, 0.5]],
+        "split": "70,20,10",
+        "sizes": SIZES,
+        "cache": str(folder / "cache"),
+        "out": str(folder / "out"),
+        "launcher": "torchrun",
+        **options,
+    }
+
+
+def write_spec(folder: Path, spec: dict[str, Any]) -> str:
+    for path in Path(spec["out"]).glob("*.json"):
+        path.unlink()
+    (folder / "spec.json").write_text(json.dumps(spec))
+    return str(folder / "spec.json")
+
+
+def results(spec: dict[str, Any]) -> dict[int, Result]:
+    return {int(path.stem): json.loads(path.read_text()) for path in Path(spec["out"]).glob("*.json")}
+
+
+def run(folder: Path, spec: dict[str, Any], num_ranks: int, before: Callable[[], None] | None = None) -> list[Result]:
+    """All ranks' results, in their order."""
+    made = subprocess.run(
+        [*launcher(spec["launcher"], num_ranks), write_spec(folder, spec)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=before,
+    )
+    found = results(spec)
+    assert sorted(found) == list(range(num_ranks)), made.stderr
+    return [found[rank] for rank in range(num_ranks)]
+
+
+def built_once(found: list[Result]) -> None:
+    assert [each["error"] for each in found] == [None] * len(found)
+    counts = Counter(base for each in found for base in each["built"])
+    assert len(counts) == NUM_ARTEFACTS
+    assert set(counts.values()) == {1}
+
+
+@pytest.mark.parametrize("name", ["torchrun", "mpirun"])
+@pytest.mark.parametrize("kind", ["megatron", "parquet"])
+def test_each_artefact_is_built_once(tmp_path: Path, name: str, kind: str) -> None:
+    spec = spec_of(tmp_path, kind, launcher=name)
+    found = run(tmp_path, spec, NUM_RANKS)
+    built_once(found)
+    assert sum(bool(each["built"]) for each in found) > 1
+    assert all(each["samples"] == found[0]["samples"] for each in found)
+    again = run(tmp_path, spec, NUM_RANKS)
+    assert [each["built"] for each in again] == [[]] * NUM_RANKS
+    assert again[0]["samples"] == found[0]["samples"]
+
+
+def test_one_rank_and_four_build_the_same(tmp_path: Path) -> None:
+    specs = [spec_of(tmp_path, "megatron", cache=str(tmp_path / f"cache{n}")) for n in (1, NUM_RANKS)]
+    found = [run(tmp_path, spec, n)[0] for spec, n in zip(specs, (1, NUM_RANKS), strict=True)]
+    assert found[0]["samples"] == found[1]["samples"]
+    caches = [{p.name: p.read_bytes() for p in Path(spec["cache"]).glob("*.*") if p.is_file()} for spec in specs]
+    assert caches[0] == caches[1]
+
+
+def test_rank_0_need_not_hold_a_dataset(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "megatron", holders=[1, 3])
+    found = run(tmp_path, spec, NUM_RANKS)
+    built_once(found)
+    assert found[0]["samples"] == found[2]["samples"] == [None] * 3
+    assert found[1]["samples"] == found[3]["samples"] != [None] * 3
+    assert not found[0]["built"]
+
+
+@pytest.mark.parametrize("name", ["torchrun", "mpirun"])
+def test_folders_of_their_own_are_each_built(tmp_path: Path, name: str) -> None:
+    spec = spec_of(tmp_path, "arrow", launcher=name, cache=str(tmp_path / "cache{rank}"))
+    found = run(tmp_path, spec, 2)
+    for each in found:
+        built_once([each])
+    assert found[0]["samples"] == found[1]["samples"]
+    own = [{p.name: p.read_bytes() for p in (tmp_path / f"cache{rank}").glob("*.*") if p.is_file()} for rank in (0, 1)]
+    assert own[0] == own[1]
+
+
+def test_a_rank_that_lacks_the_cache_is_not_left_alone(tmp_path: Path) -> None:
+    run(tmp_path, spec_of(tmp_path, "megatron", cache=str(tmp_path / "cache0")), 1)
+    found = run(tmp_path, spec_of(tmp_path, "megatron", cache=str(tmp_path / "cache{rank}")), 2)
+    assert [each["error"] for each in found] == [None, None]
+    assert [len(each["built"]) for each in found] == [0, NUM_ARTEFACTS]
+
+
+@pytest.mark.parametrize("name", ["torchrun", "mpirun"])
+def test_a_cache_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    found = run(tmp_path, spec_of(tmp_path, "megatron", launcher=name), NUM_RANKS)
+    for each in found:
+        assert "CacheError" in each["error"]
+        assert "cannot write the cache" in each["error"]
+        assert each["seconds"] < 10
+
+
+def test_one_rank_without_a_cache_fails_them_all(tmp_path: Path) -> None:
+    (tmp_path / "cache1").write_text("a file where the folder should be")
+    found = run(tmp_path, spec_of(tmp_path, "megatron", cache=str(tmp_path / "cache{rank}")), 3)
+    for each in found:
+        assert "cache1: cannot write the cache" in each["error"]
+        assert each["seconds"] < 10
+
+
+@pytest.mark.parametrize("kind", ["megatron", "parquet"])
+def test_a_full_disk(tmp_path: Path, kind: str) -> None:
+    spec = spec_of(tmp_path, kind)
+    for limit in (700, 3000):
+
+        def lower(limit: int = limit) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+        found = run(tmp_path, spec, 2, before=lower)
+        for each in found:
+            assert "cannot write the cache (File too large)" in each["error"]
+            assert each["seconds"] < 10
+    built = run(tmp_path, spec, 2)
+    assert [each["error"] for each in built] == [None, None]
+
+
+def test_a_rank_is_killed(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "megatron", victim=2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    path = write_spec(tmp_path, spec)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(DRIVER), path],
+            env=environment(RANK=rank, WORLD_SIZE=NUM_RANKS, MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(NUM_RANKS)
+    ]
+    ranks[2].wait(timeout=60)
+    killed = time.monotonic()
+    for rank in (0, 1, 3):
+        ranks[rank].wait(timeout=60)
+    assert time.monotonic() - killed < 10
+    found = results(spec)
+    assert sorted(found) == [0, 1, 3]
+    for each in found.values():
+        assert "another rank of the job ended" in each["error"]
+    again = run(tmp_path, spec | {"victim": None}, NUM_RANKS)
+    assert [each["error"] for each in again] == [None] * NUM_RANKS
+    whole = run(tmp_path, spec_of(tmp_path, "megatron", cache=str(tmp_path / "whole")), 1)
+    assert again[0]["samples"] == whole[0]["samples"]
