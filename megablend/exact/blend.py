@@ -1,0 +1,166 @@
+"""Megatron's blends: which dataset each sample comes from, and which of the dataset's samples it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import PlanError
+from megablend.kernels.greedy import fill, fill_by_scan
+
+Int16s = npt.NDArray[np.int16]
+Int64s = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
+
+MOST_DATASETS = 32_766
+"""Megatron numbers datasets in int16."""
+FEW = 32
+"""So many datasets are all looked at sooner than sorted out."""
+PART = 1 << 17
+"""Steps of a thread's part, at least."""
+LEAD = 4096
+"""Steps before its part at which a thread begins from a guess, at least; as many as 8 * groups."""
+_EXACT = 2.0**52  # below it, counts that differ by one give errors that differ
+
+
+def greedy(weights: Sequence[float], size: int) -> Blend:
+    """A blend of `size` samples by weight: at each step the dataset that is furthest behind its weight.
+
+    Args:
+        weights: of each dataset; Megatron normalises them to a sum of 1.
+
+    Raises: PlanError where there are no datasets, or too many.
+
+    Source: helpers.build_blending_indices.
+    """
+    return Blend(np.array(weights, np.float64), np.full(len(weights), np.inf), size)
+
+
+def exhaustive(sizes: Sequence[int]) -> Blend:
+    """A blend of all samples of all datasets, `sizes` of each, by size.
+
+    Raises: PlanError where there are no datasets, or too many, or one has no sample (Megatron then writes past its arrays).
+
+    Source: helpers.build_exhaustive_blending_indices.
+    """
+    if min(sizes, default=1) < 1:
+        raise PlanError(
+            f"dataset {int(np.argmin(sizes))} has {min(sizes)} samples; an exhaustive blend needs one of each at least"
+        )
+    total = sum(sizes)
+    caps = np.array(sizes, np.int64)
+    return Blend(caps / np.float64(total), caps.astype(np.float64), total)
+
+
+class _State(NamedTuple):
+    """Where a blend stands; what the kernels call so."""
+
+    counts: Doubles
+    turns: Int64s
+
+    def copy(self) -> _State:
+        return _State(self.counts.copy(), self.turns.copy())
+
+    def equals(self, other: _State) -> bool:
+        return np.array_equal(self.counts, other.counts) and np.array_equal(self.turns, other.turns)
+
+
+class Blend:
+    """A blend that is drawn in order, in pieces of any size: memory is that of the pieces."""
+
+    def __init__(self, weights: Doubles, caps: Doubles, size: int) -> None:
+        if not 0 < len(weights) <= MOST_DATASETS:
+            raise PlanError(f"a blend of {len(weights):,} datasets; expected 1 to {MOST_DATASETS:,}")
+        self.size = size
+        """Samples in all."""
+        self.step = 0
+        """The next one to draw."""
+        ordered = bool(
+            np.all((weights >= 0) & (weights * max(1, size) < _EXACT))
+        )  # neither negative nor NaN nor too large
+        self._by_scan = not ordered or len(weights) <= FEW
+        self._forgets = (
+            ordered and abs(float(weights.sum()) - 1) < 1e-6
+        )  # states from a guess soon become the true ones
+        if self._by_scan:
+            self._group(_without_nan(weights), caps, np.arange(len(weights)))
+        else:
+            _, groups = np.unique(np.stack([weights, caps]), axis=1, return_inverse=True)
+            self._group(weights + 0.0, caps, groups)  # -0.0 becomes 0.0
+
+    def _group(self, weights: Doubles, caps: Doubles, groups: Int64s) -> None:
+        """Sort datasets by group, in order within each."""
+        self._members = np.argsort(groups, kind="stable")
+        self._firsts = np.concatenate([[0], np.cumsum(np.bincount(groups))])
+        heads = self._members[self._firsts[:-1]]
+        self._weights, self._caps = weights[heads], caps[heads]
+        self._state = _State(np.zeros(len(heads)), np.zeros(len(heads), np.int64))
+
+    def fill(self, datasets: Int16s, samples: Int64s, *, threads: int = 1) -> None:
+        """Draw the next samples: for each its dataset, and its number among that dataset's samples.
+
+        Args:
+            datasets: int16 [n], filled.
+            samples: int64 [n], filled.
+            threads: each but the first begins its part from a guess, which is checked; the result does not depend on them.
+
+        Raises: PlanError where fewer than n are left.
+        """
+        size = len(datasets)
+        if size > self.size - self.step:
+            raise PlanError(f"{size:,} samples of a blend that has {self.size - self.step:,} left of {self.size:,}")
+        parts = max(1, min(threads, size // PART)) if self._forgets else 1
+        edges = [size * part // parts for part in range(parts + 1)]
+        spans = list(pairwise(edges))
+
+        def run(state: _State, span: tuple[int, int]) -> _State:
+            state = state.copy()
+            self._run(state, self.step + span[0], datasets[slice(*span)], samples[slice(*span)])
+            return state
+
+        with ThreadPoolExecutor(parts) as pool:
+            starts = [self._state, *pool.map(lambda span: self._guess(self.step + span[0]), spans[1:])]
+            ends = list(pool.map(run, starts, spans))
+        for start, span, end in zip(starts, spans, ends, strict=True):
+            self._state = end if start.equals(self._state) else run(self._state, span)
+        self.step += size
+
+    def draw(self, count: int, *, threads: int = 1) -> tuple[Int16s, Int64s]:
+        """The next `count` samples in new arrays; otherwise as `fill`."""
+        datasets, samples = np.empty(count, np.int16), np.empty(count, np.int64)
+        self.fill(datasets, samples, threads=threads)
+        return datasets, samples
+
+    def _run(self, state: _State, step: int, datasets: Int16s, samples: Int64s) -> None:
+        if self._by_scan:
+            fill_by_scan(self._weights, self._caps, state.counts, step, datasets, samples)
+        else:
+            fill(self._weights, self._caps, self._firsts, self._members, *state, step, datasets, samples)
+
+    def _guess(self, step: int) -> _State:
+        """The state at `step`, probably: from the largest remainders some steps earlier, which the blend soon forgets."""
+        lead = min(step, max(LEAD, 8 * len(self._weights)))
+        exact, sizes = self._weights * (step - lead), np.diff(self._firsts)
+        counts = np.floor(exact)
+        order = np.argsort(counts - exact, kind="stable")
+        before = np.cumsum(sizes[order]) - sizes[order]
+        turns = np.empty(len(sizes), np.int64)
+        turns[order] = np.clip(step - lead - int(counts @ sizes) - before, 0, sizes[order])
+        counts[turns == sizes] += 1
+        turns[turns == sizes] = 0
+        counts[counts >= self._caps] = np.inf
+        state = _State(counts, turns)
+        self._run(state, step - lead, np.empty(lead, np.int16), np.empty(lead, np.int64))
+        return state
+
+
+def _without_nan(weights: Doubles) -> Doubles:
+    """Weights that compare, for a NaN never wins, but where the first has it always does."""
+    if np.isnan(weights[0]):
+        return np.where(np.arange(len(weights)) == 0, 0.0, -np.inf)
+    return np.where(np.isnan(weights), -np.inf, weights)
