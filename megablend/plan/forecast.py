@@ -146,7 +146,7 @@ def forecasts(run: Run, future: Future, max_bytes: int, window_steps: int) -> It
             if num_steps == 0:
                 needed = int(found.sizes[found.first_use == 0].sum())
                 raise ConfigError(
-                    f"memory: the blocks of a step of {len(found.samples)} samples take {needed} bytes of the {max_bytes} "
+                    f"memory: the blocks of a step of {found.step_offsets[1]} samples take {needed} bytes of the {max_bytes} "
                     "that are left for blocks; raise memory, or lower micro_batch_size or the sources' block sizes"
                 )
             found = forecast(run, *future.samples(step, num_steps))

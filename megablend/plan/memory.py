@@ -12,7 +12,6 @@ from megablend.plan.run import Run
 
 Int64s = npt.NDArray[np.int64]
 
-MIB = 1 << 20
 BLOCKS_SHARE = 0.75
 """Of `memory`: decoded blocks. The rest is for bytes on their way to be decoded, the plan of the coming window, and batches."""
 
@@ -35,10 +34,10 @@ def block_bytes(run: Run, *, micro_batch_size: int, stride: int) -> int:
     if held.sum() > available:
         most = run.sources[int(held.argmax())].name
         raise ConfigError(
-            f"memory: found {run.config.memory / MIB:.0f} MiB, expected {held.sum() / BLOCKS_SHARE / MIB:.0f} MiB or more: each "
-            f"process holds {lanes} of {run.config.lanes} lanes, and of each what a cycle of {run.config.cycle} samples takes "
+            f"memory: found {_shown(run.config.memory)}, expected {_shown(held.sum() / BLOCKS_SHARE)} or more: each process "
+            f"holds {lanes} of {run.config.lanes} lanes, and of each what a cycle of {run.config.cycle} samples takes "
             f"from {len(run.sources)} sources and the blocks that it stands in ({most!r} takes most, "
-            f"{held.max() / MIB:.0f} MiB); raise memory, or lower cycle, lanes or the sources' block sizes, or make lanes a "
+            f"{_shown(held.max())}); raise memory, or lower cycle, lanes or the sources' block sizes, or make lanes a "
             "multiple of micro batch x data-parallel size x workers"
         )
     return available
@@ -69,3 +68,9 @@ def _token_bytes(run: Run) -> Int64s:
     files = generation.file_of(run.parts["first_block"])
     sizes: Int64s = generation.file_token_bytes[files]
     return sizes
+
+
+def _shown(size: float) -> str:
+    """Bytes as people write them."""
+    power = max(1, min(3, int(math.log2(size + 1) / 10)))
+    return f"{size / 1024**power:.1f} {' KMG'[power]}iB"

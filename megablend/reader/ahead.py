@@ -6,6 +6,7 @@ blocks that are used up, which makes room for further reads. Memory is counted a
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future as Pending
@@ -179,6 +180,8 @@ def _reads(window: Window) -> Iterator[_Read]:
 
 def _fetch(store: BlockStore, ids: npt.NDArray[np.int64], *, documents: bool) -> list[DecodedBlock]:
     """Read and decode blocks; where documents begin in them is kept only where it is asked for."""
+    if not threading.main_thread().is_alive():  # the interpreter is about to end, and waits for all that was handed out
+        return []
     blocks = store.read(ids)
     return blocks if documents else [DecodedBlock(block.tokens, NO_OFFSETS) for block in blocks]
 

@@ -47,6 +47,7 @@ class Loader:
         self.dataset = dataset
         self.consumed_samples = self.sampler.consumed_samples
         """Samples, over all ranks, of the batches handed out."""
+        self._steps: Steps | None = None
         if "collate_fn" in options:  # it is for single samples
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
             return
@@ -67,6 +68,12 @@ class Loader:
         for batch in self._loader:
             self.consumed_samples = min(self.consumed_samples + self.sampler.step_samples, len(self.dataset))
             yield batch
+        self.close()
+
+    def close(self) -> None:
+        """Stop reading ahead in this process, and let go of what was read; going on is possible, from new."""
+        if self._steps is not None:
+            self._steps.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batches handed out so far."""

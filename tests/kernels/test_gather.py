@@ -1,0 +1,116 @@
+"""Samples gathered out of blocks of any type, and where documents begin in them, against lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megablend.formats.base import DecodedBlock
+from megablend.order.base import Spans
+from megablend.reader.table import BlockTable
+
+TYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]
+
+
+def block(tokens: list[int], dtype: str, offsets: list[int] | None = None) -> DecodedBlock:
+    edges = [0, len(tokens)] if offsets is None else offsets
+    return DecodedBlock(np.array(tokens, dtype), np.array(edges, np.int64))
+
+
+def spans(listed: list[tuple[int, int, int, int, int]]) -> Spans:
+    """Of (row, epoch, block, start, stop)."""
+    return Spans(*np.array(listed, np.int64).reshape(-1, 5).T.copy())
+
+
+def table_of(blocks: list[DecodedBlock], ids: list[int] | None = None) -> BlockTable:
+    table = BlockTable(np.array(range(len(blocks)) if ids is None else ids, np.int64))
+    for place, each in enumerate(blocks):
+        table.put(place, each)
+    return table
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(st.data())
+def test_stretches_of_blocks_of_several_types(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    listed = [[10 * place + token for token in range(size)] for place, size in enumerate(sizes)]
+    blocks = [block(tokens, data.draw(st.sampled_from(TYPES))) for tokens in listed]
+    chosen = []
+    for place in data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=12)):
+        start = data.draw(st.integers(0, sizes[place]))
+        chosen.append((place, start, data.draw(st.integers(start, sizes[place]))))
+    stretches = spans([(0, 0, place, start, stop) for place, start, stop in chosen])
+    expected = [token for place, start, stop in chosen for token in listed[place][start:stop]]
+    found = table_of(blocks).tokens(stretches.blocks, stretches, len(expected))
+    assert (found.dtype, found.tolist()) == (np.int64, expected)
+
+
+def test_values_at_the_ends_of_their_types() -> None:
+    for dtype in TYPES:
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        table = table_of([block([low, high], dtype)])
+        stretch = spans([(0, 0, 0, 0, 2)])
+        assert table.tokens(stretch.blocks, stretch, 2).tolist() == [low, high]
+
+
+@pytest.mark.parametrize(
+    ("stretch", "num_tokens"),
+    [((0, 0, 0, 0, 4), 4), ((0, 0, 0, -1, 2), 3), ((0, 0, 1, 0, 1), 1), ((0, 0, -1, 0, 1), 1), ((0, 0, 0, 0, 3), 2)],
+)
+def test_nothing_is_read_outside_of_a_block(stretch: tuple[int, int, int, int, int], num_tokens: int) -> None:
+    table, found = table_of([block([1, 2, 3], "int32")]), spans([stretch])
+    with pytest.raises(AssertionError, match=r"stretch .* of 1 is outside of its block"):
+        table.tokens(found.blocks, found, num_tokens)
+
+
+def test_a_block_that_was_dropped_has_no_tokens() -> None:
+    table, stretch = table_of([block([1, 2, 3], "int32")]), spans([(0, 0, 0, 0, 0)])
+    assert table.tokens(stretch.blocks, stretch, 0).tolist() == []
+    table.drop([0])
+    with pytest.raises(AssertionError, match="outside of its block"):
+        table.tokens(stretch.blocks, stretch, 0)
+
+
+Marks = npt.NDArray[np.bool_]
+
+
+def twin(blocks: list[DecodedBlock], continues: list[bool], listed: list[tuple[Any, ...]], width: int) -> list[bool]:
+    """Each token by itself: is it a piece's first, and if it is a block's first, does the token before go on to it?"""
+    tokens = [(epoch, place, token) for _, epoch, place, start, stop in listed for token in range(start, stop)]
+    marks = []
+    for i, (epoch, place, token) in enumerate(tokens):
+        begins = i % width == 0 or token in blocks[place].offsets[:-1].tolist()
+        if i % width and token == 0:
+            goes_on = tokens[i - 1][:2] == (epoch, place - 1) and continues[place]
+            begins = not goes_on
+        elif i % width and tokens[i - 1] != (epoch, place, token - 1):
+            begins = True
+        marks.append(begins)
+    return marks
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.data())
+def test_documents_begin_where_pieces_do(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=5))
+    inner = [data.draw(st.lists(st.integers(0, size), max_size=4)) for size in sizes]  # repeated: empty documents
+    blocks = [
+        block(list(range(size)), "int32", sorted([0, *cuts, size])) for size, cuts in zip(sizes, inner, strict=True)
+    ]
+    continues = [data.draw(st.booleans()) for _ in sizes]
+    walk = [(epoch, place) for epoch in range(2) for place in data.draw(st.permutations(range(len(sizes))))]
+    width, listed, filled = data.draw(st.integers(1, 9)), [], 0
+    for epoch, place in walk:
+        start = 0
+        while start < sizes[place]:
+            stop = min(sizes[place], start + width - filled % width)
+            listed.append((filled // width, epoch, place, start, stop))
+            filled, start = filled + stop - start, stop
+    stretches = spans(listed)
+    found = table_of(blocks).begins(stretches.blocks, stretches, filled, width, np.array(continues))
+    assert found.tolist() == twin(blocks, continues, listed, width)

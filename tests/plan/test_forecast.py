@@ -1,0 +1,159 @@
+"""What a loader will read, known before: windows hold what their steps need, within memory, and read nothing twice."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runs import EOD, documents, make_config, write_source
+
+import megablend
+from megablend.plan.amplification import read_amplification
+from megablend.plan.forecast import Forecast, Future, forecast, forecasts, windows
+from megablend.plan.memory import lanes_of
+from megablend.plan.run import Run
+
+
+def run_of(folder: Path, kinds: list[str], **settings: Any) -> Run:
+    sources = [write_source(folder, d, kind, documents(d, 70, 40, seed=9)) for d, kind in enumerate(kinds)]
+    for source, weight in zip(sources, (5, 3, 2), strict=False):
+        source |= {"weight": weight, "append_eod": EOD}
+    config = make_config(folder, sources, **({"samples": 480} | settings))
+    megablend.build(config)
+    return megablend.open(config).run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return run_of(tmp_path, ["parquet", "arrow", "megatron"])
+
+
+@pytest.mark.parametrize("first", [0, 7, 97])
+@pytest.mark.parametrize(("micro_batch", "stride"), [(1, 1), (4, 4), (3, 11)])
+def test_a_future_is_the_steps_that_follow(first: int, micro_batch: int, stride: int) -> None:
+    future = Future(first=first, micro_batch_size=micro_batch, stride=stride, stop=100)
+    expected = [list(range(k, min(k + micro_batch, 100))) for k in range(first, 100, stride)]
+    for step, number in ((0, 5), (2, 100), (0, 200)):
+        samples, offsets = future.samples(step, number)
+        steps = [samples[a:b].tolist() for a, b in pairwise(offsets)]
+        assert steps == expected[step : step + number]
+
+
+def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
+    rng = random.Random(1)
+    samples, offsets = Future(first=3, micro_batch_size=4, stride=9, stop=480).samples(0, 30)
+    found = forecast(run, samples, offsets)
+    sources, ordinals = run.plan.locate_many(samples)
+    assert found.sources.tolist() == sources.tolist()
+    touched: dict[int, list[int]] = {}
+    for i in rng.sample(range(len(samples)), 40):
+        alone = run.stretches(sources[i : i + 1], ordinals[i : i + 1])
+        mine = found.stretches.rows == i
+        for column, single in zip(found.stretches[1:], alone[1:], strict=True):
+            assert column[mine].tolist() == single.tolist()
+    for step in range(30):
+        low, high = found.stretch_offsets[step : step + 2]
+        for block in found.ids[found.places[low:high]].tolist():
+            touched.setdefault(block, []).append(step)
+    assert found.ids.tolist() == sorted(touched)
+    assert found.first_use.tolist() == [touched[block][0] for block in sorted(touched)]
+    assert found.last_use.tolist() == [touched[block][-1] for block in sorted(touched)]
+    assert found.used.sum() == len(samples) * run.config.sequence_length
+
+
+def hold(run: Run, future: Future, max_bytes: int, window_steps: int) -> Counter[int]:
+    """Walk through the windows as a reader would; how often each block is read."""
+    held: dict[int, int] = {}
+    reads = Counter[int]()
+    steps = list[list[int]]()
+    for window in windows(run, forecasts(run, future, max_bytes, window_steps), max_bytes):
+        now = window.forecast
+        for block in window.forgets.tolist():
+            del held[block]
+        new = now.ids[window.reads].tolist()
+        assert not set(new) & set(held)
+        assert (np.diff(now.first_use[window.reads]) >= 0).all()
+        reads.update(new)
+        held |= zip(new, now.sizes[window.reads].tolist(), strict=True)
+        assert set(now.ids.tolist()) <= set(held)
+        assert sum(held.values()) <= max_bytes
+        for block in now.ids[~window.keeps].tolist():
+            del held[block]
+        steps += [now.samples[a:b].tolist() for a, b in pairwise(now.step_offsets)]
+    samples, offsets = future.samples(0, future.stop)
+    assert steps == [samples[a:b].tolist() for a, b in pairwise(offsets)]
+    return reads
+
+
+def blocks_used(run: Run, samples: Any) -> Counter[int]:
+    """How many passes need each block."""
+    stretches = run.stretches(*run.plan.locate_many(samples))
+    return Counter(block for _, block in {*zip(stretches.epochs.tolist(), stretches.blocks.tolist(), strict=True)})
+
+
+@pytest.mark.parametrize("window_steps", [1, 4, 1000])
+def test_with_room_for_all_every_block_is_read_once_a_pass(run: Run, window_steps: int) -> None:
+    future = Future(first=0, micro_batch_size=4, stride=4, stop=480)
+    reads, used = hold(run, future, 1 << 30, window_steps), blocks_used(run, np.arange(480))
+    assert all(reads[block] <= passes for block, passes in used.items())
+    assert set(reads) == set(used)
+
+
+@pytest.mark.parametrize("max_bytes", [1200, 2500, 6000])
+def test_with_little_room_windows_are_shorter(run: Run, max_bytes: int) -> None:
+    reads = hold(run, Future(first=1, micro_batch_size=2, stride=5, stop=480), max_bytes, 40)
+    assert set(reads) == set(blocks_used(run, [k for k in range(1, 480) if (k - 1) % 5 < 2]))
+
+
+def test_a_step_that_does_not_fit_is_refused(run: Run) -> None:
+    found = forecasts(run, Future(first=0, micro_batch_size=8, stride=8, stop=480), 300, 10)
+    with pytest.raises(megablend.ConfigError, match=r"memory: the blocks of a step of 8 samples take .* of the 300"):
+        next(found)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "ranks", "workers"), [(4, 1, 0), (2, 2, 0), (1, 2, 2), (1, 1, 0), (4, 2, 0), (3, 1, 2)]
+)
+def test_amplification_counts_what_all_processes_read(run: Run, micro_batch: int, ranks: int, workers: int) -> None:
+    found = read_amplification(
+        run, micro_batch_size=micro_batch, data_parallel_size=ranks, num_workers=workers, first=0, stop=480
+    )
+    processes, stored = ranks * max(1, workers), run.store.generation.blocks
+    read = Counter[int]()
+    for process in range(processes):
+        future = Future(
+            first=process * micro_batch, micro_batch_size=micro_batch, stride=processes * micro_batch, stop=480
+        )
+        read += hold(run, future, 384 << 20, future.window_steps(16))
+    used = blocks_used(run, np.arange(480))
+    total = [sum(n * int(stored([b])["stored_bytes"][0]) for b, n in counts.items()) for counts in (read, used)]
+    assert found == pytest.approx(total[0] / total[1])
+
+
+def test_lanes_that_match_are_read_once(tmp_path: Path) -> None:
+    run = run_of(tmp_path, ["arrow"], cycle=20, sequence_length=4)
+    alone = read_amplification(run, micro_batch_size=4, data_parallel_size=1, num_workers=0, first=0, stop=480)
+    ranks = read_amplification(run, micro_batch_size=1, data_parallel_size=2, num_workers=2, first=0, stop=480)
+    others = read_amplification(run, micro_batch_size=1, data_parallel_size=3, num_workers=0, first=0, stop=480)
+    assert alone <= 1
+    assert alone <= ranks < others
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 6, 12])
+@pytest.mark.parametrize("micro_batch", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_lanes_of_a_process_are_counted(lanes: int, micro_batch: int, processes: int) -> None:
+    stride = micro_batch * processes
+    touched = {k % lanes for start in range(0, stride * lanes, stride) for k in range(start, start + micro_batch)}
+    assert lanes_of(lanes, micro_batch, stride) == len(touched)
+
+
+def test_the_blocks_of_a_forecast_are_typed(run: Run) -> None:
+    found: Forecast = forecast(run, *Future(first=0, micro_batch_size=1, stride=1, stop=480).samples(0, 3))
+    decoded = run.store.read(found.ids)
+    assert all(size >= block.tokens.nbytes for size, block in zip(found.sizes.tolist(), decoded, strict=True))
