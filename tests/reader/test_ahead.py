@@ -100,9 +100,10 @@ def test_too_little_memory_is_refused_with_what_is_needed(tmp_path: Path) -> Non
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_errors_of_threads_reach_the_loop(tmp_path: Path, config: dict[str, Any], workers: int) -> None:
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4, num_workers=workers)
+    place = int(loader.dataset.run.store.generation.blocks([0])["offset"][0])
     for path in tmp_path.glob("source0/*.parquet"):
         data = bytearray(path.read_bytes())
-        data[4:20] = bytes(16)
+        data[place : place + 8] = bytes(8)  # the first page's header
         path.write_bytes(data)
     with pytest.raises(megablend.DataError, match=r"source0/\d\.parquet at byte \d+: the page"):
         list(loader)
