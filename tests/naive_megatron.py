@@ -38,3 +38,18 @@ def sample_index(
             place, offset = places[begin + extra - 1]  # the last token that the sample before reads
             rows.append((place, offset + 1 - extra))
     return rows
+
+
+def blend(weights: Sequence[float], caps: Sequence[float], size: int) -> list[tuple[int, int]]:
+    """(dataset, sample) of each step, by Python's floats."""
+    counts, drawn = [0] * len(weights), []
+    for step in range(size):
+        errors = {
+            dataset: weight * float(max(step, 1)) - float(count)
+            for dataset, (weight, count, cap) in enumerate(zip(weights, counts, caps, strict=True))
+            if count < cap
+        }
+        winner = max(errors, key=lambda dataset: (errors[dataset], -dataset))
+        drawn.append((winner, counts[winner]))
+        counts[winner] += 1
+    return drawn

@@ -21,10 +21,10 @@ MOST_DATASETS = 32_766
 """Megatron numbers datasets in int16."""
 FEW = 32
 """So many datasets are all looked at sooner than sorted out."""
-PART = 1 << 17
-"""Steps of a thread's part, at least."""
+LEAST, MOST = 1 << 17, 1 << 21
+"""Steps of a thread's part: many more than its guess costs, few enough to draw again where the guess was wrong."""
 LEAD = 4096
-"""Steps before its part at which a thread begins from a guess, at least; as many as 8 * groups."""
+"""Steps before its part at which a thread begins from a guess; 8 * groups where that is more."""
 _EXACT = 2.0**52  # below it, counts that differ by one give errors that differ
 
 
@@ -114,8 +114,21 @@ class Blend:
         size = len(datasets)
         if size > self.size - self.step:
             raise PlanError(f"{size:,} samples of a blend that has {self.size - self.step:,} left of {self.size:,}")
-        parts = max(1, min(threads, size // PART)) if self._forgets else 1
-        edges = [size * part // parts for part in range(parts + 1)]
+        parts = max(1, min(threads, size // LEAST)) if self._forgets else 1
+        wave = parts * MOST
+        with ThreadPoolExecutor(parts) as pool:
+            for first in range(0, size, wave):
+                self._wave(pool, parts, datasets[first : first + wave], samples[first : first + wave])
+
+    def draw(self, count: int, *, threads: int = 1) -> tuple[Int16s, Int64s]:
+        """The next `count` samples in new arrays; otherwise as `fill`."""
+        datasets, samples = np.empty(count, np.int16), np.empty(count, np.int64)
+        self.fill(datasets, samples, threads=threads)
+        return datasets, samples
+
+    def _wave(self, pool: ThreadPoolExecutor, parts: int, datasets: Int16s, samples: Int64s) -> None:
+        """Draw in so many parts at the same time."""
+        edges = [len(datasets) * part // parts for part in range(parts + 1)]
         spans = list(pairwise(edges))
 
         def run(state: _State, span: tuple[int, int]) -> _State:
@@ -123,18 +136,11 @@ class Blend:
             self._run(state, self.step + span[0], datasets[slice(*span)], samples[slice(*span)])
             return state
 
-        with ThreadPoolExecutor(parts) as pool:
-            starts = [self._state, *pool.map(lambda span: self._guess(self.step + span[0]), spans[1:])]
-            ends = list(pool.map(run, starts, spans))
-        for start, span, end in zip(starts, spans, ends, strict=True):
+        starts = [self._state, *pool.map(lambda edge: self._guess(self.step + edge), edges[1:-1])]
+        ends = pool.map(run, starts, spans)
+        for start, span, end in zip(starts, spans, list(ends), strict=True):
             self._state = end if start.equals(self._state) else run(self._state, span)
-        self.step += size
-
-    def draw(self, count: int, *, threads: int = 1) -> tuple[Int16s, Int64s]:
-        """The next `count` samples in new arrays; otherwise as `fill`."""
-        datasets, samples = np.empty(count, np.int16), np.empty(count, np.int64)
-        self.fill(datasets, samples, threads=threads)
-        return datasets, samples
+        self.step += len(datasets)
 
     def _run(self, state: _State, step: int, datasets: Int16s, samples: Int64s) -> None:
         if self._by_scan:

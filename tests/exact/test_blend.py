@@ -1,0 +1,167 @@
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from megatron_core import megatron
+
+from megablend.errors import PlanError
+from megablend.exact import blend as module
+from megablend.exact.blend import FEW, MOST_DATASETS, Blend, _State, exhaustive, greedy
+
+KINDS = [
+    "uniform",
+    "equal",
+    "within 1 %",
+    "zipf",
+    "few heavy",
+    "tiny",
+    "rounded",
+    "unnormalised",
+    "drifting",
+    "geometric",
+]
+
+
+def weights_of(kind: str, size: int, seed: int = 0) -> npt.NDArray[np.float64]:
+    rng = np.random.default_rng(seed)
+    uniform = rng.random(size) + 1e-3
+    weights: dict[str, npt.NDArray[np.float64]] = {
+        "uniform": uniform,
+        "equal": np.ones(size),
+        "within 1 %": 1 + 0.01 * uniform,
+        "zipf": 1 / np.arange(1, size + 1),
+        "few heavy": np.where(np.arange(size) < 3, 1 + uniform, 1e-4 * (1 + uniform)),
+        "tiny": np.where(np.arange(size) % 3 == 1, 1e-9, uniform),
+        "rounded": np.round(uniform + 0.01, 2),
+        "geometric": 0.5 ** np.minimum(np.arange(size), 60.0),
+        "unnormalised": uniform,
+        "drifting": uniform,
+    }
+    chosen = weights[kind] / weights[kind].sum() * {"unnormalised": 3.7, "drifting": 0.4}.get(kind, 1.0)
+    return np.asarray(chosen)
+
+
+def theirs(weights: Any, size: int) -> tuple[Any, Any]:
+    datasets, samples = np.zeros(size, np.int16), np.zeros(size, np.int64)
+    megatron("helpers_cpp").build_blending_indices(datasets, samples, weights, len(weights), size, False)
+    return datasets, samples
+
+
+def check(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other, strict=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 2, 3, 24, 25, 26, FEW, FEW + 1, FEW + 2, 100, 1000])
+def test_greedy_as_megatron(kind: str, size: int) -> None:
+    weights, count = weights_of(kind, size), 5 * size + 700
+    check(greedy(weights.tolist(), count).draw(count), theirs(weights, count))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "rounded"])
+def test_as_many_datasets_as_there_may_be(kind: str) -> None:
+    weights = weights_of(kind, MOST_DATASETS)
+    check(greedy(weights.tolist(), 2000).draw(2000), theirs(weights, 2000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [10, 300, 5000])
+def test_long_blends_as_megatron(kind: str, size: int) -> None:
+    weights, count = weights_of(kind, size, seed=size), 1_000_000_000 // (size + 1000)
+    check(greedy(weights.tolist(), count).draw(count, threads=3), theirs(weights, count))
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [np.nan, 1, 2],
+        [1, np.nan, 5],
+        [0.2, 0.5, np.nan],
+        [1, -1, 3],
+        [np.inf, 1, np.inf],
+        [-np.inf, -np.inf],
+        [0, 0, 0],
+        [-0.0, 0.0],
+        [1e300, 1e20],
+        [1e16, 1e16, 3],
+        [5, 6, 7],
+        [1e-320, 0],
+    ],
+)
+@pytest.mark.parametrize("repeats", [1, 20])
+def test_odd_weights_as_megatron(weights: list[float], repeats: int) -> None:
+    many = np.array(weights * repeats, np.float64)
+    check(greedy(many.tolist(), 300).draw(300, threads=4), theirs(many, 300))
+
+
+@pytest.mark.parametrize("sizes", [[1], [5], [3, 3, 3], [1, 2, 300], [7] * 50, [1] * 40 + [90]], ids=str)
+def test_exhaustive_as_megatron(sizes: list[int]) -> None:
+    _check_exhaustive(sizes)
+
+
+@pytest.mark.parametrize("size", [2, FEW, FEW + 1, 400])
+@pytest.mark.parametrize("most", [2, 60])
+def test_generated_exhaustive_as_megatron(size: int, most: int) -> None:
+    _check_exhaustive(np.random.default_rng(size).integers(1, most + 1, size).tolist())
+
+
+def _check_exhaustive(sizes: list[int]) -> None:
+    total = sum(sizes)
+    expected = np.zeros(total, np.int16), np.zeros(total, np.int64)
+    build = megatron("helpers_cpp").build_exhaustive_blending_indices
+    build(*expected, np.array(sizes, np.int64), len(sizes))
+    blend = exhaustive(sizes)
+    assert blend.size == total
+    check(blend.draw(total), expected)
+
+
+def test_pieces_and_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST", 500)
+    monkeypatch.setattr(module, "MOST", 3000)
+    for kind, size in (("uniform", 200), ("rounded", 400), ("zipf", 20), ("tiny", 90), ("unnormalised", 50)):
+        weights = weights_of(kind, size)
+        expected = theirs(weights, 40_000)
+        for threads in (1, 2, 5):
+            blend = greedy(weights.tolist(), 40_000)
+            pieces = [blend.draw(count, threads=threads) for count in (1, 1, 0, 12_345, 20_000, 7653)]
+            check((np.concatenate([p[0] for p in pieces]), np.concatenate([p[1] for p in pieces])), expected)
+
+
+def test_wrong_guesses_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST", 500)
+    guess, wrong = Blend._guess, []
+
+    def guess_wrong(self: Blend, step: int) -> _State:
+        state = guess(self, step)
+        wrong.append(step)
+        state.counts[len(wrong) % 2 : 2 + len(wrong) % 2] += [1, -1]  # one of them would be right by its sum
+        return state
+
+    monkeypatch.setattr(Blend, "_guess", guess_wrong)
+    weights = weights_of("uniform", 100)
+    check(greedy(weights.tolist(), 9000).draw(9000, threads=4), theirs(weights, 9000))
+    assert len(wrong) == 3
+
+
+def test_guesses_are_nearly_always_right() -> None:
+    blend, right = greedy(weights_of("uniform", 500).tolist(), 500_000), 0
+    for _ in range(10):
+        blend.draw(50_000)
+        right += blend._guess(blend.step).equals(blend._state)
+    assert right >= 8
+
+
+def test_refusals() -> None:
+    with pytest.raises(PlanError, match="dataset 1 has 0 samples; an exhaustive blend needs one of each at least"):
+        exhaustive([3, 0, 4])
+    with pytest.raises(PlanError, match="a blend of 0 datasets; expected 1 to 32,766"):
+        greedy([], 4)
+    with pytest.raises(PlanError, match="a blend of 32,767 datasets"):
+        exhaustive([1] * 32_767)
+    blend = greedy([0.5, 0.5], 10)
+    blend.draw(8)
+    with pytest.raises(PlanError, match="3 samples of a blend that has 2 left of 10"):
+        blend.draw(3)
