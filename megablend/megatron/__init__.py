@@ -3,7 +3,7 @@
     megablend.megatron.prepare(config, sizes)               # on every rank: fills the cache that training will find
     MegablendDatasetBuilder(GPTDataset, sizes, is_built_on_rank, config).build()         # in the training script
 
-Names are loaded when they are first used: `prepare` needs neither torch nor megatron-core.
+The plugin's names are loaded when they are first used: `prepare` needs neither torch nor megatron-core.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from megablend.megatron.api import prepare
+
 if TYPE_CHECKING:
-    from megablend.megatron.api import prepare
     from megablend.megatron.builder import MegablendDatasetBuilder
     from megablend.megatron.config import MegablendDatasetConfig
     from megablend.megatron.dataset import MegablendGPTDataset
@@ -23,7 +24,6 @@ _HOMES = {
     "MegablendDatasetBuilder": "megablend.megatron.builder",
     "MegablendDatasetConfig": "megablend.megatron.config",
     "MegablendGPTDataset": "megablend.megatron.dataset",
-    "prepare": "megablend.megatron.api",
 }
 
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch.distributed
 
-from megablend.errors import MegablendError
 from megablend.index.launch import Launch
 from megablend.megatron.address import PAIR, parse_address
 from megablend.megatron.agree import AgreedLaunch
 from megablend.megatron.api import request_of
+from megablend.megatron.cache import prepare_cache
 from megablend.megatron.catalog import build_catalog
 from megablend.megatron.compat import (
     BlendedMegatronDatasetBuilder,
@@ -36,8 +36,7 @@ from megablend.megatron.dataset import MegablendGPTDataset, cache_of, pairs_of, 
 from megablend.megatron.job import Job, this_job
 from megablend.megatron.nodes import builders
 from megablend.megatron.pages import build_pages, open_pages
-from megablend.megatron.prepare import prepare_cache
-from megablend.megatron.receipt import is_whole, write_receipt
+from megablend.megatron.receipt import is_whole
 from megablend.megatron.request import CacheRequest
 from megablend.megatron.tables import build_table, pinned_address, table_path
 
@@ -104,7 +103,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         try:
             if not self.is_built_on_rank() or self._in_pages or is_whole(self._request()):
                 return self._open()
-        except (MegablendError, OSError, ValueError):
+        except Exception:  # of Megatron's too: whatever it is, all ranks meet again where it is mended, or told
             pass
         return None
 
@@ -125,6 +124,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         with job.members(ranks) as launch:
             try:
                 self._fill(launch)
+                launch.barrier()  # a rank may fail at the very end
             except BaseException as error:
                 launch.abort(error)
 
@@ -139,10 +139,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
                     build_table(cache, address, launch=launch)
             if pairs := pairs_of(self.config):
                 build_catalog(cache, pairs, launch=launch)
-        request = self._request()
-        report = prepare_cache(request, launch=launch)
-        if launch.rank == 0:
-            write_receipt(request, report)
+        prepare_cache(self._request(), launch=launch)
 
     def _request(self) -> CacheRequest:
         """What the cache is to hold: for addresses, under names that tell their index."""

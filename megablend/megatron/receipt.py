@@ -9,11 +9,12 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from megablend.errors import CacheError
-from megablend.index.disk import replace_file
-from megablend.megatron.prepare import CacheReport
+from megablend.index.disk import replace_file, writing
+from megablend.megatron.plan import SplitPlan
 from megablend.megatron.request import CacheRequest
 from megablend.megatron.write import WORK_FOLDER
 
@@ -30,15 +31,17 @@ def is_whole(request: CacheRequest) -> bool:
         return False
 
 
-def write_receipt(request: CacheRequest, report: CacheReport) -> None:
-    """Vouch for what a build has just made, or found whole. Raises: CacheError where that cannot be written."""
+def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: bool) -> None:
+    """Vouch for a cache that was just filled (`built`), or found whole. Raises: CacheError where that cannot be written."""
     cache = Path(request.path_to_cache)
-    artefacts = [job.artefact for split in report.splits for job in split.jobs]
+    artefacts = [job.artefact for split in splits for job in split.jobs]
     paths = [each.description_path(cache) for each in artefacts]
     paths += [each.path(cache, array.name) for each in artefacts for array in each.arrays]
     text = "\n".join(sorted({path.name for path in paths}))
     # A whole cache may be read-only: it is looked through again the next time, no more.
-    with contextlib.nullcontext() if report.missing else contextlib.suppress(CacheError):
+    with contextlib.nullcontext() if built else contextlib.suppress(CacheError):
+        with writing(_path(request)):
+            _path(request).parent.mkdir(exist_ok=True)
         replace_file(_path(request), text.encode())
 
 
