@@ -112,8 +112,8 @@ def megatron_cache(as_json: bool, dry_run: bool, max_memory: str | None, **flags
     """
     from megablend.cli.progress import progress_on
     from megablend.index.launch import detect
+    from megablend.megatron.cache import prepare_cache
     from megablend.megatron.flags import request_of_flags
-    from megablend.megatron.prepare import prepare_cache
 
     launch = detect()
     request = None

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from megablend.errors import ConfigError
 from megablend.index.launch import Launch, detect
-from megablend.megatron.prepare import CacheReport, prepare_cache
+from megablend.megatron.cache import CacheReport, prepare_cache
 from megablend.megatron.request import GREEDY, SPLITS, Blend, CacheRequest
 from megablend.megatron.tokenizer import identifiers_of
 

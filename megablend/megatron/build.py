@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from megablend.exact.blend import exhaustive, greedy
 from megablend.exact.documents import document_index, shuffle_index
 from megablend.exact.samples import sample_rows
 from megablend.formats.base import Array
@@ -14,6 +15,9 @@ from megablend.megatron.lengths import lengths_of, read_lengths
 from megablend.megatron.plan import BlendJob, DatasetJob
 from megablend.megatron.request import CacheRequest
 from megablend.megatron.write import ArtefactWriter
+
+_DRAWN = 1 << 22
+"""Samples of a blend that are made at once: 40 MiB."""
 
 
 def build_dataset(job: DatasetJob, request: CacheRequest, cache: Path, *, threads: int, overlap: bool) -> None:
@@ -40,20 +44,17 @@ def build_dataset(job: DatasetJob, request: CacheRequest, cache: Path, *, thread
 
 
 def build_blend(job: BlendJob, cache: Path, *, threads: int) -> None:
-    """Write a blend's dataset and sample index. Raises: CacheError."""
-    from megatron.core.datasets import helpers
-
-    dataset_index = np.zeros(job.num_samples, np.int16)
-    sample_index = np.zeros(job.num_samples, np.int64)
-    if job.size is not None:
-        helpers.build_blending_indices(
-            dataset_index, sample_index, list(job.weights), len(job.weights), job.size, False
-        )
-    else:
-        helpers.build_exhaustive_blending_indices(dataset_index, sample_index, list(job.weights), len(job.weights))
-    with ArtefactWriter(job.artefact, cache) as out:
-        out.write("dataset_index", dataset_index)
-        out.write("dataset_sample_index", sample_index)
+    """Write a blend's dataset index and dataset sample index, piece by piece. Raises: CacheError."""
+    blend = exhaustive(job.lengths) if job.size is None else greedy(job.weights, job.size)
+    with (
+        ArtefactWriter(job.artefact, cache) as out,
+        out.array("dataset_index") as datasets,
+        out.array("dataset_sample_index") as samples,
+    ):
+        while blend.step < blend.size:
+            drawn = blend.draw(min(_DRAWN, blend.size - blend.step), threads=threads)
+            datasets.append(drawn[0])
+            samples.append(drawn[1])
 
 
 def _write_sample_index(

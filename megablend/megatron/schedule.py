@@ -16,7 +16,7 @@ from megablend.index.share import share
 from megablend.megatron.plan import BlendJob, Job
 from megablend.megatron.request import LARGEST_REMAINDER
 
-CHUNK_BYTES = 1 << 25
+CHUNK_BYTES = 3 << 24
 """Arrays that are made in order go to the disk in pieces of about this size."""
 _USABLE = 0.8
 """Of a node's free memory, where no bound is given."""

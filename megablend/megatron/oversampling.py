@@ -1,0 +1,60 @@
+"""Blends that ask a dataset for more samples than it was built with. Megatron finds out when all is built; we, before.
+
+At step i >= 1 the errors w[d] * i - count[d] sum to 0, so the greatest is not negative, and the dataset d that is taken then has
+count[d] <= w[d] * i. Of a blend of n samples d therefore gives at most w[d] * (n - 1) + 1. Only a dataset for which that is not
+enough has its samples counted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from megablend.errors import PlanError
+from megablend.exact.blend import greedy
+from megablend.megatron.plan import SplitPlan
+from megablend.megatron.request import GREEDY
+
+_DRAWN = 1 << 22
+
+
+def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
+    """Check a split's blend, if it has one that is greedy and has a size.
+
+    Raises: PlanError, which names a dataset and the surplus that suffices.
+    Source: BlendedDataset._build_indices, its IndexError.
+    """
+    job = split.blend
+    if job is None or job.size is None or job.interleaving != GREEDY:
+        return
+    rounding = 4 * sys.float_info.epsilon * job.size * len(job.weights)
+    most = [weight * (job.size - 1) + 1 + rounding for weight in job.weights]
+    if all(samples < length + 1 for samples, length in zip(most, job.lengths, strict=True)):
+        return
+    counts = _counts(job.weights, job.size)
+    over = [d for d, (count, length) in enumerate(zip(counts, job.lengths, strict=True)) if count > length]
+    if not over:
+        return
+    remedy = "ask for fewer samples"
+    if targets := job.layout.targets:
+        needed = max(counts[d] / targets[d] - 1 for d in over)
+        remedy = f"--mid-level-dataset-surplus (now {surplus}) of {math.ceil(needed * 1e4 + 1e-6) / 1e4} suffices"
+    worst = max(over, key=lambda d: counts[d] / job.lengths[d])
+    raise PlanError(
+        f"{split.datasets[worst].name}: the blend takes {counts[worst]:,} samples, where {job.lengths[worst]:,} are built "
+        f"(so of {len(over):,} datasets): {remedy}"
+    )
+
+
+def _counts(weights: Sequence[float], size: int) -> list[int]:
+    """How many samples a greedy blend takes of each dataset."""
+    blend, counts = greedy(weights, size), np.zeros(len(weights), np.int64)
+    while blend.step < size:
+        datasets, _ = blend.draw(min(_DRAWN, size - blend.step), threads=len(os.sched_getaffinity(0)))
+        counts += np.bincount(datasets, minlength=len(weights))
+    result: list[int] = counts.tolist()
+    return result
