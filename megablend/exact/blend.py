@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import PlanError
+from megablend.exact.pieces import Int16s, Int64s, Pieces
 from megablend.kernels.greedy import fill, fill_by_scan
 
-Int16s = npt.NDArray[np.int16]
-Int64s = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
 
 MOST_DATASETS = 32_766
@@ -28,7 +27,7 @@ LEAD = 4096
 _EXACT = 2.0**52  # below it, counts that differ by one give errors that differ
 
 
-def greedy(weights: Sequence[float], size: int) -> Blend:
+def greedy(weights: Sequence[float], size: int) -> Greedy:
     """A blend of `size` samples by weight: at each step the dataset that is furthest behind its weight.
 
     Args:
@@ -38,10 +37,10 @@ def greedy(weights: Sequence[float], size: int) -> Blend:
 
     Source: helpers.build_blending_indices.
     """
-    return Blend(np.array(weights, np.float64), np.full(len(weights), np.inf), size)
+    return Greedy(np.array(weights, np.float64), np.full(len(weights), np.inf), size)
 
 
-def exhaustive(sizes: Sequence[int]) -> Blend:
+def exhaustive(sizes: Sequence[int]) -> Greedy:
     """A blend of all samples of all datasets, `sizes` of each, by size.
 
     Raises: PlanError where there are no datasets, or too many, or one has no sample (Megatron then writes past its arrays).
@@ -54,7 +53,7 @@ def exhaustive(sizes: Sequence[int]) -> Blend:
         )
     total = sum(sizes)
     caps = np.array(sizes, np.int64)
-    return Blend(caps / np.float64(total), caps.astype(np.float64), total)
+    return Greedy(caps / np.float64(total), caps.astype(np.float64), total)
 
 
 class _State(NamedTuple):
@@ -70,16 +69,13 @@ class _State(NamedTuple):
         return np.array_equal(self.counts, other.counts) and np.array_equal(self.turns, other.turns)
 
 
-class Blend:
-    """A blend that is drawn in order, in pieces of any size: memory is that of the pieces."""
+class Greedy(Pieces):
+    """A blend by the greatest error, with caps or without."""
 
     def __init__(self, weights: Doubles, caps: Doubles, size: int) -> None:
         if not 0 < len(weights) <= MOST_DATASETS:
             raise PlanError(f"a blend of {len(weights):,} datasets; expected 1 to {MOST_DATASETS:,}")
-        self.size = size
-        """Samples in all."""
-        self.step = 0
-        """The next one to draw."""
+        super().__init__(size)
         ordered = bool(
             np.all((weights >= 0) & (weights * max(1, size) < _EXACT))
         )  # neither negative nor NaN nor too large
@@ -101,30 +97,14 @@ class Blend:
         self._weights, self._caps = weights[heads], caps[heads]
         self._state = _State(np.zeros(len(heads)), np.zeros(len(heads), np.int64))
 
-    def fill(self, datasets: Int16s, samples: Int64s, *, threads: int = 1) -> None:
-        """Draw the next samples: for each its dataset, and its number among that dataset's samples.
-
-        Args:
-            datasets: int16 [n], filled.
-            samples: int64 [n], filled.
-            threads: each but the first begins its part from a guess, which is checked; the result does not depend on them.
-
-        Raises: PlanError where fewer than n are left.
-        """
+    def _fill(self, datasets: Int16s, samples: Int64s, threads: int) -> None:
+        """Each thread but the first begins its part from a guess, which is checked: the result does not depend on them."""
         size = len(datasets)
-        if size > self.size - self.step:
-            raise PlanError(f"{size:,} samples of a blend that has {self.size - self.step:,} left of {self.size:,}")
         parts = max(1, min(threads, size // LEAST)) if self._forgets else 1
         wave = parts * MOST
         with ThreadPoolExecutor(parts) as pool:
             for first in range(0, size, wave):
                 self._wave(pool, parts, datasets[first : first + wave], samples[first : first + wave])
-
-    def draw(self, count: int, *, threads: int = 1) -> tuple[Int16s, Int64s]:
-        """The next `count` samples in new arrays; otherwise as `fill`."""
-        datasets, samples = np.empty(count, np.int16), np.empty(count, np.int64)
-        self.fill(datasets, samples, threads=threads)
-        return datasets, samples
 
     def _wave(self, pool: ThreadPoolExecutor, parts: int, datasets: Int16s, samples: Int64s) -> None:
         """Draw in so many parts at the same time."""

@@ -7,7 +7,7 @@ from megatron_core import megatron
 
 from megablend.errors import PlanError
 from megablend.exact import blend as module
-from megablend.exact.blend import FEW, MOST_DATASETS, Blend, _State, exhaustive, greedy
+from megablend.exact.blend import FEW, MOST_DATASETS, Greedy, _State, exhaustive, greedy
 
 KINDS = [
     "uniform",
@@ -132,15 +132,15 @@ def test_pieces_and_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_wrong_guesses_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST", 500)
-    guess, wrong = Blend._guess, []
+    guess, wrong = Greedy._guess, []
 
-    def guess_wrong(self: Blend, step: int) -> _State:
+    def guess_wrong(self: Greedy, step: int) -> _State:
         state = guess(self, step)
         wrong.append(step)
         state.counts[len(wrong) % 2 : 2 + len(wrong) % 2] += [1, -1]  # one of them would be right by its sum
         return state
 
-    monkeypatch.setattr(Blend, "_guess", guess_wrong)
+    monkeypatch.setattr(Greedy, "_guess", guess_wrong)
     weights = weights_of("uniform", 100)
     check(greedy(weights.tolist(), 9000).draw(9000, threads=4), theirs(weights, 9000))
     assert len(wrong) == 3

@@ -1,0 +1,74 @@
+"""A blend of given counts in an order that is shuffled as a whole: the samples of all datasets, dealt by one keyed permutation.
+
+Exact at its end, and at random before: after n samples a dataset with share p is off by some sqrt(n * p * (1 - p)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+
+from megablend.errors import PlanError
+from megablend.exact.blend import MOST_DATASETS
+from megablend.exact.pieces import Int16s, Int64s, Pieces
+from megablend.kernels.bijection import shuffle
+from megablend.kernels.mixing import MASK, fold
+from megablend.kernels.scramble import ROUNDS, deal, scramble
+from megablend.plan.allocate import largest_remainder
+
+SMALL = 1 << 16
+"""Up to so many samples are shuffled exactly, as an array: a Feistel network needs more."""
+BLOCK = 1 << 14
+"""Samples at a time: their positions stay in the cache."""
+_HEADS = 14  # bits of the table of datasets by position: it stays in the cache too
+
+
+def largest_remainder_blend(weights: Sequence[int | float | Fraction], size: int, seed: int) -> Permuted:
+    """A blend of `size` samples: floor and largest remainder of size * weight, in exact arithmetic, ties by order; shuffled.
+
+    Raises: PlanError on weights that are negative or not finite, or all zero; where there are too many.
+    """
+    for dataset, weight in enumerate(weights):
+        if not np.isfinite(float(weight)):
+            raise PlanError(f"dataset {dataset} has weight {weight}; expected a finite number")
+    return Permuted(largest_remainder([Fraction(weight) for weight in weights], size), seed)
+
+
+class Permuted(Pieces):
+    """counts[d] samples of each dataset d, in the order that `seed` chooses."""
+
+    def __init__(self, counts: Sequence[int], seed: int) -> None:
+        super().__init__(sum(counts))
+        if len(counts) > MOST_DATASETS:
+            raise PlanError(f"a blend of {len(counts):,} datasets; expected at most {MOST_DATASETS:,}")
+        self._starts = np.concatenate([[0], np.cumsum(np.array(counts, np.int64))])
+        self._shift = max(0, self.size.bit_length() - _HEADS)
+        edges = np.arange(0, self.size, 1 << self._shift)
+        self._heads = (np.searchsorted(self._starts, edges, side="right") - 1).astype(np.int32)
+        key = fold(seed & MASK, self.size)
+        self._keys = np.array([fold(key, turn) & 0xFFFFFFFF for turn in range(ROUNDS)], np.uint32)
+        self._shuffled = np.arange(self.size if self.size <= SMALL else 0)
+        shuffle(self._shuffled, key, 0, 0)
+
+    def _fill(self, datasets: Int16s, samples: Int64s, threads: int) -> None:
+        edges = [len(datasets) * part // threads for part in range(threads + 1)]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda span: self._part(datasets, samples, *span), pairwise(edges)))
+        self.step += len(datasets)
+
+    def _part(self, datasets: Int16s, samples: Int64s, start: int, stop: int) -> None:
+        for block in range(start, stop, BLOCK):
+            part = slice(block, min(block + BLOCK, stop))
+            positions = self._positions(self.step + part.start, self.step + part.stop)
+            deal(positions, self._starts, self._shift, self._heads, datasets[part], samples[part])
+
+    def _positions(self, start: int, stop: int) -> Int64s:
+        if len(self._shuffled):
+            return self._shuffled[start:stop]
+        positions = np.empty(stop - start, np.int64)
+        scramble(start, self.size, self._keys, positions)
+        return positions
