@@ -121,11 +121,12 @@ def _parallel(
     places = np.arange(block, dtype=np.int32)
     sample, tokens = 1, 0
     with ThreadPoolExecutor(threads) as pool:
+        run = map if threads == 1 else pool.map  # a thread costs as much as a small dataset
         for wave in range(0, len(documents), threads * block):
             firsts = range(wave, min(wave + threads * block, len(documents)), block)
             taken = [documents[first : first + block] for first in firsts]
             gathered = [space[: len(own)] for space, own in zip(scratch, taken, strict=False)]
-            sums = list(pool.map(gather_lengths, repeat(lengths), taken, gathered))
+            sums = list(run(gather_lengths, repeat(lengths), taken, gathered))
             if min(sums) < 0:
                 raise _no_such(documents, lengths)
             starts = list(accumulate(sums, initial=tokens))
@@ -134,7 +135,7 @@ def _parallel(
             rows = part(sample, reached[-1])
             pieces = [rows[low - sample : high - sample] for low, high in pairwise(reached)]
             orders = [places[: len(own)] for own in taken]
-            list(pool.map(cut, gathered, orders, firsts, starts, repeat(length), repeat(extra), reached, pieces))
+            list(run(cut, gathered, orders, firsts, starts, repeat(length), repeat(extra), reached, pieces))
             yield rows
             tokens, sample = starts[-1], reached[-1]
 

@@ -16,6 +16,8 @@ from megablend.megatron.plan import BlendJob, DatasetJob
 from megablend.megatron.request import CacheRequest
 from megablend.megatron.write import ArtefactWriter
 
+_SMALL = 1 << 16
+"""Samples of a dataset whose shuffle takes less time than another thread's start."""
 _DRAWN = 1 << 22
 """Samples of a blend that are made at once: 40 MiB."""
 
@@ -33,14 +35,15 @@ def build_dataset(job: DatasetJob, request: CacheRequest, cache: Path, *, thread
     members = np.arange(job.size.begin, job.size.end, dtype=np.int32)
     documents = document_index(members, job.num_epochs, state, job.samples_before_final is not None)
     with ArtefactWriter(job.artefact, cache) as out, ThreadPoolExecutor(1) as background:
-        if overlap:
-            shuffled = background.submit(_write_shuffle_index, job, state, out)
+        overlap &= job.num_samples >= _SMALL
+        shuffled = background.submit(_write_shuffle_index, job, state, out) if overlap else None
         out.write("document_index", documents)
         _write_sample_index(job, request, documents, out, threads=threads)
         del documents
-        if not overlap:
-            shuffled = background.submit(_write_shuffle_index, job, state, out)
-        shuffled.result()
+        if shuffled is None:
+            _write_shuffle_index(job, state, out)
+        else:
+            shuffled.result()
 
 
 def build_blend(job: BlendJob, cache: Path, *, threads: int) -> None:

@@ -83,7 +83,7 @@ class Share:
     @property
     def workers(self) -> int:
         """Jobs at once: some more than threads, which go on while files are flushed."""
-        return self.threads + 3
+        return self.threads + 2
 
 
 def deal(needs: Sequence[Need], names: Sequence[str], places: Sequence[Place]) -> list[Share]:
