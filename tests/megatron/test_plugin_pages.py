@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from plugin_data import draw_documents, plugin_config, write_word
-from reference import process_group
 
 import megablend
 from megablend.errors import ConfigError, PlanError
@@ -18,16 +16,13 @@ from megablend.megatron import MegablendDatasetBuilder
 from megablend.megatron.compat import GPTDataset
 from megablend.megatron.dataset import MegablendGPTDataset
 
-pytestmark = pytest.mark.filterwarnings("ignore:The pad token id:UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("distributed"),
+    pytest.mark.filterwarnings("ignore:The pad token id:UserWarning"),
+]
 
 EOD = 0
 SIZES: list[int | None] = [400, 30, 10]
-
-
-@pytest.fixture(autouse=True)
-def one_process(tmp_path: Path) -> Iterator[None]:
-    with process_group(tmp_path):
-        yield
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,15 @@ from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset
 from pairs import contents
 from plugin_data import assert_same_samples, draw_documents, plugin_config, write_word
-from reference import config_of, draw_case, megatron_build, process_group
+from reference import config_of, draw_case, megatron_build
 
 from megablend.megatron import MegablendDatasetBuilder
 from megablend.megatron.dataset import MegablendGPTDataset
 
-pytestmark = pytest.mark.filterwarnings("ignore:The pad token id:UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("distributed"),
+    pytest.mark.filterwarnings("ignore:The pad token id:UserWarning"),
+]
 
 EOD = 0
 KINDS = ["megatron", "parquet", "arrow-lz4"]
@@ -27,12 +29,6 @@ FLAGS: list[dict[str, Any]] = [
     {"drop_last_partial_validation_sequence": False, "add_extra_token_to_sequence": False},
     {"drop_last_partial_validation_sequence": False, "create_attention_mask": True, "mmap_bin_files": False},
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_process(tmp_path: Path) -> Iterator[None]:
-    with process_group(tmp_path):
-        yield
 
 
 def build(cls: type[Any], config: Any, sizes: list[int | None]) -> list[Any]:

@@ -1,0 +1,134 @@
+"""Ranks that agree: values and errors arrive everywhere; folders that are one are found. Ranks are threads here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megablend.errors import CacheError, ConfigError, CorruptFileError, LaunchError
+from megablend.megatron.agree import AgreedLaunch
+from megablend.megatron.nodes import builders
+
+
+class Meeting:
+    """What threads exchange."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._values: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size, timeout=20)
+
+    def launch(self, rank: int) -> AgreedLaunch:
+        def exchange(value: Any) -> list[Any]:
+            self._values[rank] = value
+            self._barrier.wait()
+            found = list(self._values)
+            self._barrier.wait()
+            return found
+
+        return AgreedLaunch(rank, self.size, exchange)
+
+
+def on_ranks(size: int, work: Callable[[AgreedLaunch], Any]) -> list[Any]:
+    """What each rank returns, or its error."""
+    meeting = Meeting(size)
+
+    def one(rank: int) -> Any:
+        launch = meeting.launch(rank)
+        try:
+            return work(launch)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
+def test_values_are_exchanged() -> None:
+    def work(launch: AgreedLaunch) -> Any:
+        launch.post((launch.rank, "done"))
+        launch.barrier()
+        return launch.bcast(launch.rank + 10), launch.gather(launch.rank), launch.all(launch.rank * 2), launch.posts()
+
+    assert on_ranks(3, work) == [
+        (10, [0, 1, 2], [0, 2, 4], [(0, (0, "done"))]),
+        (10, [], [0, 2, 4], []),
+        (10, [], [0, 2, 4], []),
+    ]
+
+
+class LocalError(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        super().__init__(f"{path}: {number}")
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (CorruptFileError("/d/a.idx", "truncated", offset=3), CorruptFileError, "/d/a.idx at byte 3: truncated"),
+        (CacheError("full"), CacheError, "full"),
+        (ZeroDivisionError("by nothing"), ZeroDivisionError, "by nothing"),
+        (LocalError(Path("/d"), 3), RuntimeError, "LocalError: /d: 3"),
+    ],
+)
+def test_an_error_on_one_rank_is_raised_on_all(error: Exception, raised: type[Exception], message: str) -> None:
+    def work(launch: AgreedLaunch) -> None:
+        try:
+            launch.barrier()
+            if launch.rank == 1:
+                raise error
+            launch.bcast("never arrives")
+        except Exception as failure:
+            launch.abort(failure)  # on those that were told, too: it must not wait for anybody
+
+    found = on_ranks(4, work)
+    assert found[1] is error
+    for other in (found[0], *found[2:]):
+        assert type(other) is raised
+        assert str(other) == message
+        assert isinstance(other.__cause__, LaunchError)
+        assert str(other.__cause__) == "raised on rank 1 of 4"
+
+
+@pytest.mark.parametrize("shared_fs", ["auto", "yes", "no"])
+def test_ranks_of_one_folder_build_together(tmp_path: Path, shared_fs: str) -> None:
+    folders: list[Path | None] = [tmp_path / name if name else None for name in ("a", "a", "", "b", "b", "a", "c")]
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    folders[5] = tmp_path / "link"
+    found = on_ranks(7, lambda launch: builders(launch, folders[launch.rank], shared_fs))
+    apart = [[0, 1, 5], [0, 1, 5], [], [3, 4], [3, 4], [0, 1, 5], [6]]
+    together = [[0, 1, 3, 4, 5, 6] if folder else [] for folder in folders]
+    assert found == (together if shared_fs == "yes" else apart)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_folders_that_machines_share_are_found_by_nonce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that look like those of four machines: two share a folder."""
+    folders = [tmp_path / "shared", tmp_path / "own", tmp_path / "shared", tmp_path / "other"]
+    machine = threading.local()
+
+    def place(cache: Path) -> tuple[str, int, int]:
+        cache.mkdir(exist_ok=True)
+        return machine.name, 0, 0
+
+    monkeypatch.setattr("megablend.megatron.nodes._place", place)
+
+    def work(launch: AgreedLaunch) -> list[int]:
+        machine.name = f"machine {launch.rank}"
+        return builders(launch, folders[launch.rank], "auto")
+
+    assert on_ranks(4, work) == [[0, 2], [1], [0, 2], [3]]
+
+
+def test_a_word_that_is_none() -> None:
+    found = on_ranks(2, lambda launch: builders(launch, None, "maybe"))
+    for error in found:
+        assert isinstance(error, ConfigError)
+        assert "shared_fs is 'maybe'; choose one of auto, yes, no" in str(error)

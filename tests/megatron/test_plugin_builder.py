@@ -1,0 +1,189 @@
+"""When the builder builds, when it only opens, and when it leaves the work to Megatron."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from megatron.core.datasets.gpt_dataset import GPTDataset
+from pairs import contents, write_pair
+from plugin_data import assert_same_samples, draw_documents, environment, plugin_config, write_word
+from reference import config_of, megatron_build
+
+from megablend.errors import CacheError, ConfigError, MissingFileError
+from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, compat, prepare
+from megablend.storage import LocalStorage
+
+pytestmark = [
+    pytest.mark.usefixtures("distributed"),
+    pytest.mark.filterwarnings("ignore:The pad token id:UserWarning"),
+]
+SIZES = [200, 20, 10]
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    words = [write_word(tmp_path / str(seed), "megatron", draw_documents(seed, 60)) for seed in range(2)]
+    return {"blend": (words, [0.4, 0.6]), "split": "80,15,5"}
+
+
+def build(cls: type[Any], config: Any, sizes: Any = SIZES) -> list[Any]:
+    return MegablendDatasetBuilder(cls, sizes, lambda: True, config).build()
+
+
+def test_what_prepare_has_filled_is_only_opened(tmp_path: Path, options: dict[str, Any]) -> None:
+    config = config_of(tmp_path / "cache", **options)
+    prepare(config, SIZES)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
+    build(GPTDataset, config)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == before
+
+
+def test_no_idx_is_read_twice(tmp_path: Path, options: dict[str, Any]) -> None:
+    """On a hit the lengths are not even looked at."""
+    config = plugin_config(tmp_path / "cache", **options)
+    build(MegablendGPTDataset, config)
+    for prefix in options["blend"][0]:
+        Path(f"{prefix}.idx").rename(f"{prefix}.away")
+    LocalStorage.pool.resize(0)
+    train = build(MegablendGPTDataset, config)[0]
+    with pytest.raises(MissingFileError, match=r"\.idx: no such file"):
+        train[0]
+
+
+@pytest.mark.parametrize(
+    ("cls", "harm"), [(GPTDataset, "truncated"), (GPTDataset, "removed"), (MegablendGPTDataset, "removed")]
+)
+def test_a_damaged_cache_is_mended(tmp_path: Path, options: dict[str, Any], cls: type[Any], harm: str) -> None:
+    make = config_of if cls is GPTDataset else plugin_config
+    expected = build(cls, make(tmp_path / "expected", **options))
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "expected").glob("*.npy")}
+    build(cls, make(tmp_path / "cache", **options))
+    victims = sorted((tmp_path / "cache").glob("*sample_index.npy"))
+    for path in victims:
+        if harm == "removed":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:-3])
+    found = build(cls, make(tmp_path / "cache", **options))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "cache").glob("*.npy")} == whole
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_same_samples(ours, theirs)
+
+
+def test_flags_that_megatrons_names_leave_out_are_told_apart(tmp_path: Path, options: dict[str, Any]) -> None:
+    options["blend"] = (options["blend"][0][:1], None)
+    first = build(GPTDataset, config_of(tmp_path / "cache", **options), [200, None, 0])[1]
+    kept = {"drop_last_partial_validation_sequence": False, "add_extra_token_to_sequence": False}
+    second = build(GPTDataset, config_of(tmp_path / "cache", **options, **kept), [200, None, 0])[1]
+    theirs = megatron_build(config_of(tmp_path / "theirs", **options, **kept), [200, None, 0])[1]
+    assert len(first) < len(second)
+    assert_same_samples(second, theirs)
+
+
+def test_a_whole_cache_may_be_read_only(tmp_path: Path, options: dict[str, Any]) -> None:
+    cache = tmp_path / "cache"
+    build(GPTDataset, config_of(cache, **options))
+    for receipt in (cache / ".megablend").glob("whole-*"):
+        receipt.unlink()
+    code = f"""
+import sys, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+from megatron.core.datasets.gpt_dataset import GPTDataset
+from megablend.errors import CacheError
+from megablend.megatron import MegablendDatasetBuilder
+from reference import config_of
+cache = Path({str(cache)!r})
+try:
+    (cache / "file").touch()
+    sys.exit("the cache is not read-only")
+except OSError:
+    pass
+for sizes in ({SIZES}, [201, 20, 10]):
+    config = config_of(cache, **{options!r})
+    try:
+        print(len(MegablendDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[0]))
+    except CacheError as error:
+        print(error)
+"""
+    mounted = f"mount --bind {cache} {cache} && mount -o remount,ro,bind {cache}"
+    python = environment(PYTHONPATH=os.pathsep.join(sys.path))
+    command = ["unshare", "-m", "sh", "-c", f'{mounted} || exit 77; exec "$0" -c "$1"', sys.executable, code]
+    result = subprocess.run(command, env=python, capture_output=True, text=True, timeout=120, check=False)
+    if result.returncode == 77 or "unshare" in result.stderr:
+        pytest.skip("no right to mount")
+    length, complaint = result.stdout.splitlines()
+    assert length == "200"
+    assert "cannot write the cache (Read-only file system)" in complaint
+
+
+def test_an_unknown_version_goes_megatrons_way(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat.metadata, "version", lambda name: "0.99.0")
+    compat.unknown_version.cache_clear()
+    try:
+        with pytest.warns(
+            RuntimeWarning, match=r"megatron-core 0\.99\.0 is not known to megablend.*Megatron's own way"
+        ):
+            found = build(GPTDataset, config_of(tmp_path / "ours", **options))
+    finally:
+        compat.unknown_version.cache_clear()
+    theirs = megatron_build(config_of(tmp_path / "theirs", **options), SIZES)
+    assert contents(tmp_path / "ours") == contents(tmp_path / "theirs")
+    for one, other in zip(found, theirs, strict=True):
+        assert_same_samples(one, other)
+
+
+class OtherDataset(GPTDataset):  # type: ignore[misc]
+    """A class of the user's own."""
+
+
+def test_what_is_not_ours_goes_megatrons_way(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.warns(RuntimeWarning, match="OtherDataset is no class that megablend builds"):
+        assert type(build(OtherDataset, config_of(tmp_path / "a", **options))[0].datasets[0]) is OtherDataset
+    with pytest.warns(RuntimeWarning, match="path_to_cache"):
+        assert len(build(GPTDataset, config_of(tmp_path / "b", **options, path_to_cache=None))[0]) >= 200
+    with pytest.raises(ConfigError, match="path_to_cache"):
+        build(MegablendGPTDataset, plugin_config(tmp_path / "c", **options, path_to_cache=None))
+
+
+def test_what_cannot_be_built_is_told(tmp_path: Path, options: dict[str, Any]) -> None:
+    blend = ([*options["blend"][0], str(tmp_path / "nowhere")], None)
+    with pytest.raises(MissingFileError, match=r"nowhere\.bin: no such file"):
+        build(GPTDataset, config_of(tmp_path / "cache", **options | {"blend": blend}))
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match="cannot write the cache"):
+        build(GPTDataset, config_of(tmp_path / "file", **options))
+    with pytest.raises(ConfigError, match="matches no file"):
+        build(
+            MegablendGPTDataset, plugin_config(tmp_path / "d", **options | {"blend": (["parquet:/no/*.parquet"], None)})
+        )
+
+
+@pytest.mark.parametrize("num_prefixes", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_many_prefixes_take_few_descriptors(tmp_path: Path, num_prefixes: int) -> None:
+    rng = np.random.default_rng(0)
+    prefixes = [write_pair(tmp_path / "data" / f"{i}_text", rng.integers(1, 9, 30)) for i in range(num_prefixes)]
+    weights = rng.uniform(1, 10, num_prefixes).tolist()
+    config = plugin_config(tmp_path / "cache", blend=(prefixes, weights), split="1", max_open_files=16)
+    pool = LocalStorage.pool
+    before = len(list(Path("/proc/self/fd").iterdir())) - len(pool), _num_maps(tmp_path)
+    train = build(MegablendGPTDataset, config, [4 * num_prefixes, 0, 0])[0]
+    for k in random.Random(0).sample(range(len(train)), 2 * num_prefixes):
+        assert torch.equal(train[k]["tokens"][1:], train[k]["labels"][:-1])
+        assert len(list(Path("/proc/self/fd").iterdir())) - before[0] <= 16 + 4
+    assert _num_maps(tmp_path) - before[1] <= 4
+    assert len(pool) <= 16
+
+
+def _num_maps(folder: Path) -> int:
+    return Path("/proc/self/maps").read_text().count(str(folder))
