@@ -9,11 +9,13 @@ import numpy as np
 
 from megablend.exact.blend import exhaustive, greedy
 from megablend.exact.documents import document_index, shuffle_index
+from megablend.exact.permuted import largest_remainder_blend
+from megablend.exact.pieces import Pieces
 from megablend.exact.samples import sample_rows
 from megablend.formats.base import Array
 from megablend.megatron.lengths import lengths_of, read_lengths
 from megablend.megatron.plan import BlendJob, DatasetJob
-from megablend.megatron.request import CacheRequest
+from megablend.megatron.request import LARGEST_REMAINDER, CacheRequest
 from megablend.megatron.write import ArtefactWriter
 
 _SMALL = 1 << 16
@@ -48,7 +50,7 @@ def build_dataset(job: DatasetJob, request: CacheRequest, cache: Path, *, thread
 
 def build_blend(job: BlendJob, cache: Path, *, threads: int) -> None:
     """Write a blend's dataset index and dataset sample index, piece by piece. Raises: CacheError."""
-    blend = exhaustive(job.lengths) if job.size is None else greedy(job.weights, job.size)
+    blend = _blend(job)
     with (
         ArtefactWriter(job.artefact, cache) as out,
         out.array("dataset_index") as datasets,
@@ -58,6 +60,12 @@ def build_blend(job: BlendJob, cache: Path, *, threads: int) -> None:
             drawn = blend.draw(min(_DRAWN, blend.size - blend.step), threads=threads)
             datasets.append(drawn[0])
             samples.append(drawn[1])
+
+
+def _blend(job: BlendJob) -> Pieces:
+    if job.interleaving == LARGEST_REMAINDER:
+        return largest_remainder_blend(job.shares, job.num_samples, job.seed)
+    return exhaustive(job.lengths) if job.size is None else greedy(job.weights, job.size)
 
 
 def _write_sample_index(

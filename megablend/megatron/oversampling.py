@@ -2,7 +2,7 @@
 
 At step i >= 1 the errors w[d] * i - count[d] sum to 0, so the greatest is not negative, and the dataset d that is taken then has
 count[d] <= w[d] * i. Of a blend of n samples d therefore gives at most w[d] * (n - 1) + 1. Only a dataset for which that is not
-enough has its samples counted.
+enough has its samples counted. Largest remainders are counted at once, by arithmetic.
 """
 
 from __future__ import annotations
@@ -10,32 +10,29 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
 from megablend.errors import PlanError
 from megablend.exact.blend import greedy
-from megablend.megatron.plan import SplitPlan
-from megablend.megatron.request import GREEDY
+from megablend.megatron.plan import BlendJob, SplitPlan
+from megablend.megatron.request import GREEDY, LARGEST_REMAINDER
+from megablend.plan.allocate import largest_remainder
 
 _DRAWN = 1 << 22
 
 
 def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
-    """Check a split's blend, if it has one that is greedy and has a size.
+    """Check a split's blend, if it has one with a size.
 
     Raises: PlanError, which names a dataset and the surplus that suffices.
     Source: BlendedDataset._build_indices, its IndexError.
     """
     job = split.blend
-    if job is None or job.size is None or job.interleaving != GREEDY:
+    if job is None or job.size is None or _suffices(job):
         return
-    rounding = 4 * sys.float_info.epsilon * job.size * len(job.weights)
-    most = [weight * (job.size - 1) + 1 + rounding for weight in job.weights]
-    if all(samples < length + 1 for samples, length in zip(most, job.lengths, strict=True)):
-        return
-    counts = _counts(job.weights, job.size)
+    counts = _counts(job)
     over = [d for d, (count, length) in enumerate(zip(counts, job.lengths, strict=True)) if count > length]
     if not over:
         return
@@ -50,11 +47,22 @@ def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
     )
 
 
-def _counts(weights: Sequence[float], size: int) -> list[int]:
-    """How many samples a greedy blend takes of each dataset."""
-    blend, counts = greedy(weights, size), np.zeros(len(weights), np.int64)
-    while blend.step < size:
-        datasets, _ = blend.draw(min(_DRAWN, size - blend.step), threads=len(os.sched_getaffinity(0)))
-        counts += np.bincount(datasets, minlength=len(weights))
+def _suffices(job: BlendJob) -> bool:
+    """Whether the bound says so."""
+    if job.interleaving != GREEDY:
+        return False
+    rounding = 4 * sys.float_info.epsilon * job.num_samples * len(job.weights)
+    most = [weight * (job.num_samples - 1) + 1 + rounding for weight in job.weights]
+    return all(samples < length + 1 for samples, length in zip(most, job.lengths, strict=True))
+
+
+def _counts(job: BlendJob) -> list[int]:
+    """How many samples the blend takes of each dataset."""
+    if job.interleaving == LARGEST_REMAINDER:
+        return largest_remainder([Fraction(share) for share in job.shares], job.num_samples)
+    blend, counts = greedy(job.weights, job.num_samples), np.zeros(len(job.weights), np.int64)
+    while blend.step < blend.size:
+        datasets, _ = blend.draw(min(_DRAWN, blend.size - blend.step), threads=len(os.sched_getaffinity(0)))
+        counts += np.bincount(datasets, minlength=len(counts))
     result: list[int] = counts.tolist()
     return result

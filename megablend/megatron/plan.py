@@ -58,11 +58,18 @@ class BlendJob:
     """Samples of its datasets."""
 
     interleaving: str
+    seed: int
+    """Of an interleaving that draws."""
 
     @property
     def name(self) -> str:
         """For messages."""
         return f"blend ({self.layout.name})"
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """In any unit; before the rounding of `weights`, where the lengths count."""
+        return self.lengths if self.layout.weights is None else self.weights
 
     @property
     def num_samples(self) -> int:
@@ -177,6 +184,7 @@ def _blend_job(request: CacheRequest, layout: SplitLayout, datasets: tuple[Datas
         size=size,
         lengths=lengths,
         interleaving=request.interleaving,
+        seed=request.random_seed,
     )
 
 

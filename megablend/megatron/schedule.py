@@ -14,15 +14,15 @@ from pathlib import Path
 from megablend.errors import ConfigError
 from megablend.index.share import share
 from megablend.megatron.plan import BlendJob, Job
-from megablend.megatron.request import LARGEST_REMAINDER
+from megablend.megatron.request import GREEDY, LARGEST_REMAINDER
 
 CHUNK_BYTES = 3 << 24
 """Arrays that are made in order go to the disk in pieces of about this size."""
 _USABLE = 0.8
 """Of a node's free memory, where no bound is given."""
-_NS = {"document": 20.0, "sample": 20.0, "blend": 80.0, "artefact": 2e6}
-"""Nanoseconds of one thread for each entry of a document index (shuffled and gathered), of the sample and shuffle index, of a
-blend; and for an artefact's files. Rough: they order the jobs and make the estimate of a dry run."""
+_NS = {"document": 20.0, "sample": 20.0, GREEDY: 70.0, LARGEST_REMAINDER: 20.0, "artefact": 2e6}
+"""Nanoseconds of one thread for each entry of a document index (shuffled and gathered), of the sample and shuffle index, and of a
+blend; for an artefact's files. Rough: they order the jobs and make the estimate of a dry run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +40,10 @@ class Need:
 def need_of(job: Job) -> Need:
     """What a job takes, to within some per cent."""
     if isinstance(job, BlendJob):
-        entries = job.num_samples
-        whole = sum(array.nbytes for array in job.artefact.arrays)
-        memory = 2 * whole if job.interleaving == LARGEST_REMAINDER else CHUNK_BYTES
-        return Need(memory=memory, overlapped=memory, cost=round(_NS["artefact"] + _NS["blend"] * entries))
+        memory = min(job.artefact.nbytes, CHUNK_BYTES)
+        return Need(
+            memory=memory, overlapped=memory, cost=round(_NS["artefact"] + _NS[job.interleaving] * job.num_samples)
+        )
     documents, samples, shuffle = job.artefact.arrays
     lengths = 4 * (job.size.end - job.size.begin)
     gathering = lengths + documents.nbytes + min(samples.nbytes, CHUNK_BYTES)

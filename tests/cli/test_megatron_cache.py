@@ -220,7 +220,22 @@ def test_an_earlier_description_names_the_tokenizer(data: list[str], tmp_path: P
 
 def test_spread_puts_a_flag_before_each_of_its_words() -> None:
     args = ["--a", "x", "--words", "1", "-2", "y", "--b", "z", "--words=1", "q", "--words", "w"]
-    expected = ["--a", "x", "--words", "1", "--words", "-2", "--words", "y", "--b", "z", "--words=1", "q", "--words", "w"]
+    expected = [
+        "--a",
+        "x",
+        "--words",
+        "1",
+        "--words",
+        "-2",
+        "--words",
+        "y",
+        "--b",
+        "z",
+        "--words=1",
+        "q",
+        "--words",
+        "w",
+    ]
     assert spread(args, {"--words"}) == expected
 
 
