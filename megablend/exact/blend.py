@@ -101,6 +101,10 @@ class Greedy(Pieces):
         """Each thread but the first begins its part from a guess, which is checked: the result does not depend on them."""
         size = len(datasets)
         parts = max(1, min(threads, size // LEAST)) if self._forgets else 1
+        if parts == 1:
+            self._run(self._state, self.step, datasets, samples)
+            self.step += size
+            return
         wave = parts * MOST
         with ThreadPoolExecutor(parts) as pool:
             for first in range(0, size, wave):

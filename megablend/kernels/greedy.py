@@ -29,12 +29,9 @@ Doubles = npt.NDArray[np.float64]
 
 OUTER, INNER = 256, 32
 """Steps of the windows; an outer one has one for every 32 groups where that is more."""
-_WIDEN, _NARROW_OUTER, _NARROW_INNER = (
-    2.0,
-    0.9,
-    0.97,
-)  # of a level's distance below the lowest winner
-_LEAST = 1e-9  # that distance
+# a level lies so far below the lowest winner of the last window: wider when it failed, narrower when it held
+_LEAST_MARGIN, _WIDEN, _NARROW_OUTER, _NARROW_INNER, _NARROW_CROWD = 1e-9, 2.0, 0.9, 0.97, 0.7
+_CROWD = 3 * INNER  # so many groups are too many for an inner window
 _MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
 
 
@@ -164,8 +161,9 @@ def fill(
                 counts[hot[k]] = hot_counts[k]
             if seen < np.inf:
                 inner_lowest, outer_seen = seen, min(outer_seen, seen)
-            inner_margin = max(_LEAST, inner_margin * (_NARROW_INNER if holds else _WIDEN))
+            narrow = _NARROW_INNER if num_hot < _CROWD else _NARROW_CROWD
+            inner_margin = max(_LEAST_MARGIN, inner_margin * (narrow if holds else _WIDEN))
             outer_holds = holds or level > outer_level
         if outer_seen < np.inf:
             outer_lowest = outer_seen
-        outer_margin = max(_LEAST, outer_margin * (_NARROW_OUTER if outer_holds else _WIDEN))
+        outer_margin = max(_LEAST_MARGIN, outer_margin * (_NARROW_OUTER if outer_holds else _WIDEN))
