@@ -26,32 +26,38 @@ def gather_tokens(
     places: Int64s,
     starts: Int64s,
     stops: Int64s,
+    width: int,
+    skip: int,
     out: Int64s,
 ) -> int:
-    """Copy the tokens of stretches that lie in blocks of one type; the others are passed over.
+    """Copy the samples' tokens from the `skip`-th on, of stretches that lie in blocks of one type; the others are passed over.
 
     Args:
         like: any array of the type.
         kind: the type's number.
         kinds, addresses, sizes: of blocks, int8, int64, int64 [num_blocks]; sizes in tokens.
-        places, starts, stops: of stretches, int64 [m]: which block, first token in it, stop.
-        out: int64 [all samples' tokens], filled.
+        places, starts, stops: of stretches, int64 [m]: which block, first token in it, stop; each within one sample.
+        width: tokens of a sample.
+        out: int64 [n, length], filled; what a sample does not have is left as it is.
 
-    Returns: -1, or the number of a stretch that does not lie within its block, or `m` where `out` is not of the right size.
+    Returns: -1, or the number of a stretch that does not lie within its block or its sample, or `m` where they are not n samples.
     """
-    filled = 0
+    row, filled = 0, 0
     for i in range(len(places)):
         place, start, size = places[i], starts[i], stops[i] - starts[i]
         if place < 0 or place >= len(sizes) or start < 0 or size < 0 or stops[i] > sizes[place]:
             return i
-        if filled + size > len(out):
-            return len(places)
+        if filled + size > width or row >= out.shape[0]:
+            return i
         if kinds[place] == kind:
             tokens = bytes_at(addresses[place] + start * like.itemsize, size * like.itemsize).view(like.dtype)
-            for j in range(size):
-                out[filled + j] = tokens[j]
+            first, last = max(skip - filled, 0), min(size, out.shape[1] + skip - filled)
+            for j in range(first, last):
+                out[row, filled - skip + j] = tokens[j]
         filled += size
-    return -1 if filled == len(out) else len(places)
+        if filled == width:
+            row, filled = row + 1, 0
+    return -1 if row == out.shape[0] and filled == 0 else len(places)
 
 
 @kernel

@@ -6,7 +6,9 @@ blocks that are used up, which makes room for further reads. Memory is counted a
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future as Pending
@@ -66,6 +68,9 @@ class ReadAhead:
         self._windows = windows
         self._max_bytes = max_bytes
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="megablend")
+        # Also when this is forgotten, at any time before the interpreter's end: it waits for its threads by itself.
+        self._end = weakref.finalize(self, _shut_down, self._threads, os.getpid())
+        self._end.atexit = False
         self._coming: Pending[Window | None] = self._threads.submit(next, windows, None)
         self._stages: deque[_Stage] = deque()
         self._bytes = 0  # of blocks that are held or on their way
@@ -89,7 +94,7 @@ class ReadAhead:
 
     def close(self) -> None:
         """Stop the threads and let go of all blocks."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._end()
         self._held.clear()
         self._stages.clear()
 
@@ -170,6 +175,11 @@ class ReadAhead:
         self._bytes -= self._held.pop(block)[1]
 
 
+def _shut_down(threads: ThreadPoolExecutor, process: int) -> None:
+    if process == os.getpid():  # a forked child does not have the threads
+        threads.shutdown(wait=True, cancel_futures=True)
+
+
 def _reads(window: Window) -> Iterator[_Read]:
     """A window's reads, cut into portions, by first use."""
     sizes, first_use = window.forecast.sizes[window.reads], window.forecast.first_use[window.reads]
@@ -192,4 +202,4 @@ def _gather(run: Run, window: Window, table: BlockTable, step: int, continues: n
     first, last = now.stretch_offsets[step : step + 2]
     mine = now.step_offsets[step : step + 2]
     stretches = Spans(*(column[first:last] for column in now.stretches))
-    return gather(table, now.places[first:last], stretches, now.sources[slice(*mine)], run.sample_tokens, continues)
+    return gather(run, table, now.places[first:last], stretches, now.sources[slice(*mine)], continues)

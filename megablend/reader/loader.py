@@ -65,10 +65,18 @@ class Loader:
         if len(self) == 0 and self.dataset.run.split != "train":
             self.consumed_samples = 0
         self.sampler.consumed_samples = self.consumed_samples
-        for batch in self._loader:
+        for batch in self._batches():
             self.consumed_samples = min(self.consumed_samples + self.sampler.step_samples, len(self.dataset))
             yield batch
         self.close()
+
+    def _batches(self) -> Iterator[dict[str, Any]]:
+        if self._steps is None or self._loader.num_workers > 0:
+            yield from self._loader
+            return
+        for ks in self.sampler:  # what a DataLoader does around each batch takes longer than the batch
+            batch = self._steps[ks]
+            yield {name: tensor.pin_memory() for name, tensor in batch.items()} if self._loader.pin_memory else batch
 
     def close(self) -> None:
         """Stop reading ahead in this process, and let go of what was read; going on is possible, from new."""

@@ -38,9 +38,11 @@ class Samples(NamedTuple):
     sources: npt.NDArray[np.int32]
     """int32 [n], numbers of their sources in the split."""
     tokens: npt.NDArray[np.int64]
-    """int64 [n, sequence_length + 1] (without the extra token: [n, sequence_length])."""
+    """int64 [n, sequence_length]."""
+    labels: npt.NDArray[np.int64]
+    """int64 [n, sequence_length], the token that follows each; 0 where the sample has none."""
     begins: npt.NDArray[np.bool_] | None
-    """bool, like `tokens`: where a document, or the part of it in another block, begins; None where nobody asked."""
+    """bool [n, tokens of a sample]: where a document, or the part of it in another block, begins; None where nobody asked."""
 
 
 def read_sample(run: Run, window: Window, k: int) -> Sample:
@@ -52,9 +54,9 @@ def read_sample(run: Run, window: Window, k: int) -> Sample:
     stretches = run.stretches(sources, ordinals)
     found = _read(run, window, sources, stretches, documents=True)
     assert found.begins is not None
-    return Sample(
-        int(sources[0]), int(ordinals[0]), stretches, found.tokens[0], np.flatnonzero(found.begins[0]).astype(np.int64)
-    )
+    extra = found.labels[0, -1:] if run.config.add_extra_token_to_sequence else found.labels[0, :0]
+    tokens = np.concatenate([found.tokens[0], extra])
+    return Sample(int(sources[0]), int(ordinals[0]), stretches, tokens, np.flatnonzero(found.begins[0]))
 
 
 def read_samples(run: Run, window: Window, ks: npt.ArrayLike) -> Samples:
@@ -70,18 +72,18 @@ def _read(run: Run, window: Window, sources: npt.NDArray[np.int32], stretches: S
     for place, block in enumerate(window.get(ids.tolist())):
         table.put(place, block)
     continues = continued(run.store.generation, ids) if documents else None
-    return gather(table, places, stretches, sources, run.sample_tokens, continues)
+    return gather(run, table, places, stretches, sources, continues)
 
 
 def gather(
+    run: Run,
     table: BlockTable,
     places: npt.NDArray[np.int64],
     stretches: Spans,
     sources: npt.NDArray[np.int32],
-    width: int,
     continues: npt.NDArray[np.bool_] | None,
 ) -> Samples:
-    """Samples of `width` tokens out of blocks that are in the table.
+    """Samples out of blocks that are in the table.
 
     Args:
         places: int64 [m], where in the table each stretch's block is.
@@ -89,11 +91,16 @@ def gather(
         sources: int32 [n].
         continues: bool [num_blocks], of the table's blocks, where documents are asked for.
     """
-    shape = len(sources), width
-    tokens = table.tokens(places, stretches, len(sources) * width).reshape(shape)
+    width, shape = run.sample_tokens, (len(sources), run.config.sequence_length)
+    tokens, labels = np.empty(shape, np.int64), np.empty(shape, np.int64)
+    table.tokens(places, stretches, width, 0, tokens)
+    table.tokens(places, stretches, width, 1, labels)
+    if not run.config.add_extra_token_to_sequence:
+        labels[:, -1] = 0
     if continues is None:
-        return Samples(sources, tokens, None)
-    return Samples(sources, tokens, table.begins(places, stretches, tokens.size, width, continues).reshape(shape))
+        return Samples(sources, tokens, labels, None)
+    begins = table.begins(places, stretches, len(sources) * width, width, continues).reshape(len(sources), width)
+    return Samples(sources, tokens, labels, begins)
 
 
 def continued(generation: Generation, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

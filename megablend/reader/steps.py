@@ -48,12 +48,9 @@ class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     def close(self) -> None:
         """Stop reading ahead, and let go of what was read."""
-        if self._ahead is not None and self._process == os.getpid():
+        if self._ahead is not None:
             self._ahead.close()
         self._ahead = None
-
-    def __del__(self) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {

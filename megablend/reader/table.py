@@ -14,8 +14,8 @@ from megablend.order.base import Spans
 
 Int64s = npt.NDArray[np.int64]
 
-_TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
-_LIKE = [np.empty(0, name) for name in _TYPES]
+_LIKE = [np.empty(0, name) for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")]
+_KINDS = {like.dtype: kind for kind, like in enumerate(_LIKE)}
 
 
 class BlockTable:
@@ -36,7 +36,7 @@ class BlockTable:
     def put(self, place: int, block: DecodedBlock) -> None:
         """Take a block in; its arrays are contiguous."""
         self._blocks[place] = block
-        kind = _TYPES.index(block.tokens.dtype.name)
+        kind = _KINDS[block.tokens.dtype]
         self._kinds_seen.add(kind)
         self._kinds[place], self._sizes[place] = kind, len(block.tokens)
         self._tokens[place] = _address(block.tokens)
@@ -49,21 +49,19 @@ class BlockTable:
         self._sizes[places] = -1
         self._counts[places] = 0
 
-    def tokens(self, places: Int64s, spans: Spans, num_tokens: int) -> Int64s:
-        """Tokens of stretches, one after the other.
+    def tokens(self, places: Int64s, spans: Spans, width: int, skip: int, out: Int64s) -> None:
+        """Tokens of samples from their `skip`-th on.
 
         Args:
             places: int64 [m], in which place of the table each stretch lies.
-            spans: the stretches [m].
-
-        Returns: int64 [num_tokens].
+            spans: the samples' stretches [m].
+            width: tokens of a sample.
+            out: int64 [n, length], filled as far as samples go.
         """
-        out = np.empty(num_tokens, np.int64)
         for kind in self._kinds_seen:
             columns = self._kinds, self._tokens, self._sizes, places, spans.starts, spans.stops
-            wrong = gather_tokens(_LIKE[kind], kind, *columns, out)
-            assert wrong < 0, f"stretch {wrong} of {len(places)} is outside of its block"
-        return out
+            wrong = gather_tokens(_LIKE[kind], kind, *columns, width, skip, out)
+            assert wrong < 0, f"stretch {wrong} of {len(places)} is outside of its block or sample"
 
     def begins(
         self, places: Int64s, spans: Spans, num_tokens: int, width: int, continues: npt.NDArray[np.bool_]

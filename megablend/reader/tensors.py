@@ -24,32 +24,32 @@ def batch_dict(config: Config, samples: Samples) -> dict[str, torch.Tensor]:
         barred; with `inter_document_masking`, cu_seqlens int32 [n, sequence_length + 1] padded with sequence_length, and
         max_seqlen int32 [n].
     """
-    text, length = samples.tokens, config.sequence_length
-    tokens = text[:, :length].copy()
-    loss_mask = np.ones(tokens.shape, np.float32)
+    tokens, shape = samples.tokens, samples.tokens.shape
+    loss_mask = np.ones(shape, np.float32)
     if config.eod_mask_loss:
         loss_mask[tokens == config.eod] = 0.0
-    if config.add_extra_token_to_sequence:
-        labels = text[:, 1:].copy()
-    else:  # the last token has no label: it counts for nothing
-        labels = np.zeros_like(tokens)
-        labels[:, :-1] = text[:, 1:]
+    if not config.add_extra_token_to_sequence:  # the last token has no label: it counts for nothing
         loss_mask[:, -1] = 0.0
-    found: dict[str, npt.NDArray[Any]] = {"tokens": tokens, "labels": labels, "loss_mask": loss_mask}
-    nowhere = np.zeros(tokens.shape, np.bool_)
-    after_eod = _after(tokens, config.eod) if config.needs_eod and config.eod is not None else nowhere
-    positions_from = after_eod if config.reset_position_ids else nowhere
+    found: dict[str, npt.NDArray[Any]] = {"tokens": tokens, "labels": samples.labels, "loss_mask": loss_mask}
+    after_eod = _after(tokens, config.eod) if config.needs_eod and config.eod is not None else None
+    positions_from = after_eod if config.reset_position_ids else None
     if config.inter_document_masking:
         assert samples.begins is not None
-        positions_from = np.ascontiguousarray(samples.begins[:, :length])
-        found["cu_seqlens"] = np.empty((len(text), length + 1), np.int32)
-        found["max_seqlen"] = np.empty(len(text), np.int32)
+        positions_from = np.ascontiguousarray(samples.begins[:, : shape[1]])
+        found["cu_seqlens"] = np.empty((shape[0], shape[1] + 1), np.int32)
+        found["max_seqlen"] = np.empty(shape[0], np.int32)
         document_ends(positions_from, found["cu_seqlens"], found["max_seqlen"])
-    found["position_ids"] = np.empty_like(tokens)
-    count_positions(positions_from, found["position_ids"])
+    found["position_ids"] = positions = np.empty(shape, np.int64)
+    if positions_from is None:
+        positions[:] = np.arange(shape[1])
+    else:
+        count_positions(positions_from, positions)
     if config.create_attention_mask:
-        found["attention_mask"] = np.empty((len(text), 1, length, length), np.bool_)
-        bar_attention(after_eod if config.reset_attention_mask else nowhere, found["attention_mask"])
+        barred_before = (
+            after_eod if config.reset_attention_mask and after_eod is not None else np.zeros(shape, np.bool_)
+        )
+        found["attention_mask"] = np.empty((shape[0], 1, shape[1], shape[1]), np.bool_)
+        bar_attention(barred_before, found["attention_mask"])
     found["dataset_id"] = samples.sources.astype(np.int64)
     return {name: torch.from_numpy(array) for name, array in found.items()}
 

@@ -34,47 +34,75 @@ def table_of(blocks: list[DecodedBlock], ids: list[int] | None = None) -> BlockT
     return table
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+def samples_of(walk: list[tuple[int, int, int]], width: int) -> Spans:
+    """Tokens (place, start, stop) one after the other, cut into samples."""
+    listed, filled = [], 0
+    for place, low, stop in walk:
+        start = low
+        while start < stop:
+            end = min(stop, start + width - filled % width)
+            listed.append((filled // width, 0, place, start, end))
+            filled, start = filled + end - start, end
+    return spans(listed)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.data())
-def test_stretches_of_blocks_of_several_types(data: st.DataObject) -> None:
+def test_samples_of_blocks_of_several_types(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
     listed = [[10 * place + token for token in range(size)] for place, size in enumerate(sizes)]
     blocks = [block(tokens, data.draw(st.sampled_from(TYPES))) for tokens in listed]
-    chosen = []
+    walk = []
     for place in data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=12)):
         start = data.draw(st.integers(0, sizes[place]))
-        chosen.append((place, start, data.draw(st.integers(start, sizes[place]))))
-    stretches = spans([(0, 0, place, start, stop) for place, start, stop in chosen])
-    expected = [token for place, start, stop in chosen for token in listed[place][start:stop]]
-    found = table_of(blocks).tokens(stretches.blocks, stretches, len(expected))
-    assert found.dtype == np.int64
-    assert found.tolist() == expected
+        walk.append((place, start, data.draw(st.integers(start, sizes[place]))))
+    text = [token for place, start, stop in walk for token in listed[place][start:stop]]
+    width = data.draw(st.sampled_from([n for n in range(1, len(text) + 1) if len(text) % n == 0] or [1]))
+    skip, length = data.draw(st.integers(0, width)), data.draw(st.integers(0, width + 2))
+    rows = [text[i : i + width] for i in range(0, len(text), width)]
+    out = np.full((len(rows), length), -1)
+    stretches = samples_of(walk, width)
+    table_of(blocks).tokens(stretches.blocks, stretches, width, skip, out)
+    assert out.tolist() == [(row[skip : skip + length] + [-1] * length)[:length] for row in rows]
 
 
 def test_values_at_the_ends_of_their_types() -> None:
     for dtype in TYPES:
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-        table = table_of([block([low, high], dtype)])
+        out = np.zeros((1, 2), np.int64)
         stretch = spans([(0, 0, 0, 0, 2)])
-        assert table.tokens(stretch.blocks, stretch, 2).tolist() == [low, high]
+        table_of([block([low, high], dtype)]).tokens(stretch.blocks, stretch, 2, 0, out)
+        assert out.tolist() == [[low, high]]
 
 
 @pytest.mark.parametrize(
-    ("stretch", "num_tokens"),
-    [((0, 0, 0, 0, 4), 4), ((0, 0, 0, -1, 2), 3), ((0, 0, 1, 0, 1), 1), ((0, 0, -1, 0, 1), 1), ((0, 0, 0, 0, 3), 2)],
+    ("place", "start", "stop", "width", "rows"),
+    [
+        (0, 0, 4, 4, 1),
+        (0, -1, 2, 3, 1),
+        (1, 0, 1, 1, 1),
+        (-1, 0, 1, 1, 1),
+        (0, 0, 3, 2, 1),  # longer than its sample
+        (0, 0, 2, 3, 1),  # the sample is not whole
+        (0, 0, 2, 2, 2),  # nor are there as many
+        (0, 0, 2, 2, 0),
+    ],
 )
-def test_nothing_is_read_outside_of_a_block(stretch: tuple[int, int, int, int, int], num_tokens: int) -> None:
-    table, found = table_of([block([1, 2, 3], "int32")]), spans([stretch])
-    with pytest.raises(AssertionError, match=r"stretch .* of 1 is outside of its block"):
-        table.tokens(found.blocks, found, num_tokens)
+def test_nothing_is_read_outside_of_a_block_or_a_sample(
+    place: int, start: int, stop: int, width: int, rows: int
+) -> None:
+    table, found = table_of([block([1, 2, 3], "int32")]), spans([(0, 0, place, start, stop)])
+    with pytest.raises(AssertionError, match=r"stretch . of 1 is outside of its block or sample"):
+        table.tokens(found.blocks, found, width, 0, np.zeros((rows, width), np.int64))
 
 
 def test_a_block_that_was_dropped_has_no_tokens() -> None:
-    table, stretch = table_of([block([1, 2, 3], "int32")]), spans([(0, 0, 0, 0, 0)])
-    assert table.tokens(stretch.blocks, stretch, 0).tolist() == []
+    table, stretch = table_of([block([1, 2, 3], "int32")]), spans([(0, 0, 0, 0, 1)])
+    out = np.zeros((1, 1), np.int64)
+    table.tokens(stretch.blocks, stretch, 1, 0, out)
     table.drop([0])
     with pytest.raises(AssertionError, match="outside of its block"):
-        table.tokens(stretch.blocks, stretch, 0)
+        table.tokens(stretch.blocks, stretch, 1, 0, out)
 
 
 Marks = npt.NDArray[np.bool_]
