@@ -27,10 +27,10 @@ def gather_tokens(
     starts: Int64s,
     stops: Int64s,
     width: int,
-    skip: int,
-    out: Int64s,
+    tokens: Int64s,
+    labels: Int64s,
 ) -> int:
-    """Copy the samples' tokens from the `skip`-th on, of stretches that lie in blocks of one type; the others are passed over.
+    """Copy the samples' tokens out of stretches that lie in blocks of one type; the others are passed over.
 
     Args:
         like: any array of the type.
@@ -38,26 +38,31 @@ def gather_tokens(
         kinds, addresses, sizes: of blocks, int8, int64, int64 [num_blocks]; sizes in tokens.
         places, starts, stops: of stretches, int64 [m]: which block, first token in it, stop; each within one sample.
         width: tokens of a sample.
-        out: int64 [n, length], filled; what a sample does not have is left as it is.
+        tokens, labels: int64 [n, length], filled: a sample's tokens, and those from its second on; what it does not have is left
+            as it is.
 
     Returns: -1, or the number of a stretch that does not lie within its block or its sample, or `m` where they are not n samples.
     """
     row, filled = 0, 0
     for i in range(len(places)):
         place, start, size = places[i], starts[i], stops[i] - starts[i]
-        if place < 0 or place >= len(sizes) or start < 0 or size < 0 or stops[i] > sizes[place]:
+        if place < 0 or place >= len(sizes) or start < 0 or size < 1 or stops[i] > sizes[place]:
             return i
-        if filled + size > width or row >= out.shape[0]:
+        if filled + size > width or row >= len(tokens):
             return i
         if kinds[place] == kind:
-            tokens = bytes_at(addresses[place] + start * like.itemsize, size * like.itemsize).view(like.dtype)
-            first, last = max(skip - filled, 0), min(size, out.shape[1] + skip - filled)
-            for j in range(first, last):
-                out[row, filled - skip + j] = tokens[j]
+            read = bytes_at(addresses[place] + start * like.itemsize, size * like.itemsize).view(like.dtype)
+            to = tokens[row, filled : filled + size]  # a view, as long as the row goes: its loop is vectorised
+            for j in range(len(to)):
+                to[j] = read[j]
+            unlabelled = 1 if filled == 0 else 0  # the first token is no label
+            to = labels[row, filled + unlabelled - 1 : filled + size - 1]
+            for j in range(len(to)):
+                to[j] = read[unlabelled + j]
         filled += size
         if filled == width:
             row, filled = row + 1, 0
-    return -1 if row == out.shape[0] and filled == 0 else len(places)
+    return -1 if row == len(tokens) and filled == 0 else len(places)
 
 
 @kernel

@@ -93,8 +93,7 @@ def gather(
     """
     width, shape = run.sample_tokens, (len(sources), run.config.sequence_length)
     tokens, labels = np.empty(shape, np.int64), np.empty(shape, np.int64)
-    table.tokens(places, stretches, width, 0, tokens)
-    table.tokens(places, stretches, width, 1, labels)
+    table.gather(places, stretches, width, tokens, labels)
     if not run.config.add_extra_token_to_sequence:
         labels[:, -1] = 0
     if continues is None:

@@ -49,18 +49,18 @@ class BlockTable:
         self._sizes[places] = -1
         self._counts[places] = 0
 
-    def tokens(self, places: Int64s, spans: Spans, width: int, skip: int, out: Int64s) -> None:
-        """Tokens of samples from their `skip`-th on.
+    def gather(self, places: Int64s, spans: Spans, width: int, tokens: Int64s, labels: Int64s) -> None:
+        """Tokens of samples.
 
         Args:
             places: int64 [m], in which place of the table each stretch lies.
             spans: the samples' stretches [m].
             width: tokens of a sample.
-            out: int64 [n, length], filled as far as samples go.
+            tokens, labels: int64 [n, length], filled as far as samples go: their tokens, and those from the second on.
         """
         for kind in self._kinds_seen:
             columns = self._kinds, self._tokens, self._sizes, places, spans.starts, spans.stops
-            wrong = gather_tokens(_LIKE[kind], kind, *columns, width, skip, out)
+            wrong = gather_tokens(_LIKE[kind], kind, *columns, width, tokens, labels)
             assert wrong < 0, f"stretch {wrong} of {len(places)} is outside of its block or sample"
 
     def begins(
@@ -69,7 +69,7 @@ class BlockTable:
         """Whether a document, or a sample, begins at each token.
 
         Args:
-            places, spans: as of `tokens`.
+            places, spans: as of `gather`.
             width: tokens of a sample.
             continues: bool [num_blocks], whether a block's first piece goes on with the document of the block before.
 

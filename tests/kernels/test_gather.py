@@ -58,21 +58,22 @@ def test_samples_of_blocks_of_several_types(data: st.DataObject) -> None:
         walk.append((place, start, data.draw(st.integers(start, sizes[place]))))
     text = [token for place, start, stop in walk for token in listed[place][start:stop]]
     width = data.draw(st.sampled_from([n for n in range(1, len(text) + 1) if len(text) % n == 0] or [1]))
-    skip, length = data.draw(st.integers(0, width)), data.draw(st.integers(0, width + 2))
+    length = data.draw(st.integers(1, width + 2))
     rows = [text[i : i + width] for i in range(0, len(text), width)]
-    out = np.full((len(rows), length), -1)
+    tokens, labels = np.full((len(rows), length), -1), np.full((len(rows), length), -1)
     stretches = samples_of(walk, width)
-    table_of(blocks).tokens(stretches.blocks, stretches, width, skip, out)
-    assert out.tolist() == [(row[skip : skip + length] + [-1] * length)[:length] for row in rows]
+    table_of(blocks).gather(stretches.blocks, stretches, width, tokens, labels)
+    assert tokens.tolist() == [(row + [-1] * length)[:length] for row in rows]
+    assert labels.tolist() == [(row[1:] + [-1] * length)[:length] for row in rows]
 
 
 def test_values_at_the_ends_of_their_types() -> None:
     for dtype in TYPES:
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-        out = np.zeros((1, 2), np.int64)
+        tokens, labels = np.zeros((2, 1, 2), np.int64)
         stretch = spans([(0, 0, 0, 0, 2)])
-        table_of([block([low, high], dtype)]).tokens(stretch.blocks, stretch, 2, 0, out)
-        assert out.tolist() == [[low, high]]
+        table_of([block([low, high], dtype)]).gather(stretch.blocks, stretch, 2, tokens, labels)
+        assert (tokens.tolist(), labels.tolist()) == ([[low, high]], [[high, 0]])
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,7 @@ def test_values_at_the_ends_of_their_types() -> None:
     [
         (0, 0, 4, 4, 1),
         (0, -1, 2, 3, 1),
+        (0, 1, 1, 1, 1),
         (1, 0, 1, 1, 1),
         (-1, 0, 1, 1, 1),
         (0, 0, 3, 2, 1),  # longer than its sample
@@ -93,16 +95,16 @@ def test_nothing_is_read_outside_of_a_block_or_a_sample(
 ) -> None:
     table, found = table_of([block([1, 2, 3], "int32")]), spans([(0, 0, place, start, stop)])
     with pytest.raises(AssertionError, match=r"stretch . of 1 is outside of its block or sample"):
-        table.tokens(found.blocks, found, width, 0, np.zeros((rows, width), np.int64))
+        table.gather(found.blocks, found, width, *np.zeros((2, rows, width), np.int64))
 
 
 def test_a_block_that_was_dropped_has_no_tokens() -> None:
     table, stretch = table_of([block([1, 2, 3], "int32")]), spans([(0, 0, 0, 0, 1)])
-    out = np.zeros((1, 1), np.int64)
-    table.tokens(stretch.blocks, stretch, 1, 0, out)
+    tokens, labels = np.zeros((2, 1, 1), np.int64)
+    table.gather(stretch.blocks, stretch, 1, tokens, labels)
     table.drop([0])
     with pytest.raises(AssertionError, match="outside of its block"):
-        table.tokens(stretch.blocks, stretch, 1, 0, out)
+        table.gather(stretch.blocks, stretch, 1, tokens, labels)
 
 
 Marks = npt.NDArray[np.bool_]
