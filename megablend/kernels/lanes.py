@@ -50,6 +50,9 @@ def locate(
     """
     lanes = firsts.shape[1]
     cycle_samples = lanes * slots
+    # Of each leaf, the period that was met last: its first cycle, the leaf's ordinal there, and its positions in each cycle.
+    periods, bases = np.full(len(leaf_sources), -1), np.empty(len(leaf_sources), np.int64)
+    parts = np.empty((len(leaf_sources), max(spans), 4), np.int64)
     for i in range(len(ks)):
         stage = _interval(starts, int(ks[i]))
         start, leaf = int(starts[stage]), int(leaf_offsets[stage])
@@ -78,22 +81,30 @@ def locate(
         if full:
             begin -= cycle % int(spans[source])
             end = min(begin + int(spans[source]), dealt // cycle_samples)
-        residue = position % lanes
-        passed, ordinal = leaf_counts(left_leaves, left_samples, leaf, size, total, begin * cycle_samples, rank)
-        seen = ordinal
-        for other in range(begin, end):
-            stop = min((other + 1) * cycle_samples, dealt)
-            passed_stop, seen_stop = leaf_counts(left_leaves, left_samples, leaf, size, total, stop, rank)
-            left = passed_stop - passed  # the source's positions in that cycle are [left, right)
-            right = left + seen_stop - seen
-            ordinal += _of_earlier(right, residue, lanes) - _of_earlier(left, residue, lanes)
-            mine = _of_lane(right, residue, lanes) - _of_lane(left, residue, lanes)
-            if other < cycle:
+        if periods[leaf + rank] != begin:
+            periods[leaf + rank] = begin
+            passed, seen = leaf_counts(left_leaves, left_samples, leaf, size, total, begin * cycle_samples, rank)
+            bases[leaf + rank] = seen
+            for other in range(begin, end):
+                stop = min((other + 1) * cycle_samples, dealt)
+                passed_stop, seen_stop = leaf_counts(left_leaves, left_samples, leaf, size, total, stop, rank)
+                left = passed_stop - passed  # the source's positions in that cycle are [left, right)
+                right = left + seen_stop - seen
+                part = parts[leaf + rank, other - begin]
+                part[0], part[1], part[2], part[3] = left // lanes, left % lanes, right // lanes, right % lanes
+                passed, seen = passed_stop, seen_stop
+
+        turn, residue = position // lanes, position % lanes
+        ordinal = bases[leaf + rank]
+        for other in range(end - begin):
+            left, left_rest, right, right_rest = parts[leaf + rank, other]
+            ordinal += (right - left) * residue + min(right_rest, residue) - min(left_rest, residue)  # of earlier lanes
+            first = left + (left_rest > residue)  # of the positions of this residue, [first, first + mine)
+            mine = right + (right_rest > residue) - first
+            if begin + other < cycle:
                 ordinal += mine
-            elif other == cycle:
-                rest = _of_lane(position, residue, lanes) - _of_lane(left, residue, lanes)
-                ordinal += permuted(rest, mine, fold(fold(key, source), lane))
-            passed, seen = passed_stop, seen_stop
+            elif begin + other == cycle:
+                ordinal += permuted(turn - first, mine, fold(fold(key, source), lane))
         sources[i], ordinals[i] = source, leaf_ordinals[leaf + rank] + ordinal
 
 
@@ -119,15 +130,3 @@ def _interval(edges: Int64s, value: int) -> int:
         else:
             low = middle
     return low
-
-
-@device
-def _of_lane(stop: int, residue: int, lanes: int) -> int:
-    """How many positions below `stop` have this residue."""
-    return (stop + lanes - 1 - residue) // lanes
-
-
-@device
-def _of_earlier(stop: int, residue: int, lanes: int) -> int:
-    """How many positions below `stop` have a smaller residue."""
-    return stop // lanes * residue + min(stop % lanes, residue)
