@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from megablend.errors import ConfigError
 from megablend.index.launch import Launch, detect
 from megablend.megatron.cache import CacheReport, prepare_cache
+from megablend.megatron.compat import setting
 from megablend.megatron.request import GREEDY, SPLITS, Blend, CacheRequest
 from megablend.megatron.tokenizer import identifiers_of
 
@@ -75,9 +76,9 @@ def request_of(config: DatasetConfig, sizes: Sequence[int | None], *, interleavi
         if per_split is None
         else tuple(None if each is None else _blend(each) for each in per_split),
         split=config.split,
-        multiple_validation_sets=bool(config.multiple_validation_sets),
-        full_validation=bool(config.full_validation),
-        mid_level_dataset_surplus=config.mid_level_dataset_surplus,
+        multiple_validation_sets=bool(setting(config, "multiple_validation_sets")),
+        full_validation=bool(setting(config, "full_validation")),
+        mid_level_dataset_surplus=setting(config, "mid_level_dataset_surplus"),
         drop_last_partial_validation_sequence=config.drop_last_partial_validation_sequence,
         add_extra_token_to_sequence=config.add_extra_token_to_sequence,
         interleaving=interleaving,

@@ -9,6 +9,7 @@ What comes out are Megatron's own objects, made by Megatron's own code, which fi
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +26,8 @@ from megablend.megatron.agree import AgreedLaunch
 from megablend.megatron.api import request_of
 from megablend.megatron.cache import prepare_cache
 from megablend.megatron.catalog import build_catalog
-from megablend.megatron.compat import (
-    BlendedMegatronDatasetBuilder,
-    GPTDataset,
-    assumes_whole_cache,
-    complete,
-    unknown_version,
-)
+from megablend.megatron.compat import assumes_whole_cache, unknown_version
+from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset
 from megablend.megatron.dataset import MegablendGPTDataset, cache_of, pairs_of, words_of
 from megablend.megatron.job import Job, this_job
 from megablend.megatron.nodes import builders
@@ -144,15 +140,13 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _request(self) -> CacheRequest:
         """What the cache is to hold: for addresses, under names that tell their index."""
         if not issubclass(self.cls, MegablendGPTDataset):
-            return request_of(complete(self.config), self.sizes)
+            return request_of(self.config, self.sizes)
         config, cache = self.config, cache_of(self.config)
         names = {word: self._named(word) for word in words_of(config)}
         tables = {name: table_path(cache, address) for name in names.values() if (address := parse_address(name)).index}
-        named = complete(
-            config,
-            blend=_renamed(config.blend, names),
-            blend_per_split=config.blend_per_split and [_renamed(blend, names) for blend in config.blend_per_split],
-        )
+        named = copy.copy(config)
+        named.blend = _renamed(config.blend, names)
+        named.blend_per_split = config.blend_per_split and [_renamed(blend, names) for blend in config.blend_per_split]
         request = request_of(named, self.sizes)
         lengths_at = {name: str(path) for name, path in tables.items()}
         return dataclasses.replace(request, dataset_class=self.cls.__name__, lengths_at=lengths_at)

@@ -8,35 +8,15 @@
 The builder's steps (`_build_megatron_dataset_splits`, `_build_megatron_datasets_parallel`, `build_generic_dataset`) and the
 constructors of datasets have had one signature in all versions that are known here. Of another version that cannot be
 said: the builder then goes Megatron's own way.
+Nothing is imported of megatron-core: caches can be prepared where it is not installed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import warnings
 from functools import cache
 from importlib import metadata
-from types import SimpleNamespace
 from typing import Any
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of the GPU libraries that megatron-core misses, as it is imported
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-    from megatron.core.datasets.utils import Split
-
-__all__ = [
-    "BlendedMegatronDatasetBuilder",
-    "GPTDataset",
-    "GPTDatasetConfig",
-    "Split",
-    "assumes_whole_cache",
-    "complete",
-    "query_result",
-    "setting",
-    "unknown_version",
-]
 
 _FIRST, _LAST = (0, 12), (0, 16)
 _DEFAULTS = {
@@ -63,19 +43,13 @@ def setting(config: Any, name: str) -> Any:
     return _DEFAULTS[name] if found is None else found
 
 
-def complete(config: Any, **changed: Any) -> Any:
-    """A config as the last known version has it, with some settings changed; for looking at only."""
-    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return SimpleNamespace(**{**_DEFAULTS, **settings, **changed})
-
-
 def assumes_whole_cache(config: Any) -> bool:
     """Whether the user has said that the cache is whole and need not be looked at."""
     return bool(setting(config, "fast_cache_load"))
 
 
-def query_result(tokens: Any, documents: Any, document_tokens: list[int]) -> tuple[Any, ...]:
-    """What GPTDataset._query_document_sample_shuffle_indices returns in the installed version."""
-    if "inter_document_masking" in {field.name for field in dataclasses.fields(GPTDatasetConfig)}:
+def query_result(config: Any, tokens: Any, documents: Any, document_tokens: list[int]) -> tuple[Any, ...]:
+    """What GPTDataset._query_document_sample_shuffle_indices returns in the version that `config` is of."""
+    if hasattr(config, "inter_document_masking"):
         return tokens, documents, document_tokens
     return tokens, documents

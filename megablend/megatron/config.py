@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megablend.errors import ConfigError
-from megablend.megatron.compat import GPTDatasetConfig
+from megablend.megatron.core import GPTDatasetConfig
 from megablend.megatron.nodes import SHARED_FS
 
 ORDERS = ("megatron", "page")

@@ -8,8 +8,8 @@ from typing import Any
 from megablend.errors import ConfigError
 from megablend.megatron.address import PAIR, parse_address
 from megablend.megatron.catalog import catalog_path
-from megablend.megatron.compat import GPTDataset
 from megablend.megatron.config import MegablendDatasetConfig
+from megablend.megatron.core import GPTDataset
 from megablend.megatron.documents import Documents, PairDocuments, TableDocuments
 from megablend.megatron.pooled import PooledArray
 from megablend.megatron.tables import pinned_address

@@ -15,8 +15,9 @@ from megablend.errors import ConfigError
 from megablend.formats.base import Array
 from megablend.index.launch import Launch
 from megablend.megatron.address import PAIR, parse_address
-from megablend.megatron.compat import Split, query_result, setting
+from megablend.megatron.compat import query_result, setting
 from megablend.megatron.config import MegablendDatasetConfig
+from megablend.megatron.core import Split
 from megablend.megatron.dataset import MegablendGPTDataset, cache_of
 from megablend.megatron.tables import INDEX_FOLDER
 from megablend.reader import Dataset
@@ -44,7 +45,7 @@ class PageOrderDataset(MegablendGPTDataset):
         """Tokens of a sample. Documents have no numbers in this order."""
         sample = self.dataset.sample(int(idx))
         lengths: Array = np.diff(sample.starts, append=len(sample.tokens))
-        return query_result(sample.tokens, np.zeros(0, np.int64), lengths.tolist())
+        return query_result(self.config, sample.tokens, np.zeros(0, np.int64), lengths.tolist())
 
     def _build_document_sample_shuffle_indices(self) -> tuple[None, None, None]:
         return None, None, None

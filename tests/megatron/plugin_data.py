@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from reference import Tokenizer
 from writers import KINDS
@@ -57,6 +60,15 @@ def plugin_config(cache: Path, **options: Any) -> MegablendDatasetConfig:
     return MegablendDatasetConfig(**{**filled, **options})
 
 
+def known(options: dict[str, Any]) -> dict[str, Any]:
+    """Options without those that the installed version lacks and that are off; skips the test where one is on."""
+    names = {field.name for field in fields(MegablendDatasetConfig)}
+    missing = {name: value for name, value in options.items() if name not in names}
+    if any(missing.values()):
+        pytest.skip(f"the installed version has no {', '.join(missing)}")
+    return {name: value for name, value in options.items() if name in names}
+
+
 def assert_same_samples(found: Any, expected: Any) -> None:
     """Two datasets hold the same dicts of tensors, bit for bit."""
     assert len(found) == len(expected) > 0
@@ -80,9 +92,8 @@ def environment(**extra: object) -> dict[str, str]:
 
 def launcher(name: str, num_ranks: int) -> list[str]:
     """What comes before the driver's own arguments."""
-    beside = Path(sys.executable).parent
     if name == "torchrun":
-        return [str(beside / "torchrun"), "--standalone", f"--nproc-per-node={num_ranks}", str(DRIVER)]
-    if name == "mpirun":
-        return [str(beside / "mpirun"), "-n", str(num_ranks), sys.executable, str(DRIVER)]
-    return [sys.executable, str(DRIVER)]
+        run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+        return [sys.executable, *run, str(DRIVER)]
+    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return [shutil.which("mpirun", path=beside) or "mpirun", "-n", str(num_ranks), sys.executable, str(DRIVER)]

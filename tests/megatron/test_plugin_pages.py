@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from plugin_data import draw_documents, plugin_config, write_word
+from plugin_data import draw_documents, known, plugin_config, write_word
 
 import megablend
 from megablend.errors import ConfigError, PlanError
 from megablend.megatron import MegablendDatasetBuilder
-from megablend.megatron.compat import GPTDataset
+from megablend.megatron.core import GPTDataset
 from megablend.megatron.dataset import MegablendGPTDataset
 
 pytestmark = [
@@ -122,4 +122,4 @@ def test_a_run_is_opened_and_lengthened(tmp_path: Path, words: list[str]) -> Non
 def test_what_page_order_lacks_is_refused(tmp_path: Path, words: list[str], option: str) -> None:
     value = option == "multiple_validation_sets"
     with pytest.raises(ConfigError, match=option):
-        build(plugin_config(tmp_path / "cache", **options(words, **{option: value})))
+        build(plugin_config(tmp_path / "cache", **options(words, **known({option: value}))))

@@ -42,7 +42,7 @@ class HostBuffer:
 def on_cpu(distributed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Model parallelism of one process, without a GPU's scratch memory and random states (there is no dropout)."""
     parallel_state.initialize_model_parallel(1, 1)
-    parallel_random.initialize_rng_tracker(force_reset=True)
+    parallel_random.initialize_rng_tracker()
     monkeypatch.setattr(parallel_state, "_GLOBAL_MEMORY_BUFFER", HostBuffer())
     monkeypatch.setattr(parallel_random._CUDA_RNG_STATE_TRACKER, "fork", lambda name=None: contextlib.nullcontext())
     yield
