@@ -10,16 +10,31 @@ from megablend.api.runs import ConfigLike, newest_generation, open_run
 from megablend.config import SPLITS, load_config
 from megablend.errors import PlanError
 from megablend.index.cache import Generation, list_generations
+from megablend.plan.amplification import read_amplification
 from megablend.plan.blend import BlendPlan
 from megablend.plan.ledger import list_runs
 from megablend.plan.run import Run
 from megablend.plan.shares import samples_in
 
+FORESEEN_SAMPLES = 1 << 16
+"""Of which read amplification is told: some cycles, in some tenths of a second."""
 
-def describe(what: ConfigLike, *, cache: str | None = None) -> dict[str, Any]:
+
+def describe(
+    what: ConfigLike,
+    *,
+    cache: str | None = None,
+    micro_batch_size: int | None = None,
+    data_parallel_size: int = 1,
+    num_workers: int = 0,
+) -> dict[str, Any]:
     """A run (for a config) or a cache (for its folder), as a JSON-able dict.
 
-    Raises: as `open_dataset`; CacheError for a folder that holds no index.
+    Args:
+        cache: in place of the config's `cache`.
+        micro_batch_size, data_parallel_size, num_workers: of the loaders whose read amplification is to be told.
+
+    Raises: as `open_dataset`; CacheError for a folder that holds no index; ConfigError where memory is too small for the loaders.
     """
     if isinstance(what, str | Path) and Path(what).is_dir():
         return describe_cache(str(what))
@@ -35,7 +50,7 @@ def describe(what: ConfigLike, *, cache: str | None = None) -> dict[str, Any]:
                 splits[split] = describe_run(open_run(config, split))
             except PlanError as error:
                 splits[split] = {"samples": 0, "problem": str(error)}
-    return {
+    found = {
         "cache": config.cache,
         "run": config.run,
         "plan": run.ledger.digest,
@@ -44,6 +59,16 @@ def describe(what: ConfigLike, *, cache: str | None = None) -> dict[str, Any]:
         "index": _describe_generation(generation, config.cache),
         "splits": splits,
     }
+    if micro_batch_size is not None:
+        found["read_amplification"] = read_amplification(
+            run,
+            micro_batch_size=micro_batch_size,
+            data_parallel_size=data_parallel_size,
+            num_workers=num_workers,
+            first=0,
+            stop=min(run.num_samples, FORESEEN_SAMPLES),
+        )
+    return found
 
 
 def describe_cache(cache: str) -> dict[str, Any]:

@@ -65,13 +65,18 @@ def build(config: str, cache: str | None, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("what", metavar="CONFIG|CACHE")
+@click.option(
+    "--micro-batch", type=click.IntRange(1), help="Tell the read amplification of loaders of this micro batch,"
+)
+@click.option("--ranks", type=click.IntRange(1), default=1, help="on so many data-parallel ranks,")
+@click.option("--workers", type=click.IntRange(0), default=0, help="with so many workers each.")
 @in_cache
 @as_json
-def describe(what: str, cache: str | None, as_json: bool) -> None:
+def describe(what: str, micro_batch: int | None, ranks: int, workers: int, cache: str | None, as_json: bool) -> None:
     """Say what a run will read (for a config), or what a cache holds (for its folder)."""
     from megablend.api.describe import describe as describe_run
 
-    found = describe_run(what, cache=cache)
+    found = describe_run(what, cache=cache, micro_batch_size=micro_batch, data_parallel_size=ranks, num_workers=workers)
     if as_json:
         _print_json(found)
     else:

@@ -85,6 +85,8 @@ def print_description(found: dict[str, Any]) -> None:
         )
     stages = ", ".join(f"{end:,}" for end in found["stages"])
     console.print(f"run {found['run']!r}: stages end at sample {stages}; plan {found['plan']}", markup=False)
+    if "read_amplification" in found:
+        console.print(f"read amplification: {found['read_amplification']:.3f}")
 
 
 def _print_split(console: Console, title: str, described: dict[str, Any]) -> None:

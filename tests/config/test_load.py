@@ -212,3 +212,20 @@ def test_binary_config(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not UTF-8 text"):
         load_config(path)
+
+
+MINIMAL = {"cache": "c", "sequence_length": 8, "samples": 5, "sources": [{"name": "a", "path": "/data/a.arrow"}]}
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), (4096, 4096), ("2e6", 2_000_000), ("1KiB", 1024)],
+)
+def test_memory_is_a_size(written: object, size: int) -> None:
+    assert load_config(MINIMAL | {"memory": written}).memory == size
+
+
+@pytest.mark.parametrize("written", ["much", "5 apples", "-1MiB", True, "0"])
+def test_memory_that_is_no_size(written: object) -> None:
+    with pytest.raises(ConfigError, match=r"memory: found .*, expected (a size such as 512MiB|more than 0)"):
+        load_config(MINIMAL | {"memory": written})
