@@ -100,7 +100,9 @@ def _words(name: str, text: str) -> Callable[[F], F]:
     "--blend", "interleaving", default="greedy", show_default=True, help="greedy (Megatron's), or largest-remainder."
 )
 @click.option(
-    "--max-memory", metavar="SIZE", help="Of arrays on one node, such as 64G. [default: most of what is free]"
+    "--max-memory",
+    metavar="SIZE",
+    help="For the arrays of a node's ranks, such as 64G; the program takes 0.2G a rank. [default: most of what is free]",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be built, and what it would take.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")

@@ -50,10 +50,10 @@ def print_report(found: dict[str, Any]) -> None:
     elif found["dry_run"]:
         done = (
             f"{missing:,} are missing; building them takes {found['memory_bytes'] / 1e6:,.0f} MB of memory on a node at most, "
-            f"and about {found['expected_seconds']:,.0f} s on {found['ranks']} ranks"
+            f"and, besides writing them, about {found['expected_seconds']:,.0f} s (ranks: {found['ranks']})"
         )
     else:
-        done = f"{missing:,} were missing, and are built: {found['seconds']:.1f} s on {found['ranks']} ranks"
+        done = f"{missing:,} were missing, and are built: {found['seconds']:.1f} s (ranks: {found['ranks']})"
     console.print(done, markup=False)
 
 

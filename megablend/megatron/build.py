@@ -34,8 +34,8 @@ def build_dataset(job: DatasetJob, request: CacheRequest, cache: Path, *, thread
     Raises: DataError where the `.idx` cannot be read; CacheError where the cache cannot be written.
     """
     state = np.random.RandomState(request.random_seed)
-    members = np.arange(job.size.begin, job.size.end, dtype=np.int32)
-    documents = document_index(members, job.num_epochs, state, job.samples_before_final is not None)
+    separate = job.samples_before_final is not None
+    documents = document_index(np.arange(job.size.begin, job.size.end, dtype=np.int32), job.num_epochs, state, separate)
     with ArtefactWriter(job.artefact, cache) as out, ThreadPoolExecutor(1) as background:
         overlap &= job.num_samples >= _SMALL
         shuffled = background.submit(_write_shuffle_index, job, state, out) if overlap else None

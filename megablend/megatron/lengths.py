@@ -13,8 +13,8 @@ from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.megatron.split import sequence_range
 from megablend.storage import storage_for
 
-_CHUNK = 1 << 24
-"""Lengths read at once: 64 MiB."""
+_CHUNK = 1 << 20
+"""Lengths read at once: 4 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

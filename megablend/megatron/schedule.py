@@ -16,8 +16,10 @@ from megablend.index.share import share
 from megablend.megatron.plan import BlendJob, Job
 from megablend.megatron.request import GREEDY, LARGEST_REMAINDER
 
-CHUNK_BYTES = 3 << 24
-"""Arrays that are made in order go to the disk in pieces of about this size."""
+PIECE_BYTES = 1 << 24
+"""Sample indices go to the disk in pieces of about this size for each thread that makes them."""
+_DRAWN_BYTES = 40 << 20
+"""And blends in pieces of this size."""
 _USABLE = 0.8
 """Of a node's free memory, where no bound is given."""
 _NS = {"document": 20.0, "sample": 20.0, GREEDY: 70.0, LARGEST_REMAINDER: 20.0, "artefact": 2e6}
@@ -30,7 +32,7 @@ class Need:
     """What a job takes."""
 
     memory: int
-    """Bytes of arrays, with its two shuffles one after the other."""
+    """Bytes of arrays, on one thread, with its two shuffles one after the other."""
     overlapped: int
     """The same with the shuffle index made while the sample index is."""
     cost: int
@@ -40,13 +42,13 @@ class Need:
 def need_of(job: Job) -> Need:
     """What a job takes, to within some per cent."""
     if isinstance(job, BlendJob):
-        memory = min(job.artefact.nbytes, CHUNK_BYTES)
+        memory = min(job.artefact.nbytes, _DRAWN_BYTES)
         return Need(
             memory=memory, overlapped=memory, cost=round(_NS["artefact"] + _NS[job.interleaving] * job.num_samples)
         )
     documents, samples, shuffle = job.artefact.arrays
     lengths = 4 * (job.size.end - job.size.begin)
-    gathering = lengths + documents.nbytes + min(samples.nbytes, CHUNK_BYTES)
+    gathering = lengths + documents.nbytes + min(samples.nbytes, PIECE_BYTES)
     return Need(
         memory=max(gathering, shuffle.nbytes),
         overlapped=gathering + shuffle.nbytes,

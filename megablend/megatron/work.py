@@ -12,7 +12,7 @@ from megablend.megatron.artefacts import problem_with
 from megablend.megatron.build import build_blend, build_dataset
 from megablend.megatron.plan import BlendJob, Job
 from megablend.megatron.request import CacheRequest
-from megablend.megatron.schedule import MemoryGate, Need, Share
+from megablend.megatron.schedule import PIECE_BYTES, MemoryGate, Need, Share
 
 _TELL_SECONDS = 0.2
 
@@ -49,8 +49,10 @@ def build_share(
     def build(number: int) -> None:
         need = needs[number]
         overlap = need.overlapped <= share.memory
-        with gate.held(need.overlapped if overlap else need.memory):
-            threads = max(1, round(share.threads * need.cost / total_cost))
+        memory = need.overlapped if overlap else need.memory
+        wanted, room = round(share.threads * need.cost / total_cost), (share.memory - memory) // PIECE_BYTES + 1
+        threads = max(1, min(wanted, room))
+        with gate.held(memory + (threads - 1) * PIECE_BYTES):
             _build(jobs[number], request, cache, threads=threads, overlap=overlap)
 
     done: set[Future[None]] = set()

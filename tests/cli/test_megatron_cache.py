@@ -101,10 +101,10 @@ def test_any_number_of_ranks_writes_the_same_bytes(ranks: int, data: list[str], 
 
 
 def test_ranks_of_a_node_share_its_memory(data: list[str], tmp_path: Path) -> None:
-    done = run(tmp_path / "cache", *blend(data), "--max-memory", "40MiB", "--json", ranks=3)
+    done = run(tmp_path / "cache", *blend(data), "--max-memory", "40k", "--json", ranks=3)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ranks"] == 1
-    assert json.loads(done.stdout)["memory_bytes"] <= 40 << 20
+    assert json.loads(done.stdout)["memory_bytes"] <= 40_000
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -123,6 +123,19 @@ def test_a_cache_that_cannot_be_written(ranks: int, data: list[str], tmp_path: P
     assert done.returncode == 3
     assert "file/cache" in done.stderr
     assert "make room or get permission there, or choose another cache directory" in done.stderr
+
+
+def test_a_disk_that_runs_full(data: list[str], tmp_path: Path) -> None:
+    """No file may grow beyond 20 kB: some arrays do."""
+    limited = ["sh", "-c", 'ulimit -f 40; exec "$@"', "sh", *command(tmp_path / "cache", *blend(data))]
+    done = subprocess.run(
+        limited, capture_output=True, text=True, timeout=100, env=environment(), cwd=ROOT, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    assert "cannot write the cache (File too large)" in done.stderr
+    bases = {path.name.split("-description")[0] for path in (tmp_path / "cache").glob("*.txt")}
+    assert all(len(list((tmp_path / "cache").glob(f"{base}-*.npy"))) >= 2 for base in bases)
+    assert run(tmp_path / "cache", *blend(data)).returncode == 0
 
 
 def test_a_damaged_array_is_made_anew_and_told(data: list[str], tmp_path: Path) -> None:
@@ -157,7 +170,7 @@ def test_a_killed_build_is_never_taken_for_a_hit(wanted: int, data: list[str], t
     done = run(cache, *blend(data))
     assert done.returncode == 0, done.stderr
     assert contents(cache) == expected
-    assert [path.name for path in (cache / ".megablend").iterdir()] == [".lock"]
+    assert not [path.name for path in (cache / ".megablend").iterdir() if path.name.startswith(".tmp")]
 
 
 @pytest.mark.parametrize(

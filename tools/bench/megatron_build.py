@@ -1,0 +1,155 @@
+"""A whole cache of many datasets, from nothing: Megatron's builder, which works on one rank, against one and more ranks of ours.
+
+Claim: the same bytes, and ranks divide the work. Alone ours is about as fast as Megatron's where datasets are small, since both
+then mostly make files, and faster the larger they are.
+
+    python tools/bench/megatron_build.py [--datasets 1000] [--documents 10000] [--samples 1000000] [--ranks 1 2 4] [--rounds 3]
+
+Medians of whole builds, interleaved, without the start of interpreters and MPI; processor time is that of all ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+LENGTH = 2048
+TOKENIZER = SimpleNamespace(unique_identifiers={"class": "Bench"}, vocab_size=50_000)
+
+
+def main() -> None:
+    """Write the data, let the contenders take turns, print a table; or be one rank of a contender."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", type=int, default=1000)
+    parser.add_argument("--documents", type=int, default=10_000, help="of each dataset")
+    parser.add_argument("--samples", type=int, default=1_000_000)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", help="for the data; a temporary one")
+    parser.add_argument("--contender", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.contender:
+        build(Path(options.folder), options.contender, options.datasets, options.samples)
+        return
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        write_pairs(Path(folder), options.datasets, options.documents)
+        race(Path(folder), options)
+
+
+def race(folder: Path, options: argparse.Namespace) -> None:
+    """Let the contenders take turns, and compare what they write."""
+    contenders = {"Megatron": 0, **{f"{ranks} rank{'s' * (ranks > 1)}": ranks for ranks in options.ranks}}
+    taken: dict[str, list[list[float]]] = {name: [] for name in contenders}
+    for turn in range(options.rounds + 1):
+        for name, ranks in contenders.items():
+            shutil.rmtree(folder / "cache", ignore_errors=True)
+            spent = run(folder, ranks, options)
+            if turn:
+                taken[name].append(spent)
+            elif not ranks:
+                shutil.copytree(folder / "cache", folder / "expected")
+            else:
+                subprocess.run(["diff", "-rq", "-x", ".megablend", folder / "expected", folder / "cache"], check=True)
+    peer = [statistics.median(column) for column in zip(*taken["Megatron"], strict=True)]
+    print(f"{options.datasets:,} datasets of {options.documents:,} documents, {options.samples:,} samples")
+    print(f"{'':16}{'CPU s':>10}{'ratio':>8}{'wall s':>10}{'ratio':>8}")
+    for name, times in taken.items():
+        processor, wall = (statistics.median(column) for column in zip(*times, strict=True))
+        print(f"{name:16}{processor:10.2f}{peer[0] / processor:7.2f}x{wall:10.2f}{peer[1] / wall:7.2f}x")
+
+
+def run(folder: Path, ranks: int, options: argparse.Namespace) -> list[float]:
+    """One build in processes of its own: processor seconds of all, wall seconds of the slowest."""
+    launcher = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)] if ranks > 1 else []
+    own = ["--folder", folder, "--datasets", options.datasets, "--samples", options.samples]
+    command = [*launcher, sys.executable, __file__, "--contender", "ours" if ranks else "megatron", *map(str, own)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    spent = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    return [sum(processor for processor, _ in spent), max(wall for _, wall in spent)]
+
+
+def build(folder: Path, contender: str, num_datasets: int, num_samples: int) -> None:
+    """Build the cache, and print what it took this rank."""
+    prefixes = [str(folder / str(number)) for number in range(num_datasets)]
+    weights = (1 / np.arange(1, num_datasets + 1)).tolist()
+    make = ours if contender == "ours" else megatron
+    work = make(folder, (prefixes, weights), [num_samples, num_samples // 10, 0])
+    start = time.process_time(), time.perf_counter()
+    work()
+    print(json.dumps([time.process_time() - start[0], time.perf_counter() - start[1]]), flush=True)
+
+
+def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -> Any:
+    """Our build, once MPI has started and the kernels are loaded."""
+    from megablend.exact.samples import sample_index
+    from megablend.index.launch import detect
+    from megablend.megatron.cache import prepare_cache
+    from megablend.megatron.request import Blend, CacheRequest
+
+    launch = detect()
+    sample_index(np.full(9, 9, np.int32), np.arange(9, dtype=np.int32), 9, 8, extra=1)
+    launch.barrier()
+    request = CacheRequest(
+        path_to_cache=str(folder / "cache"),
+        random_seed=1,
+        sequence_length=LENGTH,
+        tokenizer=TOKENIZER.unique_identifiers,
+        sizes=tuple(sizes),
+        blend=Blend(prefixes=tuple(blend[0]), weights=tuple(blend[1])),
+        split="95,5,0",
+        mid_level_dataset_surplus=0.5,
+    )
+    return lambda: prepare_cache(request, launch=launch)
+
+
+def megatron(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -> Any:
+    """Megatron's build."""
+    import torch
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    store = tempfile.mktemp(dir=folder)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    config = GPTDatasetConfig(
+        path_to_cache=str(folder / "cache"),
+        random_seed=1,
+        sequence_length=LENGTH,
+        tokenizer=TOKENIZER,
+        blend=blend,
+        split="95,5,0",
+        mid_level_dataset_surplus=0.5,
+        num_dataset_builder_threads=2,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+    )
+    return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build
+
+
+def write_pairs(folder: Path, num_datasets: int, num_documents: int) -> None:
+    """Pairs of documents of 500 tokens on average; a `.bin` is a hole, which no builder reads."""
+    rng = np.random.default_rng(0)
+    for number in range(num_datasets):
+        lengths = rng.integers(1, 1000, num_documents, dtype=np.int32)
+        ends = 2 * np.cumsum(lengths, dtype=np.int64)
+        counts = np.array([num_documents, num_documents + 1], "<u8").tobytes()
+        header = b"MMIDIDX\0\0" + np.array([1], "<u8").tobytes() + b"\x08" + counts
+        arrays = [lengths, ends - 2 * lengths, np.arange(num_documents + 1, dtype=np.int64)]
+        (folder / f"{number}.idx").write_bytes(header + b"".join(array.tobytes() for array in arrays))
+        with (folder / f"{number}.bin").open("wb") as file:
+            file.truncate(int(ends[-1]))
+
+
+if __name__ == "__main__":
+    main()
