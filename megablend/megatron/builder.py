@@ -82,9 +82,15 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     def _not_ours(self) -> str | None:
         """Why the datasets are none of our business."""
+        version = unknown_version()
         if issubclass(self.cls, MegablendGPTDataset):
+            if version:
+                unknown = (
+                    f"megatron-core {version} is not known to megablend; {self.cls.__name__} is tried all the same"
+                )
+                warnings.warn(unknown, RuntimeWarning, stacklevel=3)
             return None
-        if version := unknown_version():
+        if version:
             return f"megatron-core {version} is not known to megablend"
         if self.cls is not GPTDataset:
             return f"{self.cls.__name__} is no class that megablend builds"
@@ -130,7 +136,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             build_pages(self.config, self.sizes, launch)
             return
         if issubclass(self.cls, MegablendGPTDataset):
-            for word in dict.fromkeys(words_of(self.config)):
+            for word in words_of(self.config):
                 if (address := parse_address(word)).format != PAIR:
                     build_table(cache, address, launch=launch)
             if pairs := pairs_of(self.config):

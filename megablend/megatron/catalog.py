@@ -54,7 +54,8 @@ class Catalog:
         return Pair(lengths=self._lengths[first : first + count], token_dtype=entry["dtype"])
 
 
-def catalog_path(cache: str, prefixes: Sequence[str]) -> Path:
+@lru_cache(maxsize=8)
+def catalog_path(cache: str, prefixes: tuple[str, ...]) -> Path:
     """Where the catalog of these prefixes lies: the part of its name before `.npy` and `.json`."""
     digest = hashlib.blake2b(json.dumps(sorted(set(prefixes))).encode(), digest_size=16).hexdigest()
     return Path(cache).absolute() / _FOLDER / digest
@@ -77,7 +78,7 @@ def build_catalog(cache: str, prefixes: Sequence[str], *, launch: Launch) -> Non
 
     Raises: DataError where an `.idx` cannot be read; CacheError where the cache cannot be written.
     """
-    names, path = sorted(set(prefixes)), catalog_path(cache, prefixes)
+    names, path = sorted(set(prefixes)), catalog_path(cache, tuple(prefixes))
     mine = names[launch.rank :: launch.size]
     seen = _everyones(launch, {prefix: _look(prefix) for prefix in mine})
     counts = [seen[prefix]["sequences"] for prefix in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         LocalStorage.pool.resize(config.max_open_files)
         if address.format == PAIR:
             return PairDocuments(dataset_path, catalog_path(cache, pairs_of(config)))
-        num_tables = len(set(words_of(config))) - len(set(pairs_of(config)))
+        num_tables = len(words_of(config)) - len(pairs_of(config))
         return TableDocuments(cache, pinned_address(cache, dataset_path), config.memory // num_tables)
 
     def __len__(self) -> int:
@@ -64,11 +65,17 @@ def cache_of(config: Any) -> str:
 
 
 def words_of(config: Any) -> list[str]:
-    """All prefixes and addresses of a config's blends, as they are written."""
+    """All prefixes and addresses of a config's blends, as they are written, each once."""
     blends = [config.blend, *(config.blend_per_split or ())]
-    return [word for blend in blends if blend is not None for word in blend[0]]
+    return list(dict.fromkeys(word for blend in blends if blend is not None for word in blend[0]))
 
 
-def pairs_of(config: Any) -> list[str]:
+def pairs_of(config: Any) -> tuple[str, ...]:
     """The prefixes of `.bin/.idx` pairs among them."""
-    return [word for word in words_of(config) if parse_address(word).format == PAIR]
+    return _pairs(tuple(words_of(config)))
+
+
+@lru_cache(maxsize=8)
+def _pairs(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Asked for each of thousands of pairs."""
+    return tuple(word for word in words if parse_address(word).format == PAIR)

@@ -63,11 +63,11 @@ class PairDocuments:
 class TableDocuments:
     """Documents of Parquet or Arrow files, found through the index and their table; decoded pages are kept in a window."""
 
-    def __init__(self, cache: str, address: Address, window_bytes: int) -> None:
+    def __init__(self, cache: str, address: Address, memory: int) -> None:
         store, self.sequence_lengths = open_table(cache, address)
         self.path_prefix = str(address)
-        self._made_of = (cache, address, window_bytes)
-        self._window = Window(store, window_bytes)
+        self._made_of = (cache, address, memory)
+        self._window = Window(store, memory)
         self._generation = store.generation
 
     def __len__(self) -> int:

@@ -13,23 +13,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from megablend.errors import CacheError, UnsupportedFileError
-from megablend.formats.base import CONTINUES, Array
+from megablend.formats.base import Array
 from megablend.index.build import SourceSpec, build_index
 from megablend.index.cache import Generation, open_generation
 from megablend.index.disk import replace_file
 from megablend.index.launch import Launch
 from megablend.index.store import BlockStore
 from megablend.megatron.address import Address, parse_address
+from megablend.megatron.counts import count_documents, share_of
 from megablend.megatron.shared_array import shared_array
 
-_BATCH_BLOCKS = 64
 _BLOCK_BYTES = 1 << 20
 _LONGEST = (1 << 31) - 1
 _SOURCE = "documents"
@@ -60,7 +59,7 @@ def build_table(cache: str, address: Address, *, launch: Launch) -> Address:
     store = _store(cache, whole)
     num_documents = store.generation.sources[0].rows
     with shared_array(table_path(cache, whole), num_documents, launch) as write:
-        for first, lengths in _count(store, *_share(store.generation, launch.rank, launch.size)):
+        for first, lengths in count_documents(store, *share_of(store.generation, launch.rank, launch.size)):
             if lengths.max(initial=0) > _LONGEST:
                 raise UnsupportedFileError(
                     address.pattern,
@@ -139,39 +138,3 @@ def _store(cache: str, address: Address) -> BlockStore:
 def _generation(cache: str, digest: str) -> Generation:
     """One memory map for all splits and datasets of a process."""
     return open_generation(cache, digest)
-
-
-def _share(generation: Generation, rank: int, size: int) -> tuple[int, int]:
-    """This rank's blocks, first and end: about equally many tokens, cut where a document begins."""
-    return _cut(generation, rank, size), _cut(generation, rank + 1, size)
-
-
-def _cut(generation: Generation, part: int, parts: int) -> int:
-    """The first block of a part, moved on to one that does not continue a document."""
-    tokens = generation.tokens_before
-    num_blocks = len(tokens) - 1
-    block = num_blocks if part == parts else int(np.searchsorted(tokens, int(tokens[-1]) * part // parts))
-    while 0 < block < num_blocks and generation.blocks(np.array([block]))["flags"][0] & CONTINUES:
-        block += 1
-    return block
-
-
-def _count(store: BlockStore, first: int, end: int) -> Iterator[tuple[int, Array]]:
-    """Lengths of the documents that begin in blocks first:end, a batch at a time: number of the first, int64 lengths."""
-    rows = store.generation.rows_before
-    while first < end:
-        stop = _next_cut(store.generation, min(first + _BATCH_BLOCKS, end), end)
-        ids = np.arange(first, stop)
-        lengths = np.zeros(int(rows[stop] - rows[first]), np.int64)
-        continues = store.generation.blocks(ids)["flags"] & CONTINUES
-        for number, block, continued in zip(ids, store.read(ids), continues, strict=True):
-            begin = int(rows[number] - rows[first]) - bool(continued)
-            lengths[begin : begin + len(block.offsets) - 1] += np.diff(block.offsets)
-        yield int(rows[first]), lengths
-        first = stop
-
-
-def _next_cut(generation: Generation, block: int, end: int) -> int:
-    while block < end and generation.blocks(np.array([block]))["flags"][0] & CONTINUES:
-        block += 1
-    return block

@@ -135,12 +135,15 @@ def test_an_unknown_version_goes_megatrons_way(
             RuntimeWarning, match=r"megatron-core 0\.99\.0 is not known to megablend.*Megatron's own way"
         ):
             found = build(GPTDataset, config_of(tmp_path / "ours", **options))
+        with pytest.warns(RuntimeWarning, match=r"0\.99\.0 is not known to megablend; MegablendGPTDataset is tried"):
+            tried = build(MegablendGPTDataset, plugin_config(tmp_path / "tried", **options))
     finally:
         compat.unknown_version.cache_clear()
     theirs = megatron_build(config_of(tmp_path / "theirs", **options), SIZES)
     assert contents(tmp_path / "ours") == contents(tmp_path / "theirs")
-    for one, other in zip(found, theirs, strict=True):
+    for one, other, third in zip(found, theirs, tried, strict=True):
         assert_same_samples(one, other)
+        assert_same_samples(third, other)
 
 
 class OtherDataset(GPTDataset):  # type: ignore[misc]
