@@ -29,6 +29,7 @@ _TOKENIZER_FLAGS: dict[str, dict[str, Any]] = {
     "--tokenizer-hf-use-fast": {"is_flag": True},
     "--tokenizer-hf-include-special-tokens": {"is_flag": True},
     "--trust-remote-code": {"is_flag": True},
+    "--legacy-tokenizer": {"is_flag": True},
 }
 """As Megatron's training script of 0.16.1 has them; the identifiers hold their values."""
 _IDLE_FLAGS: dict[str, dict[str, Any]] = {

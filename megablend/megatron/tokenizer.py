@@ -57,11 +57,15 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The identifiers of the tokenizer that the installed megatron-core builds of Megatron's flags.
 
     Args:
-        flags: all of Megatron's tokenizer flags, by the names of their attributes; the same as training is given.
+        flags: all of Megatron's tokenizer flags, by the names of their attributes, words as tuples; as training is given them.
 
     Raises: ConfigError where megatron-core is not installed, or cannot build it.
     """
     given = "give --tokenizer-identifiers, such as an earlier run's description.txt"
+    if flags.get("legacy_tokenizer"):
+        raise ConfigError(
+            f"--legacy-tokenizer: megatron-core does not build such tokenizers, the training script does; {given}"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the GPU libraries that megatron-core misses, as it is imported
@@ -69,10 +73,15 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
     except ImportError as error:
         raise ConfigError(f"--tokenizer-type needs megatron-core ({error}); install it, or {given}") from None
     try:
-        tokenizer = build_tokenizer(SimpleNamespace(**flags))
+        tokenizer = build_tokenizer(SimpleNamespace(**{name: _as_argparse(value) for name, value in flags.items()}))
     except Exception as error:  # the tokenizer's library may raise anything
         raise ConfigError(
             f"--tokenizer-type {flags['tokenizer_type']}: megatron-core cannot build it "
             f"({type(error).__name__}: {error}); see its flags, or {given}"
         ) from error
     return identifiers_of(tokenizer)
+
+
+def _as_argparse(value: Any) -> Any:
+    """Words as argparse gives them, a list, or None where there are none: identifiers hold how they print."""
+    return (list(value) or None) if isinstance(value, tuple) else value

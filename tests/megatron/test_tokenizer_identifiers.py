@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron.core.tokenizers.text.text_tokenizer import MegatronTokenizerText
 
 from megablend.errors import ConfigError
 from megablend.megatron.tokenizer import build_identifiers, identifiers_of, read_identifiers
@@ -71,3 +72,25 @@ def test_without_megatron_core_identifiers_are_asked_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(ConfigError, match=r"--tokenizer-type needs megatron-core .*give --tokenizer-identifiers"):
         build_identifiers(FLAGS)
+
+
+def test_legacy_tokenizers_are_not_taken_for_new_ones() -> None:
+    with pytest.raises(ConfigError, match=r"--legacy-tokenizer: .*give --tokenizer-identifiers"):
+        build_identifiers({**FLAGS, "legacy_tokenizer": True})
+
+
+@pytest.mark.parametrize(("words", "expected"), [((), "None"), (("<a>", "<b>"), "['<a>', '<b>']")])
+def test_special_tokens_are_printed_as_megatron_prints_them(
+    words: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a tokenizer whose library is not installed: only its model is not read."""
+    monkeypatch.setattr(MegatronTokenizerText, "_restore_model", lambda self, **options: None)
+    flags = {
+        **FLAGS,
+        "tokenizer_type": "GPTSentencePieceTokenizer",
+        "tokenizer_model": "/m",
+        "tokenizer_special_tokens": words,
+    }
+    found = build_identifiers({**flags, "tokenizer_sentencepiece_legacy": False})
+    assert found["special_tokens"] == expected
+    assert found["tokenizer_path"] == "/m"
