@@ -46,6 +46,7 @@ def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: 
 
 
 def _path(request: CacheRequest) -> Path:
-    asked = dataclasses.asdict(request) | {"path_to_cache": None, "receipt": _VERSION}
+    # Where the cache lies does not matter; tables are told by the names of what they are of.
+    asked = dataclasses.asdict(request) | {"path_to_cache": None, "lengths_at": None, "receipt": _VERSION}
     digest = hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=16).hexdigest()
     return Path(request.path_to_cache) / WORK_FOLDER / f"whole-{digest}.txt"

@@ -128,7 +128,7 @@ for sizes in ({SIZES}, [201, 20, 10]):
 def test_an_unknown_version_goes_megatrons_way(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat.metadata, "version", lambda name: "0.99.0")
+    monkeypatch.setattr("megablend.megatron.compat.metadata.version", lambda name: "0.99.0")
     compat.unknown_version.cache_clear()
     try:
         with pytest.warns(

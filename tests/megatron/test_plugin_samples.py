@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ FLAGS: list[dict[str, Any]] = [
 ]
 
 
-def build(cls: type[Any], config: Any, sizes: list[int | None]) -> list[Any]:
+def build(cls: type[Any], config: Any, sizes: Sequence[int | None]) -> list[Any]:
     return MegablendDatasetBuilder(cls, sizes, lambda: True, config).build()
 
 
