@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,6 +35,10 @@ class Storage(Protocol):
         Raises: MissingFileError; ChangedFileError where it was replaced since `stat`, as far as that is seen; CorruptFileError
             where it ends before.
         """
+        ...
+
+    def read_into(self, path: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with bytes of the file from its offset on. Raises as `read` does."""
         ...
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:

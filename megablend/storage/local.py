@@ -7,7 +7,7 @@ import glob
 import os
 import resource
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +77,15 @@ class LocalStorage:
         except OSError as error:
             raise _data_error(path, error) from error
 
+    def read_into(self, path: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with bytes from its offset on. Raises as `read` does."""
+        try:
+            with self.pool.lend(path) as fd:
+                for offset, buffer in ranges:
+                    _fill(path, fd, offset, buffer)
+        except OSError as error:
+            raise _data_error(path, error) from error
+
     @contextmanager
     def descriptor(self, path: str) -> Iterator[int]:
         """Lends the pool's descriptor of a file. Raises: MissingFileError; DataError where it cannot be opened."""
@@ -86,6 +95,16 @@ class LocalStorage:
             except OSError as error:
                 raise _data_error(path, error) from error
             yield fd
+
+
+def _fill(path: str, fd: int, offset: int, buffer: memoryview) -> None:
+    """Read until the buffer is full: a read may stop early (at 2 GiB on Linux, or where a signal came)."""
+    got = os.preadv(fd, [buffer], offset)
+    while got < len(buffer):
+        more = os.preadv(fd, [buffer[got:]], offset + got)
+        if not more:
+            raise _ends_early(path, offset, len(buffer), os.fstat(fd).st_size)
+        got += more
 
 
 def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes:

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from megablend.storage import storage_for
 LISTS = pa.list_(pa.int32())
 
 
-def schema_of(tmp_path: Path, **fields: pa.DataType) -> list[Struct]:
+def schema_of(tmp_path: Path, **fields: pa.DataType) -> Sequence[Struct]:
     path = tmp_path / "x.parquet"
     pq.write_table(pa.schema(fields).empty_table(), path)
     storage = storage_for(str(path))

@@ -93,7 +93,8 @@ def differences(values: Sequence[int], bits: int, block: int = 128, miniblocks: 
 
 
 def signed(value: int, bits: int) -> int:
-    return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+    half = 1 << (bits - 1)
+    return (value + half) % (2 * half) - half
 
 
 @st.composite

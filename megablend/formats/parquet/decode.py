@@ -28,7 +28,13 @@ Array = npt.NDArray[Any]
 
 
 def decode_values(
-    data: Buffer, begin: int, num_tokens: int, physical: int, encoding: int, dtype: str, dictionary: Array | None
+    data: Buffer,
+    begin: int,
+    num_tokens: int,
+    physical: int,
+    encoding: int,
+    dtype: np.dtype[Any],
+    dictionary: Array | None,
 ) -> Array:
     """Tokens [num_tokens] of type `dtype`, read-only; a view of `data` where the values are stored as they are.
 
@@ -63,15 +69,25 @@ STORED: dict[int, np.dtype[Any]] = {Physical.INT32: np.dtype("<i4"), Physical.IN
 """How PLAIN values lie in memory."""
 
 
-def _as_dtype(values: Array, dtype: str) -> Array:
+def _as_dtype(values: Array, dtype: np.dtype[Any]) -> Array:
     """Narrow types are stored as 32 bits; unsigned ones of 32 bits by their bits."""
     if values.dtype == dtype:
         return values
-    return values.view(dtype) if values.dtype.itemsize == np.dtype(dtype).itemsize else values.astype(dtype)
+    return values.view(dtype) if values.dtype.itemsize == dtype.itemsize else values.astype(dtype)
 
 
-def _room(num_tokens: int, physical: int) -> Array:
-    return np.empty(num_tokens, STORED[physical])
+def copied(tokens: Array) -> Array:
+    """The same tokens in memory of their own, read-only."""
+    out = _room(len(tokens), tokens.dtype)
+    out[:] = tokens
+    out.setflags(write=False)
+    return out
+
+
+def _room(num_tokens: int, dtype: np.dtype[Any]) -> Array:
+    """An array to be filled, in Arrow's pool (see ByteSource.read_ranges)."""
+    room: Array = np.frombuffer(pa.allocate_buffer(num_tokens * dtype.itemsize), dtype, num_tokens)
+    return room
 
 
 def _plain(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
@@ -81,7 +97,7 @@ def _plain(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary:
 def _dictionary(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
     if dictionary is None:
         raise MalformedError("its values refer to a dictionary, but its column chunk has none")
-    values, out = pa.py_buffer(data), _room(num_tokens, physical)
+    values, out = pa.py_buffer(data), _room(num_tokens, STORED[physical])
     found = decode_dictionary(values.address + begin, values.size - begin, dictionary, out)
     if found == OUT_OF_RANGE:
         raise MalformedError(f"it refers to an entry that its dictionary of {len(dictionary)} does not have")
@@ -91,14 +107,14 @@ def _dictionary(data: Buffer, begin: int, num_tokens: int, physical: int, dictio
 
 
 def _delta(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
-    values, out = pa.py_buffer(data), _room(num_tokens, physical)
+    values, out = pa.py_buffer(data), _room(num_tokens, STORED[physical])
     if decode_delta(values.address + begin, values.size - begin, out) < 0:
         raise MalformedError(f"its differences are damaged, or are fewer than those of {num_tokens} tokens")
     return out
 
 
 def _byte_stream_split(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
-    values, out = pa.py_buffer(data), _room(num_tokens, physical)
+    values, out = pa.py_buffer(data), _room(num_tokens, STORED[physical])
     if values.size - begin != out.nbytes:
         raise MalformedError(f"{num_tokens} values need {out.nbytes} bytes, its streams have {values.size - begin}")
     join_streams(values.address + begin, out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex
@@ -13,6 +15,10 @@ from megablend.formats.parquet.schema import Column, find_column
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
 from megablend.storage.base import Storage
+
+CHUNKS_IN_FLIGHT = 8
+THREADED_BYTES = 64 << 20
+"""A column of less is indexed before threads would pay."""
 
 
 def index_file(path: str, column: str | None, storage: Storage, *, documents: bool) -> FileIndex:
@@ -29,7 +35,7 @@ def index_file(path: str, column: str | None, storage: Storage, *, documents: bo
         chunks = column_chunks(footer, leaf.ordinal, num_leaves)
         for chunk in chunks:
             _check_chunk(chunk, leaf)
-    parts = [index_chunk(source, chunk, leaf, limit=footer.offset, documents=documents) for chunk in chunks]
+    parts = _index_chunks(source, chunks, leaf, footer.offset, documents)
     blocks = _block_table(parts)
     return FileIndex(
         rows=footer.num_rows,
@@ -41,6 +47,20 @@ def index_file(path: str, column: str | None, storage: Storage, *, documents: bo
         meta=leaf.to_meta(),
         scanned_bytes=sum(part.scanned_bytes for part in parts),
     )
+
+
+def _index_chunks(
+    source: ByteSource, chunks: list[ColumnChunk], column: Column, limit: int, documents: bool
+) -> list[ChunkPages]:
+    """The pages of all chunks; of a large file several chunks at a time, so that many reads are in flight."""
+
+    def index(chunk: ColumnChunk) -> ChunkPages:
+        return index_chunk(source, chunk, column, limit=limit, documents=documents)
+
+    if sum(chunk.stored_bytes for chunk in chunks) < THREADED_BYTES:
+        return list(map(index, chunks))
+    with ThreadPoolExecutor(CHUNKS_IN_FLIGHT) as threads:
+        return list(threads.map(index, chunks))
 
 
 def _check_chunk(chunk: ColumnChunk, column: Column) -> None:

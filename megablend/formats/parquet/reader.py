@@ -10,11 +10,10 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from megablend.formats.base import CONTINUES, Array, DecodedBlock
 from megablend.formats.parquet.codecs import Buffer, decompress
-from megablend.formats.parquet.decode import BY_ROW_GROUP, DICTIONARY_ENCODINGS, decode_values, plain_values
+from megablend.formats.parquet.decode import BY_ROW_GROUP, DICTIONARY_ENCODINGS, copied, decode_values, plain_values
 from megablend.formats.parquet.dictionaries import CACHE, READERS
 from megablend.formats.parquet.headers import headers_in
 from megablend.formats.parquet.names import CodecId, Encoding, PageType
@@ -38,6 +37,7 @@ class ParquetReader:
     def __init__(self, source: ByteSource, column: Column) -> None:
         self._source = source
         self._column = column
+        self._dtype = np.dtype(column.dtype)
         self._number = next(READERS)
 
     def __reduce__(self) -> tuple[type[ParquetReader], tuple[ByteSource, Column]]:
@@ -93,10 +93,9 @@ class ParquetReader:
                 blocks["chunk"], bodies, *map(np.ndarray.tolist, fields), strict=True
             ):
                 dictionary = self._dictionary(chunks[chunk]) if encoding in DICTIONARY_ENCODINGS else None
-                tokens = decode_values(values, begin, count, column.physical, encoding, column.dtype, dictionary)
+                tokens = decode_values(values, begin, count, column.physical, encoding, self._dtype, dictionary)
                 if is_shared:
-                    tokens = tokens.copy()
-                    tokens.setflags(write=False)
+                    tokens = copied(tokens)
                 pieces = offsets[low:high].copy()
                 pieces.setflags(write=False)
                 decoded.append(DecodedBlock(tokens, pieces))
@@ -104,18 +103,18 @@ class ParquetReader:
 
     def _fetch(self, blocks: Array) -> tuple[list[memoryview], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
         """Pages; where they lie in memory, uint64 [n]; whether they were read alone, bool [n]."""
-        offsets, sizes = blocks["offset"], blocks["stored_bytes"].astype(np.int64)
-        addresses, alone = np.zeros(len(blocks), np.uint64), np.zeros(len(blocks), bool)
-        pages = []
-        for run, start, stop in plan_reads(offsets, sizes, sizes):
-            data = memoryview(self._source.read(start, stop - start, "a run of pages"))
-            begins = offsets[run] - start
-            pages += [
-                data[begin:end] for begin, end in zip(begins.tolist(), (begins + sizes[run]).tolist(), strict=True)
-            ]
-            addresses[run] = pa.py_buffer(data).address + begins
-            alone[run] = len(begins) == 1
-        return pages, addresses, alone
+        offsets, sizes = blocks["offset"].tolist(), blocks["stored_bytes"].tolist()
+        runs = plan_reads(offsets, sizes, sizes)
+        found = self._source.read_ranges([(start, stop - start) for _, start, stop in runs], "a run of pages")
+        pages, addresses, alone = [], [], []
+        for (run, start, _), data in zip(runs, found, strict=True):
+            view, address = memoryview(data), data.address
+            for i in run:
+                begin = offsets[i] - start
+                pages.append(view[begin : begin + sizes[i]])
+                addresses.append(address + begin)
+                alone.append(len(run) == 1)
+        return pages, np.array(addresses, np.uint64), np.array(alone)
 
     def _split(self, headers: Headers, pages: Sequence[memoryview], codecs: list[int]) -> list[tuple[Buffer, Buffer]]:
         """Checksums compared, bodies decompressed: what begins with the levels of each page, and what holds its values."""

@@ -28,8 +28,9 @@ def scan(source: ByteSource, headers: Headers, codec: int, column: Column, pages
     is_v1 = headers["type"] == DATA
     sizes = np.where(is_v1, headers["stored_bytes"], headers["rep_bytes"] + headers["def_bytes"])
     loads = np.where(is_v1, np.maximum(sizes, headers["decoded_bytes"]), sizes)
-    for run, start, stop in plan_reads(offsets, sizes, loads):
-        data = memoryview(source.read(start, stop - start, "a run of pages"))
+    for pages_of_run, start, stop in plan_reads(offsets.tolist(), sizes.tolist(), loads.tolist()):
+        run = slice(pages_of_run.start, pages_of_run.stop)
+        data = memoryview(source.read_ranges([(start, stop - start)], "a run of pages")[0])
         bodies = _bodies(source, headers[run], codec, data, offsets[run] - start, sizes[run])
         levels, _, _ = levels_of(headers[run], bodies, column, np.full(len(bodies), -1))
         for i in np.flatnonzero(levels["problem"] != NONE):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import pyarrow as pa
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
@@ -28,10 +30,24 @@ class ByteSource:
 
     def read(self, offset: int, size: int, what: str) -> bytes:
         """Exactly `size` bytes from `offset`. Raises CorruptFileError where `what` does not lie within the file."""
+        self._check(offset, size, what)
+        return self.storage.read(self.path, offset, size)
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]], what: str) -> list[pa.Buffer]:
+        """The bytes of each (offset, size). Raises CorruptFileError where `what` does not lie within the file."""
+        buffers = []
+        for offset, size in ranges:
+            self._check(offset, size, what)
+            # Arrow's pool keeps freed memory at hand; fresh pages from the system cost more than the copy into them.
+            buffers.append(pa.allocate_buffer(size))
+        filled = [(offset, memoryview(buffer)) for (offset, _), buffer in zip(ranges, buffers, strict=True)]
+        self.storage.read_into(self.path, filled)
+        return buffers
+
+    def _check(self, offset: int, size: int, what: str) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
             problem = f"{what} should take {size} bytes, but the file has {self.size}; write it again or fetch it anew"
             raise CorruptFileError(self.path, problem, offset=offset)
-        return self.storage.read(self.path, offset, size)
 
     @contextlib.contextmanager
     def blamed(self, offset: int, what: str) -> Iterator[Place]:

@@ -1,7 +1,8 @@
 """What it costs to decode single pages: random pages against two scans of the same file, in CPU time of one thread, warm.
 
-Claims, for lists of 1.1k tokens: random 64 KB pages cost about what reading the file from front to back costs, and less than pyarrow's scan.
-Each round measures the three after each other; medians of --rounds. `us/page` is of a random page, its read included.
+Claims, for lists of 1.1k tokens: random 64 KB pages cost about what reading the file from front to back costs, and less than
+pyarrow's scan. Each round measures the three after each other; medians of --rounds. `us/page` is of a random page, its read
+included.
 
     python tools/bench/read/decode.py                  # pages of 8 KB, 64 KB and 1 MB; none, zstd, lz4, dictionary + zstd
 """
@@ -25,7 +26,8 @@ from megablend.storage import storage_for
 
 PAGES = {"8 KB": 8 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20}
 KINDS = {"none": ("none", False), "zstd": ("zstd", False), "lz4": ("lz4", False), "dictionary": ("zstd", True)}
-BATCH = 64
+BATCH_BYTES = 4 << 20
+"""Of pages asked for together."""
 
 
 def write(path: Path, mib: int, page_bytes: int, codec: str, dictionary: bool, crc: bool) -> None:
@@ -70,7 +72,8 @@ def measure(path: Path, rounds: int) -> list[str]:
     order = np.random.default_rng(1).permutation(len(found.blocks))
 
     def read(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-        parts = np.split(ids, range(BATCH, len(ids), BATCH))
+        batch = max(1, int(BATCH_BYTES * len(found.blocks) / 4 / found.tokens))
+        parts = np.split(ids, range(batch, len(ids), batch))
         return sum(sum(len(b.tokens) for b in reader.read(found.blocks[part], found.chunks)) for part in parts)
 
     def scan() -> int:

@@ -1,0 +1,117 @@
+"""How fast the pages of Parquet files are found and counted, on one core, warm.
+
+Claims: OffsetIndex and ColumnIndex are parsed at over 10 M pages/s; a walk from header to header passes over 300 k pages/s;
+footers of thousands of columns cost about what pyarrow takes to read them. CPU time of this process, so that threads count;
+medians of --rounds.
+
+    python tools/bench/read/indexing.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megablend.formats import format_of
+from megablend.formats.base import FileIndex
+from megablend.formats.parquet.footer import column_chunks, read_footer
+from megablend.formats.parquet.page_index import parse_column_index, parse_offset_index
+from megablend.formats.parquet.source import ByteSource
+from megablend.storage import storage_for
+
+
+def write_pages(path: Path, pages: int, tokens: int, **options: object) -> None:
+    """A file of `pages` pages, each of one row of `tokens` tokens."""
+    offsets = np.arange(pages + 1, dtype=np.int32) * tokens
+    values = np.random.default_rng(0).integers(0, 50_000, offsets[-1], dtype=np.int32)
+    table = pa.table({"ids": pa.ListArray.from_arrays(offsets, values)})
+    pq.write_table(
+        table, path, use_dictionary=False, data_page_size=1, write_batch_size=1, row_group_size=pages, **options
+    )
+
+
+def write_columns(path: Path, columns: int, groups: int) -> None:
+    """A file whose footer has columns * groups chunks."""
+    ids = pa.array([[1, 2, 3]] * groups, pa.list_(pa.int32()))
+    others = {f"c{i}": pa.array(np.zeros(groups)) for i in range(columns - 1)}
+    pq.write_table(pa.table({"ids": ids, **others}), path, row_group_size=1)
+
+
+def index(path: Path, *, documents: bool) -> FileIndex:
+    """As `build` does it."""
+    return format_of(str(path)).index(
+        str(path), "ids", storage=storage_for(str(path)), documents=documents, block_bytes=0
+    )
+
+
+def parse_page_index(path: Path) -> Callable[[], int]:
+    """Parses OffsetIndex and ColumnIndex, read beforehand."""
+    storage = storage_for(str(path))
+    source = ByteSource(str(path), storage, storage.stat(str(path)).size)
+    footer = read_footer(source)
+    (chunk,) = column_chunks(footer, 0, 1)
+    assert chunk.offset_index
+    assert chunk.column_index
+    places, counts = source.read(*chunk.offset_index, "index"), source.read(*chunk.column_index, "index")
+
+    def parse() -> int:
+        found = parse_offset_index(places, start=0, end=footer.offset, num_rows=chunk.num_rows)
+        parse_column_index(counts, num_pages=len(found.offsets), max_def=3, max_rep=1)
+        return len(found.offsets)
+
+    return parse
+
+
+def rate(work: Callable[[], int], rounds: int) -> float:
+    """What `work` counts per CPU-second: the median."""
+    work()
+    rates = []
+    for _ in range(rounds):
+        start = time.process_time()
+        count = work()
+        rates.append(count / (time.process_time() - start))
+    return statistics.median(rates)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pages", type=int, default=50_000, help="pages a file (default: 50000)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of which medians are taken (default: 5)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.parquet"
+        print(f"{'pages found and counted by':40}{'k pages/s':>12}{'MB/s':>8}")
+
+        def row(name: str, work: Callable[[], int]) -> None:
+            found = rate(work, args.rounds)
+            print(f"{name:40}{found / 1e3:12,.0f}{found * path.stat().st_size / args.pages / 1e6:8,.0f}")
+
+        write_pages(path, args.pages, 20, write_page_index=True)
+        row("OffsetIndex + ColumnIndex, parsing alone", parse_page_index(path))
+        row("OffsetIndex + ColumnIndex", lambda: len(index(path, documents=True).blocks))
+        for tokens in (20, 2000):
+            write_pages(path, args.pages, tokens, compression="none")
+            row(f"headers, pages of {tokens} tokens", lambda: len(index(path, documents=False).blocks))
+            for codec in ("none", "zstd"):
+                write_pages(path, args.pages, tokens, compression=codec)
+                row(f"V1 levels, {codec}, pages of {tokens} tokens", lambda: len(index(path, documents=True).blocks))
+
+        print(f"\n{'footers: columns x row groups':40}{'ms, ours':>12}{'ms, pyarrow':>14}")
+        for columns, groups in ((1, 1), (10, 10), (1000, 10), (5000, 10)):
+            write_columns(path, columns, groups)
+            ours = rate(lambda: bool(index(path, documents=True)), args.rounds)
+            theirs = rate(lambda: bool(pq.read_metadata(path)), args.rounds)
+            print(f"{f'{columns} x {groups}':40}{1e3 / ours:12.2f}{1e3 / theirs:14.2f}")
+
+
+if __name__ == "__main__":
+    main()
