@@ -59,6 +59,8 @@ def next_field(data: Pointer, at: int, end: int, field: int) -> tuple[int, int, 
     header = int(data[at])
     at += 1
     if header >> 4:
+        if header & 15 == 0:
+            return UNUSUAL, field, 0
         return at, field + (header >> 4), header & 15
     if header:
         at, number = integer(data, at, end, I16)
@@ -125,6 +127,8 @@ def _skip_nested(data: Pointer, at: int, end: int, kind: int, count: int) -> int
         value = kinds[depth]
         if left[depth] == FIELDS:
             at, _, value = next_field(data, at, end, 0)
+            if at < 0:
+                break
             if value == 0:
                 depth -= 1
                 continue

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 MERGED_BYTES = 4 << 20
 """Pages are read together up to so many bytes; one alone may be larger."""
-WASTE = 32
-"""Of the bytes read, at most one in so many lies between pages that are wanted."""
+GAP_BYTES = 2 << 10
+"""Bytes between two pages are read along up to so many: a read of its own costs more. Pages themselves are larger."""
 
 
 def plan_reads(offsets: Sequence[int], sizes: Sequence[int], loads: Sequence[int]) -> list[tuple[range, int, int]]:
@@ -21,15 +21,13 @@ def plan_reads(offsets: Sequence[int], sizes: Sequence[int], loads: Sequence[int
     Returns: for each run its pages, the first byte, the byte after the last.
     """
     runs = []
-    begin = first = stop = load = gaps = 0
+    begin = first = stop = load = 0
     for i, (offset, size, adds) in enumerate(zip(offsets, sizes, loads, strict=True)):
-        gap = offset - stop
-        gaps += gap
         load += adds
-        if i == begin or gap < 0 or gaps * WASTE > offset + size - first or load > MERGED_BYTES:
+        if i == begin or not 0 <= offset - stop <= GAP_BYTES or load > MERGED_BYTES:
             if i > begin:
                 runs.append((range(begin, i), first, stop))
-            begin, first, load, gaps = i, offset, adds, 0
+            begin, first, load = i, offset, adds
         stop = offset + size
     if offsets:
         runs.append((range(begin, len(offsets)), first, stop))

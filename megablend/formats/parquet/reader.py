@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from megablend.formats.base import CONTINUES, Array, DecodedBlock
 from megablend.formats.parquet.codecs import Buffer, decompress
@@ -108,13 +109,13 @@ class ParquetReader:
         found = self._source.read_ranges([(start, stop - start) for _, start, stop in runs], "a run of pages")
         pages, addresses, alone = [], [], []
         for (run, start, _), data in zip(runs, found, strict=True):
-            view, address = memoryview(data), data.address
+            address = pa.py_buffer(data).address
             for i in run:
                 begin = offsets[i] - start
-                pages.append(view[begin : begin + sizes[i]])
+                pages.append(data[begin : begin + sizes[i]])
                 addresses.append(address + begin)
                 alone.append(len(run) == 1)
-        return pages, np.array(addresses, np.uint64), np.array(alone)
+        return pages, np.array(addresses, np.uint64), np.array(alone, bool)
 
     def _split(self, headers: Headers, pages: Sequence[memoryview], codecs: list[int]) -> list[tuple[Buffer, Buffer]]:
         """Checksums compared, bodies decompressed: what begins with the levels of each page, and what holds its values."""

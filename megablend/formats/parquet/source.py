@@ -33,16 +33,17 @@ class ByteSource:
         self._check(offset, size, what)
         return self.storage.read(self.path, offset, size)
 
-    def read_ranges(self, ranges: Sequence[tuple[int, int]], what: str) -> list[pa.Buffer]:
+    def read_ranges(self, ranges: Sequence[tuple[int, int]], what: str) -> list[memoryview]:
         """The bytes of each (offset, size). Raises CorruptFileError where `what` does not lie within the file."""
         buffers = []
         for offset, size in ranges:
             self._check(offset, size, what)
             # Arrow's pool keeps freed memory at hand; fresh pages from the system cost more than the copy into them.
-            buffers.append(pa.allocate_buffer(size))
-        filled = [(offset, memoryview(buffer)) for (offset, _), buffer in zip(ranges, buffers, strict=True)]
-        self.storage.read_into(self.path, filled)
-        return buffers
+            buffers.append(memoryview(pa.allocate_buffer(size)).cast("B"))
+        self.storage.read_into(
+            self.path, [(offset, buffer) for (offset, _), buffer in zip(ranges, buffers, strict=True)]
+        )
+        return [buffer.toreadonly() for buffer in buffers]
 
     def _check(self, offset: int, size: int, what: str) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:

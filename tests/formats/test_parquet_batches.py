@@ -1,0 +1,228 @@
+"""Many pages at a time: which reads are made, what the blocks keep in memory, storages without descriptors, dictionaries kept."""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parquet_files import Rows, check, documents_of
+from writers import index
+
+from megablend.errors import CorruptFileError
+from megablend.formats.base import Array, BlockReader, FileIndex
+from megablend.formats.parquet import index as index_module
+from megablend.formats.parquet import ranges
+from megablend.formats.parquet.dictionaries import DictionaryCache
+from megablend.formats.parquet.headers import PART_PAGES
+from megablend.formats.parquet.index import index_file
+from megablend.formats.parquet.ranges import GAP_BYTES, MERGED_BYTES, plan_reads
+from megablend.formats.parquet.reader import ParquetReader
+from megablend.formats.parquet.schema import Column
+from megablend.formats.parquet.source import ByteSource
+from megablend.storage import LocalStorage
+
+LISTS = pa.list_(pa.int32())
+ROWS: Rows = [None if i % 11 == 5 else list(range(i, i + i % 40)) for i in range(400)]
+
+
+@dataclass
+class Remote:
+    """A storage without descriptors, which remembers what was read."""
+
+    reads: list[tuple[int, int]] = field(default_factory=list)
+    local: LocalStorage = field(default_factory=LocalStorage)
+
+    def __post_init__(self) -> None:
+        self.glob, self.stat = self.local.glob, self.local.stat
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        self.reads.append((offset, size))
+        return self.local.read(path, offset, size)
+
+    def read_into(self, path: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        self.reads += [(offset, len(buffer)) for offset, buffer in ranges]
+        self.local.read_into(path, ranges)
+
+    @contextlib.contextmanager
+    def descriptor(self, path: str) -> Iterator[int]:
+        yield -1
+
+
+def store(path: Path, rows: Rows = ROWS, kind: pa.DataType = LISTS, **options: object) -> Path:
+    settings = {"use_dictionary": False, "data_page_size": 200, "write_batch_size": 8, "row_group_size": 150}
+    pq.write_table(pa.table({"ids": pa.array(rows, kind)}), path, **(settings | options))
+    return path
+
+
+def reader_of(path: Path, found: FileIndex, storage: Remote | LocalStorage) -> BlockReader:
+    return ParquetReader(ByteSource(str(path), storage, path.stat().st_size), Column.from_meta(found.meta))
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([-3, 0, 1, GAP_BYTES, GAP_BYTES + 1]), st.integers(1, MERGED_BYTES // 2)), max_size=30
+    )
+)
+def test_reads_take_neighbours_together(places: list[tuple[int, int]]) -> None:
+    offsets, sizes, stop = [], [], 100
+    for gap, size in places:
+        offsets.append(stop + gap)
+        sizes.append(size)
+        stop += gap + size
+    runs = plan_reads(offsets, sizes, sizes)
+    assert [i for run, _, _ in runs for i in run] == list(range(len(places)))
+    for run, begin, end in runs:
+        inner = list(itertools.pairwise(run))
+        assert (begin, end) == (offsets[run.start], offsets[run.stop - 1] + sizes[run.stop - 1])
+        assert all(0 <= offsets[j] - offsets[i] - sizes[i] <= GAP_BYTES for i, j in inner)
+        assert len(run) == 1 or sum(sizes[i] for i in run) <= MERGED_BYTES
+    for (left, _, end), (right, begin, _) in itertools.pairwise(runs):
+        taken = sum(sizes[i] for i in left) + sizes[right.start]
+        assert not 0 <= begin - end <= GAP_BYTES or taken > MERGED_BYTES
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("page_index", [False, True])
+@pytest.mark.parametrize("documents", [False, True])
+def test_a_storage_without_descriptors_gives_the_same(
+    tmp_path: Path, version: str, page_index: bool, documents: bool
+) -> None:
+    path = store(tmp_path / "x.parquet", data_page_version=version, write_page_index=page_index, compression="zstd")
+    storage = Remote()
+    found, expected = (
+        index_file(str(path), "ids", storage, documents=documents),
+        index(path, "ids", documents=documents),
+    )
+    assert found.blocks.tobytes() == expected.blocks.tobytes()
+    assert found.chunks.tobytes() == expected.chunks.tobytes()
+    storage.reads.clear()
+    blocks = reader_of(path, found, storage).read(found.blocks, found.chunks)
+    assert np.concatenate([b.tokens for b in blocks]).tolist() == [t for d in documents_of(ROWS) for t in d]
+    assert len(storage.reads) <= len(found.chunks)  # pages of a chunk follow each other
+
+
+def test_walks_longer_than_what_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store(tmp_path / "x.parquet", [[1, 2]] * 5000, row_group_size=5000)
+    expected = index(path, "ids", documents=False)
+    for ahead, room in [(40, 7), (300, 1000), (1000, 1)]:
+        monkeypatch.setattr("megablend.formats.parquet.headers.AHEAD_BYTES", ahead)
+        monkeypatch.setattr("megablend.formats.parquet.headers.WALK_PAGES", room)
+        for storage in (Remote(), LocalStorage()):
+            found = index_file(str(path), "ids", storage, documents=False)
+            assert found.blocks.tobytes() == expected.blocks.tobytes()
+
+
+def test_headers_at_known_places_are_read_by_many_threads(tmp_path: Path) -> None:
+    rows: Rows = [[i, None] for i in range(2 * PART_PAGES + 5)]  # nulls: the page index does not tell the rows
+    path = store(
+        tmp_path / "x.parquet", rows, data_page_size=1, write_batch_size=1, row_group_size=10**6, write_page_index=True
+    )
+    assert len(check(path, rows).blocks) == len(rows)
+
+
+def test_chunks_of_a_large_file_are_indexed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store(tmp_path / "x.parquet", row_group_size=20)
+    expected = index(path, "ids")
+    monkeypatch.setattr(index_module, "THREADED_BYTES", 0)
+    assert index(path, "ids").blocks.tobytes() == expected.blocks.tobytes()
+    data = bytearray(path.read_bytes())
+    place = int(expected.blocks["offset"][len(expected.blocks) // 2])
+    data[place : place + 4] = b"\xff" * 4
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError, match=f"{path} at byte {place}: the page header is damaged"):
+        index(path, "ids")
+
+
+@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BINARY_PACKED"])
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_block_keeps_no_more_than_its_page(tmp_path: Path, encoding: str, codec: str, together: bool) -> None:
+    path = store(
+        tmp_path / "x.parquet",
+        [list(range(200))] * 40,
+        data_page_size=4000,
+        column_encoding={"ids.list.element": encoding},
+        compression=codec,
+    )
+    found = index(path, "ids")
+    asked: Array = found.blocks if together else found.blocks[:1]
+    before = pa.total_allocated_bytes()
+    blocks = reader_of(path, found, LocalStorage()).read(asked, found.chunks)
+    kept = pa.total_allocated_bytes() - before
+    assert kept <= sum(block.tokens.nbytes for block in blocks) * 1.2 + 64 * len(blocks)
+    one = blocks[0]
+    del blocks
+    assert pa.total_allocated_bytes() - before <= one.tokens.nbytes * 1.2 + 64
+
+
+def test_a_batch_larger_than_what_is_worked_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megablend.formats.parquet.reader.BATCH_BYTES", 1000)
+    monkeypatch.setattr(ranges, "MERGED_BYTES", 500)
+    check(store(tmp_path / "x.parquet", compression="zstd"), ROWS)
+
+
+def test_of_thousands_of_columns_one_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    others = {f"c{i}": pa.array([0.5, 1.5]) for i in range(2000)}
+    pq.write_table(pa.table({"ids": pa.array([[1, 2], [3]], LISTS), **others}), path, row_group_size=1)
+    check(path, [[1, 2], [3]], "ids")
+
+
+def test_dictionaries_are_kept_within_bytes() -> None:
+    cache, loads = DictionaryCache(1000), []
+
+    def get(number: int, size: int = 50) -> Array:
+        def load() -> Array:
+            loads.append(number)
+            return np.full(size, number, np.int64)
+
+        return cache.get((0, number), load)
+
+    assert [int(get(i)[0]) for i in (1, 2, 1, 2)] == [1, 2, 1, 2]
+    assert loads == [1, 2]
+    get(1)
+    get(3)  # 400 bytes each: 2 leaves, which was used least recently
+    assert [int(get(i)[0]) for i in (1, 3, 2)] == [1, 3, 2]
+    assert loads == [1, 2, 3, 2]
+    get(4, size=10_000)
+    get(4)
+    get(1)
+    assert loads == [1, 2, 3, 2, 4, 1]
+
+
+def test_a_dictionary_that_cannot_be_loaded_is_asked_for_again() -> None:
+    cache = DictionaryCache(1000)
+
+    def fail() -> Array:
+        raise CorruptFileError("x", "damaged")
+
+    for _ in range(2):
+        with pytest.raises(CorruptFileError, match="damaged"):
+            cache.get((0, 0), fail)
+    assert cache.get((0, 0), lambda: np.ones(1)).tolist() == [1]
+
+
+def test_threads_load_dictionaries() -> None:
+    cache, wrong = DictionaryCache(200), []
+
+    def work(seed: int) -> None:
+        for number in np.random.default_rng(seed).integers(0, 9, 300).tolist():
+            found = cache.get((1, number), lambda number=number: np.full(10, number))  # type: ignore[misc]
+            if found[0] != number:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
