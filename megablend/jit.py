@@ -3,8 +3,8 @@
 `kernel` compiles a function on its first call and keeps the machine code on the node, in a folder named by the CPU, the
 versions and the text of all kernels, so that an upgrade never meets stale code. A node's processes take turns by a file lock:
 the first compiles, the others load (processes that fill numba's cache at the same time can crash: numba #4807, #10128).
-`device` marks a function that kernels call; it is compiled into them. `prefetch`, `load64`, `bytes_at`, `pointer_at` and
-`pread` are some that numba has no word for.
+`device` marks a function that kernels call; it is compiled into them. `prefetch`, `load64`, `store64`, `bytes_at`,
+`pointer_at` and `pread` are some that numba has no word for.
 
 Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O but by `pread`, where a call of
 Python a read would cost more than the read. With NUMBA_DISABLE_JIT=1 both run as plain Python.
@@ -151,6 +151,27 @@ def _load64() -> Callable[[Pointer, int], np.uint64]:
     return cast("Callable[[Pointer, int], np.uint64]", intrinsic(typed))
 
 
+def _store64() -> Callable[[Pointer, int, np.uint64], None]:
+    from llvmlite import ir
+    from numba.core import config, types
+    from numba.extending import intrinsic
+
+    if vars(config)["DISABLE_JIT"]:
+        return lambda pointer, index, word: pointer.__setitem__(
+            slice(index, index + 8), np.frombuffer(word.tobytes(), np.uint8)
+        )
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(64).as_pointer())
+        builder.store(args[2], place, align=1)
+        return context.get_dummy_value()
+
+    def typed(typing: Any, pointer: Any, index: Any, word: Any) -> Any:
+        return types.void(pointer, types.intp, types.uint64), emit
+
+    return cast("Callable[[Pointer, int, np.uint64], None]", intrinsic(typed))
+
+
 def _pointer_at() -> Callable[[int, int], Pointer]:
     from numba.core import config, types
     from numba.extending import intrinsic
@@ -182,6 +203,8 @@ def _pread() -> Callable[[int, Pointer, int, int], int]:
 
 load64 = _load64()
 """load64(pointer, index): the 8 bytes from `index` on, little-endian."""
+store64 = _store64()
+"""store64(pointer, index, word): write 8 bytes from `index` on, little-endian."""
 pointer_at = _pointer_at()
 """pointer_at(address, size): the bytes that lie there in memory, by index; the caller keeps them alive, and within `size`.
 

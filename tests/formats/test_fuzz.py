@@ -10,11 +10,13 @@ import pytest
 import megablend
 
 WORKER = Path(__file__).with_name("fuzz_worker.py")
-BATCH = 100
-TIMEOUT_S = 120
+BATCH = 500
+TIMEOUT_S = 280
 
 
-@pytest.mark.parametrize("num_mutations", [50, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_mutations", [1000, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
 def test_mutated_files_are_refused_or_read(tmp_path: Path, num_mutations: int) -> None:
     root = str(Path(megablend.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))

@@ -1,5 +1,4 @@
 import itertools
-import random
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from parquet_streams import groups, hybrids, packed, run, varint
 
 from megablend.kernels.levels import BROKEN, LEVELS_DTYPE, NONE, TOO_FEW, TOO_HIGH, TOO_LONG, read_levels
-from megablend.kernels.lz4 import lz4_length
 
 SETTINGS = settings(max_examples=80, derandomize=True, deadline=None)
 
@@ -154,13 +152,3 @@ def test_levels_longer_than_their_page(body: bytes, detail: int) -> None:
     page["rep_bytes"] = page["def_bytes"] = -1
     read_levels(page, 1, False, np.zeros(9, np.int64), np.array([0, 9]))
     assert (page["problem"][0], page["detail"][0]) == (TOO_LONG, detail)
-
-
-@pytest.mark.parametrize("size", [0, 1, 14, 15, 16, 269, 270, 271, 5000, 70_000])
-@pytest.mark.parametrize("kinds", [1, 2, 256])
-def test_lz4_lengths(size: int, kinds: int) -> None:
-    data = bytes(random.Random(size).choices(range(kinds), k=size))
-    block = pa.Codec("lz4_raw").compress(data, asbytes=True)
-    assert lz4_length(np.frombuffer(block, np.uint8)) == size
-    for cut in range(1, min(len(block), 5)):
-        assert lz4_length(np.frombuffer(block[:-cut], np.uint8)) < size

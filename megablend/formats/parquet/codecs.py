@@ -10,12 +10,11 @@ import zlib
 from collections.abc import Callable
 from typing import TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from megablend.formats.parquet.names import CodecId, name_of
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
-from megablend.kernels.lz4 import lz4_length
+from megablend.kernels.lz4 import decode_lz4
 
 Buffer: TypeAlias = "bytes | memoryview | pa.Buffer"
 
@@ -78,10 +77,11 @@ def _brotli(data: memoryview, size: int) -> Buffer:
 
 
 def _lz4_raw(data: memoryview, size: int) -> Buffer:
-    length = lz4_length(np.frombuffer(data, np.uint8))
-    if length != size:
-        raise MalformedError(f"it decompresses to {length} bytes, its header says {size}")
-    return _one_shot("lz4_raw", data, size)
+    stored, out = pa.py_buffer(data), pa.allocate_buffer(size)
+    length = decode_lz4(stored.address, stored.size, out.address, size)
+    if length < 0:
+        raise MalformedError(f"LZ4 cannot be decompressed to {size} bytes")
+    return out.slice(0, length)
 
 
 def _lz4_hadoop(data: memoryview, size: int) -> Buffer:

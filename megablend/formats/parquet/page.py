@@ -60,7 +60,7 @@ def check_level_encodings(headers: Headers, column: Column) -> None:
     Some writers name it where there are no levels at all; that is fine. Raises UnsupportedError.
     """
     for level, field in ((column.max_def, "def_encoding"), (column.max_rep, "rep_encoding")):
-        others = headers[field][headers[field] != Encoding.RLE]
+        others = headers[field][headers[field] != int(Encoding.RLE)]
         if level and len(others):
             name = name_of(Encoding, int(others[0]))
             raise UnsupportedError(f"its levels are in {name}, which readers disagree about; write the file again")

@@ -5,6 +5,7 @@ Tokens stored as they are, are views of what was read or decompressed for their 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 
@@ -17,7 +18,7 @@ from megablend.formats.parquet.codecs import Buffer, decompress
 from megablend.formats.parquet.decode import BY_ROW_GROUP, DICTIONARY_ENCODINGS, copied, decode_values, plain_values
 from megablend.formats.parquet.dictionaries import CACHE, READERS
 from megablend.formats.parquet.headers import headers_in
-from megablend.formats.parquet.names import CodecId, Encoding, PageType
+from megablend.formats.parquet.names import CodecId, Encoding
 from megablend.formats.parquet.page import Levels, check_crc, check_level_encodings, check_levels, levels_of, split_body
 from megablend.formats.parquet.page_header import parse_page_header
 from megablend.formats.parquet.ranges import plan_reads
@@ -26,8 +27,10 @@ from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError
 from megablend.kernels.levels import NONE
-from megablend.kernels.page_headers import Headers
+from megablend.kernels.page_headers import DATA, DATA_V2, DICTIONARY, Headers
 
+UNCOMPRESSED, PLAIN, RLE = int(CodecId.UNCOMPRESSED), int(Encoding.PLAIN), int(Encoding.RLE)
+"""As plain numbers: NumPy compares arrays with members of an enum slowly."""
 BATCH_BYTES = 32 << 20
 """Of blocks, decoded, that are worked on together: what a call needs beyond its result."""
 
@@ -51,7 +54,9 @@ class ParquetReader:
         decoded = {int(block["offset"]): self._read_group(block, chunks) for block in wanted[is_group]}
         pages = wanted[~is_group]
         batches = (np.cumsum(pages["decoded_bytes"], dtype=np.int64) - 1) // BATCH_BYTES
-        for part in np.split(pages, np.flatnonzero(np.diff(batches)) + 1):
+        bounds = [0, *(np.flatnonzero(np.diff(batches)) + 1).tolist(), len(pages)]
+        for begin, end in itertools.pairwise(bounds):
+            part = pages[begin:end]
             decoded |= zip(part["offset"].tolist(), self._read_pages(part, chunks), strict=True)
         return [decoded[offset] for offset in blocks["offset"].tolist()]
 
@@ -77,8 +82,8 @@ class ParquetReader:
         self._check(blocks, levels)
 
         # V1 values follow the levels; those of V2 have been split from them.
-        begins = np.where(headers["type"] == PageType.DATA, levels["begin"], 0)
-        is_view = (codecs == CodecId.UNCOMPRESSED) | ~headers["is_compressed"]
+        begins = np.where(headers["type"] == DATA, levels["begin"], 0)
+        is_view = ((codecs == UNCOMPRESSED) | ~headers["is_compressed"]) & (headers["encoding"] == PLAIN)
         fields = [
             blocks["offset"],
             begins,
@@ -119,7 +124,7 @@ class ParquetReader:
 
     def _split(self, headers: Headers, pages: Sequence[memoryview], codecs: list[int]) -> list[tuple[Buffer, Buffer]]:
         """Checksums compared, bodies decompressed: what begins with the levels of each page, and what holds its values."""
-        for i in np.flatnonzero((headers["def_encoding"] != Encoding.RLE) | (headers["rep_encoding"] != Encoding.RLE)):
+        for i in np.flatnonzero((headers["def_encoding"] != RLE) | (headers["rep_encoding"] != RLE)):
             with self._source.blamed(int(headers["offset"][i]), "the page"):
                 check_level_encodings(headers[i : i + 1], self._column)
         names = ("offset", "header_bytes", "stored_bytes", "type", "has_crc", "crc", "is_compressed", "decoded_bytes")
@@ -130,7 +135,7 @@ class ParquetReader:
             for page, codec, in_front, place.offset, size, stored, kind, has_crc, crc, is_compressed, decoded in zip(
                 pages, codecs, level_bytes, *fields, strict=True
             ):
-                if kind not in (PageType.DATA, PageType.DATA_V2):
+                if kind not in (DATA, DATA_V2):
                     raise MalformedError(f"it is a page of type {kind}, not of data")
                 body = body_of(page, size, stored)
                 if has_crc:
@@ -163,7 +168,7 @@ class ParquetReader:
         page = memoryview(self._source.read(offset, size, "the dictionary page"))
         with self._source.blamed(offset, "the dictionary page"):
             header = parse_page_header(page)
-            if header.type != PageType.DICTIONARY:
+            if header.type != DICTIONARY:
                 raise MalformedError(f"it is a page of type {header.type}")
             body = body_of(page, header.header_bytes, header.stored_bytes)
             if header.crc is not None:

@@ -1,0 +1,103 @@
+import random
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megablend.kernels.lz4 import decode_lz4
+
+
+def decode(block: bytes, room: int) -> bytes | None:
+    """The decoded bytes, None where the kernel finds damage; bytes beyond the room must stay as they were."""
+    guard = 64
+    out = bytearray(b"#" * (room + guard))
+    stored, held = pa.py_buffer(block), pa.py_buffer(out)
+    length = decode_lz4(stored.address, stored.size, held.address, room)
+    assert out[room:] == b"#" * guard
+    assert -1 <= length <= room
+    return None if length < 0 else bytes(out[:length])
+
+
+def naive(block: bytes) -> bytes:
+    """As the format's text says it, byte by byte."""
+    out, stream = bytearray(), list(block)[::-1]
+
+    def length(bits: int) -> int:
+        if bits == 15:
+            while (more := stream.pop()) == 255:
+                bits += more
+            bits += more
+        return bits
+
+    while stream:
+        token = stream.pop()
+        for _ in range(length(token >> 4)):
+            out.append(stream.pop())
+        if stream:
+            distance = stream.pop() + 256 * stream.pop()
+            for _ in range(4 + length(token & 15)):
+                out.append(out[-distance])
+    return bytes(out)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 14, 15, 16, 269, 270, 271, 5000, 70_000])
+@pytest.mark.parametrize("kinds", [1, 2, 256])
+@pytest.mark.parametrize("width", [1, 3, 4, 8])
+def test_blocks_come_back(size: int, kinds: int, width: int) -> None:
+    chance = random.Random(size)
+    data = b"".join(bytes([chance.randrange(kinds)]) * width for _ in range(size // width + 1))[:size]
+    block = pa.Codec("lz4_raw").compress(data, asbytes=True)
+    assert naive(block) == data
+    assert decode(block, size) == decode(block, size + 1) == decode(block, size + 100) == data
+    if size:
+        assert decode(block, size - 1) is None
+    for cut in range(1, min(len(block), 5)):
+        assert decode(block[:-cut], size) != data
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.binary(max_size=40), st.integers(1, 20), st.integers(4, 60)), max_size=8),
+    st.binary(max_size=300),
+    st.integers(0, 64),
+)
+def test_matches_near_and_far(parts: list[tuple[bytes, int, int]], last: bytes, spare: int) -> None:
+    def extended(length: int) -> bytes:
+        return b"" if length < 15 else b"\xff" * ((length - 15) // 255) + bytes([(length - 15) % 255])
+
+    block, size = b"", 0
+    for literals, distance, match in [(b"start", 1, 4), *parts]:
+        size += len(literals)
+        token = min(15, len(literals)) << 4 | min(15, match - 4)
+        block += bytes([token]) + extended(len(literals)) + literals
+        block += min(distance, size).to_bytes(2, "little") + extended(match - 4)
+        size += match
+    block += bytes([min(15, len(last)) << 4]) + extended(len(last)) + last
+    assert decode(block, size + len(last) + spare) == naive(block)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"",
+        b"\xf0",
+        b"\xf0\xff\xff",
+        b"\x10",
+        b"\x10a\x01",
+        b"\x10a\x00\x00\x00",
+        b"\x10a\x02\x00\x00",
+        b"\x1fa\x01\x00",
+        b"\x10a\x01\x00",
+        b"\x1fa\x01\x00" + b"\xff" * 9 + b"\x00\x00",
+    ],
+)
+def test_broken_blocks(block: bytes) -> None:
+    assert decode(block, 1000) is None
+
+
+def test_random_blocks_stay_within_their_room() -> None:
+    chance = random.Random(4)
+    for _ in range(3000):
+        kinds = [0, 1, 15, 16, 31, 240, 255, chance.randrange(256)]
+        decode(bytes(chance.choices(kinds, k=chance.randrange(60))), chance.randrange(200))
