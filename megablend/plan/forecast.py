@@ -1,9 +1,12 @@
 """What a loader will read: its coming steps, cut into windows whose blocks fit into memory. Pure: nothing is read here.
 
 A sample number says which blocks the sample needs, so the future is known. A *window* is a stretch of steps (of one loader, or of
-one of its workers) whose distinct blocks are all held at once, each read once; in the matching case a lane's cycle. A block
-stays for the window after its own where that uses it, or where it is not used up: a lane goes on in the block it stands
-in, perhaps some windows later. Those that wait the longest go first where memory ends.
+one of its workers) whose distinct blocks are all held at once, each read once. A block stays for the window after its own
+where that uses it, or where it is not used up: a lane goes on in the block it stands in, perhaps some windows later. Those that
+wait the longest go first where memory ends.
+
+Long windows read many blocks of a file at a time, and cost less to plan; the first ones are short, so that the first step is
+there soon. A window takes up to half of the memory: the other half is for what is read ahead and what waits.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from megablend.plan.run import Run
 
 Int64s = npt.NDArray[np.int64]
 
-WINDOW_SAMPLES = 1 << 14
-"""Samples of a window, at most: what a window's own arrays take is bounded, too."""
+FIRST_SAMPLES, WINDOW_SAMPLES = 1 << 8, 1 << 14
+"""Samples of the first window, and of the longest: windows double. What a window's own arrays take is bounded, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +50,6 @@ class Future:
         numbers = firsts[:, np.newaxis] + np.arange(self.micro_batch_size)  # (steps, samples of a step)
         inside = numbers < self.stop
         return numbers[inside], np.concatenate([np.zeros(1, np.int64), np.cumsum(inside.sum(axis=1))])
-
-    def window_steps(self, cycle_samples: int) -> int:
-        """Steps of a window: those of a cycle, of all ranks, where they are not too many; at least one."""
-        return max(1, min(cycle_samples // self.stride, WINDOW_SAMPLES // self.micro_batch_size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +100,7 @@ class Window:
 def planned(run: Run, future: Future) -> Iterator[Window]:
     """The windows in which a process reads its future. Raises: ConfigError where memory is too small."""
     max_bytes = block_bytes(run, micro_batch_size=future.micro_batch_size, stride=future.stride)
-    steps = future.window_steps(run.config.lanes * run.config.cycle)
-    return windows(run, forecasts(run, future, max_bytes, steps), max_bytes)
+    return windows(run, forecasts(run, future, max_bytes), max_bytes)
 
 
 def forecast(run: Run, samples: Int64s, step_offsets: Int64s) -> Forecast:
@@ -131,25 +129,24 @@ def forecast(run: Run, samples: Int64s, step_offsets: Int64s) -> Forecast:
     )
 
 
-def forecasts(run: Run, future: Future, max_bytes: int, window_steps: int) -> Iterator[Forecast]:
-    """All of the future, in forecasts of up to `window_steps` steps whose blocks take up to `max_bytes`.
+def forecasts(run: Run, future: Future, max_bytes: int) -> Iterator[Forecast]:
+    """All of the future, in forecasts whose blocks take up to half of `max_bytes`; or in single steps that take up to all of it.
 
     Raises: ConfigError where the blocks of a single step take more.
     """
-    step = 0
-    while len((given := future.samples(step, window_steps))[0]):
+    step, samples = 0, FIRST_SAMPLES
+    while len((given := future.samples(step, max(1, samples // future.micro_batch_size)))[0]):
         found = forecast(run, *given)
+        samples = min(2 * samples, WINDOW_SAMPLES)
         order = np.argsort(found.first_use, kind="stable")
-        fitting = int(np.searchsorted(np.cumsum(found.sizes[order]), max_bytes, side="right"))
-        if fitting < len(order):
-            num_steps = int(found.first_use[order[fitting]])
-            if num_steps == 0:
-                needed = int(found.sizes[found.first_use == 0].sum())
-                raise ConfigError(
-                    f"memory: the blocks of a step of {found.step_offsets[1]} samples take {needed} bytes of the {max_bytes} "
-                    "that are left for blocks; raise memory, or lower micro_batch_size or the sources' block sizes"
-                )
-            found = forecast(run, *future.samples(step, num_steps))
+        fitting = int(np.searchsorted(np.cumsum(found.sizes[order]), max_bytes // 2, side="right"))
+        if fitting < len(order) and found.num_steps > 1:
+            found = forecast(run, *future.samples(step, max(1, int(found.first_use[order[fitting]]))))
+        if (needed := int(found.sizes.sum())) > max_bytes:
+            raise ConfigError(
+                f"memory: the blocks of a step of {len(found.samples)} samples take {needed} bytes of the {max_bytes} that "
+                "are left for blocks; raise memory, or lower micro_batch_size or the sources' block sizes"
+            )
         yield found
         step += found.num_steps
 

@@ -28,7 +28,7 @@ from megablend.reader.samples import Samples, continued, gather
 from megablend.reader.table import BlockTable
 
 READ_BYTES = 1 << 20
-"""Blocks that are read and decoded in one go, in decoded bytes; or one block."""
+"""Blocks of a file that are read and decoded in one go, in decoded bytes; or one block."""
 NO_OFFSETS = np.zeros(1, np.int64)
 
 
@@ -126,7 +126,8 @@ class ReadAhead:
         if window is None:
             return False
         self._coming = self._threads.submit(next, self._windows, None)
-        self._stages.append(_Stage(window, deque(_reads(window))))
+        files = self._run.store.generation.file_of(window.forecast.ids[window.reads])
+        self._stages.append(_Stage(window, deque(_reads(window, files))))
         return True
 
     def _issue(self) -> None:
@@ -180,12 +181,22 @@ def _shut_down(threads: ThreadPoolExecutor, process: int) -> None:
         threads.shutdown(wait=True, cancel_futures=True)
 
 
-def _reads(window: Window) -> Iterator[_Read]:
-    """A window's reads, cut into portions, by first use."""
-    sizes, first_use = window.forecast.sizes[window.reads], window.forecast.first_use[window.reads]
+def _reads(window: Window, files: npt.NDArray[np.int32]) -> list[_Read]:
+    """A window's reads, cut into portions of one file each, by first use.
+
+    Args:
+        files: int32 [num_reads], the file of each block that is to be read.
+    """
+    order = np.argsort(files, kind="stable")  # within a file by first use, as they come
+    places, files = window.reads[order], files[order]
+    sizes, first_use = window.forecast.sizes[places], window.forecast.first_use[places]
     portions = np.cumsum(sizes) // READ_BYTES
-    for start, stop in pairwise(np.flatnonzero(np.diff(portions, prepend=-1, append=-1)).tolist()):
-        yield _Read(window.reads[start:stop].tolist(), int(sizes[start:stop].sum()), int(first_use[start]))
+    edges = (np.diff(portions, prepend=-1, append=-1) != 0) | (np.diff(files, prepend=-1, append=-1) != 0)
+    reads = [
+        _Read(places[start:stop].tolist(), int(sizes[start:stop].sum()), int(first_use[start]))
+        for start, stop in pairwise(np.flatnonzero(edges).tolist())
+    ]
+    return sorted(reads, key=lambda read: read.first_use)
 
 
 def _fetch(store: BlockStore, ids: npt.NDArray[np.int64], *, documents: bool) -> list[DecodedBlock]:

@@ -66,12 +66,12 @@ def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
     assert found.used.sum() == len(samples) * run.config.sequence_length
 
 
-def hold(run: Run, future: Future, max_bytes: int, window_steps: int) -> Counter[int]:
+def hold(run: Run, future: Future, max_bytes: int) -> Counter[int]:
     """Walk through the windows as a reader would; how often each block is read."""
     held: dict[int, int] = {}
     reads = Counter[int]()
     steps = list[list[int]]()
-    for window in windows(run, forecasts(run, future, max_bytes, window_steps), max_bytes):
+    for window in windows(run, forecasts(run, future, max_bytes), max_bytes):
         now = window.forecast
         for block in window.forgets.tolist():
             del held[block]
@@ -96,22 +96,26 @@ def blocks_used(run: Run, samples: Any) -> Counter[int]:
     return Counter(block for _, block in {*zip(stretches.epochs.tolist(), stretches.blocks.tolist(), strict=True)})
 
 
-@pytest.mark.parametrize("window_steps", [1, 4, 1000])
-def test_with_room_for_all_every_block_is_read_once_a_pass(run: Run, window_steps: int) -> None:
+@pytest.mark.parametrize("samples", [1, 40, 1000])
+def test_with_room_for_all_every_block_is_read_once_a_pass(
+    run: Run, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megablend.plan.forecast.FIRST_SAMPLES", samples)
+    monkeypatch.setattr("megablend.plan.forecast.WINDOW_SAMPLES", 4 * samples)
     future = Future(first=0, micro_batch_size=4, stride=4, stop=480)
-    reads, used = hold(run, future, 1 << 30, window_steps), blocks_used(run, np.arange(480))
+    reads, used = hold(run, future, 1 << 30), blocks_used(run, np.arange(480))
     assert all(reads[block] <= passes for block, passes in used.items())
     assert set(reads) == set(used)
 
 
 @pytest.mark.parametrize("max_bytes", [1200, 2500, 6000])
 def test_with_little_room_windows_are_shorter(run: Run, max_bytes: int) -> None:
-    reads = hold(run, Future(first=1, micro_batch_size=2, stride=5, stop=480), max_bytes, 40)
+    reads = hold(run, Future(first=1, micro_batch_size=2, stride=5, stop=480), max_bytes)
     assert set(reads) == set(blocks_used(run, [k for k in range(1, 480) if (k - 1) % 5 < 2]))
 
 
 def test_a_step_that_does_not_fit_is_refused(run: Run) -> None:
-    found = forecasts(run, Future(first=0, micro_batch_size=8, stride=8, stop=480), 300, 10)
+    found = forecasts(run, Future(first=0, micro_batch_size=8, stride=8, stop=480), 300)
     with pytest.raises(megablend.ConfigError, match=r"memory: the blocks of a step of 8 samples take .* of the 300"):
         next(found)
 
@@ -129,7 +133,7 @@ def test_amplification_counts_what_all_processes_read(run: Run, micro_batch: int
         future = Future(
             first=process * micro_batch, micro_batch_size=micro_batch, stride=processes * micro_batch, stop=480
         )
-        read += hold(run, future, 384 << 20, future.window_steps(16))
+        read += hold(run, future, 384 << 20)
     used = blocks_used(run, np.arange(480))
     total = [sum(n * int(stored([b])["stored_bytes"][0]) for b, n in counts.items()) for counts in (read, used)]
     assert found == pytest.approx(total[0] / total[1])
