@@ -5,7 +5,7 @@ least 0.85 of what the same loader gives in sequential order for one source, 0.7
 to back and hands over nothing; `pyarrow` is pyarrow's own scan, on one thread. All are measured after each other in each of
 --rounds rounds, in CPU time of the whole process; medians. A loader gives GPTDataset's dict: 28 bytes a token.
 
-    python tools/bench/read/pipeline.py                    # 1, 10 and 100 sources, 64 MiB of tokens each time
+    python tools/bench/read/pipeline.py --mib 400          # 1, 10 and 100 sources, 64 MiB of tokens where absent
     python tools/bench/read/pipeline.py --latency          # time of a batch of 64 x 512 tokens, 4 ms of work between two
 """
 
@@ -28,6 +28,7 @@ import torch
 
 import megablend
 from megablend.plan.amplification import read_amplification
+from megablend.plan.forecast import WINDOW_SAMPLES
 
 PAGE_BYTES, BATCH_PAGES = 64 << 10, 16
 
@@ -75,9 +76,9 @@ def scan(dataset: megablend.Dataset) -> int:
 
 
 def steps(loader: megablend.Loader, micro_batch: int) -> Iterator[dict[str, Any]]:
-    """Batches without end; the first cycle, in which kernels are loaded and memory is touched first, is over."""
+    """Batches without end; the first windows, in which kernels are loaded and memory is touched first, are over."""
     batches = iter(loader)
-    for _ in range(8 * 512 // micro_batch):
+    for _ in range(2 * WINDOW_SAMPLES // micro_batch):
         next(batches)
     return batches
 
