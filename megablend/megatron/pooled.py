@@ -64,5 +64,10 @@ class PooledArray:
         except ValueError as error:
             raise CorruptFileError(self.path, f"is no .npy file ({error}); remove it and build again") from error
         if version != (1, 0) or fortran_order or head.tell() != _ENTRIES_START:
-            raise CorruptFileError(self.path, f"is no array that numpy.save writes: version {version}; build again")
+            order = "Fortran" if fortran_order else "C"
+            raise CorruptFileError(
+                self.path,
+                f"is of version {version}, {order} order and {head.tell()} bytes of header; expected (1, 0), C order and "
+                f"{_ENTRIES_START}: remove it and build again",
+            )
         return shape, dtype

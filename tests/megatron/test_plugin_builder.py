@@ -44,6 +44,12 @@ def test_what_prepare_has_filled_is_only_opened(tmp_path: Path, options: dict[st
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
     build(GPTDataset, config)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == before
+    (tmp_path / "cache").rename(tmp_path / "moved")
+    build(GPTDataset, config_of(tmp_path / "moved", **options))
+    moved = {
+        tmp_path / "cache" / path.relative_to(tmp_path / "moved"): path for path in (tmp_path / "moved").rglob("*")
+    }
+    assert {path: now.stat().st_mtime_ns for path, now in moved.items()} == before
 
 
 def test_no_idx_is_read_twice(tmp_path: Path, options: dict[str, Any]) -> None:

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megablend.errors import CorruptFileError, MissingFileError
+from megablend.megatron.pooled import PooledArray
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(1000, dtype=np.uint32),
+        np.arange(1000, dtype=np.int32).reshape(-1, 2),
+        np.arange(6, dtype=np.int64).reshape(-1, 2) << 40,
+        np.zeros(0, np.int32),
+        np.zeros((1, 2), np.int32),
+    ],
+    ids=lambda array: f"{array.dtype}-{array.shape}",
+)
+def test_entries_are_those_of_the_array(tmp_path: Path, array: np.ndarray) -> None:  # type: ignore[type-arg]
+    np.save(tmp_path / "a.npy", array, allow_pickle=True)
+    found = pickle.loads(pickle.dumps(PooledArray(str(tmp_path / "a.npy"))))
+    assert (found.shape, found.dtype, len(found)) == (array.shape, array.dtype, len(array))
+    assert np.array_equal(np.asarray(found), array)
+    for i in (*range(0, len(array), 37), *range(-len(array), 0, 41)):
+        assert np.array_equal(found[np.uint32(i) if i >= 0 else i], array[i])
+        assert type(found[i]) is type(array[i])
+    for i in (len(array), -len(array) - 1):
+        with pytest.raises(IndexError, match=rf"a\.npy: entry {i} of {len(array)}"):
+            found[i]
+
+
+def test_what_is_no_array_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    with pytest.raises(MissingFileError, match=r"a\.npy: no such file"):
+        len(PooledArray(str(path)))
+    path.write_bytes(b"x" * 300)
+    with pytest.raises(CorruptFileError, match=r"a\.npy: is no \.npy file"):
+        len(PooledArray(str(path)))
+    np.save(path, np.asfortranarray(np.zeros((3, 2))))
+    with pytest.raises(CorruptFileError, match="Fortran order .*expected"):
+        len(PooledArray(str(path)))
+    np.save(path, np.arange(100))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptFileError, match="truncated"):
+        PooledArray(str(path))[99]
