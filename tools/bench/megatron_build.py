@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -75,7 +76,7 @@ def run(folder: Path, ranks: int, options: argparse.Namespace) -> list[float]:
     own = ["--folder", folder, "--datasets", options.datasets, "--samples", options.samples]
     command = [*launcher, sys.executable, __file__, "--contender", "ours" if ranks else "megatron", *map(str, own)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    spent = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    spent = [json.loads(found) for found in re.findall(r"\[.*?\]", done.stdout)]  # launchers run ranks' lines together
     return [sum(processor for processor, _ in spent), max(wall for _, wall in spent)]
 
 
