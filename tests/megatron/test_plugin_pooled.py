@@ -21,7 +21,7 @@ from megablend.megatron.pooled import PooledArray
     ],
     ids=lambda array: f"{array.dtype}-{array.shape}",
 )
-def test_entries_are_those_of_the_array(tmp_path: Path, array: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_entries_are_those_of_the_array(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
     found = pickle.loads(pickle.dumps(PooledArray(str(tmp_path / "a.npy"))))
     assert (found.shape, found.dtype, len(found)) == (array.shape, array.dtype, len(array))
@@ -42,7 +42,7 @@ def test_what_is_no_array_is_told(tmp_path: Path) -> None:
     with pytest.raises(CorruptFileError, match=r"a\.npy: is no \.npy file"):
         len(PooledArray(str(path)))
     np.save(path, np.asfortranarray(np.zeros((3, 2))))
-    with pytest.raises(CorruptFileError, match="Fortran order .*expected"):
+    with pytest.raises(CorruptFileError, match=r"Fortran order .*expected"):
         len(PooledArray(str(path)))
     np.save(path, np.arange(100))
     path.write_bytes(path.read_bytes()[:-1])
