@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megablend.formats.parquet.column_chunk import ColumnChunk
 from megablend.formats.parquet.count import PAGE_DTYPE, Pages, count_by_page_index, count_full, count_pieces
 from megablend.formats.parquet.decode import BY_ROW_GROUP, DECODERS
-from megablend.formats.parquet.footer import ColumnChunk
 from megablend.formats.parquet.headers import headers_at, is_data, walk_pages
 from megablend.formats.parquet.names import Encoding, PageType
 from megablend.formats.parquet.page import check_level_encodings
@@ -161,8 +161,7 @@ def _is_full(chunk: ColumnChunk, column: Column) -> bool:
         return True
     if column.max_rep == 0 and chunk.null_count == 0:
         return True
-    histogram = chunk.level_histogram
-    return histogram is not None and len(histogram) == column.max_def + 1 and histogram[-1] == chunk.num_values
+    return chunk.level_histogram == (column.max_def + 1, chunk.num_values)
 
 
 def _only_encoding(chunk: ColumnChunk, column: Column) -> int | None:
@@ -216,7 +215,7 @@ def _check_sums(pages: Pages, chunk: ColumnChunk, column: Column) -> None:
     rows = int(pages["rows"].sum())
     if (pages["rows"] >= 0).all() and rows != chunk.num_rows:
         raise MalformedError(f"its pages have {rows} rows, its row group {chunk.num_rows}")
-    if chunk.level_histogram is not None and len(chunk.level_histogram) == column.max_def + 1:
-        tokens = int(pages["tokens"].sum())
-        if tokens != chunk.level_histogram[-1]:
-            raise MalformedError(f"its pages have {tokens} tokens, its metadata says {chunk.level_histogram[-1]}")
+    if chunk.level_histogram is not None and chunk.level_histogram[0] == column.max_def + 1:
+        tokens, expected = int(pages["tokens"].sum()), chunk.level_histogram[1]
+        if tokens != expected:
+            raise MalformedError(f"its pages have {tokens} tokens, its metadata says {expected}")

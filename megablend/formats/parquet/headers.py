@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.parquet.footer import ColumnChunk
+from megablend.formats.parquet.column_chunk import ColumnChunk
 from megablend.formats.parquet.page_header import PROBE_BYTES, parse_page_header, read_page_header
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError

@@ -9,8 +9,9 @@ import numpy as np
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex
 from megablend.formats.parquet.chunk import ChunkPages, index_chunk
 from megablend.formats.parquet.codecs import CODECS, unreadable
+from megablend.formats.parquet.column_chunk import ColumnChunk, column_chunks
 from megablend.formats.parquet.count import close_documents
-from megablend.formats.parquet.footer import ColumnChunk, column_chunks, read_footer
+from megablend.formats.parquet.footer import read_footer
 from megablend.formats.parquet.schema import Column, find_column
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError

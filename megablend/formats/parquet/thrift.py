@@ -133,11 +133,11 @@ def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
 class Structs(Sequence[Struct]):
     """A list of structs, each read when it is asked for: of thousands of columns, a kernel skips all but one."""
 
-    __slots__ = ("_data", "_size", "_start")
+    __slots__ = ("_data", "_size", "start")
 
     def __init__(self, data: bytes | memoryview, start: int, size: int) -> None:
         self._data = data
-        self._start = start
+        self.start = start
         self._size = size
 
     def __len__(self) -> int:
@@ -153,14 +153,14 @@ class Structs(Sequence[Struct]):
         return read_struct(self._data, self.find(range(self._size)[index]))[0]
 
     def __iter__(self) -> Iterator[Struct]:
-        position = self._start
+        position = self.start
         for _ in range(self._size):
             struct, position = read_struct(self._data, position)
             yield struct
 
     def find(self, index: int) -> int:
         """The position after `index` structs; below 0 where they are damaged, or unusual."""
-        return skip_structs(np.frombuffer(self._data, np.uint8), self._start, index)
+        return skip_structs(np.frombuffer(self._data, np.uint8), self.start, index)
 
 
 class _Reader:

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 
 from megablend.formats import format_of
 from megablend.formats.base import FileIndex
-from megablend.formats.parquet.footer import column_chunks, read_footer
+from megablend.formats.parquet.column_chunk import column_chunks
+from megablend.formats.parquet.footer import read_footer
 from megablend.formats.parquet.page_index import parse_column_index, parse_offset_index
 from megablend.formats.parquet.source import ByteSource
 from megablend.storage import storage_for
