@@ -125,14 +125,15 @@ def shuffled(n: int, key: int, epoch: int, group: int) -> list[int]:
 
 
 def page_tokens(
-    sizes: Sequence[int], key: int, num_epochs: int, *, threshold: int, groups: int
+    sizes: Sequence[int], key: int, num_epochs: int, *, threshold: int, groups: int, runs: int
 ) -> list[tuple[int, int, int]]:
     """(epoch, block, token) of all tokens of the first epochs in the page order."""
     num_groups = groups if len(sizes) > threshold else 1
+    run = max(1, len(sizes) // (groups * runs))
     tokens = []
     for epoch in range(num_epochs):
         for group in shuffled(num_groups, key, epoch, 0):
-            members = list(range(group, len(sizes), num_groups))
+            members = [block for block in range(len(sizes)) if block // run % num_groups == group]
             for place in shuffled(len(members), key, epoch, group + 1):
                 tokens += [(epoch, members[place], token) for token in range(sizes[members[place]])]
     return tokens

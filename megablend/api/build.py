@@ -15,7 +15,7 @@ from megablend.index.launch import Launch, detect
 from megablend.index.lock import build_lock
 from megablend.index.sources import SourceSpec
 from megablend.plan.ledger import Ledger, load_ledger, save_ledger
-from megablend.plan.run import check_run, plan_run, store_of
+from megablend.plan.run import check_run, keep_orders, plan_run, store_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +86,11 @@ def _promise(config: Config, report: BuildReport) -> Built:
     """Begin the run's ledger, or append a stage to it."""
     ledger = load_ledger(config.cache, config.run)
     generation = open_generation(config.cache, ledger.index if ledger else report.digest)
-    run = plan_run(config, "train", store_of(config, generation), keep=True)
+    store = store_of(config, generation)
+    run = plan_run(config, "train", store, keep=True)
     extended = ledger.extended(run.ledger.blend, run.num_samples) if ledger else run.ledger
     check_run(dataclasses.replace(run, ledger=extended))
+    keep_orders(config, store)
     if extended != ledger:
         save_ledger(config.cache, extended)
     return Built(index=report, ledger=extended, stages_before=len(ledger.ends) if ledger else 0)

@@ -4,7 +4,7 @@
     <cache>/fragments/<place>-<version> what indexing found in one file
     <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json
                           roots.json    where each source's files lay at the last build of it; replaced atomically
-    <cache>/splits/<digest>             where the splits of a generation begin and end
+    <cache>/splits/<digest>             where the splits of a generation begin and end; tokens of groups of their blocks
     <cache>/runs/<run>.json             the run's ledger
 
 Names that begin with a dot are work under way. A generation is whole once it has its name, since it gets it last;
@@ -30,7 +30,8 @@ from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, OpenedFile
 from megablend.index.disk import finished
 from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_manifest, read_roots
-from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, read_batch, read_columns
+from megablend.index.mapped import MappedTable
+from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, read_batch
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -90,7 +91,7 @@ class Generation:
     def __init__(self, folder: Path, manifest: Mapping[str, Any], roots: Mapping[str, str]) -> None:
         self.folder = folder
         self.digest = folder.name
-        self._blocks = read_columns(folder / BLOCKS, BLOCK_COLUMNS)
+        self._blocks = MappedTable(folder / BLOCKS, BLOCK_COLUMNS)
         self._files = read_batch(folder / FILES, FILE_SCHEMA)
         self.num_files: int = self._files.num_rows
         self.tokens_before: Int64Array = self._blocks["tokens_before"]
@@ -102,17 +103,25 @@ class Generation:
         self.sources = tuple(self._source(entry, roots) for entry in manifest["sources"])
 
     def __reduce__(self) -> tuple[Callable[..., Generation], tuple[str, str]]:
-        return open_generation, (str(self.folder.parent.parent), self.digest)
+        return open_generation, (str(self.cache), self.digest)
 
-    @cached_property
-    def chunks(self) -> npt.NDArray[np.void]:
-        """CHUNK_DTYPE [num_chunks]; `file` is a file number of the generation."""
-        columns = read_columns(self.folder / CHUNKS, CHUNK_COLUMNS)
-        chunks = np.empty(self._num_chunks, CHUNK_DTYPE)
-        for name, column in columns.items():
-            chunks[name] = column
+    @property
+    def cache(self) -> Path:
+        """The cache that holds it."""
+        return self.folder.parent.parent
+
+    def chunks(self, file: FileEntry) -> npt.NDArray[np.void]:
+        """CHUNK_DTYPE [file.num_chunks]: the column chunks of a file; `file` in them is its number."""
+        rows = np.arange(file.first_chunk, file.first_chunk + file.num_chunks)
+        chunks = np.empty(len(rows), CHUNK_DTYPE)
+        for name in CHUNK_DTYPE.names or ():
+            chunks[name] = self._chunks.take(name, rows)
         chunks.flags.writeable = False
         return chunks
+
+    @cached_property
+    def _chunks(self) -> MappedTable:
+        return MappedTable(self.folder / CHUNKS, CHUNK_COLUMNS)
 
     def file(self, i: int) -> FileEntry:
         """File number i. Raises: IndexError."""
@@ -169,17 +178,28 @@ class Generation:
         """
         ids = np.asarray(ids, np.int64)
         files = self.file_of(ids)
-        first = self._first_block[files]
-        rows = np.empty(len(ids), BLOCK_DTYPE)
-        for name in ("offset", "stored_bytes", "decoded_bytes", "encoding", "flags"):
-            rows[name] = self._blocks[name][ids]
-        rows["chunk"] = self._blocks["chunk"][ids] - self._first_chunk[files]
-        rows["tokens"] = self.tokens_before[ids + 1] - self.tokens_before[ids]
-        rows["first_token"] = self.tokens_before[ids] - self.tokens_before[first]
         counted = self._counted[files]
-        rows["rows"] = np.where(counted, self.rows_before[ids + 1] - self.rows_before[ids], -1)
-        rows["ends"] = np.where(counted, self.ends_before[ids + 1] - self.ends_before[ids], -1)
+        rows, table = np.empty(len(ids), BLOCK_DTYPE), self._blocks
+        for part in table.portions(ids):
+            mine = ids[part]
+            for name in ("offset", "stored_bytes", "decoded_bytes", "encoding", "flags", "chunk"):
+                rows[name][part] = table[name][mine]
+            before = self.tokens_before[mine]
+            rows["first_token"][part], rows["tokens"][part] = before, self.tokens_before[mine + 1] - before
+            for name, running in (("rows", self.rows_before), ("ends", self.ends_before)):
+                rows[name][part] = np.where(counted[part], running[mine + 1] - running[mine], -1)
+        rows["chunk"] -= self._first_chunk[files].astype(np.int32)
+        rows["first_token"] -= self._first_token[files]
         return rows
+
+    def running(self, name: str, ids: Int64Array) -> Int64Array:
+        """One of tokens_before, rows_before and ends_before at `ids` int64 [n], for many ids of a large index: int64 [n]."""
+        return self._blocks.take(name, ids)
+
+    @cached_property
+    def _first_token(self) -> Int64Array:
+        """int64 [num_files + 1]: tokens before each file."""
+        return self._blocks.take("tokens_before", self._first_block)
 
     @cached_property
     def file_sources(self) -> npt.NDArray[np.int32]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from megablend.formats.base import CONTINUES
 from megablend.index.cache import Generation
 from megablend.index.disk import replace_file, writing
 from megablend.index.store import BlockStore
+from megablend.index.totals import count, keep_totals, kept_totals
 
 VERSION = 1
 PART_DTYPE = np.dtype(
@@ -128,34 +129,27 @@ class PartBlocks:
     def before(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of the local blocks before each of `blocks` int64 [n], which are from 0 to num_blocks: int64 [n]."""
         tokens = np.zeros(len(blocks), np.int64)
-        for running in self._running():
-            tokens += running[self.first_block + blocks] - running[self.first_block]
+        for name in ("tokens_before", "ends_before") if self.eod else ("tokens_before",):
+            tokens += self.generation.running(name, self.first_block + blocks)
+            tokens -= int(getattr(self.generation, name)[self.first_block])
         tokens = np.where(blocks < self.num_blocks, tokens - self._skip, self.num_tokens)
         return np.where(blocks > 0, tokens, 0)
 
-    def sizes(self, start: int, stop: int, step: int = 1) -> npt.NDArray[np.int64]:
-        """Tokens of the local blocks start:stop:step. int64."""
-        blocks = range(self.num_blocks)[start:stop:step]
-        if not blocks:
-            return np.zeros(0, np.int64)
-        sizes = sum(self._differences(running, blocks) for running in self._running())
-        assert isinstance(sizes, np.ndarray)
-        if blocks[-1] == self.num_blocks - 1:
-            sizes[-1] = self._keep
-        if blocks[0] == 0:
-            sizes[0] -= self._skip
-        return sizes
+    def group_totals(self, num_groups: int, run: int) -> npt.NDArray[np.int64]:
+        """Tokens of each group, int64 [num_groups]; block b is of group b // run % num_groups. At once where they are kept."""
+        kept = kept_totals(self.generation.cache, self._named(num_groups, run), num_groups)
+        return count(self.before, self.num_blocks, num_groups, run) if kept is None else kept
+
+    def keep_group_totals(self, num_groups: int, run: int) -> None:
+        """Keep in the cache what `group_totals` gives. Raises CacheError."""
+        named = self._named(num_groups, run)
+        if kept_totals(self.generation.cache, named, num_groups) is None:
+            keep_totals(self.generation.cache, named, count(self.before, self.num_blocks, num_groups, run))
 
     def clips(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of local blocks' stored form that lie before their first token of this part: int64 [n]."""
         return np.where(blocks == 0, self._skip, 0)
 
-    def _running(self) -> Iterator[npt.NDArray[np.int64]]:
-        yield self.generation.tokens_before
-        if self.eod:
-            yield self.generation.ends_before
-
-    def _differences(self, running: npt.NDArray[np.int64], blocks: range) -> npt.NDArray[np.int64]:
-        low, high = self.first_block + blocks[0], self.first_block + blocks[-1]
-        before, after = running[low : high + 1 : blocks.step], running[low + 1 : high + 2 : blocks.step]
-        return np.subtract(after, before, dtype=np.int64)
+    def _named(self, num_groups: int, run: int) -> list[object]:
+        part = [self.first_block, self._stop, self._skip, self._keep]
+        return [self.generation.digest, part, self.eod, num_groups, run]

@@ -110,10 +110,10 @@ class BlockStore:
 
     def num_tokens(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of blocks `ids` int64 [n], end-of-document tokens included where their source has them: int64 [n]."""
-        running = self.generation.tokens_before
-        tokens: npt.NDArray[np.int64] = running[ids + 1] - running[ids]
-        ends = self.generation.ends_before
-        tokens += np.where(self._by_file.has_eod[self.generation.file_of(ids)], ends[ids + 1] - ends[ids], 0)
+        running, with_eod = self.generation.running, self._by_file.has_eod[self.generation.file_of(ids)]
+        tokens = running("tokens_before", ids + 1) - running("tokens_before", ids)
+        mine = ids[with_eod]
+        tokens[with_eod] += running("ends_before", mine + 1) - running("ends_before", mine)
         return tokens
 
     def memory_bytes(self, ids: npt.NDArray[np.int64], *, documents: bool) -> npt.NDArray[np.int64]:
@@ -142,7 +142,7 @@ class BlockStore:
             path = self.generation.path(file, self.roots)
             return _Opened(
                 FORMATS[source.format].open(path, source.column, entry.opened, storage=storage_for(path)),
-                self.generation.chunks[entry.first_chunk : entry.first_chunk + entry.num_chunks],
+                self.generation.chunks(entry),
                 self.eods[entry.source],
             )
 

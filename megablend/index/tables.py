@@ -115,9 +115,23 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
 
 def read_batch(path: Path, schema: pa.Schema) -> pa.RecordBatch:
     """Map a table of this schema into memory. Raises: CacheError where it is damaged; OSError where it cannot be read."""
-    mapped = pa.memory_map(str(path))
+    return _parsed(path, pa.memory_map(str(path)), schema)
+
+
+def read_mapped(path: Path, data: pa.Buffer, columns: np.dtype[np.void]) -> pa.RecordBatch:
+    """A table of these columns in `data`, the file's bytes. Raises as read_batch."""
+    schema = pa.schema([(name, pa.from_numpy_dtype(columns[name])) for name in columns.names or ()])
+    return _parsed(path, pa.BufferReader(data), schema)
+
+
+def columns_of(batch: pa.RecordBatch) -> Columns:
+    """A table's columns as read-only arrays over its memory."""
+    return {name: batch.column(name).to_numpy(zero_copy_only=True) for name in batch.schema.names}
+
+
+def _parsed(path: Path, file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatch:
     try:
-        reader = pa.ipc.open_file(mapped)
+        reader = pa.ipc.open_file(file)
         if reader.num_record_batches != 1:
             raise CacheError(f"{path}: damaged table: {reader.num_record_batches} record batches where there is 1")
         batch = reader.get_batch(0)
@@ -129,13 +143,6 @@ def read_batch(path: Path, schema: pa.Schema) -> pa.RecordBatch:
             f"{path}: damaged table: its columns are not {', '.join(schema.names)}; build again to mend it"
         )
     return batch
-
-
-def read_columns(path: Path, columns: np.dtype[np.void]) -> Columns:
-    """A table's columns as read-only arrays over the mapped file. Raises as read_batch."""
-    schema = pa.schema([(name, pa.from_numpy_dtype(columns[name])) for name in columns.names or ()])
-    batch = read_batch(path, schema)
-    return {name: batch.column(name).to_numpy(zero_copy_only=True) for name in schema.names}
 
 
 def _mapped(file: Any) -> pa.Buffer:

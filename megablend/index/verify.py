@@ -99,7 +99,7 @@ def _data_problems(generation: Generation, seen: set[tuple[object, ...]]) -> Ite
         if key in seen:
             continue
         seen.add(key)
-        chunks = generation.chunks[file.first_chunk : file.first_chunk + file.num_chunks]
+        chunks = generation.chunks(file)
         try:
             reader = FORMATS[source.format].open(path, source.column, file.opened, storage=storage_for(path))
             found = body_digest(path, file.opened.size, storage_for(path))

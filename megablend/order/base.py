@@ -12,18 +12,22 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Blocks(Protocol):
-    """A source's token counts, block by block, numbered from 0."""
+    """A source's token counts, block by block, numbered from 0; some blocks may have none."""
 
     num_blocks: int
     num_tokens: int
     """Tokens of one epoch, above 0."""
 
-    def sizes(self, start: int, stop: int, step: int = 1) -> Int64s:
-        """Tokens of blocks start:stop:step, int64; some may be 0."""
-        ...
-
     def before(self, blocks: Int64s) -> Int64s:
         """Tokens before each of `blocks` int64 [n], which are from 0 to num_blocks: int64 [n]."""
+        ...
+
+    def group_totals(self, num_groups: int, run: int) -> Int64s:
+        """Tokens of each group, int64 [num_groups]; block b is of group b // run % num_groups."""
+        ...
+
+    def keep_group_totals(self, num_groups: int, run: int) -> None:
+        """See to it that `group_totals` is quick from now on, in every process. Raises CacheError."""
         ...
 
 
@@ -41,6 +45,13 @@ class Spans(NamedTuple):
 
 class Order(Protocol):
     """Lays a source's tokens out for reading. Safe to share between threads, and to pickle."""
+
+    memory_bytes: int
+    """About what it holds at most."""
+
+    def keep(self) -> None:
+        """Store beside the index what would take long to find out again. Called by `build`. Raises CacheError."""
+        ...
 
     def spans(self, starts: Int64s, length: int) -> Spans:
         """Stretches of `length` tokens of the endless concatenation of the source's epochs.

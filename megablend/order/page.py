@@ -1,17 +1,21 @@
 """Blocks shuffled anew in every epoch, each read once and as a whole: the order that costs one read a page.
 
 Up to THRESHOLD blocks an epoch is one exact shuffle of them, with running token counts, made on entering the epoch. Above, it has
-two levels, so that memory and time stay flat: blocks are grouped by residue (block % GROUPS, so that neighbours on disk are
-far apart), groups are shuffled on entering an epoch and a group's blocks on entering the group. THRESHOLD and GROUPS are part
-of the order: another value gives another sequence of tokens.
+two levels, so that memory and time stay flat, for one source of 10^8 blocks and for a hundred of 10^6: blocks are dealt to GROUPS
+groups, whose token totals are kept with the index; groups are shuffled on entering an epoch and a group's blocks on entering the
+group. Neighbours on disk go to different groups, so that a group is spread over the whole source. Beyond GROUPS * RUNS blocks
+they are dealt in runs of neighbours, so that a group consists of about RUNS runs, looked up in the index by as many touches,
+however large the source is. GROUPS is a prime: no group gets the same place of every file or row group. THRESHOLD, GROUPS and
+RUNS are part of the order: another value gives another sequence of tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from megablend.index.recent import Recent
 from megablend.kernels.bijection import shuffle
@@ -19,31 +23,40 @@ from megablend.kernels.mixing import MASK
 from megablend.kernels.spans import count_cuts, cut
 from megablend.order.base import Blocks, Int64s, Spans, by_value, joined
 
-THRESHOLD = 1 << 20
-GROUPS = 1 << 10
-_KEPT = 4
+THRESHOLD = 1 << 16
+GROUPS = 1021
+RUNS = 1 << 11
+_KEPT = 2
 """Epochs, and groups, whose shuffles are kept: a cycle may mix the end of one with the start of the next."""
-_PASS = 1 << 22
-"""Blocks whose sizes are read at once while the groups' totals are counted."""
 
 
 class Shuffled(NamedTuple):
     """Things with token counts in a shuffled order."""
 
-    entries: Int64s
-    """int64 [n], which thing comes i-th."""
+    entries: npt.NDArray[Any]
+    """[n], which thing comes i-th; of the narrowest type, since all of a large source are kept."""
     offsets: Int64s
     """int64 [n + 1], tokens before the i-th."""
 
 
 class PageOrder:
-    """Every epoch a permutation of the blocks, chosen by (key, epoch). `threshold` and `groups` are changed by tests alone."""
+    """Every epoch a permutation of the blocks, chosen by (key, epoch). The keywords are changed by tests alone."""
 
-    def __init__(self, blocks: Blocks, key: int, *, threshold: int = THRESHOLD, groups: int = GROUPS) -> None:
+    def __init__(
+        self, blocks: Blocks, key: int, *, threshold: int = THRESHOLD, groups: int = GROUPS, runs: int = RUNS
+    ) -> None:
         self._blocks, self._key = blocks, key & MASK
         self._num_groups = groups if blocks.num_blocks > threshold else 1
+        self._run = max(1, blocks.num_blocks // (groups * runs))
         self._group_totals: Int64s | None = None
         self._epochs, self._entered = Recent[Shuffled](_KEPT), Recent[Shuffled](_KEPT)
+        entries = self._num_groups + blocks.num_blocks // self._num_groups + self._run
+        self.memory_bytes = _KEPT * entries * (8 + np.min_scalar_type(blocks.num_blocks).itemsize)
+
+    def keep(self) -> None:
+        """Keep the totals of the groups with the index, where there are groups. Raises CacheError."""
+        if self._num_groups > 1:
+            self._blocks.keep_group_totals(self._num_groups, self._run)
 
     def spans(self, starts: Int64s, length: int) -> Spans:
         """Stretches of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
@@ -72,38 +85,43 @@ class PageOrder:
 
     def _members(self, epoch: int, group: int) -> Shuffled:
         def enter() -> Shuffled:
-            members = np.arange(group, self._blocks.num_blocks, self._num_groups)
-            sizes = self._blocks.sizes(group, self._blocks.num_blocks, self._num_groups)
-            return _shuffled(members, sizes, self._key, epoch, group + 1)
+            if self._num_groups == 1:
+                members = np.arange(self._blocks.num_blocks)
+                tokens = np.diff(self._blocks.before(np.arange(len(members) + 1)))
+            else:
+                members = self._members_of(group)
+                tokens = self._blocks.before(members + 1) - self._blocks.before(members)
+            return _shuffled(members, tokens, self._key, epoch, group + 1)
 
         return self._entered.get((epoch, group), enter)
 
+    def _members_of(self, group: int) -> Int64s:
+        """Blocks of a group, ascending: int64 [n]."""
+        num_blocks, run = self._blocks.num_blocks, self._run
+        starts = np.arange(group * run, num_blocks, self._num_groups * run)
+        members = (starts[:, np.newaxis] + np.arange(run)).reshape(-1)  # (runs, blocks of a run)
+        return members[members < num_blocks]
+
     def _totals(self) -> Int64s:
-        """Tokens of each group: int64 [num_groups]; read once."""
-        blocks, num_groups = self._blocks, self._num_groups
-        if num_groups == 1:
-            return np.array([blocks.num_tokens], np.int64)
+        """Tokens of each group: int64 [num_groups]."""
+        if self._num_groups == 1:
+            return np.array([self._blocks.num_tokens], np.int64)
         if self._group_totals is None:
-            totals = np.zeros(num_groups, np.int64)
-            step = max(1, _PASS // num_groups) * num_groups
-            for start in range(0, blocks.num_blocks, step):
-                sizes = blocks.sizes(start, min(start + step, blocks.num_blocks))
-                whole = len(sizes) // num_groups * num_groups
-                totals += sizes[:whole].reshape(-1, num_groups).sum(axis=0)
-                totals[: len(sizes) - whole] += sizes[whole:]
-            self._group_totals = totals
+            self._group_totals = self._blocks.group_totals(self._num_groups, self._run)
         return self._group_totals
 
 
 def _shuffled(things: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Shuffled:
-    """Things [n] with `tokens` [n] each, shuffled as (key, epoch, group) choose."""
+    """Things [n], ascending, with `tokens` [n] each, shuffled as (key, epoch, group) choose."""
     order = np.arange(len(things))
     shuffle(order, key, epoch, group)
-    return Shuffled(things[order], np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens[order])]))
+    entries = things[order].astype(np.min_scalar_type(things[-1] if len(things) else 0))
+    return Shuffled(entries, np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens[order])]))
 
 
 def _cut(shuffled: Shuffled, epoch: int, rows: Int64s, starts: Int64s, stops: Int64s) -> Spans:
     """Spans of tokens [starts, stops) of the shuffled blocks, both int64 [n], of the stretches `rows` int64 [n]."""
     cuts = np.empty((4, count_cuts(shuffled.offsets, starts, stops)), np.int64)
     cut(shuffled.offsets, starts, stops, cuts)
-    return Spans(rows[cuts[0]], np.full(len(cuts[0]), epoch), shuffled.entries[cuts[1]], cuts[2], cuts[3])
+    blocks = shuffled.entries[cuts[1]].astype(np.int64)
+    return Spans(rows[cuts[0]], np.full(len(cuts[0]), epoch), blocks, cuts[2], cuts[3])

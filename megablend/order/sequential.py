@@ -12,6 +12,10 @@ class SequentialOrder:
 
     def __init__(self, blocks: Blocks, key: int) -> None:
         self._blocks = blocks
+        self.memory_bytes = 0
+
+    def keep(self) -> None:
+        """There is nothing to keep."""
 
     def spans(self, starts: Int64s, length: int) -> Spans:
         """Stretches of `length` tokens from each of `starts` int64 [n]; see Order.spans."""

@@ -203,6 +203,18 @@ def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = Fals
     return run
 
 
+def keep_orders(config: Config, store: BlockStore) -> None:
+    """Keep in the cache what the orders of blended splits would have to count on opening. Raises CacheError."""
+    entries = {entry.name: number for number, entry in enumerate(store.generation.sources)}
+    parts = parts_of(config.cache, store, config.shares)
+    for number, split in enumerate(SPLITS):
+        if split != "train" and getattr(config, f"{split}_samples") is None:
+            continue  # one pass in order
+        for name, source in config.sources_of(split).items():
+            part = parts[entries[name], 0 if config.listed_by_split else number]
+            ORDERS[config.order](PartBlocks(store.generation, part, eod=source.append_eod is not None), 0).keep()
+
+
 def check_run(run: Run) -> None:
     """Refuse totals that leave out a source or exceed its cap. Raises PlanError."""
     if run.weights:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from runs import EOD, documents, make_config, write_source
 from writers import KINDS
 
 import megablend
+from megablend.order import ORDERS
+from megablend.order.page import PageOrder
 
 
 @pytest.fixture
@@ -272,3 +275,15 @@ def test_pages_of_any_blocks(config: dict[str, Any]) -> None:
         store.read_pages([num_blocks])
     with pytest.raises(TypeError, match="block numbers must be integers, not float64"):
         store.read_pages([1.5])
+
+
+def test_a_build_keeps_what_the_order_of_large_sources_needs(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ORDERS, "page", partial(PageOrder, threshold=3, groups=4))
+    blended = config | {"split": "50,50,0", "valid_samples": 20}
+    megablend.build(blended)
+    expected = {split: tokens(megablend.open(blended, split)) for split in ("train", "valid")}
+    monkeypatch.setattr("megablend.index.splits.count", lambda *args: pytest.fail("counted again"))
+    for split, found in expected.items():
+        assert torch.equal(tokens(megablend.open(blended, split)), found)

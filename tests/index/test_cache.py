@@ -46,7 +46,7 @@ def test_blocks_are_what_the_formats_found(generation: Generation) -> None:
             expected = expected[expected["tokens"] > 0]
             expected["rows"], expected["ends"], expected["flags"] = -1, -1, 0
         np.testing.assert_array_equal(blocks, expected)
-        chunks = generation.chunks[entry.first_chunk : entry.first_chunk + entry.num_chunks].copy()
+        chunks = generation.chunks(entry).copy()
         assert (chunks["file"] == i).all()
         chunks["file"] = 0
         np.testing.assert_array_equal(chunks, found.chunks)
@@ -92,7 +92,12 @@ def test_a_pickled_generation_opens_again(generation: Generation) -> None:
 
 
 def test_arrays_are_mapped_and_read_only(generation: Generation) -> None:
-    for array in (generation.tokens_before, generation.rows_before, generation.ends_before, generation.chunks):
+    for array in (
+        generation.tokens_before,
+        generation.rows_before,
+        generation.ends_before,
+        generation.chunks(generation.file(0)),
+    ):
         assert not array.flags.writeable
 
 

@@ -16,7 +16,8 @@ from megablend.order import ORDERS, Blocks, Order
 from megablend.order.page import PageOrder
 
 TWO_LEVELS = partial(PageOrder, threshold=3, groups=4)
-MAKERS: dict[str, Callable[[Blocks, int], Order]] = {**ORDERS, "page in two levels": TWO_LEVELS}
+RUNS = partial(PageOrder, threshold=3, groups=2, runs=2)
+MAKERS: dict[str, Callable[[Blocks, int], Order]] = {**ORDERS, "page in two levels": TWO_LEVELS, "page in runs": RUNS}
 SIZES = st.lists(st.integers(0, 6), min_size=1, max_size=25).filter(any)
 
 
@@ -27,11 +28,18 @@ class ListedBlocks:
         self.listed = sizes
         self.num_blocks, self.num_tokens = len(sizes), sum(sizes)
 
-    def sizes(self, start: int, stop: int, step: int = 1) -> npt.NDArray[np.int64]:
-        return np.array(self.listed[start:stop:step], np.int64)
-
     def before(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return np.array([sum(self.listed[:block]) for block in blocks], np.int64)
+        running = np.concatenate([[0], np.cumsum(self.listed)])
+        return running[blocks]
+
+    def group_totals(self, num_groups: int, run: int) -> npt.NDArray[np.int64]:
+        totals = np.zeros(num_groups, np.int64)
+        for block, size in enumerate(self.listed):
+            totals[block // run % num_groups] += size
+        return totals
+
+    def keep_group_totals(self, num_groups: int, run: int) -> None:
+        raise NotImplementedError
 
 
 def spans(order: Order, start: int, stop: int) -> list[tuple[int, int, int, int]]:
@@ -124,10 +132,10 @@ def test_pickles_and_serves_threads(make: Callable[[Blocks, int], Order]) -> Non
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)
-@given(SIZES, st.integers(0, 2**63 - 1), st.integers(0, 30), st.integers(1, 9))
-def test_page_equals_its_twin(sizes: list[int], key: int, threshold: int, groups: int) -> None:
-    order = PageOrder(ListedBlocks(sizes), key, threshold=threshold, groups=groups)
-    expected = naive.page_tokens(sizes, key, 3, threshold=threshold, groups=groups)
+@given(SIZES, st.integers(0, 2**63 - 1), st.integers(0, 30), st.integers(1, 9), st.integers(1, 4))
+def test_page_equals_its_twin(sizes: list[int], key: int, threshold: int, groups: int, runs: int) -> None:
+    order = PageOrder(ListedBlocks(sizes), key, threshold=threshold, groups=groups, runs=runs)
+    expected = naive.page_tokens(sizes, key, 3, threshold=threshold, groups=groups, runs=runs)
     assert tokens(order, 0, 3 * sum(sizes)) == expected
 
 
@@ -148,11 +156,14 @@ def test_page_puts_every_block_everywhere_equally_often() -> None:
     assert np.abs(counts - epochs / 6).max() < 150
 
 
-def test_page_counts_groups_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = ListedBlocks([int(size) for size in np.random.default_rng(0).integers(0, 9, 103)])
-    whole = spans(PageOrder(blocks, 1, threshold=10, groups=7), 0, blocks.num_tokens)
-    monkeypatch.setattr("megablend.order.page._PASS", 20)
-    assert spans(PageOrder(blocks, 1, threshold=10, groups=7), 0, blocks.num_tokens) == whole
+def test_page_holds_about_as_much_as_it_says() -> None:
+    for num_blocks in (1000, 70_000):
+        order = PageOrder(ListedBlocks([1] * num_blocks), 1)
+        kept = [order._epochs, order._entered]
+        for epoch in range(4):
+            order.spans(np.array([epoch * num_blocks]), 1)
+        held = sum(array.nbytes for recent in kept for shuffled in recent._kept.values() for array in shuffled)
+        assert held * 0.9 <= order.memory_bytes <= held * 1.5
 
 
 def test_page_order_is_frozen() -> None:
@@ -167,3 +178,11 @@ def test_page_order_is_frozen() -> None:
 def test_sequential_keeps_the_blocks_in_place() -> None:
     order = ORDERS["sequential"](ListedBlocks([2, 0, 3]), 1)
     assert spans(order, 1, 9) == [(0, 0, 1, 2), (0, 2, 0, 3), (1, 0, 0, 2), (1, 2, 0, 2)]
+
+
+def test_large_sources_are_frozen_too() -> None:
+    """As above; of the constants that only large sources meet."""
+    order = PageOrder(ListedBlocks([1] * 70_000), 1234)
+    assert [block for _, block, _ in tokens(order, 70_000, 70_006)] == [53753, 38438, 24144, 40480, 69068, 32312]
+    runs = PageOrder(ListedBlocks([1] * 70), 1234, threshold=3, groups=5, runs=2)
+    assert [block for _, block, _ in tokens(runs, 0, 14)] == [63, 68, 67, 64, 66, 28, 31, 32, 34, 33, 29, 30, 69, 65]

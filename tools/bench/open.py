@@ -101,11 +101,14 @@ def _load_kernels() -> None:
     class Two:
         num_blocks, num_tokens = 2, 2
 
-        def sizes(self, start: int, stop: int, step: int = 1) -> np.ndarray:
-            return np.ones(len(range(start, min(stop, 2), step)), np.int64)
-
         def before(self, blocks: np.ndarray) -> np.ndarray:
             return blocks
+
+        def group_totals(self, num_groups: int, run: int) -> np.ndarray:
+            raise NotImplementedError
+
+        def keep_group_totals(self, num_groups: int, run: int) -> None:
+            raise NotImplementedError
 
     PageOrder(Two(), 1).spans(np.zeros(1, np.int64), 2)
     plan = BlendPlan([[2, 1]], lanes=1, slots=2, spans=[1, 1], seed=0)

@@ -1,0 +1,75 @@
+"""A mapped table gives the same rows whether it is small or large; of a large one little stays in memory."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megablend.index.mapped import MappedTable
+from megablend.index.tables import TableWriter
+
+COLUMNS = np.dtype([("a", "<i8"), ("b", "<u1")])
+
+
+def table_of(path: Path, rows: int) -> MappedTable:
+    with TableWriter(path, COLUMNS) as writer:
+        writer.append({"a": np.arange(rows) * 3, "b": np.arange(rows) % 251})
+        writer.finish()
+    return MappedTable(path, COLUMNS)
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any table is large, and portions are short."""
+    monkeypatch.setattr("megablend.index.mapped.MAPPED_BYTES", 0)
+    monkeypatch.setattr("megablend.index.mapped._REGION_ROWS", 4)
+    monkeypatch.setattr("megablend.index.mapped._PORTION_REGIONS", 2)
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("rows", [[], [0], [99, 0, 50, 50, 3, 98], list(range(100)), list(range(99, -1, -7))])
+def test_rows_of_a_large_table(tmp_path: Path, rows: list[int]) -> None:
+    table, asked = table_of(tmp_path / "t", 100), np.array(rows, np.int64)
+    assert table.take("a", asked).tolist() == [3 * row for row in rows]
+    assert table.take("b", asked).tolist() == [row % 251 for row in rows]
+    parts = [asked[part].tolist() for part in table.portions(asked)]
+    assert [row for part in parts for row in part] == rows
+    assert all(len({row // 4 for row in part}) <= 2 for part in parts)
+
+
+@pytest.mark.usefixtures("large")
+def test_threads_may_look_up_while_others_let_go(tmp_path: Path) -> None:
+    table, wrong = table_of(tmp_path / "t", 200_000), list[int]()
+
+    def look(seed: int) -> None:
+        rows = np.random.default_rng(seed).integers(0, 200_000, 2000)
+        wrong.append(int(np.count_nonzero(table.take("a", rows) != 3 * rows)))
+
+    threads = [threading.Thread(target=look, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [0] * 4
+
+
+def test_of_a_large_table_little_stays_in_memory(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "t", 10_000_000)  # 90 MB
+    rows = np.random.default_rng(0).integers(0, 10_000_000, 20_000)
+    before = mapped_bytes(tmp_path / "t")
+    assert table.take("a", rows).tolist() == (3 * rows).tolist()
+    assert mapped_bytes(tmp_path / "t") - before < 8 << 20
+    table["a"][rows]
+    assert mapped_bytes(tmp_path / "t") > 32 << 20  # as it is otherwise
+
+
+def mapped_bytes(path: Path) -> int:
+    """Bytes of a mapped file that count as memory of this process."""
+    lines = iter(Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        if line.endswith(str(path)):
+            return next(int(found.split()[1]) << 10 for found in lines if found.startswith("Rss:"))
+    return 0
