@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from megablend.errors import ConfigError
 from megablend.formats.arrow import ARROW
-from megablend.formats.base import Format
+from megablend.formats.base import DivisibleFormat, Format
 from megablend.formats.megatron import MEGATRON
 from megablend.formats.parquet import PARQUET
 from megablend.storage import storage_for
 
 FORMATS: dict[str, Format] = {each.name: each for each in (PARQUET, ARROW, MEGATRON)}
 """Formats by name."""
+DIVISIBLE: dict[str, DivisibleFormat] = {PARQUET.name: PARQUET}
+"""Those of which several processes may index one file together."""
 
 
 def format_of(path: str) -> Format:

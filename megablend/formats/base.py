@@ -141,3 +141,19 @@ class Format(Protocol):
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
         """A reader of an indexed file. Checks size and structure first. Raises MissingFileError, ChangedFileError."""
         ...
+
+
+class DivisibleFormat(Format, Protocol):
+    """A format of which several processes may index one file together, each the chunks that begin in its part of the bytes."""
+
+    def index_part(
+        self, path: str, column: str | None, *, storage: Storage, documents: bool, span: tuple[int, int]
+    ) -> FileIndex:
+        """Find the blocks of the chunks that begin within bytes [start, stop) of a file.
+
+        Args and raises: as of `index`.
+
+        Returns: the index of these chunks; rows, tokens and scanned_bytes are theirs alone, `first_token` counts from the part's
+            start; `first_row` is the file's. `index.parts.join` makes the parts one.
+        """
+        ...

@@ -1,7 +1,7 @@
 """Building the index: rank 0 finds the files, all ranks share them, rank 0 merges what they found and commits.
 
     rank 0     lock, find and stat files, plan the work  -> everybody
-    each rank  takes its share of the files: a fragment that is there serves, else the file is indexed
+    each rank  takes its share of the files and of large files' parts: a fragment that is there serves, else the file is indexed
     rank 0     merges the fragments in source and file order, commits -> the report, everybody
 
 Nothing but the fragments and the commit outlives a build that is killed: the next one goes on from the fragments. An
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from megablend.index.lock import build_lock, check_shared
 from megablend.index.merge import write_generation
 from megablend.index.share import share
 from megablend.index.sources import SourceFile, SourceListing, SourceSpec, list_source
-from megablend.index.work import Done, Work, await_fragment, ensure_fragment, plan_work
+from megablend.index.work import Done, Item, Work, await_fragment, ensure_fragment, items_of, join_parts, plan_work
 
 __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
@@ -40,7 +40,7 @@ class Progress:
     files: int
     num_files: int
     bytes: int
-    """Sizes of the files that are done."""
+    """Sizes of the files and parts of files that are done."""
     num_bytes: int
 
 
@@ -110,12 +110,13 @@ def _build(
         assert prepared is not None
         if launch.rank > 0:
             check_shared(cache, prepared.nonce)
-        done = _index_share(prepared, fragments(cache), launch, progress)
+        items = items_of(prepared.work)
+        done = _index_share(prepared, items, fragments(cache), launch, progress)
         gathered = launch.gather(done)
         report = None
         if launch.rank == 0:
             results = {number: result for rank in gathered for number, result in rank.items()}
-            report = _commit(cache, prepared, results, start)
+            report = _commit(cache, prepared, items, results, start)
         report = launch.bcast(report)
         assert report is not None
         return report
@@ -140,37 +141,62 @@ def _prepare(cache: Path, sources: Sequence[SourceSpec], stack: contextlib.ExitS
 
 
 def _index_share(
-    prepared: _Prepared, folder: Path, launch: Launch, progress: Callable[[Progress], None]
+    prepared: _Prepared, items: Sequence[Item], folder: Path, launch: Launch, progress: Callable[[Progress], None]
 ) -> dict[int, Done]:
-    """Do this rank's share of the work, and wait for the others; what became of each file, by its number."""
+    """Do this rank's share of the work, and wait for the others; what became of each item, by its number."""
     work = prepared.work
-    num_bytes = sum(item.file.size for item in work)
-    counters: dict[int, tuple[int, int]] = {}
+    tally = _Tally(work, items)
 
     def tell() -> None:
-        posts = launch.posts()
-        counters.update(posts)
-        if posts:
-            files, size = (sum(counter[i] for counter in counters.values()) for i in (0, 1))
-            progress(Progress(files=files, num_files=len(work), bytes=size, num_bytes=num_bytes))
+        if posts := launch.posts():
+            tally.add(number for _, numbers in posts for number in numbers)
+            progress(tally.progress())
 
     done: dict[int, Done] = {}
-    files = size = 0
+    untold: list[int] = []
     posted = time.monotonic()
-    mine = share([item.cost for item in work], launch.size)[launch.rank]
+    mine = share([item.cost for item in items], launch.size)[launch.rank]
     for number in mine:
-        item = work[number]
-        done[number] = ensure_fragment(item, prepared.listings[item.source], folder)
-        files, size = files + 1, size + item.file.size
-        if files == len(mine) or time.monotonic() > posted + _POST_SECONDS:
-            launch.post((files, size))
-            posted = time.monotonic()
+        item = items[number]
+        file = work[item.number]
+        done[number] = ensure_fragment(file, item.part, prepared.listings[file.source], folder)
+        untold.append(number)
+        if len(done) == len(mine) or time.monotonic() > posted + _POST_SECONDS:
+            launch.post(untold)
+            untold, posted = [], time.monotonic()
         tell()
     launch.barrier(tell)
+    divided = [file for file in work if file.num_parts > 1]
+    for file in divided[launch.rank :: launch.size]:
+        join_parts(file, folder)
     return done
 
 
-def _commit(cache: Path, prepared: _Prepared, results: dict[int, Done], start: float) -> BuildReport:
+class _Tally:
+    """What of the work is done, over all ranks."""
+
+    def __init__(self, work: Sequence[Work], items: Sequence[Item]) -> None:
+        self._items = items
+        self._left = [file.num_parts for file in work]
+        self._files = self._bytes = 0
+        self._num_bytes = sum(file.file.size for file in work)
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Count items that are done, each once."""
+        for number in numbers:
+            file = self._items[number].number
+            self._left[file] -= 1
+            self._files += self._left[file] == 0
+            self._bytes += self._items[number].size
+
+    def progress(self) -> Progress:
+        """How far the build has come."""
+        return Progress(files=self._files, num_files=len(self._left), bytes=self._bytes, num_bytes=self._num_bytes)
+
+
+def _commit(
+    cache: Path, prepared: _Prepared, items: Sequence[Item], results: dict[int, Done], start: float
+) -> BuildReport:
     newest = _newest(cache)
     by_file = {(item.source, item.file.name): item.fragment for item in prepared.work}
 
@@ -181,12 +207,13 @@ def _commit(cache: Path, prepared: _Prepared, results: dict[int, Done], start: f
     here = {(listing.spec.name, file.name) for listing in prepared.listings for file in listing.files}
     names = {listing.spec.name for listing in prepared.listings}
     before = {(source, name) for source, name in _files(newest) if source in names}
+    read = {items[number].number for number, result in results.items() if result.read}
     return BuildReport(
         digest=digest,
         created=created,
         num_files=len(prepared.work),
-        read=sum(result.read for result in results.values()),
-        reused=sum(not result.read for result in results.values()),
+        read=len(read),
+        reused=len(prepared.work) - len(read),
         changed=tuple(
             f"{prepared.listings[item.source].spec.name}/{item.file.name}" for item in prepared.work if item.changed
         ),

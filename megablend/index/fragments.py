@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ FORMAT_VERSION = 1
 _MAGIC = b"megablend fragment\n"
 _LENGTH = struct.Struct("<I")
 _DIGEST_BYTES = 16
+_PART = ".part-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,17 @@ def fragment_name(listing: SourceListing, file: SourceFile, *, documents: bool) 
     asked = [FORMAT_VERSION, listing.format, spec.column, spec.block_bytes, documents]
     answer = [*asked, file.size, file.etag]
     return FragmentName(place=_digest(json.dumps(place), 8), answer=_digest(json.dumps(answer), 16))
+
+
+def fragment_names(names: Iterable[str]) -> list[FragmentName]:
+    """Those of `names` that are names of fragments of whole files."""
+    whole = (name.partition("-") for name in names if _PART not in name)
+    return [FragmentName(place=place, answer=answer) for place, _, answer in whole]
+
+
+def part_path(path: Path, part: int, count: int) -> Path:
+    """Where the fragment of one part lies until those of all `count` parts are joined to the one at `path`."""
+    return path.with_name(f"{path.name}{_PART}{part}-{count}")
 
 
 def write_fragment(path: Path, fragment: Fragment) -> None:

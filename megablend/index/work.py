@@ -1,4 +1,4 @@
-"""What a build has to do for each file: take its fragment, or index the file and leave one."""
+"""What a build has to do for each file: take its fragment, or index the file, at once or in parts, and leave one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megablend.errors import CacheError, ChangedFileError, ConfigError
-from megablend.formats import FORMATS
+from megablend.formats import DIVISIBLE, FORMATS
 from megablend.index.body import body_digest
 from megablend.index.disk import finished
-from megablend.index.fragments import Fragment, FragmentName, fragment_name, read_fragment, write_fragment
+from megablend.index.fragments import (
+    Fragment,
+    FragmentName,
+    fragment_name,
+    fragment_names,
+    part_path,
+    read_fragment,
+    write_fragment,
+)
+from megablend.index.parts import join, num_parts, part_span
 from megablend.index.sources import SourceFile, SourceListing, stat_file
 from megablend.storage import storage_for
 
@@ -19,6 +28,7 @@ _FILE_COST = 1 << 20
 """Opening a file costs about as much as reading this many of its bytes."""
 _FRAGMENT_COST = 1 << 14
 _SEEN_SECONDS = 10.0
+_REMEDY = "let its writer finish, then build again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +45,29 @@ class Work:
     """There is such a fragment (whole or not)."""
     changed: bool
     """There is none, but one of another version of the file."""
+    num_parts: int
+    """In how many parts the file is indexed; 1 where that is done at once."""
 
-    @property
-    def cost(self) -> int:
-        """Estimated work, in bytes read."""
-        return _FRAGMENT_COST if self.known else _FILE_COST + self.file.size
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """What one rank does at a time: a file, or a part of a large one."""
+
+    number: int
+    """Of the file's work."""
+    part: int
+    size: int
+    """Bytes of the file, or of the part."""
+    cost: int
+    """Estimated work, in bytes read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What became of one file."""
+    """What became of one item."""
 
     read: bool
-    """The file was indexed now; its fragment served otherwise."""
+    """It was indexed now; its fragment served otherwise."""
     scanned_bytes: int
     note: str | None
     """What was wrong with the fragment that should have served."""
@@ -55,9 +75,7 @@ class Done:
 
 def plan_work(listings: Sequence[SourceListing], folder: Path) -> list[Work]:
     """The work of all files, in source and file order, given the fragments in `folder`."""
-    present = [
-        FragmentName(place=place, answer=answer) for place, _, answer in (n.partition("-") for n in finished(folder))
-    ]
+    present = fragment_names(finished(folder))
     answers, places = {name.answer: name for name in present}, {name.place for name in present}
     work = []
     for source, listing in enumerate(listings):
@@ -75,30 +93,60 @@ def plan_work(listings: Sequence[SourceListing], folder: Path) -> list[Work]:
                     fragment=answers.get(name.answer, name),
                     known=bool(known),
                     changed=not known and name.place in places,
+                    num_parts=1 if known or listing.format not in DIVISIBLE else num_parts(file.size),
                 )
             )
     return work
 
 
-def ensure_fragment(work: Work, listing: SourceListing, folder: Path) -> Done:
-    """Make sure that a whole fragment of the file lies in `folder`.
+def items_of(work: Sequence[Work]) -> list[Item]:
+    """What there is to do for all files, in order."""
+    items = []
+    for number, each in enumerate(work):
+        for part in range(each.num_parts):
+            start, stop = part_span(each.file.size, part, each.num_parts)
+            cost = _FRAGMENT_COST if each.known else _FILE_COST + stop - start
+            items.append(Item(number=number, part=part, size=stop - start, cost=cost))
+    return items
+
+
+def ensure_fragment(work: Work, part: int, listing: SourceListing, folder: Path) -> Done:
+    """Make sure that a whole fragment of the file, or of the part, lies in `folder`.
 
     Raises: DataError, ConfigError of its format; ChangedFileError where the file changes meanwhile; CacheError.
     """
-    path = folder / str(work.fragment)
+    path = _path(work, part, folder)
     note = None
-    if work.known:
+    if work.known or work.num_parts > 1:
         try:
             read_fragment(path)
         except FileNotFoundError:
-            note = f"{path}: vanished"
+            note = f"{path}: vanished" if work.known else None
         except CacheError as error:
             note = str(error)
         else:
             return Done(read=False, scanned_bytes=0, note=None)
-    fragment = _index(work, listing)
+    fragment = _index(work, part, listing)
     write_fragment(path, fragment)
     return Done(read=True, scanned_bytes=fragment.index.scanned_bytes, note=note)
+
+
+def join_parts(work: Work, folder: Path) -> None:
+    """Make the fragment of a file out of those of its parts, which then go.
+
+    Raises: ChangedFileError where these are not of one version of the file; as `await_fragment` does; CacheError.
+    """
+    paths = [_path(work, part, folder) for part in range(work.num_parts)]
+    parts = [await_fragment(path) for path in paths]
+    if len({(part.index.structure, part.body) for part in parts}) > 1:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise ChangedFileError(work.file.path, f"changed while it was being indexed; {_REMEDY}")
+    write_fragment(
+        folder / str(work.fragment), Fragment(index=join([part.index for part in parts]), body=parts[0].body)
+    )
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def await_fragment(path: Path) -> Fragment:
@@ -117,16 +165,28 @@ def await_fragment(path: Path) -> Fragment:
     return read_fragment(path)
 
 
-def _index(work: Work, listing: SourceListing) -> Fragment:
+def _path(work: Work, part: int, folder: Path) -> Path:
+    whole = folder / str(work.fragment)
+    return whole if work.num_parts == 1 else part_path(whole, part, work.num_parts)
+
+
+def _index(work: Work, part: int, listing: SourceListing) -> Fragment:
     spec, file = listing.spec, work.file
     kind, storage = FORMATS[listing.format], storage_for(file.path)
+    documents = work.documents
     try:
-        index = kind.index(
-            file.path, spec.column, storage=storage, documents=work.documents, block_bytes=spec.block_bytes
-        )
+        if work.num_parts > 1:
+            span = part_span(file.size, part, work.num_parts)
+            index = DIVISIBLE[listing.format].index_part(
+                file.path, spec.column, storage=storage, documents=documents, span=span
+            )
+        else:
+            index = kind.index(
+                file.path, spec.column, storage=storage, documents=documents, block_bytes=spec.block_bytes
+            )
     except ConfigError as error:
         raise spec.complaint(error) from error
     body = body_digest(file.path, file.size, storage)
     if stat_file(kind.files(file.path), listing.root).etag != file.etag:
-        raise ChangedFileError(file.path, "changed while it was being indexed; let its writer finish, then build again")
+        raise ChangedFileError(file.path, f"changed while it was being indexed; {_REMEDY}")
     return Fragment(index=index, body=body)

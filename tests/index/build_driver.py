@@ -1,7 +1,8 @@
 """Builds an index as a command does, under an MPI launcher: CACHE, then pairs NAME=PATTERN. Rank 0 prints the report.
 
-MEGABLEND_TEST_SLOW=SECONDS slows the indexing of each file; MEGABLEND_TEST_FAIL=RANK:data or RANK:bug makes it fail on a
-rank; MEGABLEND_TEST_PIDS=FOLDER leaves each rank's process id in a file.
+MEGABLEND_TEST_SLOW=SECONDS slows the indexing of each file, or part of one; MEGABLEND_TEST_FAIL=RANK:data or RANK:bug makes it
+fail on a rank; MEGABLEND_TEST_PIDS=FOLDER leaves each rank's process id in a file, and a name for each part that it indexed;
+MEGABLEND_TEST_PART_BYTES=N is the size of the parts of large files.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import CorruptFileError
-from megablend.formats import FORMATS
+from megablend.formats import DIVISIBLE, FORMATS
 from megablend.formats.base import FileIndex, Format
+from megablend.formats.parquet import PARQUET
+from megablend.index import parts
 from megablend.index.build import Progress, SourceSpec, build_index
 from megablend.index.launch import Launch, detect
 
@@ -28,18 +31,28 @@ class Troubled:
         self._kind = kind
         self._seconds = float(os.environ.get("MEGABLEND_TEST_SLOW", "0"))
         rank, _, self._failure = os.environ.get("MEGABLEND_TEST_FAIL", "-1:").partition(":")
+        self._rank = launch.rank
         self._fails = launch.rank == int(rank)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kind, name)
 
     def index(self, path: str, *args: Any, **options: Any) -> FileIndex:
+        self._trouble(path)
+        return self._kind.index(path, *args, **options)
+
+    def index_part(self, path: str, *args: Any, span: tuple[int, int], **options: Any) -> FileIndex:
+        self._trouble(path)
+        if folder := os.environ.get("MEGABLEND_TEST_PIDS"):
+            Path(folder, f"part-{span[0]}-{self._rank}").touch()
+        return PARQUET.index_part(path, *args, span=span, **options)
+
+    def _trouble(self, path: str) -> None:
         time.sleep(self._seconds)
         if self._fails and self._failure == "bug":
             raise ZeroDivisionError("nothing to divide by")
         if self._fails:
             raise CorruptFileError(path, "is truncated", offset=17)
-        return self._kind.index(path, *args, **options)
 
 
 def main() -> None:
@@ -49,6 +62,8 @@ def main() -> None:
         beside.write_text(str(os.getpid()))
         beside.rename(Path(folder, str(launch.rank)))
     FORMATS["arrow"] = Troubled(FORMATS["arrow"], launch)
+    DIVISIBLE["parquet"] = Troubled(PARQUET, launch)
+    parts.PART_BYTES = int(os.environ.get("MEGABLEND_TEST_PART_BYTES", parts.PART_BYTES))
     sources = [
         SourceSpec(name=name, patterns=(pattern,), column=None, documents=True, block_bytes=1 << 20)
         for name, _, pattern in (argument.partition("=") for argument in sys.argv[2:])

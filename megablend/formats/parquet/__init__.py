@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
-from megablend.formats.base import BlockReader, FileIndex, Format, OpenedFile
+from megablend.formats.base import BlockReader, DivisibleFormat, FileIndex, OpenedFile
 from megablend.formats.parquet.footer import digest_of, read_footer_bytes
 from megablend.formats.parquet.index import index_file
 from megablend.formats.parquet.reader import ParquetReader
@@ -31,6 +31,12 @@ class ParquetFormat:
         """Find the pages of a file and count their tokens; pages are as large as their writer made them."""
         return index_file(path, column, storage, documents=documents)
 
+    def index_part(
+        self, path: str, column: str | None, *, storage: Storage, documents: bool, span: tuple[int, int]
+    ) -> FileIndex:
+        """Find the pages of the column chunks that begin within bytes [start, stop); see `DivisibleFormat`."""
+        return index_file(path, column, storage, documents=documents, span=span)
+
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
         """A reader of an indexed file, if its size and footer are still the same."""
         source = ByteSource(path, storage, storage.stat(path).size)
@@ -49,4 +55,4 @@ class ParquetFormat:
         return ParquetReader(source, Column.from_meta(file.meta))
 
 
-PARQUET: Format = ParquetFormat()
+PARQUET: DivisibleFormat = ParquetFormat()

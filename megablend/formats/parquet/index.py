@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import numpy.typing as npt
 
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex
 from megablend.formats.parquet.chunk import ChunkPages, index_chunk
@@ -22,8 +23,10 @@ THREADED_BYTES = 64 << 20
 """A column of less is indexed before threads would pay."""
 
 
-def index_file(path: str, column: str | None, storage: Storage, *, documents: bool) -> FileIndex:
-    """Find and count the pages of a file's token column.
+def index_file(
+    path: str, column: str | None, storage: Storage, *, documents: bool, span: tuple[int, int] | None = None
+) -> FileIndex:
+    """Find and count the pages of a file's token column, or of its chunks that begin within bytes `span`.
 
     Where tokens are known without a scan, but rows are not, and `documents` is false, rows and ends of all blocks are -1.
 
@@ -36,13 +39,17 @@ def index_file(path: str, column: str | None, storage: Storage, *, documents: bo
         chunks = column_chunks(footer, leaf.ordinal, num_leaves)
         for chunk in chunks:
             _check_chunk(chunk, leaf)
+    rows = np.array([chunk.num_rows for chunk in chunks], np.int64)
+    first_rows = np.cumsum(rows) - rows
+    if span is not None:
+        chunks = [chunk for chunk in chunks if span[0] <= (chunk.start if chunk.num_values else 0) < span[1]]
     parts = _index_chunks(source, chunks, leaf, footer.offset, documents)
     blocks = _block_table(parts)
     return FileIndex(
-        rows=footer.num_rows,
+        rows=sum(chunk.num_rows for chunk in chunks),
         tokens=int(blocks["tokens"].sum()),
         token_dtype=leaf.dtype,
-        chunks=_chunk_table(chunks, parts),
+        chunks=_chunk_table(chunks, parts, first_rows),
         blocks=blocks,
         structure=footer.digest,
         meta=leaf.to_meta(),
@@ -93,13 +100,13 @@ def _block_table(parts: list[ChunkPages]) -> Array:
     return blocks
 
 
-def _chunk_table(chunks: list[ColumnChunk], parts: list[ChunkPages]) -> Array:
+def _chunk_table(chunks: list[ColumnChunk], parts: list[ChunkPages], first_rows: npt.NDArray[np.int64]) -> Array:
     table = np.zeros(len(chunks), CHUNK_DTYPE)
     table["row_group"] = [chunk.row_group for chunk in chunks]
     table["codec"] = [chunk.codec for chunk in chunks]
     table["dictionary_offset"] = [part.dictionary[0] for part in parts]
     table["dictionary_bytes"] = [part.dictionary[1] for part in parts]
-    rows = np.array([chunk.num_rows for chunk in chunks], np.int64)
+    table["first_row"] = first_rows[table["row_group"]]
     tokens = np.array([part.pages["tokens"].sum() for part in parts], np.int64)
-    table["first_row"], table["first_token"] = np.cumsum(rows) - rows, np.cumsum(tokens) - tokens
+    table["first_token"] = np.cumsum(tokens) - tokens
     return table

@@ -1,0 +1,65 @@
+"""Large files in parts: several ranks index one file together, and progress moves meanwhile.
+
+A part is what begins in an equal share of the file's bytes. How many parts a file has depends on its size alone, so that
+those which a killed build left serve the next one, with however many ranks. Joined, they are what indexing the file at
+once gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.base import FileIndex
+
+PART_BYTES = 512 << 20
+"""A file of less than two of these is indexed at once: its parts would each read the footer."""
+MAX_PARTS = 256
+
+
+def num_parts(size: int) -> int:
+    """In how many parts a file of `size` bytes is indexed, where its format can do that."""
+    return min(MAX_PARTS, max(1, size // PART_BYTES))
+
+
+def part_span(size: int, part: int, count: int) -> tuple[int, int]:
+    """Bytes [start, stop) of part number `part` of `count`."""
+    return size * part // count, size * (part + 1) // count
+
+
+def join(parts: Sequence[FileIndex]) -> FileIndex:
+    """The index of a whole file from those of all its parts (of one structure), in the order of the file's chunks."""
+    chunks = np.concatenate([part.chunks for part in parts])
+    firsts = np.cumsum([0, *(len(part.chunks) for part in parts[:-1])])
+    blocks = np.concatenate([part.blocks for part in parts])
+    chunk = np.concatenate([part.blocks["chunk"] + first for part, first in zip(parts, firsts, strict=True)])
+    by_row_group = np.argsort(chunks["row_group"], kind="stable")
+    place = np.empty(len(chunks), np.int64)
+    place[by_row_group] = np.arange(len(chunks))
+    in_file_order = np.argsort(place[chunk], kind="stable")
+    chunks, blocks = chunks[by_row_group], blocks[in_file_order]
+    blocks["chunk"] = place[chunk][in_file_order]
+    if (blocks["rows"] < 0).any():  # known in some parts alone
+        blocks["rows"] = blocks["ends"] = -1
+        blocks["flags"] = 0
+    blocks["first_token"] = _before(blocks["tokens"])
+    tokens = np.zeros(len(chunks), np.int64)
+    np.add.at(tokens, blocks["chunk"], blocks["tokens"])
+    chunks["first_token"] = _before(tokens)
+    return FileIndex(
+        rows=sum(part.rows for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        token_dtype=parts[0].token_dtype,
+        chunks=chunks,
+        blocks=blocks,
+        structure=parts[0].structure,
+        meta=parts[0].meta,
+        scanned_bytes=sum(part.scanned_bytes for part in parts),
+    )
+
+
+def _before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    before: npt.NDArray[np.int64] = np.cumsum(counts) - counts
+    return before
