@@ -14,6 +14,7 @@ from megablend.index.cache import open_generation
 from megablend.index.launch import Launch, detect
 from megablend.index.lock import build_lock
 from megablend.index.sources import SourceSpec
+from megablend.index.tabulate import TablesReport, build_tables
 from megablend.plan.ledger import Ledger, load_ledger, save_ledger
 from megablend.plan.run import check_run, keep_orders, plan_run, store_of
 
@@ -23,6 +24,8 @@ class Built:
     """What a build did."""
 
     index: BuildReport
+    documents: TablesReport | None
+    """What the tables of documents took, where the order needs them."""
     ledger: Ledger
     """The run's, as it stands now."""
     stages_before: int
@@ -71,18 +74,28 @@ def build(
     ]
     report = build_index(checked.cache, sources, launch=launch, progress=progress)
     built = None
-    if launch.rank == 0:
-        try:
+    try:
+        documents = _tabulate(checked, report, launch) if checked.tabled else None
+        if launch.rank == 0:
             with build_lock(Path(checked.cache)):
-                built = _promise(checked, report)
-        except BaseException as error:
-            launch.abort(error)
+                built = _promise(checked, report, documents)
+    except BaseException as error:
+        launch.abort(error)
     built = launch.bcast(built)
     assert built is not None
     return built
 
 
-def _promise(config: Config, report: BuildReport) -> Built:
+def _tabulate(config: Config, report: BuildReport, launch: Launch) -> TablesReport:
+    """Make the document tables of the index that the run stands on. Called by all ranks."""
+    ledger = load_ledger(config.cache, config.run) if launch.rank == 0 else None
+    digest = launch.bcast(ledger.index if ledger else report.digest)
+    store = store_of(config, open_generation(config.cache, digest))
+    numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
+    return build_tables(store, [numbers[name] for name in config.tabled], launch=launch)
+
+
+def _promise(config: Config, report: BuildReport, documents: TablesReport | None) -> Built:
     """Begin the run's ledger, or append a stage to it."""
     ledger = load_ledger(config.cache, config.run)
     generation = open_generation(config.cache, ledger.index if ledger else report.digest)
@@ -93,4 +106,5 @@ def _promise(config: Config, report: BuildReport) -> Built:
     keep_orders(config, store)
     if extended != ledger:
         save_ledger(config.cache, extended)
-    return Built(index=report, ledger=extended, stages_before=len(ledger.ends) if ledger else 0)
+    stages_before = len(ledger.ends) if ledger else 0
+    return Built(index=report, documents=documents, ledger=extended, stages_before=stages_before)

@@ -10,6 +10,7 @@ from megablend.api.runs import ConfigLike, newest_generation, open_run
 from megablend.config import SPLITS, load_config
 from megablend.errors import PlanError
 from megablend.index.cache import Generation, list_generations
+from megablend.index.documents import table_bytes
 from megablend.plan.amplification import read_amplification
 from megablend.plan.blend import BlendPlan
 from megablend.plan.ledger import list_runs
@@ -55,6 +56,7 @@ def describe(
         "run": config.run,
         "plan": run.ledger.digest,
         "stages": list(run.ledger.ends),
+        "order": config.order,
         "sequence_length": config.sequence_length,
         "index": _describe_generation(generation, config.cache),
         "splits": splits,
@@ -131,8 +133,9 @@ def _describe_generation(generation: Generation, cache: str) -> dict[str, Any]:
             "blocks": len(entry.blocks),
             "rows": entry.rows,
             "tokens": entry.tokens,
+            "document_table_bytes": table_bytes(generation, number),
         }
-        for entry in generation.sources
+        for number, entry in enumerate(generation.sources)
     ]
     return {
         "digest": generation.digest,

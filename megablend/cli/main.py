@@ -56,7 +56,8 @@ def build(config: str, cache: str | None, as_json: bool) -> None:
             "stages_before": built.stages_before,
             "pinned": built.pinned,
         }
-        _print_json({"index": asdict(built.index), "run": run, "ranks": launch.size})
+        documents = None if built.documents is None else asdict(built.documents)
+        _print_json({"index": asdict(built.index), "documents": documents, "run": run, "ranks": launch.size})
     else:
         from megablend.cli.tables import print_built
 

@@ -42,6 +42,12 @@ def print_built(built: Built, *, ranks: int) -> None:
         f"{report.seconds:.2f}",
     )
     console.print(table)
+    if (tables := built.documents) is not None:
+        console.print(
+            f"tables of {tables.documents:,} documents, {tables.table_bytes / 1e6:,.1f} MB: {tables.counted:,} counted now, "
+            f"{tables.scanned_bytes / 1e6:,.1f} MB scanned for it, {tables.seconds:.2f} s",
+            markup=False,
+        )
     for name in report.changed:
         console.print(f"changed, read again: {name}", markup=False)
     for note in report.notes:
@@ -75,6 +81,11 @@ def print_description(found: dict[str, Any]) -> None:
     table.add_section()
     table.add_row("all", "", *total)
     console.print(table)
+    tables = [
+        source["document_table_bytes"] for source in index["sources"] if source["document_table_bytes"] is not None
+    ]
+    if tables:
+        console.print(f"tables of documents: of {len(tables)} sources, {sum(tables) / 1e3:,.1f} kB")
     for split, described in found["splits"].items():
         if "problem" in described:
             console.print(f"{split}: {described['problem']}", markup=False)
@@ -87,6 +98,8 @@ def print_description(found: dict[str, Any]) -> None:
     console.print(f"run {found['run']!r}: stages end at sample {stages}; plan {found['plan']}", markup=False)
     if "read_amplification" in found:
         console.print(f"read amplification: {found['read_amplification']:.3f}")
+        if found["order"] == "row":
+            console.print("order: row reads a whole block for each document; this is what that costs (page: near 1)")
 
 
 def _print_split(console: Console, title: str, described: dict[str, Any]) -> None:

@@ -174,7 +174,7 @@ class Config(_Model):
     """Length of a blended test split; where absent, test is one unblended pass."""
     split: Split | None = None
     """Shares of train, valid and test by document, such as 95,5,0; all train where absent."""
-    order: Literal["page", "sequential"] = "page"
+    order: Literal["page", "row", "sequential"] = "page"
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
     """K: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
     cycle: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
@@ -219,7 +219,7 @@ class Config(_Model):
                     f"{split}_samples: there is no {split}; give it a share in `split`, or sources of its own"
                 )
         for split, sources in self.sources.items():
-            _check_blend(split, sources, blended=split == "train" or getattr(self, f"{split}_samples") is not None)
+            _check_blend(split, sources, blended=self.is_blended(split))
         unit = self.sources["train"][0].unit or "weight"
         if unit == "weight" and not given:
             raise ValueError("samples: weights are shares and say no length; add samples, tokens or epochs for train")
@@ -272,7 +272,18 @@ class Config(_Model):
 
     def needs_documents(self, source: Source) -> bool:
         """Whether the index must know where the source's documents end."""
-        return source.append_eod is not None or max(self.shares) != 1
+        return source.append_eod is not None or max(self.shares) != 1 or self.order == "row"
+
+    def is_blended(self, split: str) -> bool:
+        """Whether a split is a blend, laid out in the order; otherwise it is one pass over its sources as they lie."""
+        return split == "train" or getattr(self, f"{split}_samples") is not None
+
+    @property
+    def tabled(self) -> list[str]:
+        """Names in the index of the sources of which every document's length must be known."""
+        if self.order != "row":
+            return []
+        return [name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)]
 
 
 def _check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:

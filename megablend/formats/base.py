@@ -111,6 +111,15 @@ class BlockReader(Protocol):
         """
         ...
 
+    def pieces(self, blocks: Array, chunks: Array) -> tuple[list[npt.NDArray[np.int64]], int]:
+        """Where the documents' pieces lie in blocks, without their tokens where the format can tell.
+
+        Args and raises: as of `read`.
+
+        Returns: `offsets` of each DecodedBlock; the bytes of bodies that had to be read.
+        """
+        ...
+
 
 class Format(Protocol):
     """A kind of file. Implementations are stateless modules' singletons."""

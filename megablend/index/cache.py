@@ -4,6 +4,7 @@
     <cache>/fragments/<place>-<version> what indexing found in one file
     <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json
                           roots.json    where each source's files lay at the last build of it; replaced atomically
+    <cache>/documents/, lengths/        tables of single documents, where an order needs them: see documents.py, tabulate.py
     <cache>/splits/<digest>             where the splits of a generation begin and end; tokens of groups of their blocks
     <cache>/runs/<run>.json             the run's ledger
 
@@ -15,6 +16,7 @@ processes it was made.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import operator
 from collections.abc import Callable, Mapping
@@ -151,6 +153,14 @@ class Generation:
         """Names of all files, relative to their sources' roots."""
         names: list[str] = self._files.column("name").to_pylist()
         return names
+
+    def file_keys(self, source: SourceEntry) -> list[str]:
+        """For each file of a source, a name for what it holds: the same in other generations, and wherever it lies."""
+        files = self._files.slice(source.files.start, len(source.files))
+        columns = [files.column(name).to_pylist() for name in ("size", "rows", "tokens", "structure", "body")]
+        asked = [source.format, source.column]
+        texts = (json.dumps([*asked, *row]).encode() for row in zip(*columns, strict=True))
+        return [hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts]
 
     def token_dtypes(self, source: SourceEntry) -> list[str]:
         """numpy names of the tokens in a source's files, as stored; sorted, each once."""
@@ -300,4 +310,6 @@ def fragments(cache: str | Path) -> Path:
 
 def folders(cache: str | Path) -> list[Path]:
     """The folders of a cache that builds write to."""
-    return [Path(cache).absolute() / name for name in ("fragments", "generations", "splits", "runs")]
+    return [
+        Path(cache).absolute() / name for name in ("fragments", "generations", "lengths", "documents", "splits", "runs")
+    ]

@@ -20,10 +20,11 @@ import numpy.typing as npt
 from megablend.formats.base import CONTINUES
 from megablend.index.cache import Generation
 from megablend.index.disk import replace_file, writing
+from megablend.index.documents import PartDocuments, open_table
 from megablend.index.store import BlockStore
 from megablend.index.totals import count, keep_totals, kept_totals
 
-VERSION = 1
+VERSION = 2
 PART_DTYPE = np.dtype(
     [
         ("first_block", "<i8"),  # block numbers of the generation
@@ -32,6 +33,7 @@ PART_DTYPE = np.dtype(
         ("keep", "<i8"),  # tokens of the last block, counted from its start, that belong to this split
         ("documents", "<i8"),
         ("tokens", "<i8"),  # all of the part's, end-of-document tokens included
+        ("first_document", "<i8"),  # the source's documents before
     ]
 )
 """A source's documents of one split."""
@@ -93,7 +95,7 @@ def cut(store: BlockStore, source: int, shares: Sequence[Fraction]) -> npt.NDArr
         if keep == 0:
             keep = _tokens_before(store.generation, stop, eod) - _tokens_before(store.generation, stop - 1, eod)
             stop -= 1
-        parts[i] = (block, stop + 1, skip, keep, documents[i + 1] - documents[i], tokens)
+        parts[i] = (block, stop + 1, skip, keep, documents[i + 1] - documents[i], tokens, documents[i])
     return parts
 
 
@@ -125,6 +127,7 @@ class PartBlocks:
         self.first_block, self._stop, self._skip, self._keep = (int(part[f]) for f in PART_DTYPE.names[:4])  # type: ignore[index]
         self.num_blocks = self._stop - self.first_block
         self.num_tokens = int(part["tokens"])
+        self._documents = range(int(part["first_document"]), int(part["first_document"] + part["documents"]))
 
     def before(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of the local blocks before each of `blocks` int64 [n], which are from 0 to num_blocks: int64 [n]."""
@@ -145,6 +148,12 @@ class PartBlocks:
         named = self._named(num_groups, run)
         if kept_totals(self.generation.cache, named, num_groups) is None:
             keep_totals(self.generation.cache, named, count(self.before, self.num_blocks, num_groups, run))
+
+    @property
+    def documents(self) -> PartDocuments:
+        """The part's documents. Raises: CacheError where the index has no table of them."""
+        source = int(self.generation.file_sources[self.generation.file_of([self.first_block])[0]])
+        return PartDocuments(open_table(self.generation, source), self._documents, eod=self.eod)
 
     def clips(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of local blocks' stored form that lie before their first token of this part: int64 [n]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -77,27 +77,28 @@ class BlockStore:
         Raises: IndexError for a number out of range; TypeError for what is no integer; MissingFileError, ChangedFileError,
             CorruptFileError.
         """
-        given = np.asarray(ids)
-        if given.size and given.dtype.kind not in "iu":
-            raise TypeError(f"block numbers must be integers, not {given.dtype}")
-        numbers = given.astype(np.int64).reshape(-1)
-        num_blocks = len(self.generation.tokens_before) - 1
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < num_blocks):
-            bad = numbers[(numbers < 0) | (numbers >= num_blocks)][0]
-            raise IndexError(f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}")
+        numbers = self._checked(ids)
         decoded: list[DecodedBlock] = [None] * len(numbers)  # type: ignore[list-item]
-        files = self.generation.file_of(numbers)
-        rows = self.generation.blocks(numbers)
-        for file in np.unique(files):
-            here = np.flatnonzero(files == file)
-            opened = self._open(int(file))
-            blocks = opened.reader.read(rows[here], opened.chunks)
+        for here, opened, rows in self._by_reader(numbers):
+            blocks = opened.reader.read(rows, opened.chunks)
             if opened.eod is not None:
-                flags = rows["flags"][here].tolist()
+                flags = rows["flags"].tolist()
                 blocks = [with_eod(block, flag, opened.eod) for block, flag in zip(blocks, flags, strict=True)]
             for i, block in zip(here.tolist(), blocks, strict=True):
                 decoded[i] = block
         return decoded
+
+    def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
+        """Where documents lie in blocks, end-of-document tokens not counted; see BlockReader.pieces. Raises as `read` does."""
+        numbers = self._checked(ids)
+        found: list[npt.NDArray[np.int64]] = [None] * len(numbers)  # type: ignore[list-item]
+        scanned_bytes = 0
+        for here, opened, rows in self._by_reader(numbers):
+            offsets, size = opened.reader.pieces(rows, opened.chunks)
+            scanned_bytes += size
+            for i, block in zip(here.tolist(), offsets, strict=True):
+                found[i] = block
+        return found, scanned_bytes
 
     def read_pages(self, ids: npt.ArrayLike) -> Pages:
         """Tokens and document pieces of any blocks, in the order asked for. Raises as `read` does."""
@@ -134,6 +135,26 @@ class BlockStore:
     def _by_file(self) -> _ByFile:
         eods = np.array([eod is not None for eod in self.eods], np.bool_)
         return _ByFile(eods[self.generation.file_sources], self.generation.file_token_bytes)
+
+    def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Block numbers, int64 [n]. Raises: IndexError, TypeError."""
+        given = np.asarray(ids)
+        if given.size and given.dtype.kind not in "iu":
+            raise TypeError(f"block numbers must be integers, not {given.dtype}")
+        numbers: npt.NDArray[np.int64] = given.astype(np.int64).reshape(-1)
+        num_blocks = len(self.generation.tokens_before) - 1
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < num_blocks):
+            bad = numbers[(numbers < 0) | (numbers >= num_blocks)][0]
+            raise IndexError(f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}")
+        return numbers
+
+    def _by_reader(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.int64], _Opened, Array]]:
+        """For each file that blocks lie in: which of them, the file, their rows of its block table."""
+        files = self.generation.file_of(numbers)
+        rows = self.generation.blocks(numbers)
+        for file in np.unique(files):
+            here = np.flatnonzero(files == file)
+            yield here, self._open(int(file)), rows[here]
 
     def _open(self, file: int) -> _Opened:
         def enter() -> _Opened:

@@ -13,6 +13,7 @@ from megablend.formats.base import CARRIES, CLOSES, CONTINUES, Array, BlockReade
 from megablend.index.body import body_digest
 from megablend.index.cache import Generation, fragments, generations, open_generation
 from megablend.index.disk import finished
+from megablend.index.documents import tables
 from megablend.index.fragments import read_fragment
 from megablend.index.manifest import damaged_tables, read_manifest, read_roots
 from megablend.storage import storage_for
@@ -21,7 +22,7 @@ _BATCH_BLOCKS = 64
 
 
 def verify(cache: str, *, data: bool) -> list[str]:
-    """Check all of a cache: fragments, and every generation's checksums and sums.
+    """Check all of a cache: fragments, document tables, and every generation's checksums and sums.
 
     Args:
         data: read every block of every file too, and compare counts, checksums and the sampled ranges.
@@ -31,7 +32,7 @@ def verify(cache: str, *, data: bool) -> list[str]:
     """
     if not generations(cache).is_dir():
         raise CacheError(f"{cache}: there is no cache here: build one, or name another directory")
-    problems = list(_fragment_problems(fragments(cache)))
+    problems = [*_fragment_problems(fragments(cache)), *_document_problems(tables(cache))]
     seen: set[tuple[object, ...]] = set()
     for digest in finished(generations(cache)):
         folder = generations(cache) / digest
@@ -56,6 +57,18 @@ def _fragment_problems(folder: Path) -> Iterator[str]:
         problem = _fragment_problem(folder / name)
         if problem is not None:
             yield problem
+
+
+def _document_problems(folder: Path) -> Iterator[str]:
+    for name in finished(folder):
+        yield from _table_folder_problems(folder / name)
+
+
+def _table_folder_problems(folder: Path) -> list[str]:
+    try:
+        return damaged_tables(folder, read_manifest(folder))
+    except CacheError as error:
+        return [str(error)]
 
 
 def _fragment_problem(path: Path) -> str | None:

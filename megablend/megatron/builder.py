@@ -165,7 +165,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     @cached_property
     def _in_pages(self) -> bool:
-        return getattr(self.config, "order", "megatron") == "page" and issubclass(self.cls, MegablendGPTDataset)
+        return getattr(self.config, "order", "megatron") != "megatron" and issubclass(self.cls, MegablendGPTDataset)
 
     def _build_megatron_datasets_parallel(
         self, prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]

@@ -8,7 +8,7 @@ from megablend.errors import ConfigError
 from megablend.megatron.core import GPTDatasetConfig
 from megablend.megatron.nodes import SHARED_FS
 
-ORDERS = ("megatron", "page")
+ORDERS = ("megatron", "page", "row")
 
 
 @dataclass(kw_only=True)
@@ -20,16 +20,17 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
 
     order: str = "megatron"
     """"megatron": Megatron's own shuffles, sample by sample the same over any format; "page": megablend's plan, which reads
-    whole pages, needs no arrays and reads nothing twice."""
+    whole pages, needs no arrays and reads nothing twice; "row": megablend's plan over single documents, fully shuffled, which
+    reads a page for each."""
 
     run: str = "default"
-    """Page order: name of the run in the cache; a run's past never changes, another name is a new run."""
+    """Page and row order: name of the run in the cache; a run's past never changes, another name is a new run."""
 
     lanes: int = 8
-    """Page order: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
+    """Page and row order: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
 
     cycle: int = 64
-    """Page order: slots a lane in one shuffle window."""
+    """Page and row order: slots a lane in one shuffle window."""
 
     shared_fs: str = "auto"
     """Whether all ranks see one cache folder: "yes", "no" (one a machine) or "auto", to find out when there is work to do."""

@@ -1,4 +1,4 @@
-"""Page order: megablend's own plan behind GPTDataset's dict. No arrays are built; each sample is found by arithmetic."""
+"""Page and row order: megablend's own plan behind GPTDataset's dict. No arrays are built; each sample is found by arithmetic."""
 
 from __future__ import annotations
 
@@ -72,15 +72,16 @@ def open_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> l
 def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> Config:
     """The config of `megablend build` that says the same.
 
-    Raises: ConfigError for what page order does not have.
+    Raises: ConfigError for what these orders do not have.
     """
     if setting(config, "multiple_validation_sets"):
         raise ConfigError(
-            "page order has one validation set; leave out multiple_validation_sets, or choose order: megatron"
+            f"order: {config.order} has one validation set; leave out multiple_validation_sets, or choose order: megatron"
         )
     if not config.drop_last_partial_validation_sequence:
         raise ConfigError(
-            "page order has no partial sequences; leave drop_last_partial_validation_sequence at True, or choose order: megatron"
+            f"order: {config.order} has no partial sequences; leave drop_last_partial_validation_sequence at True, or choose "
+            "order: megatron"
         )
     blends: list[Blend | None] = list(config.blend_per_split or [config.blend, None, None])
     sources = {
@@ -93,6 +94,7 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
         "run": config.run,
         "sequence_length": config.sequence_length,
         "seed": config.random_seed,
+        "order": config.order,
         "samples": sizes[0] or None,
         "valid_samples": sizes[1] or None,
         "test_samples": sizes[2] or None,

@@ -24,9 +24,10 @@ from megablend.index.build import SourceSpec, build_index
 from megablend.index.cache import Generation, open_generation
 from megablend.index.disk import replace_file
 from megablend.index.launch import Launch
+from megablend.index.lengths import count_documents
 from megablend.index.store import BlockStore
 from megablend.megatron.address import Address, parse_address
-from megablend.megatron.counts import count_documents, share_of
+from megablend.megatron.counts import share_of
 from megablend.megatron.shared_array import shared_array
 
 _BLOCK_BYTES = 1 << 20
@@ -59,7 +60,9 @@ def build_table(cache: str, address: Address, *, launch: Launch) -> Address:
     store = _store(cache, whole)
     num_documents = store.generation.sources[0].rows
     with shared_array(table_path(cache, whole), num_documents, launch) as write:
-        for first, lengths in count_documents(store, *share_of(store.generation, launch.rank, launch.size)):
+        for first, lengths, _ in count_documents(store, *share_of(store.generation, launch.rank, launch.size)):
+            if address.append_eod is not None:
+                lengths += lengths > 0
             if lengths.max(initial=0) > _LONGEST:
                 raise UnsupportedFileError(
                     address.pattern,

@@ -31,6 +31,18 @@ class Blocks(Protocol):
         ...
 
 
+class RowBlocks(Blocks, Protocol):
+    """Blocks whose documents are known one by one."""
+
+    @property
+    def documents(self) -> Blocks:
+        """The documents that lie in the blocks, in the same order, each as if it were a block.
+
+        Raises: CacheError where the index has no table of them.
+        """
+        ...
+
+
 class Spans(NamedTuple):
     """Stretches of a source as they lie in its blocks: int64 [m] each; none is empty."""
 

@@ -24,20 +24,22 @@ class SequentialOrder:
             starts, stops = starts[left], stops[left]
             first = starts - starts % self._blocks.num_tokens
             ends = np.minimum(stops, first + self._blocks.num_tokens)
-            found.append(self._cut(rows, first, starts - first, ends - first))
+            inside = self.cut(starts - first, ends - first)
+            epochs = first[inside.rows] // self._blocks.num_tokens
+            found.append(inside._replace(rows=rows[inside.rows], epochs=epochs))
             starts = ends
         return joined(found)
 
-    def _cut(self, rows: Int64s, first: Int64s, starts: Int64s, stops: Int64s) -> Spans:
-        """Spans of tokens [starts, stops) of epochs that begin at `first`, all int64 [n] like `rows`."""
+    def cut(self, starts: Int64s, stops: Int64s) -> Spans:
+        """Spans of tokens [starts, stops) of epoch 0, int64 [n] each; none of these stretches is empty."""
         low = self._block_of(starts)
         counts = self._block_of(stops - 1) + 1 - low
-        which = np.repeat(np.arange(len(rows)), counts)
+        which = np.repeat(np.arange(len(starts)), counts)
         blocks = low[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
         before, after = self._blocks.before(blocks), self._blocks.before(blocks + 1)
         columns = (
-            rows[which],
-            first[which] // self._blocks.num_tokens,
+            which,
+            np.zeros(len(which), np.int64),
             blocks,
             np.maximum(starts[which] - before, 0),
             np.minimum(stops[which], after) - before,

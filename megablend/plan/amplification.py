@@ -1,4 +1,7 @@
-"""Read amplification, told without reading: compressed bytes that all processes read / those of the blocks used."""
+"""Read amplification, told without reading: compressed bytes that all processes read / those of the blocks used.
+
+In row order, which takes single documents out of blocks, a block is used as far as its tokens are.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,26 @@ def read_amplification(
     Raises: ConfigError where memory is too small.
     """
     step_samples, processes = micro_batch_size * data_parallel_size, max(1, num_workers)
-    read, used = 0, list[npt.NDArray[np.int64]]()
+    read, useful, used = 0, 0.0, list[npt.NDArray[np.int64]]()
     for begin in range(first, min(first + step_samples * processes, stop), micro_batch_size):
         future = Future(first=begin, micro_batch_size=micro_batch_size, stride=step_samples * processes, stop=stop)
         for window in planned(run, future):
-            read += _stored_bytes(run, window.forecast.ids[window.reads])
-            used.append(
-                np.unique(np.stack([window.forecast.stretches.epochs, window.forecast.stretches.blocks]), axis=1)
-            )
+            now = window.forecast
+            read += _stored_bytes(run, now.ids[window.reads])
+            if run.config.order == "row" and run.weights:
+                useful += float(_stored(run, now.ids) @ (now.used / run.store.num_tokens(now.ids)))
+            else:
+                used.append(np.unique(np.stack([now.stretches.epochs, now.stretches.blocks]), axis=1))
+    if not used:
+        return read / useful
     _, blocks = np.unique(np.concatenate(used, axis=1), axis=1)
     return read / _stored_bytes(run, blocks)
 
 
 def _stored_bytes(run: Run, ids: npt.NDArray[np.int64]) -> int:
-    return int(run.store.generation.blocks(ids)["stored_bytes"].sum(dtype=np.int64))
+    return int(_stored(run, ids).sum(dtype=np.int64))
+
+
+def _stored(run: Run, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    stored: npt.NDArray[np.uint32] = run.store.generation.blocks(ids)["stored_bytes"]
+    return stored

@@ -3,7 +3,7 @@
 A sample number says which blocks the sample needs, so the future is known. A *window* is a stretch of steps (of one loader, or of
 one of its workers) whose distinct blocks are all held at once, each read once. A block stays for the window after its own
 where that uses it, or where it is not used up: a lane goes on in the block it stands in, perhaps some windows later. Those that
-wait the longest go first where memory ends.
+wait the longest go first where memory ends. (In row order a block is left after each document.)
 
 Long windows read many blocks of a file at a time, and cost less to plan; the first ones are short, so that the first step is
 there soon. A window takes up to half of the memory: the other half is for what is read ahead and what waits.
@@ -163,6 +163,8 @@ def windows(run: Run, found: Iterator[Forecast], max_bytes: int) -> Iterator[Win
         held = held.with_used(now, number)
         ahead = np.zeros(0, np.int64) if after is None else after.ids
         unfinished = held.used < run.store.num_tokens(held.ids)
+        if run.config.order == "row":  # another document of a block is due at any time: the room is for reading ahead
+            unfinished[:] = False
         held = held.only(unfinished | np.isin(held.ids, ahead))
         yield Window(forecast=now, reads=reads, keeps=np.isin(now.ids, held.ids), forgets=forgets)
 

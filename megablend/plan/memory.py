@@ -27,7 +27,9 @@ def block_bytes(run: Run, *, micro_batch_size: int, stride: int) -> int:
         the block in which the lane stands.
     """
     available = int(run.config.memory * BLOCKS_SHARE)
-    if not run.weights:  # one pass in order: there are no lanes
+    if (
+        not run.weights or run.config.order == "row"
+    ):  # no lanes, or none that goes on in its block: a step at a time will do
         return available
     lanes = lanes_of(run.config.lanes, micro_batch_size, stride)
     held = np.minimum(lane_bytes(run) * lanes, _source_bytes(run))

@@ -45,7 +45,7 @@ def store_of(config: Config, generation: Generation) -> BlockStore:
         elif entry.column != source.column:
             problem = f"read column {entry.column!r} of source {name!r}, the config says {source.column!r}"
         elif config.needs_documents(source) and not entry.documents:
-            problem = f"does not know the documents of source {name!r}, which append_eod and split need"
+            problem = f"does not know the documents of source {name!r}, which append_eod, split and order: row need"
         else:
             _check_eod(source, generation.token_dtypes(entry))
             continue
@@ -182,7 +182,7 @@ def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = Fals
     column = 0 if config.listed_by_split else SPLITS.index(split)
     mine = parts[[numbers[name] for name in named], column]
     sources, tokens = tuple(named.values()), [int(n) for n in mine["tokens"]]
-    if split == "train" or getattr(config, f"{split}_samples") is not None:
+    if config.is_blended(split):
         weights, num_samples = shares_of(config, split, sources, tokens)
     else:
         weights, num_samples = (), sum(_one_pass(config, tokens))
@@ -208,10 +208,12 @@ def keep_orders(config: Config, store: BlockStore) -> None:
     entries = {entry.name: number for number, entry in enumerate(store.generation.sources)}
     parts = parts_of(config.cache, store, config.shares)
     for number, split in enumerate(SPLITS):
-        if split != "train" and getattr(config, f"{split}_samples") is None:
-            continue  # one pass in order
+        if not config.is_blended(split):
+            continue
         for name, source in config.sources_of(split).items():
             part = parts[entries[name], 0 if config.listed_by_split else number]
+            if part["tokens"] == 0:
+                continue  # refused where the split is opened
             ORDERS[config.order](PartBlocks(store.generation, part, eod=source.append_eod is not None), 0).keep()
 
 
@@ -228,9 +230,10 @@ def _one_pass(config: Config, tokens: Sequence[int]) -> list[int]:
 
 
 def _cycles(config: Config, part: np.void, weight: Fraction) -> int:
-    """Over how many cycles a lane's run of the source is dealt, so that it spans whole blocks."""
-    mean_block_tokens = Fraction(int(part["tokens"]), max(1, int(part["stop_block"] - part["first_block"])))
-    return cycles_per_run(mean_block_tokens, weight, config.sequence_length, config.cycle)
+    """Over how many cycles a lane's run of the source is dealt, so that it spans whole blocks; or, by row, documents."""
+    in_one_piece = part["documents"] if config.order == "row" else part["stop_block"] - part["first_block"]
+    mean_tokens = Fraction(int(part["tokens"]), max(1, int(in_one_piece)))
+    return cycles_per_run(mean_tokens, weight, config.sequence_length, config.cycle)
 
 
 def _describe(

@@ -104,6 +104,20 @@ def test_blocks_come_in_any_order_and_more_than_once(path: Path, kind: Kind) -> 
     assert reader.read(found.blocks[:0], found.chunks) == []
 
 
+def test_pieces_alone_are_those_of_the_decoded_blocks(path: Path, kind: Kind) -> None:
+    found = index(path, kind.column)
+    reader = opened(path, kind.column, found)
+    ids = np.random.default_rng(3).integers(0, len(found.blocks), 20)
+    offsets, scanned_bytes = reader.pieces(found.blocks[ids], found.chunks)
+    decoded = reader.read(found.blocks[ids], found.chunks)
+    assert [each.tolist() for each in offsets] == [block.offsets.tolist() for block in decoded]
+    assert (scanned_bytes == 0) == (kind.column is None)
+    wrong: Array = found.blocks[1:2].copy()
+    wrong["tokens"] += 1
+    with pytest.raises(DataError, match=str(path)):
+        reader.pieces(wrong, found.chunks)
+
+
 def test_decoded_blocks_are_read_only_and_typed(path: Path, kind: Kind) -> None:
     found = index(path, kind.column)
     for block in opened(path, kind.column, found).read(found.blocks, found.chunks):

@@ -14,9 +14,10 @@ from plugin_data import draw_documents, write_word
 
 from megablend.errors import CacheError, ConfigError
 from megablend.index.launch import OneProcess
+from megablend.index.lengths import count_documents
 from megablend.megatron.address import Address, parse_address
 from megablend.megatron.catalog import build_catalog, catalog_path, open_catalog
-from megablend.megatron.counts import count_documents, share_of
+from megablend.megatron.counts import share_of
 from megablend.megatron.documents import Documents, PairDocuments, TableDocuments
 from megablend.megatron.tables import (
     build_table,
@@ -83,7 +84,7 @@ def test_ranks_share_the_blocks_at_the_ends_of_documents(tmp_path: Path, num_ran
     store, _ = open_table(cache, build_table(cache, address, launch=OneProcess()))
     shares = [share_of(store.generation, rank, num_ranks) for rank in range(num_ranks)]
     assert [begin for begin, _ in shares[1:]] == [end for _, end in shares[:-1]]
-    parts = [lengths for begin, end in shares for _, lengths in count_documents(store, begin, end)]
+    parts = [lengths for begin, end in shares for _, lengths, _ in count_documents(store, begin, end)]
     assert np.concatenate(parts).tolist() == found.sequence_lengths.tolist()
 
 

@@ -12,21 +12,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.order import ORDERS, Blocks, Order
+from megablend.order import ORDERS, Blocks, Order, RowBlocks
 from megablend.order.page import PageOrder
+from megablend.order.row import RowOrder
 
 TWO_LEVELS = partial(PageOrder, threshold=3, groups=4)
 RUNS = partial(PageOrder, threshold=3, groups=2, runs=2)
-MAKERS: dict[str, Callable[[Blocks, int], Order]] = {**ORDERS, "page in two levels": TWO_LEVELS, "page in runs": RUNS}
+MAKERS: dict[str, Callable[[RowBlocks, int], Order]] = {
+    **ORDERS,
+    "page in two levels": TWO_LEVELS,
+    "page in runs": RUNS,
+    "row in two levels": partial(RowOrder, threshold=3, group=2),
+}
 SIZES = st.lists(st.integers(0, 6), min_size=1, max_size=25).filter(any)
 
 
 class ListedBlocks:
-    """Blocks whose token counts are a list."""
+    """Blocks whose token counts are a list; a document is a block, unless other lengths are given."""
 
-    def __init__(self, sizes: list[int]) -> None:
+    def __init__(self, sizes: list[int], documents: list[int] | None = None) -> None:
         self.listed = sizes
         self.num_blocks, self.num_tokens = len(sizes), sum(sizes)
+        self._documents = sizes if documents is None else documents
+
+    @property
+    def documents(self) -> Blocks:
+        return ListedBlocks(self._documents)
 
     def before(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         running = np.concatenate([[0], np.cumsum(self.listed)])
@@ -59,7 +70,7 @@ def tokens(order: Order, start: int, stop: int) -> list[tuple[int, int, int]]:
 @settings(max_examples=40, derandomize=True, deadline=None)
 @given(sizes=SIZES, key=st.integers(0, 2**64), data=st.data())
 def test_every_token_of_every_epoch_once_and_entry_anywhere(
-    make: Callable[[Blocks, int], Order], sizes: list[int], key: int, data: st.DataObject
+    make: Callable[[RowBlocks, int], Order], sizes: list[int], key: int, data: st.DataObject
 ) -> None:
     blocks = ListedBlocks(sizes)
     walk = tokens(make(blocks, key), 0, 3 * blocks.num_tokens)
@@ -73,20 +84,20 @@ def test_every_token_of_every_epoch_once_and_entry_anywhere(
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_blocks_are_read_in_one_piece(make: Callable[[Blocks, int], Order]) -> None:
+def test_blocks_are_read_in_one_piece(make: Callable[[RowBlocks, int], Order]) -> None:
     found = spans(make(ListedBlocks([4, 0, 3, 9, 1, 2, 7]), 3), 0, 52)
     assert len(found) == 12
     assert all(start == 0 for _, _, start, _ in found)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_a_sample_longer_than_the_source_spans_epochs(make: Callable[[Blocks, int], Order]) -> None:
+def test_a_sample_longer_than_the_source_spans_epochs(make: Callable[[RowBlocks, int], Order]) -> None:
     found = spans(make(ListedBlocks([0, 2, 0]), 1), 5, 12)
     assert found == [(2, 1, 1, 2), (3, 1, 0, 2), (4, 1, 0, 2), (5, 1, 0, 2)]
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_far_positions(make: Callable[[Blocks, int], Order]) -> None:
+def test_far_positions(make: Callable[[RowBlocks, int], Order]) -> None:
     order = make(ListedBlocks([5, 3, 8, 2, 6]), 1)
     epoch = 2**60 // 24
     assert sum(stop - start for _, _, start, stop in spans(order, 2**60, 2**60 + 100)) == 100
@@ -94,7 +105,7 @@ def test_far_positions(make: Callable[[Blocks, int], Order]) -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_empty_stretches_have_no_spans(make: Callable[[Blocks, int], Order]) -> None:
+def test_empty_stretches_have_no_spans(make: Callable[[RowBlocks, int], Order]) -> None:
     assert spans(make(ListedBlocks([5, 3]), 1), 7, 7) == []
 
 
@@ -102,7 +113,7 @@ def test_empty_stretches_have_no_spans(make: Callable[[Blocks, int], Order]) -> 
 @settings(max_examples=40, derandomize=True, deadline=None)
 @given(sizes=SIZES, starts=st.lists(st.integers(0, 400), max_size=12), length=st.integers(0, 90))
 def test_many_stretches_at_once_are_each_by_itself(
-    make: Callable[[Blocks, int], Order], sizes: list[int], starts: list[int], length: int
+    make: Callable[[RowBlocks, int], Order], sizes: list[int], starts: list[int], length: int
 ) -> None:
     order = make(ListedBlocks(sizes), 5)
     found = order.spans(np.array(starts, np.int64), length)
@@ -113,7 +124,7 @@ def test_many_stretches_at_once_are_each_by_itself(
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_pickles_and_serves_threads(make: Callable[[Blocks, int], Order]) -> None:
+def test_pickles_and_serves_threads(make: Callable[[RowBlocks, int], Order]) -> None:
     order = make(ListedBlocks([3, 1, 4, 1, 5, 9, 2, 6]), 7)
     expected = tokens(order, 0, 31 * 20)
     copy = pickle.loads(pickle.dumps(order))
@@ -139,9 +150,9 @@ def test_page_equals_its_twin(sizes: list[int], key: int, threshold: int, groups
     assert tokens(order, 0, 3 * sum(sizes)) == expected
 
 
-@pytest.mark.parametrize("make", [ORDERS["page"], TWO_LEVELS], ids=["page", "page in two levels"])
-def test_page_shuffles_anew_by_epoch_and_key(make: Callable[[Blocks, int], Order]) -> None:
-    blocks = ListedBlocks([1] * 40)
+@pytest.mark.parametrize("name", ["page", "page in two levels", "row", "row in two levels"])
+def test_orders_shuffle_anew_by_epoch_and_key(name: str) -> None:
+    make, blocks = MAKERS[name], ListedBlocks([1] * 40)
     seen = set()
     for key in range(5):
         walk = tokens(make(blocks, key), 0, 5 * 40)

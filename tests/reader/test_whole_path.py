@@ -17,6 +17,7 @@ from writers import KINDS
 import megablend
 from megablend.order import ORDERS
 from megablend.order.page import PageOrder
+from megablend.order.row import RowOrder
 
 Read = dict[tuple[int, int], list[int]]
 """Tokens of each (source, ordinal)."""
@@ -54,14 +55,15 @@ def check_source(samples: dict[int, list[int]], tokens: list[int], length: int, 
 
 @pytest.fixture(params=[False, True], ids=["one level", "two levels"])
 def levels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both levels of the page order, on few blocks."""
+    """Both levels of the page and row orders, on few blocks."""
     if request.param:
         monkeypatch.setitem(ORDERS, "page", lambda blocks, key: PageOrder(blocks, key, threshold=3, groups=4))
+        monkeypatch.setitem(ORDERS, "row", lambda blocks, key: RowOrder(blocks, key, threshold=3, group=7))
     return "two" if request.param else "one"
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 64])
-@pytest.mark.parametrize("order", ["page", "sequential"])
+@pytest.mark.parametrize("order", ["page", "row", "sequential"])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_every_token_as_often_as_its_epochs_say(tmp_path: Path, levels: str, kind: str, order: str, lanes: int) -> None:
     listed = [documents(d, size, longest, seed=lanes) for d, (size, longest) in enumerate([(60, 40), (25, 9), (1, 5)])]
@@ -86,6 +88,7 @@ def test_every_token_as_often_as_its_epochs_say(tmp_path: Path, levels: str, kin
     st.integers(1, 40),
     st.booleans(),
     st.sampled_from(["100", "90,10,0", "50,25,25"]),
+    st.sampled_from(["page", "row"]),
     st.integers(0, 10**6),
 )
 def test_any_run(
@@ -96,6 +99,7 @@ def test_any_run(
     length: int,
     extra: bool,
     split: str,
+    order: str,
     seed: int,
 ) -> None:
     rng, folder = random.Random(seed), tmp_path_factory.mktemp("run")
@@ -115,6 +119,7 @@ def test_any_run(
         sequence_length=length,
         samples=rng.randrange(20 * len(kinds), 300),
         split=split,
+        order=order,
         seed=seed,
         add_extra_token_to_sequence=extra,
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.buffers import MAX_BYTES, Buffers
@@ -89,26 +90,51 @@ class ArrowReader:
         """Decode record batches; see BlockReader.read."""
         return [self._read(block) for block in blocks]
 
+    def pieces(self, blocks: Array, chunks: Array) -> tuple[list[npt.NDArray[np.int64]], int]:
+        """See BlockReader.pieces; read from validity bitmaps and offsets."""
+        found, fetched_bytes = [], 0
+        for block in blocks:
+            batch, place = self._batch(block)
+            buffers = _buffers(self.path, batch, place, self.storage)
+            try:
+                offsets = find_documents(batch, self.column, buffers).offsets
+            except BatchError as error:
+                raise CorruptFileError(self.path, f"record batch {error}", offset=int(block["offset"])) from error
+            self._check(block, len(offsets) - 1, int(offsets[-1]))
+            found.append(offsets)
+            fetched_bytes += buffers.fetched_bytes
+        return found, fetched_bytes
+
     def _read(self, block: np.void) -> DecodedBlock:
+        batch, place = self._batch(block)
+        try:
+            decoded = decode(batch, self.column, _buffers(self.path, batch, place, self.storage))
+        except BatchError as error:
+            raise CorruptFileError(self.path, f"record batch {error}", offset=int(block["offset"])) from error
+        self._check(block, len(decoded.offsets) - 1, len(decoded.tokens))
+        return decoded
+
+    def _batch(self, block: np.void) -> tuple[Batch, np.void]:
+        """The message of a block, and where its batch lies."""
         offset = int(block["offset"])
         number = int(np.searchsorted(self.places["offset"], offset))
         if number == len(self.places) or self.places[number]["offset"] != offset:
             raise CorruptFileError(self.path, "no record batch begins here; verify the cache", offset=offset)
         place = self.places[number]
         try:
-            batch = _load(self.path, self.column, place, self.storage)
-            decoded = decode(batch, self.column, _buffers(self.path, batch, place, self.storage))
+            return _load(self.path, self.column, place, self.storage), place
         except BatchError as error:
             raise CorruptFileError(self.path, f"record batch {error}", offset=offset) from error
-        rows, tokens = len(decoded.offsets) - 1, len(decoded.tokens)
+
+    def _check(self, block: np.void, rows: int, tokens: int) -> None:
+        """A batch must hold what the index says."""
         if (rows, tokens) != (int(block["rows"]), int(block["tokens"])):
             raise CorruptFileError(
                 self.path,
                 f"record batch has {rows} rows and {tokens} tokens, had {block['rows']} and {block['tokens']} when it "
                 "was indexed; restore it, or build again",
-                offset=offset,
+                offset=int(block["offset"]),
             )
-        return decoded
 
 
 def _load(path: str, column: Column, place: np.void, storage: Storage) -> Batch:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, UnsupportedFileError
 from megablend.formats.base import BLOCK_DTYPE, CLOSES, Array, BlockReader, DecodedBlock, FileIndex, OpenedFile
@@ -98,11 +99,21 @@ class MegatronReader:
         """Read spans of the `.bin`; see BlockReader.read."""
         return [self._read(block) for block in blocks]
 
+    def pieces(self, blocks: Array, chunks: Array) -> tuple[list[npt.NDArray[np.int64]], int]:
+        """See BlockReader.pieces; the `.idx` tells."""
+        return [self._offsets(block) for block in blocks], 0
+
     def _read(self, block: np.void) -> DecodedBlock:
-        rows, tokens, offset = int(block["rows"]), int(block["tokens"]), int(block["offset"])
+        tokens, offset = int(block["tokens"]), int(block["offset"])
         dtype = np.dtype(self.token_dtype).newbyteorder("<")
+        offsets = self._offsets(block)
+        data = self.storage.read(self.data_path, offset, tokens * dtype.itemsize) if tokens else b""
+        return DecodedBlock(np.frombuffer(data, dtype), offsets)
+
+    def _offsets(self, block: np.void) -> npt.NDArray[np.int64]:
+        rows, tokens, offset = int(block["rows"]), int(block["tokens"]), int(block["offset"])
         if not tokens:
-            return DecodedBlock(np.frombuffer(b"", dtype), np.zeros(rows + 1, np.int64))
+            return np.zeros(rows + 1, np.int64)
         # Of the blocks that begin at one token, all but the last are without tokens.
         number = int(np.searchsorted(self.first_tokens, block["first_token"], side="right")) - 1
         first = int(self.starts[number])
@@ -115,9 +126,7 @@ class MegatronReader:
                 f"{int(self.starts[number + 1]) - first} and {offsets[-1]}; verify the cache, or build again",
                 offset=offset,
             )
-        return DecodedBlock(
-            np.frombuffer(self.storage.read(self.data_path, offset, tokens * dtype.itemsize), dtype), offsets
-        )
+        return offsets
 
 
 def _digest(data: bytes) -> str:

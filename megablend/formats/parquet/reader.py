@@ -60,6 +60,10 @@ class ParquetReader:
             decoded |= zip(part["offset"].tolist(), self._read_pages(part, chunks), strict=True)
         return [decoded[offset] for offset in blocks["offset"].tolist()]
 
+    def pieces(self, blocks: Array, chunks: Array) -> tuple[list[npt.NDArray[np.int64]], int]:
+        """See `BlockReader.pieces`. Levels lie within the pages, so these are read whole."""
+        return [block.offsets for block in self.read(blocks, chunks)], int(blocks["stored_bytes"].sum(dtype=np.int64))
+
     def _read_group(self, block: np.void, chunks: Array) -> DecodedBlock:
         """A block that is a whole chunk, through pyarrow."""
         with self._source.blamed(int(block["offset"]), "the page"):

@@ -1,0 +1,164 @@
+"""Document tables: how many tokens every document of a source has, for orders that need single documents.
+
+    <cache>/documents/<digest>/   lengths.arrow   int32, a source's documents in the order of its files
+                                  starts.arrow    running counts before every EVERY-th of them, and the totals
+                                  manifest.json   sizes and checksums; its folder gets its name last
+
+A table follows from what a generation says of a source's files, so it stands beside the generations and is named by that: those
+that hold the same files share it, one that was made later serves a generation that was there before. 4.25 bytes a document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import CacheError
+from megablend.index.cache import Generation
+from megablend.index.manifest import MANIFEST, read_manifest
+from megablend.index.mapped import MappedTable
+from megablend.index.totals import keep_totals, kept_totals
+from megablend.kernels.document_table import add_lengths
+
+VERSION = 1
+"""Of the format; part of the names."""
+EVERY = 64
+"""Documents between running counts."""
+LENGTHS, STARTS = "lengths.arrow", "starts.arrow"
+LENGTH_COLUMNS = np.dtype([("tokens", "<i4")])
+START_COLUMNS = np.dtype(
+    [
+        ("tokens", "<i8"),  # of all documents before
+        ("filled", "<i8"),  # documents before that have tokens: each of them may get an end-of-document token
+    ]
+)
+_PASS = 1 << 20
+"""Documents whose lengths are read at once."""
+Int64s = npt.NDArray[np.int64]
+
+
+class DocumentTable:
+    """An opened table, memory-mapped. Picklable: it is opened again where it arrives. Raises: CacheError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lengths, self._starts = (
+            MappedTable(folder / LENGTHS, LENGTH_COLUMNS),
+            MappedTable(folder / STARTS, START_COLUMNS),
+        )
+        self.num_documents = len(self._lengths["tokens"])
+        self.num_tokens = int(self._starts["tokens"][-1])
+        if len(self._starts["tokens"]) != -(-self.num_documents // EVERY) + 1:
+            raise CacheError(f"{folder}: damaged table of documents: remove the folder and build again")
+
+    def lengths(self, documents: Int64s, *, eod: bool) -> Int64s:
+        """Tokens of each of `documents` int64 [n], an end-of-document one included where there are tokens, or not: int64 [n]."""
+        found: Int64s = self._lengths.take("tokens", documents).astype(np.int64)
+        if eod:
+            found += found > 0
+        return found
+
+    def before(self, documents: Int64s, *, eod: bool) -> Int64s:
+        """Tokens before each of `documents` int64 [n], which are from 0 to num_documents: int64 [n]."""
+        marks = documents // EVERY
+        starts: Int64s = self._starts.take("tokens", marks)
+        if eod:
+            starts += self._starts.take("filled", marks)
+        for part in self._lengths.portions(documents):
+            add_lengths(self._lengths["tokens"], EVERY, int(eod), documents[part], starts[part])
+        return starts
+
+    def __reduce__(self) -> tuple[Callable[..., DocumentTable], tuple[Path]]:
+        return _opened, (self.folder,)
+
+
+class PartDocuments:
+    """Some of a source's documents, one after the other, as an order sees them: each as if it were a block, numbered from 0."""
+
+    def __init__(self, table: DocumentTable, documents: range, *, eod: bool) -> None:
+        self._table, self._documents, self._eod = table, documents, eod
+        self.num_blocks = len(documents)
+        self._start, stop = table.before(np.array([documents.start, documents.stop]), eod=eod).tolist()
+        self.num_tokens: int = stop - self._start
+
+    def before(self, blocks: Int64s) -> Int64s:
+        """Tokens before each of `blocks`, which are documents, int64 [n]: int64 [n]."""
+        starts: Int64s = self._table.before(self._documents.start + blocks, eod=self._eod) - self._start
+        return starts
+
+    def group_totals(self, num_groups: int, run: int) -> Int64s:
+        """Tokens of each group, int64 [num_groups]; see Blocks.group_totals. At once where they are kept."""
+        kept = kept_totals(self._cache(), self._named(num_groups, run), num_groups)
+        return self._count(num_groups, run) if kept is None else kept
+
+    def keep_group_totals(self, num_groups: int, run: int) -> None:
+        """Keep in the cache what `group_totals` gives. Raises CacheError."""
+        named = self._named(num_groups, run)
+        if kept_totals(self._cache(), named, num_groups) is None:
+            keep_totals(self._cache(), named, self._count(num_groups, run))
+
+    def _count(self, num_groups: int, run: int) -> Int64s:
+        """Each length is read once, in the order of the file."""
+        totals = np.zeros(num_groups, np.int64)
+        for start in range(0, self.num_blocks, _PASS):
+            documents = np.arange(start, min(start + _PASS, self.num_blocks))
+            lengths = self._table.lengths(self._documents.start + documents, eod=self._eod)
+            np.add.at(totals, documents // run % num_groups, lengths)
+        return totals
+
+    def _named(self, num_groups: int, run: int) -> list[object]:
+        return [self._table.folder.name, self._documents.start, self._documents.stop, self._eod, num_groups, run]
+
+    def _cache(self) -> Path:
+        return self._table.folder.parent.parent
+
+
+def tables(cache: str | Path) -> Path:
+    """The folder of a cache's document tables."""
+    return Path(cache).absolute() / "documents"
+
+
+def table_folder(generation: Generation, source: int) -> Path:
+    """Where the table of a source of a generation lies, or would lie."""
+    entry = generation.sources[source]
+    asked = [VERSION, *generation.file_keys(entry)]
+    digest = hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
+    return tables(generation.cache) / digest
+
+
+def table_bytes(generation: Generation, source: int) -> int | None:
+    """Bytes of a source's document table; None where there is none."""
+    folder = table_folder(generation, source)
+    return sum(path.stat().st_size for path in folder.iterdir()) if (folder / MANIFEST).is_file() else None
+
+
+def open_table(generation: Generation, source: int) -> DocumentTable:
+    """The document table of a source of a generation. Raises: CacheError where there is none, or it is damaged."""
+    entry, folder = generation.sources[source], table_folder(generation, source)
+    if not (folder / MANIFEST).is_file():
+        raise CacheError(f"{folder}: source {entry.name!r} has no table of its documents; run `megablend build`")
+    table = _opened(folder)
+    if (table.num_documents, table.num_tokens) != (entry.rows, entry.tokens):
+        raise CacheError(
+            f"{folder}: the table has {table.num_documents:,} documents and {table.num_tokens:,} tokens, source {entry.name!r} "
+            f"{entry.rows:,} and {entry.tokens:,}: remove the folder and build again"
+        )
+    return table
+
+
+@lru_cache(maxsize=256)
+def _opened(folder: Path) -> DocumentTable:
+    """One memory map for all splits and datasets of a process."""
+    for name, committed in read_manifest(folder)["tables"].items():
+        size = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        if size != committed["bytes"]:
+            raise CacheError(
+                f"{folder / name}: has {size} bytes, {committed['bytes']} were committed: remove the folder and build again"
+            )
+    return DocumentTable(folder)

@@ -1,0 +1,206 @@
+"""Tables of documents: what they hold, made once, by any number of ranks, from what was counted before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from index_data import ROOT, driver, run
+from writers import KINDS
+
+from megablend.errors import CacheError, UnsupportedFileError
+from megablend.formats.base import CONTINUES
+from megablend.index import documents, tabulate
+from megablend.index.build import SourceSpec, build_index
+from megablend.index.cache import open_generation
+from megablend.index.documents import PartDocuments, open_table, table_folder
+from megablend.index.launch import OneProcess
+from megablend.index.store import BlockStore
+from megablend.index.tabulate import TablesReport, build_tables, stretches
+from megablend.index.verify import verify
+
+
+def listed(seed: int, count: int = 50) -> list[list[int] | None]:
+    """Documents, some of which are longer than a page, empty or null."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([0, 1, 3, 20, 300], count).tolist()
+    return [list(range(size)) if size or i % 2 else None for i, size in enumerate(sizes)]
+
+
+def write(folder: Path, kind: str, seeds: list[int]) -> SourceSpec:
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in seeds:
+        KINDS[kind].write(folder / f"{seed}{KINDS[kind].suffix}", listed(seed))
+    pattern = str(folder / f"*{KINDS[kind].suffix}")
+    return SourceSpec(name=kind, patterns=(pattern,), column=KINDS[kind].column, documents=True, block_bytes=256)
+
+
+def make(cache: Path, *specs: SourceSpec) -> tuple[BlockStore, TablesReport]:
+    digest = build_index(str(cache), specs, launch=OneProcess()).digest
+    store = BlockStore(open_generation(cache, digest))
+    return store, build_tables(store, range(len(specs)), launch=OneProcess())
+
+
+@pytest.fixture(params=[1 << 30, 1], ids=["one stretch a file", "a stretch a block"])
+def _stretches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tabulate, "STRETCH_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("_stretches")
+def test_a_table_holds_every_documents_length(tmp_path: Path) -> None:
+    specs = [write(tmp_path / kind, kind, [0, 1, 2]) for kind in KINDS]
+    store, report = make(tmp_path / "cache", *specs)
+    lengths = [len(document or []) for seed in range(3) for document in listed(seed)]
+    assert (report.documents, report.counted) == (150 * len(KINDS), 150 * len(KINDS))
+    for number in range(len(specs)):
+        table = open_table(store.generation, number)
+        assert (table.num_documents, table.num_tokens) == (150, sum(lengths))
+        for eod in (False, True):
+            ends = [length + (eod and length > 0) for length in lengths]
+            starts = [0, *np.cumsum(ends).tolist()]
+            assert table.before(np.arange(151), eod=eod).tolist() == starts
+            assert table.lengths(np.arange(150), eod=eod).tolist() == ends
+            part = PartDocuments(table, range(30, 120), eod=eod)
+            assert (part.num_blocks, part.num_tokens) == (90, starts[120] - starts[30])
+            assert part.before(np.array([0, 90, 17])).tolist() == [
+                start - starts[30] for start in (starts[30], starts[120], starts[47])
+            ]
+    assert verify(str(tmp_path / "cache"), data=True) == []
+
+
+@pytest.mark.parametrize(("num_groups", "run"), [(7, 1), (3, 2), (1, 1)])
+def test_totals_of_groups_are_kept(tmp_path: Path, num_groups: int, run: int) -> None:
+    store, _ = make(tmp_path / "cache", write(tmp_path / "data", "arrow", [0, 1]))
+    for eod in (False, True):
+        part = PartDocuments(open_table(store.generation, 0), range(5, 93), eod=eod)
+        lengths = np.diff(part.before(np.arange(89)))
+        expected = np.bincount(np.arange(88) // run % num_groups, lengths, num_groups).tolist()
+        assert part.group_totals(num_groups, run).tolist() == expected
+        part.keep_group_totals(num_groups, run)
+        part._count = None  # type: ignore[method-assign, assignment]
+        assert part.group_totals(num_groups, run).tolist() == expected
+        part.keep_group_totals(num_groups, run)
+
+
+def test_what_the_idx_tells_costs_nothing_and_parquet_its_pages(tmp_path: Path) -> None:
+    store, report = make(tmp_path / "cache", write(tmp_path / "pair", "megatron", [0, 1]))
+    assert report.scanned_bytes == 0
+    store, report = make(tmp_path / "cache", write(tmp_path / "pages", "parquet", [0, 1]))
+    blocks = store.generation.blocks(np.arange(len(store.generation.tokens_before) - 1))
+    assert report.scanned_bytes == blocks["stored_bytes"].sum()
+    assert report.table_bytes > 4 * report.documents
+
+
+def test_a_second_build_counts_nothing_and_a_file_more_is_the_only_one_counted(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first, report = make(cache, write(tmp_path / "data", "parquet", [0, 1, 3]))
+    assert make(cache, write(tmp_path / "data", "parquet", []))[1].counted == 0
+    second, report = make(cache, write(tmp_path / "data", "parquet", [2]))
+    assert (report.documents, report.counted) == (200, 50)
+    assert open_table(second.generation, 0).num_documents == 200
+    assert open_table(first.generation, 0).num_documents == 150  # the older generation keeps its own
+
+
+def test_generations_of_the_same_files_share_a_table(tmp_path: Path) -> None:
+    cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0, 1])
+    first, _ = make(cache, spec)
+    second, report = make(cache, spec, write(tmp_path / "more", "arrow", [5]))
+    assert first.generation.digest != second.generation.digest
+    assert table_folder(first.generation, 0) == table_folder(second.generation, 0)
+    assert report.counted == 50
+
+
+def test_a_table_is_cut_within_a_file_where_documents_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = make(tmp_path / "cache", write(tmp_path / "data", "parquet-v2-unindexed", [0, 1]))
+    monkeypatch.setattr(tabulate, "STRETCH_BYTES", 700)
+    parts = list(stretches(store.generation, 0))
+    assert len(parts) > 6
+    assert [part.stop_block for part in parts[:-1]] == [part.first_block for part in parts[1:]]
+    starts = store.generation.blocks(np.array([part.first_block for part in parts]))
+    assert not (starts["flags"] & CONTINUES).any()
+    assert sum(part.documents for part in parts) == 100
+    blocks = store.generation.blocks(np.arange(len(store.generation.tokens_before) - 1))
+    assert sum(part.stored_bytes for part in parts) == blocks["stored_bytes"].sum()
+
+
+def test_damaged_counts_are_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0, 1])
+
+    def fail(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tabulate, "_commit", fail)
+        with pytest.raises(KeyboardInterrupt):
+            make(cache, spec)
+    count = sorted((cache / "lengths").iterdir())[1]
+    count.write_bytes(b"x" + count.read_bytes()[1:])
+    store, report = make(cache, spec)
+    assert report.counted == 50
+    assert open_table(store.generation, 0).num_tokens == store.generation.sources[0].tokens
+
+
+def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
+    cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0])
+    generation = open_generation(cache, build_index(str(cache), [spec], launch=OneProcess()).digest)
+    with pytest.raises(CacheError, match="'parquet' has no table of its documents; run `megablend build`"):
+        open_table(generation, 0)
+    store, _ = make(cache, spec)
+    lengths = table_folder(generation, 0) / "lengths.arrow"
+    whole = lengths.read_bytes()
+    lengths.write_bytes(whole[:-8])
+    with pytest.raises(CacheError, match=r"lengths\.arrow: has \d+ bytes, \d+ were committed: remove the folder"):
+        open_table(generation, 0)
+    assert any("lengths.arrow: damaged table" in problem for problem in verify(str(cache), data=False))
+    lengths.write_bytes(whole)
+    documents._opened.cache_clear()
+    assert open_table(store.generation, 0).num_tokens == store.generation.sources[0].tokens
+    (lengths.parent / "manifest.json").unlink()
+    assert any("manifest.json: cannot be read" in problem for problem in verify(str(cache), data=False))
+    assert make(cache, spec)[1].counted == 0
+    assert verify(str(cache), data=True) == []
+
+
+def test_a_document_too_long_for_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tabulate, "_LONGEST", 299)
+    with pytest.raises(UnsupportedFileError, match=r"0\.parquet: a document has 300 tokens; .*up to 299: cut it"):
+        make(tmp_path / "cache", write(tmp_path / "data", "parquet", [0]))
+
+
+RANKS = """
+import json, sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}, {formats!r}]
+import megablend.index.tabulate as tabulate
+from megablend.index.cache import open_generation
+from megablend.index.launch import detect
+from megablend.index.store import BlockStore
+tabulate.STRETCH_BYTES = 1000
+launch = detect()
+store = BlockStore(open_generation(sys.argv[1], sys.argv[2]))
+report = tabulate.build_tables(store, [0], launch=launch)
+reports = launch.gather(report)
+if launch.rank == 0:
+    assert reports == [report] * launch.size
+    print(json.dumps([report.documents, report.counted]))
+"""
+
+
+def test_any_number_of_ranks_makes_the_same_table(tmp_path: Path) -> None:
+    spec = write(tmp_path / "data", "parquet", [0, 1, 2])
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS.format(tests=str(ROOT / "tests"), formats=str(ROOT / "tests" / "formats")))
+    made = []
+    for num_ranks in (0, 2, 3):
+        cache = tmp_path / f"cache{num_ranks}"
+        digest = build_index(str(cache), [spec], launch=OneProcess()).digest
+        command = driver(num_ranks, cache, digest)
+        command[command.index(next(word for word in command if word.endswith("build_driver.py")))] = str(script)
+        result = run(command)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout) == [150, 150]
+        folder = table_folder(open_generation(cache, digest), 0)
+        made.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert made[0] == made[1] == made[2]
