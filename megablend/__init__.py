@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         MegablendError,
         PlanError,
         StateError,
+        TransformError,
     )
     from megablend.index.store import BlockStore, Pages
     from megablend.reader import Dataset, Loader, PretrainingSampler
@@ -57,6 +58,7 @@ _HOMES = {
     "MegablendError": "megablend.errors",
     "PlanError": "megablend.errors",
     "StateError": "megablend.errors",
+    "TransformError": "megablend.errors",
 }
 
 __all__ = [
@@ -74,6 +76,7 @@ __all__ = [
     "PlanError",
     "PretrainingSampler",
     "StateError",
+    "TransformError",
     "build",
     "describe",
     "load_config",

@@ -5,6 +5,7 @@
     │   └── PlanError                     a blend, a split or a run that cannot be planned as asked
     ├── LaunchError (RuntimeError)        the launcher and the MPI library disagree: exit code 2
     ├── StateError (ValueError)           a checkpoint's state does not belong to this run: exit code 2
+    ├── TransformError (RuntimeError)     the user's own function on samples: exit code 2
     ├── DataError (ValueError)            a data file: exit code 3
     │   ├── MissingFileError (FileNotFoundError)
     │   ├── CorruptFileError              its bytes are not what its format says
@@ -43,6 +44,12 @@ class LaunchError(MegablendError, RuntimeError):
 
 class StateError(MegablendError, ValueError):
     """A checkpoint's state does not belong to this run."""
+
+    exit_code = 2
+
+
+class TransformError(MegablendError, RuntimeError):
+    """The function that the user gave for samples failed, or returned what cannot be collated."""
 
     exit_code = 2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from megablend.api.runs import ConfigLike, open_run
@@ -19,6 +19,7 @@ def open_dataset(
     state: Mapping[str, Any] | None = None,
     consumed_samples: int | None = None,
     cache: str | None = None,
+    transform: Callable[[dict[str, Any]], Any] | None = None,
 ) -> Dataset:
     """Open one split of a run that `build` has built.
 
@@ -28,6 +29,8 @@ def open_dataset(
         state: what `state_dict()` gave: opens the generation of the index and the stages that it names, and goes on there.
         consumed_samples: where to go on, in place of a state; taken for the run as it stands in the cache.
         cache: in place of the config's `cache`.
+        transform: applied to each sample's dict, last; what it returns takes the dict's place, and is collated as torch does.
+            Picklable where a loader's workers are spawned.
 
     Raises: ConfigError, PlanError where config and run disagree; CacheError where the run was not built; StateError where the
         state is not of this run.
@@ -36,7 +39,7 @@ def open_dataset(
         raise ConfigError("found both state and consumed_samples, expected one of them: the state holds the number")
     checked = load_config(config, cache=cache)
     taken = None if state is None else State.from_dict(state)
-    dataset = Dataset(open_run(checked, split, taken), consumed_samples=consumed_samples or 0)
+    dataset = Dataset(open_run(checked, split, taken), consumed_samples=consumed_samples or 0, transform=transform)
     if state is not None:
         dataset.load_state_dict(state)
     return dataset

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from megablend.plan.run import Run
 from megablend.plan.state import State
 from megablend.reader.samples import Sample, read_sample, read_samples
 from megablend.reader.tensors import sample_dict
+from megablend.reader.transform import Transform, apply
 from megablend.reader.window import Window
 
 
@@ -26,8 +28,17 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     Safe to share between threads, to pickle (spawned workers) and to fork; opens a file when one of its blocks is first read.
     """
 
-    def __init__(self, run: Run, *, consumed_samples: int = 0, window_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        *,
+        consumed_samples: int = 0,
+        window_bytes: int | None = None,
+        transform: Transform | None = None,
+    ) -> None:
         self.run = run
+        self.transform = transform
+        """Applied to each sample's dict; what it returns takes the dict's place."""
         self.window = Window(run.store, int(run.config.memory * BLOCKS_SHARE) if window_bytes is None else window_bytes)
         self.consumed_samples = 0
         """Samples that training has used; where loaders begin. The dataset itself does not count."""
@@ -36,25 +47,36 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return self.run.num_samples
 
-    def __getitem__(self, k: int | None) -> dict[str, Any]:
+    def __getitem__(self, k: int | None) -> Any:
         """Sample k; for None, sample 0 with a loss mask of zeros, to pad a batch (as GPTDataset does).
 
         Raises: IndexError outside [0, len); TypeError for what is no integer; MissingFileError, ChangedFileError,
-            CorruptFileError from its files.
+            CorruptFileError from its files; TransformError.
         """
+        found = self.untransformed(k)
+        return found if self.transform is None else apply(self.transform, found, k)
+
+    def untransformed(self, k: int | None) -> dict[str, Any]:
+        """What `self[k]` gives to the transform. Raises as indexing does."""
         ks = [0 if k is None else operator.index(k)]
         found = sample_dict(self.run.config, read_samples(self.run, self.window, ks))
         if k is None:
             found["loss_mask"].zero_()
         return found
 
-    def __getitems__(self, ks: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, ks: Sequence[int]) -> list[Any]:
         """What a DataLoader collates: samples ks; one to pad with, where a last, short step has none for this rank."""
         return [self[k] for k in ks] or [self[None]]
 
     def sample(self, k: int) -> Sample:
         """What sample k is made of: source, ordinal, blocks, tokens, document starts. Raises as indexing does."""
         return read_sample(self.run, self.window, operator.index(k))
+
+    def with_transform(self, transform: Transform | None) -> Dataset:
+        """The same samples through another function, or none."""
+        found = copy(self)
+        found.transform, found.__dict__["window"] = transform, self.window
+        return found
 
     def read_pages(self, block_ids: npt.ArrayLike) -> Pages:
         """Tokens and document pieces of any blocks of the index. Raises IndexError, DataError."""

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from megablend.errors import ConfigError
 from megablend.plan.memory import block_bytes
 from megablend.reader.dataset import Dataset
 from megablend.reader.sampler import PretrainingSampler
 from megablend.reader.steps import Steps
+from megablend.reader.transform import Transform, TransformedSteps, transformed
 
 
 class Loader:
@@ -22,6 +24,8 @@ class Loader:
 
     Args:
         dataset, micro_batch_size, data_parallel_rank, data_parallel_size, consumed_samples, drop_last: as PretrainingSampler's.
+        transform: applied to each sample's dict, as `dataset[k]` gives it, last: in threads, or in the workers (then it is
+            pickled where they are spawned). What it returns is collated as torch does.
         **options: of torch.utils.data.DataLoader, such as num_workers, pin_memory, multiprocessing_context.
     """
 
@@ -34,8 +38,13 @@ class Loader:
         data_parallel_size: int = 1,
         consumed_samples: int | None = None,
         drop_last: bool = True,
+        transform: Transform | None = None,
         **options: Any,
     ) -> None:
+        if transform is not None:
+            if dataset.transform is not None:
+                raise ConfigError("found a transform of the dataset and one of its loader, expected one of them")
+            dataset = dataset.with_transform(transform)
         self.sampler = PretrainingSampler(
             dataset,
             micro_batch_size=micro_batch_size,
@@ -55,7 +64,8 @@ class Loader:
         stride = self.sampler.step_samples * max(1, options.get("num_workers", 0))
         block_bytes(dataset.run, micro_batch_size=micro_batch_size, stride=stride)  # now, not in a worker
         self._steps = Steps(dataset, micro_batch_size=micro_batch_size, step_samples=self.sampler.step_samples)
-        self._loader = DataLoader(self._steps, batch_size=None, sampler=self.sampler, **options)
+        made = self._steps if dataset.transform is None else TransformedSteps(self._steps, dataset.transform)
+        self._loader = DataLoader(made, batch_size=None, sampler=self.sampler, **options)
 
     def __len__(self) -> int:
         """Batches that are left."""
@@ -74,9 +84,13 @@ class Loader:
         if self._steps is None or self._loader.num_workers > 0:
             yield from self._loader
             return
-        for ks in self.sampler:  # what a DataLoader does around each batch takes longer than the batch
-            batch = self._steps[ks]
-            yield {name: tensor.pin_memory() for name, tensor in batch.items()} if self._loader.pin_memory else batch
+        # What a DataLoader does around each batch takes longer than the batch.
+        steps, transform = self._steps, self.dataset.transform
+        batches = (
+            (steps[ks] for ks in self.sampler) if transform is None else transformed(steps, transform, self.sampler)
+        )
+        for batch in batches:
+            yield _pinned(batch) if self._loader.pin_memory else batch
 
     def close(self) -> None:
         """Stop reading ahead in this process, and let go of what was read; going on is possible, from new."""
@@ -91,3 +105,14 @@ class Loader:
         """Go on where a state was taken, with any number of ranks and any micro batch. Raises StateError."""
         self.sampler.load_state_dict(state)
         self.consumed_samples = self.sampler.consumed_samples
+
+
+def _pinned(value: Any) -> Any:
+    """The same with its tensors in pinned memory."""
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory()
+    if isinstance(value, Mapping):
+        return {name: _pinned(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_pinned(item) for item in value]
+    return value

@@ -34,7 +34,7 @@ class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     def __getitem__(self, ks: list[int]) -> dict[str, torch.Tensor]:
         """The batch of samples ks, neighbours; without any, one to pad with. Raises as ReadAhead.next."""
         if not ks:
-            padding: dict[str, torch.Tensor] = torch.utils.data.default_collate([self._dataset[None]])
+            padding: dict[str, torch.Tensor] = torch.utils.data.default_collate([self._dataset.untransformed(None)])
             return padding
         try:
             samples = self._at(ks[0]).next()

@@ -1,0 +1,140 @@
+"""A function of the user's on each sample: the same wherever it runs, last of all, and blamed by the sample's number."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import documents, make_config, write_source
+from torch.utils.data import default_collate
+
+import megablend
+from megablend.errors import ChangedFileError, ConfigError, TransformError
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    source = write_source(tmp_path, 0, "parquet", documents(0, 80, 30, 2))
+    config = make_config(tmp_path, [source], samples=99)
+    megablend.build(config)
+    return config
+
+
+def doubled(sample: dict[str, Any]) -> dict[str, Any]:
+    assert isinstance(sample["dataset_id"], int)
+    first = int(sample["tokens"][0])
+    return {"twice": sample["tokens"] * 2, "first": first, "name": f"sample {first}", "pair": (first, sample["labels"])}
+
+
+def picky(sample: dict[str, Any], *, bad: int) -> dict[str, Any]:
+    if int(sample["tokens"][0]) == bad:
+        raise ZeroDivisionError("nothing to divide by")
+    return sample
+
+
+def ragged(sample: dict[str, Any]) -> torch.Tensor:
+    tokens: torch.Tensor = sample["tokens"]
+    return tokens[: 1 + int(tokens[0]) % 3]
+
+
+WAYS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"collate_fn": default_collate}]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_results_are_collated_as_torch_does(config: dict[str, Any], way: dict[str, Any], drop_last: bool) -> None:
+    plain = megablend.open(config)
+    found = list(megablend.Loader(plain, micro_batch_size=4, transform=doubled, drop_last=drop_last, **way))
+    assert len(found) == (24 if drop_last else 25)
+    for step, batch in enumerate(found):
+        expected = default_collate([doubled(plain[k]) for k in range(4 * step, min(4 * step + 4, 99))])
+        assert torch.equal(batch["twice"], expected["twice"])
+        assert torch.equal(batch["pair"][1], expected["pair"][1])
+        assert (batch["first"].tolist(), list(batch["name"])) == (expected["first"].tolist(), list(expected["name"]))
+
+
+def test_a_dataset_has_it_too(config: dict[str, Any]) -> None:
+    dataset = megablend.open(config, transform=doubled)
+    assert torch.equal(dataset[5]["twice"], 2 * megablend.open(config)[5]["tokens"])
+    batch = next(iter(megablend.Loader(dataset, micro_batch_size=3)))
+    assert torch.equal(batch["twice"], torch.stack([dataset[k]["twice"] for k in range(3)]))
+    with pytest.raises(ConfigError, match="a transform of the dataset and one of its loader"):
+        megablend.Loader(dataset, micro_batch_size=3, transform=doubled)
+
+
+def test_spawned_workers_get_it_pickled(config: dict[str, Any]) -> None:
+    loader = megablend.Loader(
+        megablend.open(config), micro_batch_size=9, transform=doubled, num_workers=1, multiprocessing_context="spawn"
+    )
+    plain = megablend.open(config)
+    assert torch.equal(next(iter(loader))["twice"], torch.stack([2 * plain[k]["tokens"] for k in range(9)]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_an_error_names_the_sample(config: dict[str, Any], way: dict[str, Any]) -> None:
+    dataset = megablend.open(config)
+    transform = partial(picky, bad=int(dataset[22]["tokens"][0]))
+    batches = iter(megablend.Loader(dataset, micro_batch_size=4, transform=transform, **way))
+    assert len([next(batches) for _ in range(5)]) == 5
+    with pytest.raises(TransformError, match="transform failed on sample 22: ZeroDivisionError: nothing to divide by"):
+        next(batches)
+    with pytest.raises(TransformError, match="sample 22: ZeroDivisionError"):
+        dataset.with_transform(transform)[22]
+
+
+def test_what_cannot_be_collated_is_said(config: dict[str, Any]) -> None:
+    with pytest.raises(TransformError, match=r"made of samples 0 to 3 cannot be collated .*tensors of the same shapes"):
+        list(megablend.Loader(megablend.open(config), micro_batch_size=4, transform=ragged))
+
+
+def test_it_runs_in_threads_ahead_of_the_loop_and_leaves_none(config: dict[str, Any]) -> None:
+    names, numbers = set[str](), list[int]()
+
+    def watched(sample: dict[str, Any]) -> dict[str, Any]:
+        names.add(threading.current_thread().name)
+        numbers.append(int(sample["tokens"][0]))
+        return sample
+
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=1, transform=watched)
+    batches = iter(loader)
+    next(batches)
+    assert all(name.startswith("megablend-transform") for name in names)
+    assert loader.state_dict()["consumed_samples"] == 1
+    del batches
+    loader.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("megablend")]
+    rest = list(loader)
+    assert len(rest) == 98  # what was read ahead and not handed out comes again
+    assert torch.equal(rest[0]["tokens"][0], megablend.open(config)[1]["tokens"])
+
+
+def test_reading_fails_where_the_batch_is_due(config: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "source0" / "0.parquet"
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=1, transform=doubled)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ChangedFileError, match=r"0\.parquet"):
+        list(loader)
+    plain = megablend.Loader(megablend.open(config), micro_batch_size=1)
+    with pytest.raises(ChangedFileError, match=r"0\.parquet"):
+        list(plain)
+    assert loader.consumed_samples == plain.consumed_samples
+
+
+def test_a_padded_step_goes_through_it(config: dict[str, Any]) -> None:
+    loader = megablend.Loader(
+        megablend.open(config),
+        micro_batch_size=4,
+        data_parallel_rank=1,
+        data_parallel_size=2,
+        drop_last=False,
+        consumed_samples=96,
+        transform=doubled,
+    )
+    (batch,) = list(loader)
+    assert batch["twice"].shape == (1, 8)
