@@ -11,6 +11,7 @@ one fails.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -53,7 +54,10 @@ def try_version(folder: Path, version: str, options: list[str]) -> tuple[bool, s
         *options,
         *TESTS,
     ]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # mpi4py looks for an MPI library beside the Python that runs.
+    found = sorted(Path(sys.prefix, "lib").glob("libmpi.so.*"))
+    known = {"MPI4PY_LIBMPI": str(found[0])} if found else {}
+    result = subprocess.run(command, cwd=ROOT, env={**known, **os.environ}, capture_output=True, text=True, check=False)
     (folder / f"{version}.log").write_text(result.stdout + result.stderr)
     summary = re.findall(r"^.*(?:passed|failed|error).* in .*$", result.stdout, re.MULTILINE)
     return result.returncode == 0, summary[-1] if summary else f"pytest ended with {result.returncode}"

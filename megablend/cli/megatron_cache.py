@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
@@ -105,32 +106,42 @@ def _words(name: str, text: str) -> Callable[[F], F]:
     metavar="SIZE",
     help="For the arrays of a node's ranks, such as 64G; the program takes 0.2G a rank. [default: most of what is free]",
 )
+@click.option(
+    "--shared-fs",
+    type=click.Choice(["auto", "yes", "no"]),
+    default="auto",
+    show_default=True,
+    help="Whether all ranks share the cache's folder, or each node has its own.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be built, and what it would take.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @_options(_IDLE_FLAGS, expose_value=False, hidden=True)
-def megatron_cache(as_json: bool, dry_run: bool, max_memory: str | None, **flags: Any) -> None:
+def megatron_cache(as_json: bool, dry_run: bool, max_memory: str | None, shared_fs: str, **flags: Any) -> None:
     """Write the files that Megatron's dataset builder would, before training does.
 
-    Flags are Megatron's own, and mean the same. Under mpirun or srun the ranks share the work.
+    Flags are Megatron's own, and mean the same. Under mpirun, srun or torchrun the ranks share the work.
     """
     from megablend.cli.progress import progress_on
-    from megablend.index.launch import detect
-    from megablend.megatron.cache import prepare_cache
     from megablend.megatron.flags import request_of_flags
+    from megablend.megatron.job import program_job
+    from megablend.megatron.together import prepare_on_ranks
 
-    launch = detect()
-    request = None
-    try:
-        memory = None if max_memory is None else parse_bytes(max_memory)
-        if launch.rank == 0:  # one rank builds the tokenizer, for all
-            request = request_of_flags(flags, {name: flags[name] for name in map(_attribute, _TOKENIZER_FLAGS)})
-    except BaseException as error:
-        launch.abort(error)
-    request = launch.bcast(request)
-    assert request is not None
-    with progress_on(sys.stderr, quiet=launch.rank != 0, doing="building", done="built") as progress:
-        report = prepare_cache(request, launch=launch, dry_run=dry_run, max_memory=memory, progress=progress)
-    if launch.rank == 0:
+    with program_job() as job:
+        request = None
+        try:
+            memory = None if max_memory is None else parse_bytes(max_memory)
+            if job.rank == 0:  # one rank builds the tokenizer, for all
+                request = request_of_flags(flags, {name: flags[name] for name in map(_attribute, _TOKENIZER_FLAGS)})
+            request = job.everyone.bcast(request)
+        except BaseException as error:
+            job.everyone.abort(error)
+        assert request is not None
+        own = replace(request, path_to_cache=flags["data_cache_path"])  # a node may have a folder of its own
+        with progress_on(sys.stderr, quiet=job.rank != 0, doing="building", done="built") as progress:
+            report = prepare_on_ranks(
+                own, job, shared_fs=shared_fs, dry_run=dry_run, max_memory=memory, progress=progress
+            )
+    if job.rank == 0:
         from megablend.cli.megatron_tables import print_report, summary
 
         found = summary(report, cache=request.path_to_cache, dry_run=dry_run)

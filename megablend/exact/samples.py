@@ -89,12 +89,43 @@ def sample_rows(
     for rows in cutting(lengths, documents, length, samples, extra, part):
         sample += len(rows)
         yield rows
-    if sample <= samples and not keep_tail:
-        raise PlanError(f"the documents make {sample - 1:,} samples; expected {samples:,}: are these their lengths?")
     if sample <= samples:
+        end = end_row(int(lengths[documents[-1]]), len(documents), sample, samples, extra=extra, keep_tail=keep_tail)
         rows = part(sample, samples + 1)
-        rows[:] = _end(lengths, documents, extra)
+        rows[:] = end
         yield rows
+
+
+def reached(tokens: int, length: int, samples: int, extra: int) -> int:
+    """The first sample, 1 or more, that documents of so many tokens do not reach; samples + 1 where they reach all.
+
+    Sample k begins where its last token, k * length + extra, is reached.
+    """
+    return min(max(1, (tokens - extra) // length + 1), samples + 1)
+
+
+def end_row(last: int, documents: int, sample: int, samples: int, *, extra: int, keep_tail: bool) -> tuple[int, int]:
+    """The row of samples [sample, samples], which the documents do not reach.
+
+    Args:
+        last: tokens of the last document.
+        documents: how many.
+
+    Raises: PlanError where there may be none (but for `keep_tail`), or Megatron refuses its place.
+    """
+    if not keep_tail:
+        raise PlanError(f"the documents make {sample - 1:,} samples; expected {samples:,}: are these their lengths?")
+    if last < extra:
+        raise PlanError(
+            "the last of the shuffled documents is empty, and Megatron cannot keep a partial sample after it: "
+            "drop the last partial sequence, or take another seed"
+        )
+    return documents - 1, last - extra
+
+
+def no_such(documents: Int32s, lengths: Int32s) -> PlanError:
+    """The error of a document index that is not of these lengths."""
+    return PlanError(f"the document index names documents {documents.min()} to {documents.max()} of {len(lengths)}")
 
 
 def _serial(
@@ -107,7 +138,7 @@ def _serial(
         left = documents[document:]
         filled, passed, tokens = cut(lengths, left, document, tokens, length, extra, sample, rows)
         if passed < 0:
-            raise _no_such(documents, lengths)
+            raise no_such(documents, lengths)
         sample, document = sample + filled, document + passed
         yield rows[:filled]
 
@@ -128,28 +159,12 @@ def _parallel(
             gathered = [space[: len(own)] for space, own in zip(scratch, taken, strict=False)]
             sums = list(run(gather_lengths, repeat(lengths), taken, gathered))
             if min(sums) < 0:
-                raise _no_such(documents, lengths)
+                raise no_such(documents, lengths)
             starts = list(accumulate(sums, initial=tokens))
-            # sample k begins where its last token, k * length + extra, is reached
-            reached = [min(max(1, (start - extra) // length + 1), samples + 1) for start in starts]
-            rows = part(sample, reached[-1])
-            pieces = [rows[low - sample : high - sample] for low, high in pairwise(reached)]
+            bounds = [reached(start, length, samples, extra) for start in starts]
+            rows = part(sample, bounds[-1])
+            pieces = [rows[low - sample : high - sample] for low, high in pairwise(bounds)]
             orders = [places[: len(own)] for own in taken]
-            list(run(cut, gathered, orders, firsts, starts, repeat(length), repeat(extra), reached, pieces))
+            list(run(cut, gathered, orders, firsts, starts, repeat(length), repeat(extra), bounds, pieces))
             yield rows
-            tokens, sample = starts[-1], reached[-1]
-
-
-def _no_such(documents: Int32s, lengths: Int32s) -> PlanError:
-    return PlanError(f"the document index names documents {documents.min()} to {documents.max()} of {len(lengths)}")
-
-
-def _end(lengths: Int32s, documents: Int32s, extra: int) -> tuple[int, int]:
-    """The row of samples that end after the documents."""
-    offset = int(lengths[documents[-1]]) - extra
-    if offset < 0:
-        raise PlanError(
-            "the last of the shuffled documents is empty, and Megatron cannot keep a partial sample after it: "
-            "drop the last partial sequence, or take another seed"
-        )
-    return len(documents) - 1, offset
+            tokens, sample = starts[-1], bounds[-1]

@@ -42,6 +42,10 @@ class Launch(Protocol):
         """Every rank's value in rank order, on rank 0; an empty list elsewhere."""
         ...
 
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value in rank order, on every rank."""
+        ...
+
     def post(self, value: object) -> None:
         """Send `value` to rank 0 without waiting."""
         ...
@@ -73,6 +77,10 @@ class OneProcess:
         return value
 
     def gather(self, value: T) -> list[T]:
+        """A list of the value alone."""
+        return [value]
+
+    def allgather(self, value: T) -> list[T]:
         """A list of the value alone."""
         return [value]
 

@@ -32,7 +32,7 @@ class AgreedLaunch:
         self._failure: BaseException | None = None
         self._inbox: list[tuple[int, Any]] = []
 
-    def all(self, value: T) -> list[T]:
+    def allgather(self, value: T) -> list[T]:
         """Every rank's value in rank order, on every rank. Raises the error of a rank that aborted."""
         if self._failure is not None:
             raise self._failure
@@ -49,17 +49,17 @@ class AgreedLaunch:
 
     def barrier(self, meanwhile: Callable[[], None] | None = None) -> None:
         """Wait for all ranks; `meanwhile` is called once."""
-        self.all(None)
+        self.allgather(None)
         if meanwhile is not None:
             meanwhile()
 
     def bcast(self, value: T) -> T:
         """Rank 0's value, on every rank."""
-        return self.all(value if self.rank == 0 else None)[0]  # type: ignore[return-value]
+        return self.allgather(value if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value in rank order, on rank 0; an empty list elsewhere."""
-        found = self.all(value)
+        found = self.allgather(value)
         return found if self.rank == 0 else []
 
     def post(self, value: object) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from megablend.errors import ConfigError
-from megablend.index.launch import Launch, detect
-from megablend.megatron.cache import CacheReport, prepare_cache
+from megablend.megatron.cache import CacheReport
 from megablend.megatron.compat import setting
+from megablend.megatron.job import this_job
+from megablend.megatron.nodes import AUTO
 from megablend.megatron.request import GREEDY, SPLITS, Blend, CacheRequest
+from megablend.megatron.together import prepare_on_ranks
 from megablend.megatron.tokenizer import identifiers_of
 
 
@@ -32,7 +34,7 @@ class DatasetConfig(Protocol):
 
 
 def prepare(
-    config: DatasetConfig, sizes: Sequence[int | None], *, max_memory: int | None = None, launch: Launch | None = None
+    config: DatasetConfig, sizes: Sequence[int | None], *, max_memory: int | None = None, shared_fs: str = AUTO
 ) -> CacheReport:
     """Build what `config.path_to_cache` lacks for Megatron's builder to find all it looks for. Called on every rank.
 
@@ -40,17 +42,19 @@ def prepare(
         config: a GPTDatasetConfig.
         sizes: samples of train, valid and test, as the builder takes them.
         max_memory: bytes of arrays that the ranks of one node hold together; most of what is free there where None.
-        launch: the processes that build; found out from the environment where None.
+        shared_fs: "yes" where all ranks share the cache's folder, "no" where only those of one machine may, "auto" to find out.
 
-    Raises: ConfigError, PlanError, DataError, CacheError, LaunchError. Under MPI an error on one rank ends all ranks, with that
-        rank's message and the error's exit code.
+    The ranks are those of torch.distributed where it is initialised, else those that an MPI launcher started, else this
+    process alone. Ranks that see one folder build it together.
+
+    Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError, LaunchError.
     """
-    launch = launch or detect()
+    job = this_job()
     try:
         request = request_of(config, sizes)
     except BaseException as error:
-        launch.abort(error)
-    return prepare_cache(request, launch=launch, max_memory=max_memory)
+        job.everyone.abort(error)
+    return prepare_on_ranks(request, job, shared_fs=shared_fs, max_memory=max_memory)
 
 
 def request_of(config: DatasetConfig, sizes: Sequence[int | None], *, interleaving: str = GREEDY) -> CacheRequest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,19 +26,20 @@ _DRAWN = 1 << 22
 """Samples of a blend that are made at once: 40 MiB."""
 
 
-def build_dataset(job: DatasetJob, request: CacheRequest, cache: Path, *, threads: int, overlap: bool) -> None:
+def build_dataset(
+    job: DatasetJob, request: CacheRequest, cache: Path, stop: threading.Event, *, threads: int, overlap: bool
+) -> None:
     """Write a dataset's document, sample and shuffle index.
 
     Args:
+        stop: set from elsewhere where the build has failed.
         threads: for the sample index.
         overlap: shuffle the samples while the sample index is made, which takes the memory of both.
 
-    Raises: DataError where the `.idx` cannot be read; CacheError where the cache cannot be written.
+    Raises: DataError where the `.idx` cannot be read; CacheError where the cache cannot be written; StoppedError.
     """
-    state = np.random.RandomState(request.random_seed)
-    separate = job.samples_before_final is not None
-    documents = document_index(np.arange(job.size.begin, job.size.end, dtype=np.int32), job.num_epochs, state, separate)
-    with ArtefactWriter(job.artefact, cache) as out, ThreadPoolExecutor(1) as background:
+    documents, state = _documents(job, request)
+    with ArtefactWriter(job.artefact, cache, stop) as out, ThreadPoolExecutor(1) as background:
         overlap &= job.num_samples >= _SMALL
         shuffled = background.submit(_write_shuffle_index, job, state, out) if overlap else None
         out.write("document_index", documents)
@@ -48,11 +51,37 @@ def build_dataset(job: DatasetJob, request: CacheRequest, cache: Path, *, thread
             shuffled.result()
 
 
-def build_blend(job: BlendJob, cache: Path, *, threads: int) -> None:
-    """Write a blend's dataset index and dataset sample index, piece by piece. Raises: CacheError."""
+def build_parted(
+    job: DatasetJob,
+    request: CacheRequest,
+    cache: Path,
+    stop: threading.Event,
+    *,
+    begun: Callable[[Path, Path], None],
+    await_rows: Callable[[], None],
+) -> None:
+    """Write a dataset's document and shuffle index, while others write its sample index.
+
+    Args:
+        begun: called with the files of document and sample index when the first is whole, the second nothing but long enough.
+        await_rows: waits until the others have filled it.
+
+    Others, and Raises, as build_dataset has them.
+    """
+    documents, state = _documents(job, request)
+    with ArtefactWriter(job.artefact, cache, stop) as out:
+        whole = out.write("document_index", documents)
+        del documents
+        begun(whole, out.reserve("sample_index"))
+        _write_shuffle_index(job, state, out)
+        await_rows()
+
+
+def build_blend(job: BlendJob, cache: Path, stop: threading.Event, *, threads: int) -> None:
+    """Write a blend's dataset index and dataset sample index, piece by piece. Raises: CacheError; StoppedError."""
     blend = _blend(job)
     with (
-        ArtefactWriter(job.artefact, cache) as out,
+        ArtefactWriter(job.artefact, cache, stop) as out,
         out.array("dataset_index") as datasets,
         out.array("dataset_sample_index") as samples,
     ):
@@ -66,6 +95,13 @@ def _blend(job: BlendJob) -> Pieces:
     if job.interleaving == LARGEST_REMAINDER:
         return largest_remainder_blend(job.shares, job.num_samples, job.seed)
     return exhaustive(job.lengths) if job.size is None else greedy(job.weights, job.size)
+
+
+def _documents(job: DatasetJob, request: CacheRequest) -> tuple[Array, np.random.RandomState]:
+    """The document index, and the generator that shuffled it."""
+    state = np.random.RandomState(request.random_seed)
+    documents = np.arange(job.size.begin, job.size.end, dtype=np.int32)
+    return document_index(documents, job.num_epochs, state, job.samples_before_final is not None), state
 
 
 def _write_sample_index(

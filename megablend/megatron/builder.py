@@ -30,7 +30,7 @@ from megablend.megatron.compat import assumes_whole_cache, unknown_version
 from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset
 from megablend.megatron.dataset import MegablendGPTDataset, cache_of, pairs_of, words_of
 from megablend.megatron.job import Job, this_job
-from megablend.megatron.nodes import builders
+from megablend.megatron.nodes import AUTO, builders
 from megablend.megatron.pages import build_pages, open_pages
 from megablend.megatron.receipt import is_whole
 from megablend.megatron.request import CacheRequest
@@ -68,7 +68,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             return self._open()
         job = this_job()
         found = self._open_whole()
-        if all(job.everyone.all(found is not None)):
+        if all(job.everyone.allgather(found is not None)):
             assert found is not None
             return found
         with job.members(range(job.size)) as everyone:
@@ -120,7 +120,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _build_together(self, job: Job, everyone: AgreedLaunch) -> None:
         """Build what is missing, with the ranks that see the same cache folder."""
         cache = Path(cache_of(self.config)) if self.is_built_on_rank() else None
-        ranks = builders(everyone, cache, getattr(self.config, "shared_fs", "auto"))
+        ranks = builders(everyone, cache, getattr(self.config, "shared_fs", AUTO))
         if cache is None:
             return
         with job.members(ranks) as launch:

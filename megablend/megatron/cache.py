@@ -27,11 +27,12 @@ from megablend.index.lock import build_lock, check_shared
 from megablend.megatron.artefacts import problem_with
 from megablend.megatron.layout import layouts
 from megablend.megatron.lengths import PartSize, lengths_of, part_size
+from megablend.megatron.needs import need_of
 from megablend.megatron.oversampling import refuse_oversampling
 from megablend.megatron.plan import Job, PartKey, SplitPlan, plan_cache
 from megablend.megatron.receipt import write_receipt
 from megablend.megatron.request import CacheRequest
-from megablend.megatron.schedule import Forecast, deal, forecast, need_of, this_place
+from megablend.megatron.schedule import Forecast, deal, forecast, this_place
 from megablend.megatron.work import build_share
 from megablend.megatron.write import WORK_FOLDER
 
@@ -95,7 +96,7 @@ def _prepare(
     jobs = _jobs(splits)
     problems = _problems(jobs, cache, launch)
     missing = [job for job in jobs if job.artefact.base in problems]
-    needs, places = [need_of(job) for job in missing], _everyones(launch, this_place(max_memory))
+    needs, places = [need_of(job) for job in missing], launch.allgather(this_place(max_memory))
     shares = deal(needs, [job.name for job in missing], places)
     notes = [problem for problem in problems.values() if problem]
     if missing and not dry_run:
@@ -137,7 +138,7 @@ def _together(look: Callable[[T], R], items: Sequence[T], launch: Launch) -> lis
     found: list[R | None] = [None] * len(items)
     with ThreadPoolExecutor(_READERS) as readers:
         mine = list(readers.map(look, items[launch.rank :: launch.size]))
-    for rank, part in enumerate(_everyones(launch, mine)):
+    for rank, part in enumerate(launch.allgather(mine)):
         found[rank :: launch.size] = part
     return cast("list[R]", found)
 
@@ -169,11 +170,6 @@ def _open_cache(cache: Path, nbytes: int, launch: Launch, stack: contextlib.Exit
     if launch.rank > 0:
         check_shared(work, held.nonce)
     return [] if held.exclusive else [f"{cache}: the file system has no locks; run one build at a time"]
-
-
-def _everyones(launch: Launch, value: T) -> list[T]:
-    """Every rank's value, on every rank."""
-    return launch.bcast(launch.gather(value))
 
 
 def _ignore(progress: Progress) -> None:

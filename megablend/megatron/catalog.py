@@ -109,7 +109,7 @@ def _look(prefix: str) -> dict[str, Any]:
 
 def _everyones(launch: Launch, mine: dict[str, Any]) -> dict[str, Any]:
     """The entries of all ranks' dicts, on every rank."""
-    return {name: value for part in launch.bcast(launch.gather(mine)) for name, value in part.items()}
+    return {name: value for part in launch.allgather(mine) for name, value in part.items()}
 
 
 def _is(path: Path, text: bytes) -> bool:

@@ -1,21 +1,20 @@
-"""The processes that open one dataset together: those of torch.distributed, else of an MPI launcher, else this one alone."""
+"""The processes that open one dataset together: those of torch.distributed, else of an MPI launcher, else this one alone.
+
+torch is not imported unless the process has it, or torchrun started it: caches can be prepared where it is not installed.
+"""
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Callable, Iterator, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed
-
 from megablend.errors import LaunchError
 from megablend.index.launch import detect
 from megablend.megatron.agree import AgreedLaunch
-
-_PATIENCE = datetime.timedelta(days=1)
-"""How long a rank waits for others that work. Ranks that die are noticed at once: their connections close."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,59 +40,65 @@ class Job:
 def this_job() -> Job:
     """The job that this process belongs to.
 
-    Raises: LaunchError where the MPI library does not fit the launcher.
+    Raises: LaunchError where the MPI library does not fit the launcher, or where torchrun started several processes that
+        have not met.
     """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return Job(everyone=AgreedLaunch(rank, size, _torch_exchange(None, size)), members=_torch_members)
+    if _have_met():
+        from megablend.megatron.torch_job import torch_job
+
+        return torch_job()
     launch = detect()
-    if launch.size == 1:
-        return Job(everyone=_alone(), members=lambda ranks: _only(_alone()))
-    from megablend.index.mpi import MpiLaunch
+    if launch.size > 1:
+        from megablend.index.mpi import MpiLaunch
 
-    assert isinstance(launch, MpiLaunch)
-    return Job(
-        everyone=AgreedLaunch(launch.rank, launch.size, launch.allgather),
-        members=lambda ranks: _mpi_members(launch, ranks),
-    )
+        assert isinstance(launch, MpiLaunch)
+        return Job(
+            everyone=AgreedLaunch(launch.rank, launch.size, launch.allgather),
+            members=lambda ranks: _mpi_members(launch, ranks),
+        )
+    if (started := _by_torchrun(os.environ)) > 1:
+        raise LaunchError(
+            f"torchrun started {started} processes (WORLD_SIZE), which do not know of each other yet: call "
+            "torch.distributed.init_process_group first"
+        )
+    return alone()
 
 
-def _alone() -> AgreedLaunch:
+@contextmanager
+def program_job() -> Iterator[Job]:
+    """The job of a whole program: processes that torchrun started meet for as long as the context lasts. Raises: LaunchError."""
+    if _have_met() or _by_torchrun(os.environ) < 2:
+        yield this_job()
+        return
+    from megablend.megatron.torch_job import met
+
+    with met():
+        yield this_job()
+
+
+def alone() -> Job:
+    """A job of this process."""
+    return Job(everyone=_one(), members=lambda ranks: _only(_one()))
+
+
+def _have_met() -> bool:
+    """Whether torch.distributed is at work in this process."""
+    module: Any = sys.modules.get("torch.distributed")
+    return module is not None and bool(module.is_available()) and bool(module.is_initialized())
+
+
+def _by_torchrun(environ: Mapping[str, str]) -> int:
+    """How many processes torchrun started; 0 where it did not start this one."""
+    return int(environ.get("WORLD_SIZE", "0")) if "TORCHELASTIC_RUN_ID" in environ else 0
+
+
+def _one() -> AgreedLaunch:
     return AgreedLaunch(0, 1, lambda value: [value])
 
 
 @contextmanager
 def _only(launch: AgreedLaunch) -> Iterator[AgreedLaunch]:
     yield launch
-
-
-@contextmanager
-def _torch_members(ranks: Sequence[int]) -> Iterator[AgreedLaunch]:
-    """A gloo group whatever the job's own backend is: it waits without a device, and without a watchdog."""
-    rank = torch.distributed.get_rank()
-    if len(ranks) == 1:
-        yield _alone()
-        return
-    group = torch.distributed.new_group(list(ranks), timeout=_PATIENCE, backend="gloo", use_local_synchronization=True)
-    try:
-        yield AgreedLaunch(list(ranks).index(rank), len(ranks), _torch_exchange(group, len(ranks)))
-    finally:
-        torch.distributed.destroy_process_group(group)
-
-
-def _torch_exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
-    def exchange(value: Any) -> list[Any]:
-        found: list[Any] = [None] * size
-        try:
-            torch.distributed.all_gather_object(found, value, group=group)
-        except RuntimeError as error:
-            raise LaunchError(
-                f"another rank of the job ended while all were to open the dataset ({error}); see its own last words, then "
-                "start the job anew: what was built is kept"
-            ) from error
-        return found
-
-    return exchange
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Who builds what: costs, memory, and the ranks and threads that a node's memory allows."""
+"""Who builds what: the ranks and threads that a node's memory allows, and the share of each."""
 
 from __future__ import annotations
 
@@ -13,47 +13,12 @@ from pathlib import Path
 
 from megablend.errors import ConfigError
 from megablend.index.share import share
-from megablend.megatron.plan import BlendJob, Job
-from megablend.megatron.request import GREEDY, LARGEST_REMAINDER
+from megablend.megatron.needs import PIECE_BYTES, Need
 
-PIECE_BYTES = 1 << 24
-"""Sample indices go to the disk in pieces of about this size for each thread that makes them."""
-_DRAWN_BYTES = 40 << 20
-"""And blends in pieces of this size."""
 _USABLE = 0.8
 """Of a node's free memory, where no bound is given."""
-_NS = {"document": 20.0, "sample": 20.0, GREEDY: 70.0, LARGEST_REMAINDER: 20.0, "artefact": 2e6}
-"""Nanoseconds of one thread for each entry of a document index (shuffled and gathered), of the sample and shuffle index, and of a
-blend; for an artefact's files. Rough: they order the jobs and make the estimate of a dry run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """What a job takes."""
-
-    memory: int
-    """Bytes of arrays, on one thread, with its two shuffles one after the other."""
-    overlapped: int
-    """The same with the shuffle index made while the sample index is."""
-    cost: int
-    """Nanoseconds of one thread."""
-
-
-def need_of(job: Job) -> Need:
-    """What a job takes, to within some per cent."""
-    if isinstance(job, BlendJob):
-        memory = min(job.artefact.nbytes, _DRAWN_BYTES)
-        return Need(
-            memory=memory, overlapped=memory, cost=round(_NS["artefact"] + _NS[job.interleaving] * job.num_samples)
-        )
-    documents, samples, shuffle = job.artefact.arrays
-    lengths = 4 * (job.size.end - job.size.begin)
-    gathering = lengths + documents.nbytes + min(samples.nbytes, PIECE_BYTES)
-    return Need(
-        memory=max(gathering, shuffle.nbytes),
-        overlapped=gathering + shuffle.nbytes,
-        cost=round(_NS["artefact"] + _NS["document"] * documents.shape[0] + _NS["sample"] * job.num_samples),
-    )
+PARTED_NS = 5e8
+"""Of a sample index that all ranks make: below it what they have to say to each other takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +44,20 @@ class Share:
     jobs: tuple[int, ...]
     """Dearest first; none for a rank that rests, so that its node's memory suffices."""
     memory: int
+    """Bytes for them."""
     threads: int
     """For all of it."""
+    parted: frozenset[int] = frozenset()
+    """Jobs of all ranks whose sample index all ranks that work make."""
+    part: int = -1
+    """This rank's of each of those; -1 for a rank that rests."""
+    num_parts: int = 0
+    reserved: int = 0
+    """Bytes for the parts."""
+
+    def takes(self, number: int, need: Need) -> Need:
+        """What a job takes of its owner."""
+        return need.owners(parted=number in self.parted)
 
     @property
     def workers(self) -> int:
@@ -111,15 +88,43 @@ def deal(needs: Sequence[Need], names: Sequence[str], places: Sequence[Place]) -
         if working[place.host] < place.memory // max(1, most):
             working[place.host] += 1
             workers.append(rank)
-    dealt = dict(zip(workers, share([need.cost for need in needs], len(workers)), strict=True))
+    spare = min(place.memory // working[place.host] for place in places) - most
+    parted, reserved = _parted(needs, len(workers), spare)
+    costs = [need.owners(parted=number in parted).cost for number, need in enumerate(needs)]
+    dealt = dict(zip(workers, share(costs, len(workers)), strict=True))
     return [
         Share(
             jobs=tuple(dealt.get(rank, ())),
-            memory=place.memory // working[place.host],
+            memory=place.memory // working[place.host] - reserved,
             threads=max(1, len(cores[place.host]) // working[place.host]),
+            parted=parted,
+            part=workers.index(rank) if rank in dealt else -1,
+            num_parts=len(workers),
+            reserved=reserved,
         )
         for rank, place in enumerate(places)
     ]
+
+
+def _parted(needs: Sequence[Need], num_parts: int, spare: int) -> tuple[frozenset[int], int]:
+    """The jobs whose sample index all ranks make, since one rank would be long over it while others are done; bytes for it.
+
+    Args:
+        num_parts: ranks that work.
+        spare: bytes that a rank has beside its largest job.
+    """
+    fair = sum(need.cost for need in needs) / num_parts
+    large = sorted((-need.cost, number, need.parted) for number, need in enumerate(needs) if need.cost > fair / 2)
+    chosen, lengths, gathered, reserved = list[int](), 0, 0, 0
+    for _, number, parted in large if num_parts > 1 else ():
+        if parted is None or parted.parts_cost < PARTED_NS or parted.gathered < 4 * num_parts:
+            continue
+        lengths, gathered = max(lengths, parted.lengths), gathered + -(-parted.gathered // num_parts)
+        if lengths + gathered + 2 * PIECE_BYTES > spare:
+            break
+        chosen.append(number)
+        reserved = lengths + gathered + 2 * PIECE_BYTES
+    return frozenset(chosen), reserved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +143,12 @@ def forecast(needs: Sequence[Need], shares: Sequence[Share], places: Sequence[Pl
     """What `shares` of the jobs will take at their `places`."""
     memory, seconds = Counter[str](), 0.0
     for share_, place in zip(shares, places, strict=True):
-        mine = [needs[job] for job in share_.jobs]
+        mine = [share_.takes(job, needs[job]) for job in share_.jobs]
         at_once = sorted((need.overlapped for need in mine), reverse=True)[: share_.workers]
-        memory[place.host] += min(share_.memory, sum(at_once))
+        memory[place.host] += min(share_.memory, sum(at_once)) + (share_.reserved if share_.part >= 0 else 0)
         costs = [need.cost for need in mine]
+        if share_.part >= 0:
+            costs += [parted.parts_cost // share_.num_parts for job in share_.parted if (parted := needs[job].parted)]
         seconds = max(seconds, sum(costs) / share_.threads / 1e9, max(costs, default=0) / 1e9)
     return Forecast(ranks=sum(bool(s.jobs) for s in shares), memory=max(memory.values()), seconds=seconds)
 

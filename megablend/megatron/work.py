@@ -1,20 +1,42 @@
-"""One rank's share of a build: its jobs in threads, as many at once as its memory holds, dearest first."""
+"""One rank's share of a build: its jobs in threads, as many at once as its memory holds, dearest first.
+
+While threads work, all ranks tick: a few times a second they meet, and tell how far they are, and what the others wait for
+(see parts). So an error on one rank, or its end, is known to all at the next tick, however long their own work would take.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from megablend.index.build import Progress
 from megablend.index.launch import Launch
 from megablend.megatron.artefacts import problem_with
-from megablend.megatron.build import build_blend, build_dataset
+from megablend.megatron.build import build_blend, build_dataset, build_parted
+from megablend.megatron.needs import PIECE_BYTES, Need
+from megablend.megatron.parts import Begun, News, Parts
 from megablend.megatron.plan import BlendJob, Job
 from megablend.megatron.request import CacheRequest
-from megablend.megatron.schedule import PIECE_BYTES, MemoryGate, Need, Share
+from megablend.megatron.schedule import MemoryGate, Share
+from megablend.megatron.write import StoppedError
 
-_TELL_SECONDS = 0.2
+_TICK_SECONDS = 0.2
+_WIND_DOWN_SECONDS = 1.0
+"""How long an error is held back so that the other threads of its rank can remove what they have begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tick:
+    """What a rank tells all ranks now and then."""
+
+    finished: bool
+    files: int
+    bytes: int
+    news: list[News]
 
 
 def build_share(
@@ -32,49 +54,101 @@ def build_share(
         jobs: of all ranks, and their `needs`.
         progress: called on rank 0 with what all ranks have done.
 
-    Raises: DataError, CacheError of the first job that fails; those that have begun are waited for.
+    Raises: DataError, CacheError of the first job that fails; those that have begun stop at their next piece.
     """
-    gate = MemoryGate(share.memory)
-    total_cost = sum(needs[i].cost for i in share.jobs)
+    crew = _Crew(jobs, needs, share, request, cache)
     num_bytes = sum(job.artefact.nbytes for job in jobs)
-    counters: dict[int, tuple[int, int]] = {}
-
-    def tell() -> None:
-        posts = launch.posts()
-        counters.update(posts)
-        if posts:
-            files, size = (sum(counter[i] for counter in counters.values()) for i in (0, 1))
-            progress(Progress(files=files, num_files=len(jobs), bytes=size, num_bytes=num_bytes))
-
-    def build(number: int) -> None:
-        need = needs[number]
-        overlap = need.overlapped <= share.memory
-        memory = need.overlapped if overlap else need.memory
-        wanted, room = round(share.threads * need.cost / total_cost), (share.memory - memory) // PIECE_BYTES + 1
-        threads = max(1, min(wanted, room))
-        with gate.held(memory + (threads - 1) * PIECE_BYTES):
-            _build(jobs[number], request, cache, threads=threads, overlap=overlap)
-
-    done: set[Future[None]] = set()
-    with ThreadPoolExecutor(share.workers) as pool:
-        running = {pool.submit(build, number): number for number in share.jobs}
-        try:
-            while len(done) < len(running):
-                done, _ = wait(running, timeout=_TELL_SECONDS, return_when=FIRST_EXCEPTION)
-                for future in done:
-                    future.result()
-                launch.post((len(done), sum(jobs[running[future]].artefact.nbytes for future in done)))
-                tell()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    launch.barrier(tell)
+    try:
+        finished = False
+        while not finished:
+            ticks = launch.allgather(crew.tick())
+            for tick in ticks:
+                for news in tick.news:
+                    crew.parts.hear(news)
+            finished = all(tick.finished for tick in ticks)
+            if launch.rank == 0:
+                files, size = sum(tick.files for tick in ticks), sum(tick.bytes for tick in ticks)
+                progress(Progress(files=files, num_files=len(jobs), bytes=size, num_bytes=num_bytes))
+    finally:
+        crew.end()
 
 
-def _build(job: Job, request: CacheRequest, cache: Path, *, threads: int, overlap: bool) -> None:
-    if problem_with(job.artefact, cache) is None:
-        return  # another build made it while this one waited for the lock
-    if isinstance(job, BlendJob):
-        build_blend(job, cache, threads=threads)
-    else:
-        build_dataset(job, request, cache, threads=threads, overlap=overlap)
+class _Crew:
+    """The threads of a rank."""
+
+    def __init__(
+        self, jobs: Sequence[Job], needs: Sequence[Need], share: Share, request: CacheRequest, cache: Path
+    ) -> None:
+        self._jobs, self._needs, self._share, self._request, self._cache = jobs, needs, share, request, cache
+        self._gate = MemoryGate(share.memory)
+        self._total_cost = sum(needs[number].cost for number in share.jobs)
+        self._wake, self._stop, self._lock = threading.Event(), threading.Event(), threading.Lock()
+        self.parts = Parts(jobs, share.parted, share.part, share.num_parts, request, self._wake.set, self._stop)
+        self._running, self._finished = len(share.jobs), False
+        self._pool = ThreadPoolExecutor(share.workers)
+        self._futures: dict[Future[None], int] = {}
+        for number in share.jobs:
+            future = self._pool.submit(self._build, number)
+            self._futures[future] = number
+            future.add_done_callback(self._settled)
+
+    def tick(self) -> _Tick:
+        """Wait a little, or until there is something to tell. Raises: the error of a thread."""
+        if not self._finished:
+            self._wake.wait(_TICK_SECONDS)
+            self._wake.clear()
+        done = [future for future in self._futures if future.done()]
+        for future in done:
+            future.result()
+        news = self.parts.news()
+        self._finished = len(done) == len(self._futures) and not self.parts.left and not news
+        return _Tick(
+            finished=self._finished,
+            files=len(done),
+            bytes=sum(self._jobs[self._futures[future]].artefact.nbytes for future in done),
+            news=news,
+        )
+
+    def end(self) -> None:
+        """Stop what is still at work, if anything is."""
+        self._stop.set()
+        self.parts.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        wait(self._futures, timeout=_WIND_DOWN_SECONDS)
+
+    def _settled(self, future: Future[None]) -> None:
+        with self._lock:
+            self._running -= 1
+            last = not self._running
+        if last or (not future.cancelled() and future.exception() is not None):
+            self._wake.set()
+
+    def _build(self, number: int) -> None:
+        need, share = self._needs[number], self._share
+        takes = share.takes(number, need)
+        overlap = takes.overlapped <= share.memory
+        memory = takes.overlapped if overlap else takes.memory
+        wanted, room = round(share.threads * need.cost / self._total_cost), (share.memory - memory) // PIECE_BYTES + 1
+        threads = 1 if number in share.parted else max(1, min(wanted, room))
+        with self._gate.held(memory + (threads - 1) * PIECE_BYTES):
+            if self._stop.is_set():
+                raise StoppedError
+            self._make(number, threads=threads, overlap=overlap)
+
+    def _make(self, number: int, *, threads: int, overlap: bool) -> None:
+        job, parts = self._jobs[number], self.parts if number in self._share.parted else None
+        if problem_with(job.artefact, self._cache) is None:
+            if parts is not None:
+                parts.begin(Begun(number))
+            return  # another build made it while this one waited for the lock
+        if isinstance(job, BlendJob):
+            build_blend(job, self._cache, self._stop, threads=threads)
+        elif parts is None:
+            build_dataset(job, self._request, self._cache, self._stop, threads=threads, overlap=overlap)
+        else:
+            begun, rows = partial(_begin, parts, number), partial(parts.await_rows, number)
+            build_parted(job, self._request, self._cache, self._stop, begun=begun, await_rows=rows)
+
+
+def _begin(parts: Parts, number: int, documents: Path, samples: Path) -> None:
+    parts.begin(Begun(number, documents, samples))

@@ -6,6 +6,7 @@ whole: a build that is killed is then never taken for a hit.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,16 +23,22 @@ WORK_FOLDER = ".megablend"
 """Inside the cache, on the same file system: the build lock, and files that are not whole yet."""
 
 
+class StoppedError(Exception):
+    """The build has failed elsewhere; whatever is under way ends, and is not heard of."""
+
+
 class ArrayFile:
     """A `.npy` file that is written from front to back."""
 
-    def __init__(self, file: IO[bytes], spec: ArraySpec) -> None:
+    def __init__(self, file: IO[bytes], spec: ArraySpec, stop: threading.Event) -> None:
         self.dtype = np.dtype(spec.dtype)
-        self._file, self._left = file, spec.nbytes
+        self._file, self._left, self._stop = file, spec.nbytes, stop
         file.write(spec.header())
 
     def append(self, rows: Array) -> None:
-        """Write the next rows; their type must be the array's."""
+        """Write the next rows; their type must be the array's. Raises: StoppedError."""
+        if self._stop.is_set():
+            raise StoppedError
         assert rows.dtype == self.dtype
         self._left -= rows.nbytes
         self._file.write(np.ascontiguousarray(rows).data)
@@ -48,10 +55,13 @@ class ArrayFile:
 
 
 class ArtefactWriter:
-    """Writes one artefact; a context that commits it when it ends well, and leaves nothing otherwise."""
+    """Writes one artefact; a context that commits it when it ends well, and leaves nothing otherwise.
 
-    def __init__(self, artefact: Artefact, cache: Path) -> None:
-        self._artefact, self._cache = artefact, cache
+    Once `stop` is set nothing more is written or committed: StoppedError is raised.
+    """
+
+    def __init__(self, artefact: Artefact, cache: Path, stop: threading.Event) -> None:
+        self._artefact, self._cache, self._stop = artefact, cache, stop
         self._written: dict[str, Path] = {}
 
     def __enter__(self) -> ArtefactWriter:
@@ -60,30 +70,50 @@ class ArtefactWriter:
     @contextmanager
     def array(self, name: str) -> Iterator[ArrayFile]:
         """Open the file of an array; it is whole on the disk when the context ends."""
-        (spec,) = (spec for spec in self._artefact.arrays if spec.name == name)
-        path = self._artefact.path(self._cache, name)
-        beside = temporary_beside(self._cache / WORK_FOLDER / path.name)
-        self._written[name] = beside
-        with writing(path), beside.open("wb") as file:
-            array = ArrayFile(file, spec)
+        spec, path = self._spec(name), self._artefact.path(self._cache, name)
+        with writing(path), self._beside(name).open("wb") as file:
+            array = ArrayFile(file, spec, self._stop)
             yield array
             array.close()
 
-    def write(self, name: str, array: Array) -> None:
-        """Write an array at once."""
+    def write(self, name: str, array: Array) -> Path:
+        """Write an array at once; where it lies until it is committed."""
         with self.array(name) as file:
             file.append(array)
+        return self._written[name]
+
+    def reserve(self, name: str) -> Path:
+        """Make the whole file of an array, all zeros, for others to write into; where it lies until it is committed."""
+        spec = self._spec(name)
+        with writing(self._artefact.path(self._cache, name)), self._beside(name).open("wb") as file:
+            header = spec.header()
+            file.write(header)
+            file.truncate(len(header) + spec.nbytes)
+            flush(file)
+        return self._written[name]
+
+    def _spec(self, name: str) -> ArraySpec:
+        (spec,) = (spec for spec in self._artefact.arrays if spec.name == name)
+        return spec
+
+    def _beside(self, name: str) -> Path:
+        beside = temporary_beside(self._cache / WORK_FOLDER / self._artefact.path(self._cache, name).name)
+        self._written[name] = beside
+        return beside
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self._commit()
-        else:
+        try:
+            if kind is None:
+                self._commit()
+        finally:
             for beside in self._written.values():
                 beside.unlink(missing_ok=True)
 
     def _commit(self) -> None:
+        if self._stop.is_set():
+            raise StoppedError
         description = self._artefact.description_path(self._cache)
         assert set(self._written) == {array.name for array in self._artefact.arrays}
         with writing(description):

@@ -28,9 +28,9 @@ warnings.simplefilter("ignore")
 from megatron.core.datasets.gpt_dataset import GPTDataset  # noqa: E402
 from plugin_data import plugin_config  # noqa: E402
 
-from megablend.megatron import work  # noqa: E402
 from megablend.megatron.builder import MegablendDatasetBuilder  # noqa: E402
 from megablend.megatron.dataset import MegablendGPTDataset  # noqa: E402
+from megablend.megatron.write import ArtefactWriter  # noqa: E402
 
 
 def digest(datasets: list[Any]) -> list[str | None]:
@@ -59,15 +59,15 @@ def rank_of(launcher: str) -> int:
 
 def watch(built: list[str], victim: bool) -> None:
     """Note what is built; a victim ends with its first artefact."""
-    build = work._build
+    commit = ArtefactWriter._commit
 
-    def noted(job: Any, *args: Any, **options: Any) -> None:
-        build(job, *args, **options)
-        built.append(job.artefact.base)
+    def noted(writer: ArtefactWriter) -> None:
+        commit(writer)
+        built.append(writer._artefact.base)
         if victim:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    work._build = noted
+    setattr(ArtefactWriter, "_commit", noted)  # noqa: B010
 
 
 def main() -> None:

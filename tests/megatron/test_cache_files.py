@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def saved(array: np.ndarray) -> bytes:
 
 def write(cache: Path) -> None:
     (cache / WORK_FOLDER).mkdir(exist_ok=True)
-    with ArtefactWriter(ARTEFACT, cache) as out:
+    with ArtefactWriter(ARTEFACT, cache, threading.Event()) as out:
         with out.array("sample_index") as file:
             file.extend([SAMPLES[:1], SAMPLES[1:]])
         out.write("shuffle_index", SHUFFLED)
@@ -93,7 +94,7 @@ def test_another_description_is_no_hit(tmp_path: Path) -> None:
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     def fail() -> None:
-        with ArtefactWriter(ARTEFACT, tmp_path) as out:
+        with ArtefactWriter(ARTEFACT, tmp_path, threading.Event()) as out:
             out.write("sample_index", SAMPLES)
             raise ZeroDivisionError("between two arrays")
 

@@ -3,57 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from meeting import on_ranks
 
 from megablend.errors import CacheError, ConfigError, CorruptFileError, LaunchError
+from megablend.megatron import nodes
 from megablend.megatron.agree import AgreedLaunch
 from megablend.megatron.nodes import builders
-
-
-class Meeting:
-    """What threads exchange."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._values: list[Any] = [None] * size
-        self._barrier = threading.Barrier(size, timeout=20)
-
-    def launch(self, rank: int) -> AgreedLaunch:
-        def exchange(value: Any) -> list[Any]:
-            self._values[rank] = value
-            self._barrier.wait()
-            found = list(self._values)
-            self._barrier.wait()
-            return found
-
-        return AgreedLaunch(rank, self.size, exchange)
-
-
-def on_ranks(size: int, work: Callable[[AgreedLaunch], Any]) -> list[Any]:
-    """What each rank returns, or its error."""
-    meeting = Meeting(size)
-
-    def one(rank: int) -> Any:
-        launch = meeting.launch(rank)
-        try:
-            return work(launch)
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(one, range(size)))
 
 
 def test_values_are_exchanged() -> None:
     def work(launch: AgreedLaunch) -> Any:
         launch.post((launch.rank, "done"))
         launch.barrier()
-        return launch.bcast(launch.rank + 10), launch.gather(launch.rank), launch.all(launch.rank * 2), launch.posts()
+        return (
+            launch.bcast(launch.rank + 10),
+            launch.gather(launch.rank),
+            launch.allgather(launch.rank * 2),
+            launch.posts(),
+        )
 
     assert on_ranks(3, work) == [
         (10, [0, 1, 2], [0, 2, 4], [(0, (0, "done"))]),
@@ -114,9 +85,9 @@ def test_folders_that_machines_share_are_found_by_nonce(tmp_path: Path, monkeypa
     folders = [tmp_path / "shared", tmp_path / "own", tmp_path / "shared", tmp_path / "other"]
     machine = threading.local()
 
-    def place(cache: Path) -> tuple[str, int, int]:
+    def place(cache: Path) -> tuple[Path, nodes._Place]:
         cache.mkdir(exist_ok=True)
-        return machine.name, 0, 0
+        return cache, nodes._Place(machine=machine.name, device=0, inode=0, rest=())
 
     monkeypatch.setattr("megablend.megatron.nodes._place", place)
 

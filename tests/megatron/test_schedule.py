@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.errors import ConfigError
-from megablend.megatron.schedule import MemoryGate, Need, Place, deal, forecast
+from megablend.megatron.needs import Need
+from megablend.megatron.schedule import MemoryGate, Place, deal, forecast
 
 MB = 1 << 20
 

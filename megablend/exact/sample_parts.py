@@ -1,0 +1,103 @@
+"""A sample index made in parts by processes that share nothing but files: each counts a run of the documents, then cuts it.
+
+everyone   counts the tokens of its run             -> everybody
+everyone   knows the tokens before its run, and so which rows begin there; makes those
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.exact.samples import BLOCK, ROWS, Int32s, end_row, no_such, reached
+from megablend.kernels.samples import cut, gather_lengths
+
+
+def count_run(lengths: Int32s, documents: Int32s) -> tuple[Int32s, list[int]]:
+    """Lengths of a run of the document index, and the tokens of each BLOCK of it.
+
+    Args:
+        lengths: int32 [num_lengths], tokens of every document; at least one.
+        documents: int32 [n], the run.
+
+    Returns: int32 [n], for `cut_run`; and sums, the last block's may be shorter.
+    Raises: PlanError where the run names a document that is none of the lengths.
+    """
+    gathered = np.empty(len(documents), np.int32)
+    sums = []
+    for first in range(0, len(documents), BLOCK):
+        block = slice(first, first + BLOCK)
+        sums.append(gather_lengths(lengths, documents[block], gathered[block]))
+        if sums[-1] < 0:
+            raise no_such(documents, lengths)
+    return gathered, sums
+
+
+def cut_run(
+    gathered: Int32s,
+    sums: list[int],
+    first: int,
+    start: int,
+    length: int,
+    samples: int,
+    *,
+    extra: int,
+    dtype: npt.DTypeLike,
+) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """The rows of the samples that begin in a run; those of sample 0, and of what `rows_after` makes, are nobody's.
+
+    Args:
+        gathered, sums: of the run, as `count_run` counts them.
+        first: place of the run in the document index.
+        start: tokens before it.
+        length, samples, extra: as sample_index has them.
+        dtype: of the rows, int32 or int64.
+
+    Yields: a sample's number, and the rows [n, 2] from it on.
+    """
+    places = np.arange(min(BLOCK, len(gathered)), dtype=np.int32)
+    for number, tokens in enumerate(sums):
+        begin, passed = number * BLOCK, 0
+        block = gathered[begin : begin + BLOCK]
+        sample, stop = reached(start, length, samples, extra), reached(start + tokens, length, samples, extra)
+        before = start
+        while sample < stop:
+            rows = np.empty((min(stop - sample, ROWS), 2), dtype)
+            left = places[passed : len(block)]
+            filled, more, before = cut(block, left, first + begin + passed, before, length, extra, sample, rows)
+            assert filled == len(rows)
+            yield sample, rows
+            sample, passed = sample + filled, passed + more
+        start += tokens
+
+
+def rows_after(
+    last: int,
+    documents: int,
+    tokens: int,
+    length: int,
+    samples: int,
+    *,
+    extra: int,
+    keep_tail: bool,
+    dtype: npt.DTypeLike,
+) -> tuple[int, npt.NDArray[Any]]:
+    """The rows of samples that begin where the documents have ended.
+
+    Args:
+        last: tokens of the last document.
+        documents, tokens: of the whole document index.
+
+    Others as sample_index has them.
+
+    Returns: the first one's number, and the rows [n, 2], often none.
+    Raises: PlanError as sample_index does.
+    """
+    sample = reached(tokens, length, samples, extra)
+    rows = np.empty((samples + 1 - sample, 2), dtype)
+    if len(rows):
+        rows[:] = end_row(last, documents, sample, samples, extra=extra, keep_tail=keep_tail)
+    return sample, rows

@@ -1,0 +1,67 @@
+"""A sample index made in parts is the one that is made at once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import naive_megatron as naive
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megablend.errors import PlanError
+from megablend.exact import sample_parts
+from megablend.exact.epochs import num_samples
+from megablend.exact.sample_parts import count_run, cut_run, rows_after
+from megablend.exact.samples import sample_index
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.data())
+def test_parts_make_the_whole(dtype: Any, data: st.DataObject) -> None:
+    lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=9)), np.int32)
+    documents = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=20)), np.int32)
+    length, extra, keep_tail = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 1)), data.draw(st.booleans())
+    tokens = int(lengths[documents].sum())
+    samples = num_samples(tokens, 1, length, extra, keep_tail) if tokens else 0
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(documents)), max_size=4)))
+    rows, made = np.full((samples + 1, 2), -7, dtype), [0]
+    rows[0] = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample_parts, "BLOCK", data.draw(st.integers(1, 5)))
+        patch.setattr(sample_parts, "ROWS", data.draw(st.integers(1, 4)))
+        start = 0
+        for first, stop in pairwise([0, *cuts, len(documents)]):
+            gathered, sums = count_run(lengths, documents[first:stop])
+            for sample, part in cut_run(gathered, sums, first, start, length, samples, extra=extra, dtype=dtype):
+                assert part.dtype == dtype
+                rows[sample : sample + len(part)] = part
+                made += range(sample, sample + len(part))
+            start += sum(sums)
+    assert start == tokens
+    last, options = int(lengths[documents[-1]]), {"extra": extra, "keep_tail": keep_tail, "dtype": dtype}
+    try:
+        expected = sample_index(lengths, documents, length, samples, **options)
+    except PlanError as error:
+        with pytest.raises(PlanError, match=str(error)):
+            rows_after(last, len(documents), tokens, length, samples, **options)
+        return
+    sample, part = rows_after(last, len(documents), tokens, length, samples, **options)
+    rows[sample : sample + len(part)] = part
+    made += range(sample, sample + len(part))
+    assert made == list(range(samples + 1))  # each once, in order
+    np.testing.assert_array_equal(rows, expected, strict=True)
+    if not keep_tail:
+        found = naive.sample_index(lengths.tolist(), documents.tolist(), length, samples, extra)
+        assert [tuple(row) for row in rows.tolist()] == found
+
+
+def test_a_run_of_other_lengths_is_refused() -> None:
+    lengths = np.array([5, 6], np.int32)
+    with pytest.raises(PlanError, match="the document index names documents 0 to 2 of 2"):
+        count_run(lengths, np.array([0, 2], np.int32))
+    with pytest.raises(PlanError, match="the documents make 2 samples; expected 3"):
+        rows_after(6, 2, 11, 4, 3, extra=1, keep_tail=False, dtype=np.int32)
