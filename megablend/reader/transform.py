@@ -43,7 +43,9 @@ def apply_to_batch(transform: Transform, batch: Mapping[str, Any], ks: list[int]
 
 def sample_of(batch: Mapping[str, Any], i: int) -> dict[str, Any]:
     """The i-th sample of a batch, as `dataset[k]` gives it: dataset_id is an int."""
-    found = {name: sample_of(value, i) if isinstance(value, Mapping) else value[i] for name, value in batch.items()}
+    found: dict[str, Any] = {
+        name: sample_of(value, i) if isinstance(value, Mapping) else value[i] for name, value in batch.items()
+    }
     return found | {"dataset_id": int(found["dataset_id"])} if "dataset_id" in found else found
 
 
