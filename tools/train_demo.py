@@ -20,8 +20,8 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from tiny_model import TinyModel
+from torch import Tensor
 
 import megablend
 
@@ -29,46 +29,6 @@ MICRO_BATCH_SIZE = 8
 NUM_WORKERS = {"train": 1, "resume": 2, "compare": 0}
 """Loader processes: different ones, for the batches do not depend on them."""
 CHECKPOINT, LOG = "checkpoint.pt", "batches.jsonl"
-VOCAB_SIZE, WIDTH, HEADS, LAYERS = 16_384, 128, 4, 2
-
-
-class Block(nn.Module):
-    """Causal attention and a two-layer network, each added to what comes in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.project = nn.Linear(WIDTH, WIDTH)
-        self.network = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
-        qkv = self.qkv(self.norms[0](x)).unflatten(-1, (3, HEADS, WIDTH // HEADS))
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [batch, heads, sequence, width / heads]
-        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.project(attended.transpose(1, 2).flatten(2))
-        transformed: Tensor = x + self.network(self.norms[1](x))
-        return transformed
-
-
-class TinyModel(nn.Module):
-    """A decoder of two layers with one matrix for tokens in and out."""
-
-    def __init__(self, sequence_length: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(VOCAB_SIZE, WIDTH)
-        self.positions = nn.Embedding(sequence_length, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(WIDTH)
-        nn.init.normal_(self.tokens.weight, std=0.02)
-
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """The mean loss of a batch, over the tokens that its mask lets count."""
-        x = self.tokens(batch["tokens"]) + self.positions(batch["position_ids"])
-        logits = functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
-        losses = functional.cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
-        return (losses * batch["loss_mask"]).sum() / batch["loss_mask"].sum()
 
 
 def digest(batch: dict[str, Tensor]) -> str:
