@@ -134,7 +134,7 @@ def test_what_is_measured_is_there_and_consistent(folder: Path) -> None:
 
 
 def test_a_loader_that_ends_or_hangs_is_named(folder: Path, tmp_path: Path) -> None:
-    limits = Limits(seconds=1, first=0, tokens=NUM_TOKENS)
+    limits = Limits(seconds=1, first=0.0, tokens=NUM_TOKENS)
     (tmp_path / "page.json").write_text("{}")
     with pytest.raises(ContenderError, match=r"not first after 0 s"):
         measure("megablend, sequential", tmp_path, "sequential", "warm", sys.executable, limits)

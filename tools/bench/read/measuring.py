@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def measure(name: str, folder: Path, order: str, state: str, python: str, limits
         try:
             return _watched(process, pipe, mark, folder, order, state, limits)
         except ContenderError as failure:
+            with suppress(subprocess.TimeoutExpired):  # it says why after it has closed the pipe
+                process.wait(2)
             log.seek(0)
             lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
             raise ContenderError(f"{failure}: {lines[-1].strip()[:200] if lines else 'it said nothing'}") from None
