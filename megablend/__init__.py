@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from megablend.api.build import Built, build
     from megablend.api.describe import describe
+    from megablend.api.gc import gc
     from megablend.api.open import open_dataset as open
     from megablend.api.runs import open_index
     from megablend.api.show import show
@@ -40,6 +41,7 @@ _HOMES = {
     "build": "megablend.api.build",
     "Built": "megablend.api.build",
     "describe": "megablend.api.describe",
+    "gc": "megablend.api.gc",
     "open": "megablend.api.open",
     "open_index": "megablend.api.runs",
     "show": "megablend.api.show",
@@ -79,6 +81,7 @@ __all__ = [
     "TransformError",
     "build",
     "describe",
+    "gc",
     "load_config",
     "open",
     "open_index",

@@ -133,6 +133,35 @@ def verify(cache: str, data: bool, as_json: bool) -> None:
         sys.exit(3)
 
 
+@cli.command()
+@click.argument("cache", metavar="CACHE")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option(
+    "--older-than",
+    metavar="DAYS",
+    type=click.FloatRange(min=0),
+    default=7.0,
+    show_default=True,
+    help="Leave what was in use since: at least as long as jobs run that read an index without a run.",
+)
+@as_json
+def gc(cache: str, dry_run: bool, older_than: float, as_json: bool) -> None:
+    """Remove from a cache what nothing needs: old indices that no run stands on, and files' fragments that no index uses."""
+    from megablend.api.gc import gc as collect
+
+    found = collect(cache, older_than_days=older_than, dry_run=dry_run)
+    if as_json:
+        _print_json({"cache": str(Path(cache).absolute()), "dry_run": dry_run, **asdict(found)})
+        return
+    verb = "would go" if dry_run else "removed"
+    for digest in found.generations:
+        click.echo(f"{verb}: index {digest}")
+    click.echo(
+        f"{cache}: {verb}: {len(found.generations)} indices, {found.others} fragments and tables, "
+        f"{found.bytes / 1e6:,.1f} MB; {len(found.kept)} indices stay"
+    )
+
+
 cli.add_command(megatron_cache)
 
 

@@ -5,7 +5,7 @@
     <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json
                           roots.json    where each source's files lay at the last build of it; replaced atomically
     <cache>/documents/, lengths/        tables of single documents, where an order needs them: see documents.py, tabulate.py
-    <cache>/splits/<digest>             where the splits of a generation begin and end; tokens of groups of their blocks
+    <cache>/splits/<digest>-<what>      where the splits of a generation begin and end; tokens of groups of their blocks
     <cache>/runs/<run>.json             the run's ledger
 
 Names that begin with a dot are work under way. A generation is whole once it has its name, since it gets it last;
@@ -162,6 +162,11 @@ class Generation:
         texts = (json.dumps([*asked, *row]).encode() for row in zip(*columns, strict=True))
         return [hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts]
 
+    def file_contents(self) -> list[tuple[str, str]]:
+        """What tells each file's content from others': digests of its structure, and of its body."""
+        structures, bodies = (self._files.column(name).to_pylist() for name in ("structure", "body"))
+        return list(zip(structures, bodies, strict=True))
+
     def token_dtypes(self, source: SourceEntry) -> list[str]:
         """numpy names of the tokens in a source's files, as stored; sorted, each once."""
         dtypes = self._files.column("token_dtype").slice(source.files.start, len(source.files))
@@ -306,6 +311,16 @@ def generations(cache: str | Path) -> Path:
 def fragments(cache: str | Path) -> Path:
     """The folder of a cache's fragments."""
     return Path(cache).absolute() / "fragments"
+
+
+def splits(cache: str | Path) -> Path:
+    """The folder of what was computed of a cache's generations."""
+    return Path(cache).absolute() / "splits"
+
+
+def pins(cache: str | Path) -> Path:
+    """The folder beside a cache where others than runs say which generations they need: in `*.json`, as `index`."""
+    return Path(f"{Path(cache).absolute()}-documents")
 
 
 def folders(cache: str | Path) -> list[Path]:

@@ -65,8 +65,13 @@ def fragment_name(listing: SourceListing, file: SourceFile, *, documents: bool) 
 
 def fragment_names(names: Iterable[str]) -> list[FragmentName]:
     """Those of `names` that are names of fragments of whole files."""
-    whole = (name.partition("-") for name in names if _PART not in name)
+    whole = (name.partition("-") for name in names if not is_part(name))
     return [FragmentName(place=place, answer=answer) for place, _, answer in whole]
+
+
+def is_part(name: str) -> bool:
+    """Whether a fragment is of a part of a file alone."""
+    return _PART in name
 
 
 def part_path(path: Path, part: int, count: int) -> Path:
@@ -123,6 +128,26 @@ def read_fragment(path: Path) -> Fragment:
         scanned_bytes=header["scanned_bytes"],
     )
     return Fragment(index=index, body=header["body"])
+
+
+def fragment_content(path: Path) -> tuple[str, str] | None:
+    """What tells the file that a fragment describes: digests of its structure and of its body; None where it is damaged.
+
+    Raises: FileNotFoundError; CacheError where it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_MAGIC) + _LENGTH.size)
+            if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _LENGTH.size:
+                return None
+            header = json.loads(file.read(_LENGTH.unpack_from(start, len(_MAGIC))[0]))
+            return header["structure"], header["body"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be read ({error.strerror}); get permission there, or remove it") from error
 
 
 def _digest(text: str, size: int) -> str:

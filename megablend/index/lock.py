@@ -36,17 +36,17 @@ class Held:
 
 
 @contextlib.contextmanager
-def build_lock(cache: Path) -> Iterator[Held]:
+def build_lock(cache: Path, wait_seconds: float | None = None) -> Iterator[Held]:
     """Hold the cache's build lock.
 
-    Raises: CacheError where another build holds it for longer than WAIT_SECONDS (names its host, pid and start), or
-        where the cache cannot be written.
+    Raises: CacheError where another build holds it for longer than `wait_seconds` (WAIT_SECONDS where absent; names its host,
+        pid and start), or where the cache cannot be written.
     """
     path = _path(cache)
     with contextlib.ExitStack() as stack:
         with writing(path):
             file = stack.enter_context(path.open("a+", encoding="utf-8"))
-            exclusive = _acquire(file, path)
+            exclusive = _acquire(file, path, WAIT_SECONDS if wait_seconds is None else wait_seconds)
             nonce = secrets.token_hex(8)
             since = time.strftime("%Y-%m-%d %H:%M:%S %z")
             holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "nonce": nonce}
@@ -72,12 +72,17 @@ def check_shared(cache: Path, nonce: str) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _acquire(file: IO[str], path: Path) -> bool:
+def lock_time(cache: Path) -> float:
+    """When the cache's lock was last taken, by the clock of its file system: seconds since 1970."""
+    return _path(cache).stat().st_mtime
+
+
+def _acquire(file: IO[str], path: Path, wait_seconds: float) -> bool:
     """True once the lock is held, False where the file system has none."""
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + wait_seconds
     while (problem := _try_lock(file)) == errno.EWOULDBLOCK:
         if time.monotonic() > deadline:
-            raise _in_use(path)
+            raise _in_use(path, wait_seconds)
         time.sleep(_POLL_SECONDS)
     if problem and problem not in _NO_LOCKS:
         raise OSError(problem, os.strerror(problem), str(path))
@@ -93,10 +98,11 @@ def _try_lock(file: IO[str]) -> int:
     return 0
 
 
-def _in_use(path: Path) -> CacheError:
+def _in_use(path: Path, waited: float) -> CacheError:
     holder = _holder(path.parent)
+    holds = f"has held the cache for {waited:.0f} s" if waited else "holds the cache"
     return CacheError(
-        f"{path}: another build has held the cache for {WAIT_SECONDS:.0f} s (host {holder.get('host', 'unknown')}, "
+        f"{path}: another build {holds} (host {holder.get('host', 'unknown')}, "
         f"pid {holder.get('pid', 'unknown')}, since {holder.get('since', 'unknown')}): wait for it, or end it"
     )
 

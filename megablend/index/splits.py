@@ -12,13 +12,12 @@ import json
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from megablend.formats.base import CONTINUES
-from megablend.index.cache import Generation
+from megablend.index.cache import Generation, splits
 from megablend.index.disk import replace_file, writing
 from megablend.index.documents import PartDocuments, open_table
 from megablend.index.store import BlockStore
@@ -51,7 +50,7 @@ def parts_of(cache: str, store: BlockStore, shares: Sequence[Fraction], *, keep:
     generation = store.generation
     asked = json.dumps([VERSION, generation.digest, [str(share) for share in shares], store.eods])
     key = hashlib.blake2b(asked.encode(), digest_size=16).digest()
-    path = Path(cache) / "splits" / key.hex()
+    path = splits(cache) / f"{generation.digest}-{key.hex()}"
     shape = (len(generation.sources), len(shares))
     with contextlib.suppress(OSError):
         data, checksum = (whole := path.read_bytes())[:-16], whole[-16:]

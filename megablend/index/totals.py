@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +40,12 @@ def count(before: Callable[[Int64s], Int64s], num_blocks: int, num_groups: int, 
     return totals
 
 
-def kept_totals(cache: Path, asked: object, num_groups: int) -> Int64s | None:
-    """The totals that `asked`, JSON-able, names: int64 [num_groups]; None where they are not there or not whole."""
+def kept_totals(cache: Path, asked: Sequence[object], num_groups: int) -> Int64s | None:
+    """The totals that `asked` names: int64 [num_groups]; None where they are not there or not whole.
+
+    Args:
+        asked: all that they depend on, JSON-able; first the digest of what they are of, with which they go.
+    """
     path, key = _place(cache, asked)
     with contextlib.suppress(OSError):
         data, checksum = (whole := path.read_bytes())[:-16], whole[-16:]
@@ -50,7 +54,7 @@ def kept_totals(cache: Path, asked: object, num_groups: int) -> Int64s | None:
     return None
 
 
-def keep_totals(cache: Path, asked: object, totals: Int64s) -> None:
+def keep_totals(cache: Path, asked: Sequence[object], totals: Int64s) -> None:
     """Store totals under what they depend on. Raises CacheError where they cannot be written."""
     path, key = _place(cache, asked)
     with writing(path):
@@ -58,9 +62,9 @@ def keep_totals(cache: Path, asked: object, totals: Int64s) -> None:
     replace_file(path, totals.tobytes() + _checksum(key, totals.tobytes()))
 
 
-def _place(cache: Path, asked: object) -> tuple[Path, bytes]:
+def _place(cache: Path, asked: Sequence[object]) -> tuple[Path, bytes]:
     key = hashlib.blake2b(json.dumps(["totals", VERSION, asked]).encode(), digest_size=16).digest()
-    return cache / "splits" / key.hex(), key
+    return cache / "splits" / f"{asked[0]}-{key.hex()}", key
 
 
 def _checksum(key: bytes, data: bytes) -> bytes:

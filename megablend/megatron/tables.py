@@ -21,7 +21,7 @@ import numpy as np
 from megablend.errors import CacheError, UnsupportedFileError
 from megablend.formats.base import Array
 from megablend.index.build import SourceSpec, build_index
-from megablend.index.cache import Generation, open_generation
+from megablend.index.cache import Generation, open_generation, pins
 from megablend.index.disk import replace_file
 from megablend.index.launch import Launch
 from megablend.index.lengths import count_documents
@@ -35,7 +35,6 @@ _LONGEST = (1 << 31) - 1
 _SOURCE = "documents"
 INDEX_FOLDER = "megablend"
 """Inside Megatron's cache folder: a cache as `megablend build` makes it."""
-_FOLDER = "megablend-documents"
 
 
 def build_table(cache: str, address: Address, *, launch: Launch) -> Address:
@@ -106,7 +105,7 @@ def pinned_address(cache: str, text: str) -> Address:
 
 def table_path(cache: str, address: Address) -> Path:
     """Where the document table of an address that has its index lies."""
-    return Path(cache).absolute() / _FOLDER / f"{_key(address)}-{address.index}.npy"
+    return pins(_index(cache)) / f"{_key(address)}-{address.index}.npy"
 
 
 def _pinned(cache: str, address: Address) -> Address | None:
@@ -121,7 +120,7 @@ def _pinned(cache: str, address: Address) -> Address | None:
 
 
 def _pin(cache: str, address: Address) -> Path:
-    return Path(cache).absolute() / _FOLDER / f"{_key(address)}.json"
+    return pins(_index(cache)) / f"{_key(address)}.json"
 
 
 def _key(address: Address) -> str:

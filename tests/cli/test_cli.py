@@ -220,3 +220,21 @@ def test_a_closed_pipe_is_no_bug(built: Path) -> None:
     environ = os.environ | {"PYTHONPATH": root}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=environ)
     assert done.stderr == ""
+
+
+def test_gc(built: Path) -> None:
+    cache = built.parent / "cache"
+    first = as_json(run("describe", cache, "--json"))["indices"][0]["digest"]
+    (cache / "runs" / "demo.json").unlink()
+    sources = yaml.safe_load(built.read_text())
+    del sources["sources"][1]
+    built.write_text(yaml.safe_dump(sources))
+    assert run("build", built).returncode == 0
+    assert as_json(run("gc", cache, "--json"))["generations"] == []
+    dry = run("gc", cache, "--older-than", 0, "--dry-run")
+    assert f"would go: index {first}" in dry.stdout
+    found = as_json(run("gc", cache, "--older-than", 0, "--json"))
+    assert (found["generations"], found["dry_run"], len(found["kept"])) == ([first], False, 1)
+    assert "removed: 0 indices, 0 fragments and tables" in run("gc", cache, "--older-than", 0).stdout
+    assert run("gc", cache, "--older-than", -1).returncode == 2
+    assert run("gc", built.parent / "nowhere").returncode == 3

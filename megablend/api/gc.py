@@ -1,0 +1,46 @@
+"""gc: remove from a cache what nothing needs any more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from megablend.errors import CacheError, ConfigError
+from megablend.index.cache import pins
+from megablend.index.gc import Collected, collect
+from megablend.plan.ledger import list_runs
+
+DEFAULT_DAYS = 7.0
+
+
+def gc(cache: str | Path, *, older_than_days: float = DEFAULT_DAYS, dry_run: bool = False) -> Collected:
+    """Remove generations of the index that no run stands on, and what belongs to them alone.
+
+    The newest generation stays, those of runs, and those that Megatron's datasets were promised.
+
+    Args:
+        older_than_days: leave what was in use since: longer than any job runs that reads an index by itself (`open_index`).
+        dry_run: only say what would go.
+
+    Raises: ConfigError; CacheError where there is no cache, a build runs, or a ledger or an index that stays is damaged.
+    """
+    if not older_than_days >= 0:
+        raise ConfigError(f"found older_than_days={older_than_days!r}, expected 0 or more days")
+
+    def needed() -> set[str]:
+        return {ledger.index for ledger in list_runs(str(cache))} | _pinned(cache)
+
+    return collect(cache, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
+
+
+def _pinned(cache: str | Path) -> set[str]:
+    found = set()
+    for path in pins(cache).glob("*.json"):
+        try:
+            pin = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CacheError(
+                f"{path}: cannot be read ({error}), so that nothing tells which index it needs; remove it where it is damaged"
+            ) from error
+        found.add(pin.get("index") if isinstance(pin, dict) else None)
+    return {digest for digest in found if isinstance(digest, str)}

@@ -1,0 +1,77 @@
+"""gc as users call it: runs and Megatron's datasets keep what they were promised."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import documents, make_config, write_source
+
+import megablend
+from megablend.index.cache import list_generations
+from megablend.index.launch import OneProcess
+from megablend.megatron.address import parse_address
+from megablend.megatron.tables import build_table, open_table
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    source = write_source(tmp_path / "data", 0, "parquet", documents(0, 60, 30, 5))
+    return make_config(tmp_path, [source | {"weight": 1}], samples=40, run="demo")
+
+
+def grow(config: dict[str, Any], seed: int) -> None:
+    """A file more for the config's source."""
+    source = config["sources"][0]
+    folder = Path(source["path"]).parent
+    more = write_source(folder / f"more{seed}", seed, "parquet", documents(seed, 60, 30, 5))
+    for path in Path(more["path"]).parent.glob(Path(more["path"]).name):
+        path.rename(folder / f"{seed}-{path.name}")
+
+
+def test_a_run_keeps_its_index(config: dict[str, Any]) -> None:
+    cache = config["cache"]
+    first = megablend.build(config).index.digest
+    kept = [megablend.open(config)[k]["tokens"].tolist() for k in range(40)]
+    for seed in (1, 2):
+        config["sources"][0]["path"] = str(Path(config["sources"][0]["path"]).parent / "*.parquet")
+        grow(config, seed)
+        assert megablend.build(config).pinned
+    _, second, third = list_generations(cache)
+    found = megablend.gc(cache, older_than_days=0)
+    assert (found.generations, found.kept) == ((second,), (first, third))
+    assert [megablend.open(config)[k]["tokens"].tolist() for k in range(40)] == kept
+    assert megablend.verify(cache, data=True) == []
+    assert megablend.build(config).index.read == 0
+    (Path(cache) / "runs" / "demo.json").unlink()
+    assert megablend.gc(cache, older_than_days=0).generations == (first,)
+
+
+def test_a_damaged_ledger_and_nonsense_are_refused(config: dict[str, Any]) -> None:
+    megablend.build(config)
+    with pytest.raises(megablend.ConfigError, match=r"older_than_days=-1, expected 0 or more"):
+        megablend.gc(config["cache"], older_than_days=-1)
+    ledger = Path(config["cache"]) / "runs" / "demo.json"
+    ledger.write_text(ledger.read_text().replace("40", "41"))
+    with pytest.raises(megablend.CacheError, match="does not match its own digest"):
+        megablend.gc(config["cache"], older_than_days=0)
+
+
+def test_megatrons_datasets_keep_their_index(config: dict[str, Any], tmp_path: Path) -> None:
+    address = parse_address(f"parquet:{config['sources'][0]['path']}")
+    built = build_table(str(tmp_path / "megatron"), address, launch=OneProcess())
+    cache = tmp_path / "megatron" / "megablend"
+    megablend.build(config, cache=str(cache))
+    (cache / "runs" / "demo.json").unlink()
+    other = config | {"sources": [config["sources"][0] | {"name": "other"}], "run": "other"}
+    megablend.build(other, cache=str(cache))
+    found = megablend.gc(cache, older_than_days=0)
+    assert built.index in found.kept
+    assert len(found.generations) == 1
+    assert len(open_table(str(tmp_path / "megatron"), built)[1]) == 60
+    pin = next((tmp_path / "megatron" / "megablend-documents").glob("*.json"))
+    pin.write_text(json.dumps([1])[:-1])
+    with pytest.raises(megablend.CacheError, match="nothing tells which index it needs"):
+        megablend.gc(cache, older_than_days=0)
+    pin.unlink()
+    assert megablend.gc(cache, older_than_days=0).generations == (built.index,)

@@ -1,0 +1,219 @@
+"""What nothing needs goes, what a run or a job may need stays, whenever the collection is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import pytest
+from index_data import ROOT, build, run, spec, write
+
+from megablend.errors import CacheError
+from megablend.index import lock
+from megablend.index.cache import fragments, generations, list_generations, open_generation, splits
+from megablend.index.documents import PartDocuments, open_table
+from megablend.index.gc import Collected, collect
+from megablend.index.launch import OneProcess
+from megablend.index.lock import build_lock
+from megablend.index.store import BlockStore
+from megablend.index.tabulate import build_tables
+from megablend.index.totals import keep_totals, kept_totals
+from megablend.index.verify import verify
+
+DAY = 86400.0
+CRASH = """
+import os, shutil, signal, sys
+from pathlib import Path
+from megablend.index.documents import PartDocuments, open_table
+from megablend.index.gc import collect
+
+calls = []
+
+def crashing(function):
+    def call(*args, **options):
+        calls.append(args)
+        if len(calls) == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **options)
+    return call
+
+for name in ("rename", "unlink"):
+    setattr(Path, name, crashing(getattr(Path, name)))
+os.unlink, os.rmdir = crashing(os.unlink), crashing(os.rmdir)
+shutil._use_fd_functions = False
+collect(sys.argv[2], lambda: [], min_age_seconds=0, dry_run=False)
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """Three generations: of a and b, of b and c, of c and d."""
+    for seed, name in enumerate("abcd"):
+        write(tmp_path / "data" / f"{name}.arrow", seed)
+    for pattern in ("[ab]", "[bc]", "[cd]"):
+        digest = build(tmp_path / "cache", spec(tmp_path / "data", f"{pattern}.arrow")).digest
+        keep_totals(tmp_path / "cache", [digest, "x"], np.arange(3))
+    return tmp_path / "cache"
+
+
+def age(folder: Path, days: float) -> None:
+    """Make all within `folder` older."""
+    for path in [folder, *folder.rglob("*")]:
+        then = path.stat().st_mtime - days * DAY
+        os.utime(path, (then, then))
+
+
+def gc(cache: Path, *needed: str, days: float = 7.0, dry_run: bool = False) -> Collected:
+    return collect(cache, lambda: needed, min_age_seconds=days * DAY, dry_run=dry_run)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_what_nothing_needs_goes(cache: Path) -> None:
+    first, second, third = list_generations(cache)
+    age(cache, 8)
+    before = {path: path.read_bytes() for path in generations(cache).joinpath(third).iterdir()}
+    seen = gc(cache, dry_run=True)
+    assert (names(generations(cache)), len(names(fragments(cache)))) == ({first, second, third}, 4)
+    found = gc(cache)
+    assert found == seen
+    assert (found.generations, found.kept, found.others) == ((first, second), (third,), 4)
+    assert found.bytes > 1000
+    assert names(generations(cache)) == {third}
+    assert {path: path.read_bytes() for path in generations(cache).joinpath(third).iterdir()} == before
+    assert kept_totals(cache, [third, "x"], 3) is not None
+    assert verify(str(cache), data=True) == []
+    assert gc(cache) == Collected(generations=(), kept=(third,), others=0, bytes=0)
+    report = build(cache, spec(cache.parent / "data", "[cd].arrow"))
+    assert (report.read, report.digest) == (0, third)
+    assert build(cache, spec(cache.parent / "data", "[bc].arrow")).read == 1
+
+
+def test_what_a_run_stands_on_stays(cache: Path) -> None:
+    first, second, third = list_generations(cache)
+    age(cache, 8)
+    found = gc(cache, first)
+    assert (found.generations, found.kept, found.others) == ((second,), (first, third), 1)
+    assert open_generation(cache, first).num_files == 2
+
+
+def test_what_was_in_use_lately_stays(cache: Path) -> None:
+    first, second, third = list_generations(cache)
+    assert gc(cache).generations == ()
+    age(generations(cache) / first, 8)  # but the second took over only now
+    assert gc(cache).generations == ()
+    age(generations(cache) / second, 8)
+    found = gc(cache)
+    # What was found in its files may be of use to a build that was killed.
+    assert (found.generations, found.others) == ((first,), 0)
+    age(fragments(cache), 8)
+    age(splits(cache), 8)
+    found = gc(cache)
+    assert (found.generations, found.others) == ((), 2)
+    assert list_generations(cache) == [second, third]
+
+
+def test_building_the_newest_again_and_again_keeps_no_other_alive(cache: Path) -> None:
+    first, second, _ = list_generations(cache)
+    age(cache, 8)
+    build(cache, spec(cache.parent / "data", "[cd].arrow"))
+    assert gc(cache).generations == (first, second)
+
+
+def test_a_generation_that_was_built_again_is_as_young_as_that(cache: Path) -> None:
+    first, second, third = list_generations(cache)
+    age(cache, 8)
+    build(cache, spec(cache.parent / "data", "[ab].arrow"))
+    build(cache, spec(cache.parent / "data", "[cd].arrow"))
+    assert list_generations(cache) == [second, first, third]
+    assert gc(cache).generations == (second,)
+    assert gc(cache, days=0).generations == (first,)
+
+
+def test_tables_of_documents_go_with_the_files(cache: Path) -> None:
+    for digest in list_generations(cache):
+        build_tables(BlockStore(open_generation(cache, digest)), [0], launch=OneProcess())
+        blocks = PartDocuments(open_table(open_generation(cache, digest), 0), range(3), eod=False)
+        blocks.keep_group_totals(2, 1)
+    first, _, third = list_generations(cache)
+    age(cache, 8)
+    assert [len(names(cache / name)) for name in ("documents", "lengths", "splits")] == [3, 4, 6]
+    assert gc(cache, *list_generations(cache)).others == 0
+    gc(cache, first)
+    assert [len(names(cache / name)) for name in ("documents", "lengths", "splits")] == [2, 4, 4]
+    gc(cache)
+    assert [len(names(cache / name)) for name in ("documents", "lengths", "splits")] == [1, 2, 2]
+    assert build_tables(BlockStore(open_generation(cache, third)), [0], launch=OneProcess()).counted == 0
+
+
+def test_parts_and_damaged_fragments_go_when_they_are_old(cache: Path) -> None:
+    one = next(iter(fragments(cache).iterdir()))
+    part, damaged = one.with_name(f"{one.name}.part-0-3"), one.with_name("ab-cd")
+    shutil.copy(one, part)
+    damaged.write_bytes(b"megablend fragment\n\xff\xff")
+    assert gc(cache).others == 0
+    age(fragments(cache), 8)
+    assert gc(cache, *list_generations(cache)).others == 2
+    assert not part.exists()
+    assert not damaged.exists()
+
+
+def test_it_refuses_while_a_build_runs(cache: Path) -> None:
+    age(cache, 8)
+    started = time.monotonic()
+    with build_lock(cache), pytest.raises(CacheError, match=r"another build holds the cache \(host .*wait for it"):
+        gc(cache)
+    assert time.monotonic() < started + 5
+    assert len(list_generations(cache)) == 3
+
+
+def test_it_refuses_what_it_cannot_know(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CacheError, match="there is no cache here"):
+        gc(tmp_path / "nowhere")
+    age(cache, 8)
+
+    def needed() -> Collection[str]:
+        raise CacheError("the ledger is damaged")
+
+    with pytest.raises(CacheError, match="the ledger is damaged"):
+        collect(cache, needed, min_age_seconds=0, dry_run=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(lock, "_try_lock", lambda file: 38)
+        with pytest.raises(CacheError, match="has no locks, so that nothing tells whether a build runs"):
+            gc(cache)
+    newest = generations(cache) / list_generations(cache)[-1] / "files.arrow"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(CacheError, match="build again to mend it"):
+        gc(cache)
+    assert len(list_generations(cache)) == 3
+
+
+def test_a_collection_killed_at_each_of_its_steps(cache: Path) -> None:
+    age(cache, 8)
+    third = list_generations(cache)[-1]
+    for step in range(1, 60):
+        copy = cache.with_name(f"copy{step}")
+        shutil.copytree(cache, copy)
+        result = run([sys.executable, "-c", CRASH, str(step), str(copy)], PYTHONPATH=ROOT)
+        assert verify(str(copy), data=True) == []
+        assert list_generations(copy)[-1] == third
+        for digest in list_generations(copy):
+            assert open_generation(copy, digest).num_files == 2
+        if result.returncode == 0:
+            break
+        assert result.returncode == -signal.SIGKILL, result.stderr
+        gc(copy, days=0)
+        assert names(generations(copy)) == {third}
+        assert len(names(fragments(copy))) == 2
+        assert len(names(splits(copy))) == 1
+    else:
+        pytest.fail("the collection never finished")
+    assert step > 12
