@@ -52,6 +52,11 @@ class Artefact:
         """Of all its files, to within some kilobytes."""
         return sum(array.nbytes for array in self.arrays)
 
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """Of its files, the description's first."""
+        return (f"{self.base}-description.txt", *(f"{self.base}-{array.name}.npy" for array in self.arrays))
+
     def path(self, cache: Path, array: str) -> Path:
         """Where an array's file lies."""
         return cache / f"{self.base}-{array}.npy"

@@ -16,44 +16,54 @@ from megablend.megatron.request import GREEDY, LARGEST_REMAINDER, SPLITS, CacheR
 BLEND_CLASSES = {GREEDY: "BlendedDataset", LARGEST_REMAINDER: "MegablendLargestRemainderDataset"}
 
 
-def dataset_identifiers(request: CacheRequest, part: DatasetPart) -> dict[str, Any]:
-    """What tells a dataset from others, in Megatron's order."""
-    return {
-        "class": request.dataset_class,
-        "dataset_path": part.prefix,
-        "num_samples": part.num_samples,
-        "index_split": SPLITS[part.split],
-        "random_seed": request.random_seed,
-        "sequence_length": request.sequence_length,
-        "split": request.split,
-        "split_matrix": matrix_of(request),
-        "tokenizer": request.tokenizer,
-    }
+def shared_members(request: CacheRequest, split: int) -> str:
+    """What the descriptions of all datasets of a split end in."""
+    return _members(
+        {
+            "index_split": SPLITS[split],
+            "random_seed": request.random_seed,
+            "sequence_length": request.sequence_length,
+            "split": request.split,
+            "split_matrix": matrix_of(request),
+            "tokenizer": request.tokenizer,
+        }
+    )
 
 
-def blend_identifiers(
+def dataset_description(request: CacheRequest, part: DatasetPart, shared: str) -> str:
+    """The description.txt of a dataset; ASCII.
+
+    Args:
+        shared: shared_members of its split: most of the text, written once for thousands of datasets.
+    """
+    own = {"class": request.dataset_class, "dataset_path": part.prefix, "num_samples": part.num_samples}
+    return _object([_members(own), shared])
+
+
+def blend_description(
     request: CacheRequest,
     split: int,
-    datasets: Sequence[Mapping[str, Any]],
+    datasets: Sequence[str],
     weights: Sequence[float] | Sequence[int],
     size: int | None,
-) -> dict[str, Any]:
-    """What tells a blend from others: the identifiers of its datasets, its weights and its size."""
-    return {
-        "class": BLEND_CLASSES[request.interleaving],
-        "datasets": list(datasets),
-        "split": SPLITS[split],
-        "weights": list(weights),
-        "size": size,
-    }
+) -> str:
+    """The description.txt of a blend: the descriptions of its datasets, its weights and its size; ASCII."""
+    inner = ",\n".join(datasets).replace("\n", "\n" + 8 * " ")  # no text in JSON holds a line break as such
+    listed = f'    "datasets": [\n{8 * " "}{inner}\n    ]'
+    rest = {"split": SPLITS[split], "weights": list(weights), "size": size}
+    return _object([_members({"class": BLEND_CLASSES[request.interleaving]}), listed, _members(rest)])
 
 
-def description(identifiers: Mapping[str, Any]) -> str:
-    """The text of description.txt; ASCII."""
-    return json.dumps(identifiers, indent=4)
-
-
-def base_name(identifiers: Mapping[str, Any], split: int) -> str:
+def base_name(text: str, class_name: str, split: int) -> str:
     """How the names of an artefact's files begin: <md5 of the description>-<class>-<split>."""
-    digest = hashlib.md5(description(identifiers).encode("utf-8"), usedforsecurity=False).hexdigest()
-    return f"{digest}-{identifiers['class']}-{SPLITS[split]}"
+    digest = hashlib.md5(text.encode("utf-8"), usedforsecurity=False).hexdigest()
+    return f"{digest}-{class_name}-{SPLITS[split]}"
+
+
+def _members(values: Mapping[str, Any]) -> str:
+    """The lines of a JSON object between its braces."""
+    return json.dumps(values, indent=4)[2:-2]
+
+
+def _object(members: Sequence[str]) -> str:
+    return "{\n" + ",\n".join(members) + "\n}"

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from megablend.errors import PlanError
 from megablend.exact.epochs import num_epochs, num_samples, sample_dtype, samples_before_final_epoch, shuffle_dtype
 from megablend.megatron.artefacts import ArraySpec, Artefact
-from megablend.megatron.describe import base_name, blend_identifiers, dataset_identifiers, description
+from megablend.megatron.describe import (
+    BLEND_CLASSES,
+    base_name,
+    blend_description,
+    dataset_description,
+    shared_members,
+)
 from megablend.megatron.layout import DatasetPart, SplitLayout, layouts
 from megablend.megatron.lengths import PartSize
 from megablend.megatron.request import LARGEST_REMAINDER, SPLITS, CacheRequest
@@ -28,7 +33,6 @@ class DatasetJob:
     """A dataset to build."""
 
     artefact: Artefact
-    identifiers: dict[str, Any]
     part: DatasetPart
     size: PartSize
     num_epochs: int
@@ -110,13 +114,14 @@ def plan_cache(request: CacheRequest, sizes: Mapping[PartKey, PartSize]) -> list
     """
     plans = []
     for layout in layouts(request):
-        datasets = tuple(_dataset_job(request, part, sizes[part.prefix, part.span]) for part in layout.parts)
+        shared = shared_members(request, layout.split)
+        datasets = tuple(_dataset_job(request, part, sizes[part.prefix, part.span], shared) for part in layout.parts)
         blend = _blend_job(request, layout, datasets) if layout.blended else None
         plans.append(SplitPlan(name=layout.name, datasets=datasets, blend=blend))
     return plans
 
 
-def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize) -> DatasetJob:
+def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize, shared: str) -> DatasetJob:
     extra, length = int(request.add_extra_token_to_sequence), request.sequence_length
     name = f"{part.prefix} ({SPLITS[part.split]})"
     if not size.tokens:
@@ -137,7 +142,7 @@ def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize) -> Da
             f"{name}: Megatron rounds its {epochs * size.tokens:,} tokens to {samples:,} samples in single precision, fewer "
             f"than the {part.num_samples:,} asked for; drop the last partial sequence, or ask for no more"
         )
-    identifiers = dataset_identifiers(request, part)
+    text = dataset_description(request, part, shared)
     documents = epochs * (size.end - size.begin)
     arrays = (
         ArraySpec(name="document_index", shape=(documents,), dtype="int32"),
@@ -145,8 +150,7 @@ def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize) -> Da
         ArraySpec(name="shuffle_index", shape=(samples,), dtype=shuffle_dtype(samples).name),
     )
     return DatasetJob(
-        artefact=Artefact(base=base_name(identifiers, part.split), description=description(identifiers), arrays=arrays),
-        identifiers=identifiers,
+        artefact=Artefact(base=base_name(text, request.dataset_class, part.split), description=text, arrays=arrays),
         part=part,
         size=size,
         num_epochs=epochs,
@@ -169,16 +173,16 @@ def _blend_job(request: CacheRequest, layout: SplitLayout, datasets: tuple[Datas
     weights: list[float] | list[int] = list(lengths if layout.weights is None else layout.weights)
     if size is not None:
         weights = normalized(weights)
-    identifiers = blend_identifiers(request, layout.split, [job.identifiers for job in datasets], weights, size)
+    described = [job.artefact.description for job in datasets]
+    text = blend_description(request, layout.split, described, weights, size)
+    name = base_name(text, BLEND_CLASSES[request.interleaving], layout.split)
     entries = sum(lengths) if size is None else size
     arrays = (
         ArraySpec(name="dataset_index", shape=(entries,), dtype="int16"),
         ArraySpec(name="dataset_sample_index", shape=(entries,), dtype="int64"),
     )
     return BlendJob(
-        artefact=Artefact(
-            base=base_name(identifiers, layout.split), description=description(identifiers), arrays=arrays
-        ),
+        artefact=Artefact(base=name, description=text, arrays=arrays),
         layout=layout,
         weights=tuple(weights),
         size=size,

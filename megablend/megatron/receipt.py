@@ -33,11 +33,8 @@ def is_whole(request: CacheRequest) -> bool:
 
 def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: bool) -> None:
     """Vouch for a cache that was just filled (`built`), or found whole. Raises: CacheError where that cannot be written."""
-    cache = Path(request.path_to_cache)
     artefacts = [job.artefact for split in splits for job in split.jobs]
-    paths = [each.description_path(cache) for each in artefacts]
-    paths += [each.path(cache, array.name) for each in artefacts for array in each.arrays]
-    text = "\n".join(sorted({path.name for path in paths}))
+    text = "\n".join(sorted({name for each in artefacts for name in each.file_names}))
     # A whole cache may be read-only: it is looked through again the next time, no more.
     with contextlib.nullcontext() if built else contextlib.suppress(CacheError):
         with writing(_path(request)):
