@@ -14,17 +14,20 @@ Peers want other versions of each other's dependencies; --python names interpret
     python -m venv .venv-peers && .venv-peers/bin/pip install torch==2.13.0 datasets "ray[data]" megatron-core==0.16.1 matplotlib
     python -m venv .venv-mds && .venv-mds/bin/pip install torch==2.13.0 mosaicml-streaming
 
-What is not there is named in the table. A results file is added to, and the table is of all that it holds.
+What is not there is named in the table. A results file is added to: what it has is not measured again, so that a run may be cut
+into pieces (--budget), and the table is of all that it holds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -87,10 +90,15 @@ def race(folder: Path, args: argparse.Namespace, results: Path) -> None:
         if contender.package in pythons:
             with suppress(subprocess.CalledProcessError):  # a peer that does not import: its own process will say why
                 make(folder, contender.data, page, codec, pythons[contender.package])
-    for round_, name, page, codec, state in [] if args.prepare else wanted:
+    keys, start = ("round", "contender", "page", "codec", "state"), time.monotonic()
+    have = {tuple(row[key] for key in keys) for row in read(results)}
+    for task in [] if args.prepare else wanted:
+        if task in have or time.monotonic() - start > args.budget:
+            continue
+        _, name, page, codec, state = task
         contender = CONTENDERS[name]
         data, order = folder / variant(contender.data, page, codec), order_of(contender, name)
-        row: dict[str, Any] = {"contender": name, "page": page, "codec": codec, "state": state, "round": round_}
+        row: dict[str, Any] = dict(zip(keys, task, strict=True))
         limits = Limits(seconds=args.seconds, first=args.first, tokens=args.tokens)
         try:
             if contender.package not in pythons:
@@ -106,9 +114,14 @@ def race(folder: Path, args: argparse.Namespace, results: Path) -> None:
         print(f"{name}, {page} {codec}, {state}: {rate}", file=sys.stderr, flush=True)
 
 
+def read(results: Path) -> list[dict[str, Any]]:
+    """The rows of a results file, which may not be there yet."""
+    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
 def show(results: Path, picture: Path | None) -> None:
     """Print the tables of all results."""
-    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    rows = read(results)
     main_rows = [row for row in rows if (row["page"], row["codec"]) == MAIN]
     names = [name for name in CONTENDERS if any(row["contender"] == name for row in rows)]
     if main_rows:
@@ -136,6 +149,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, help="keeps the data; a temporary folder where absent")
     parser.add_argument("--results", type=Path, help="default: results.jsonl in the folder")
     parser.add_argument("--plot", type=Path, metavar="PNG")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no measurement is begun")
     parser.add_argument("--prepare", action="store_true", help="make the data, measure nothing")
     parser.add_argument("--show", action="store_true", help="measure nothing, show the results that are there")
     args = parser.parse_args(arguments)
