@@ -184,7 +184,7 @@ class Config(_Model):
     block_bytes: Count = 1 << 20
     """Rough size of a block of a Megatron `.bin`."""
     memory: Size = 512 << 20
-    """Bytes that a process (a rank, or each of its loader's workers) may hold for reading."""
+    """Bytes that a process (a rank, or each of its loader's workers) may hold for reading a split; see megablend.plan.memory."""
     add_extra_token_to_sequence: bool = True
     reset_position_ids: bool = False
     reset_attention_mask: bool = False

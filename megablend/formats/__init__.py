@@ -7,12 +7,18 @@ from megablend.formats.arrow import ARROW
 from megablend.formats.base import DivisibleFormat, Format
 from megablend.formats.megatron import MEGATRON
 from megablend.formats.parquet import PARQUET
+from megablend.formats.parquet.dictionaries import CACHE
 from megablend.storage import storage_for
 
 FORMATS: dict[str, Format] = {each.name: each for each in (PARQUET, ARROW, MEGATRON)}
 """Formats by name."""
 DIVISIBLE: dict[str, DivisibleFormat] = {PARQUET.name: PARQUET}
 """Those of which several processes may index one file together."""
+
+
+def bound_caches(max_bytes: int) -> None:
+    """Let what formats keep for a whole process take up to `max_bytes`."""
+    CACHE.resize(max_bytes)
 
 
 def format_of(path: str) -> Format:

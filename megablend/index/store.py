@@ -19,6 +19,8 @@ from megablend.storage import storage_for
 
 MAX_OPEN_FILES = 1024
 """Readers of files kept at once; descriptors are bounded by the storage."""
+BLOCK_OVERHEAD_BYTES = 1 << 10
+"""What Python's objects around a decoded block take, and its places in tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +119,22 @@ class BlockStore:
         tokens[with_eod] += running("ends_before", mine + 1) - running("ends_before", mine)
         return tokens
 
-    def memory_bytes(self, ids: npt.NDArray[np.int64], *, documents: bool) -> npt.NDArray[np.int64]:
-        """About how many bytes blocks `ids` int64 [n] take when they are decoded: int64 [n].
+    def memory_bytes(
+        self, ids: npt.NDArray[np.int64], *, documents: bool
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """About how many bytes blocks `ids` int64 [n] take: decoded, and besides while they are read and decoded. int64 [n] each.
 
         Args:
             documents: what is kept of a block says where its documents begin.
         """
-        rows = self.generation.blocks(ids)
-        tokens = self.num_tokens(ids) * self._by_file.token_bytes[self.generation.file_of(ids)]
+        rows, files = self.generation.blocks(ids), self.generation.file_of(ids)
+        has_eod = self._by_file.has_eod[files]
+        num_tokens = rows["tokens"] + np.where(has_eod, rows["ends"], 0)
         # Tokens may be a view of the decoded page, levels and all.
-        found: npt.NDArray[np.int64] = np.maximum(tokens, rows["decoded_bytes"])
-        if documents:
-            found += 8 * (np.maximum(rows["rows"], 0) + 2)
-        return found
+        kept = np.maximum(num_tokens * self._by_file.token_bytes[files], rows["decoded_bytes"]) + BLOCK_OVERHEAD_BYTES
+        pieces = 8 * (np.maximum(rows["rows"], 0) + 2)
+        reading = rows["stored_bytes"] + kept + pieces
+        return (kept + pieces if documents else kept), reading
 
     @cached_property
     def _by_file(self) -> _ByFile:

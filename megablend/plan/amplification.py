@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.plan.forecast import Future, planned
+from megablend.plan.memory import batches_of, budget_of
 from megablend.plan.run import Run
 
 
@@ -20,10 +21,12 @@ def read_amplification(
     Raises: ConfigError where memory is too small.
     """
     step_samples, processes = micro_batch_size * data_parallel_size, max(1, num_workers)
+    stride = step_samples * processes
+    budget = budget_of(run, micro_batch_size=micro_batch_size, stride=stride, num_batches=batches_of(num_workers))
     read, useful, used = 0, 0.0, list[npt.NDArray[np.int64]]()
-    for begin in range(first, min(first + step_samples * processes, stop), micro_batch_size):
-        future = Future(first=begin, micro_batch_size=micro_batch_size, stride=step_samples * processes, stop=stop)
-        for window in planned(run, future):
+    for begin in range(first, min(first + stride, stop), micro_batch_size):
+        future = Future(first=begin, micro_batch_size=micro_batch_size, stride=stride, stop=stop)
+        for window in planned(run, future, budget):
             now = window.forecast
             read += _stored_bytes(run, now.ids[window.reads])
             if run.config.order == "row" and run.weights:

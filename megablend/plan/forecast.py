@@ -6,7 +6,7 @@ where that uses it, or where it is not used up: a lane goes on in the block it s
 wait the longest go first where memory ends. (In row order a block is left after each document.)
 
 Long windows read many blocks of a file at a time, and cost less to plan; the first ones are short, so that the first step is
-there soon. A window takes up to half of the memory: the other half is for what is read ahead and what waits.
+there soon. A window takes up to half of the memory for blocks: the other half is for what is read ahead and what waits.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ import numpy.typing as npt
 
 from megablend.errors import ConfigError
 from megablend.order.base import Spans
-from megablend.plan.memory import block_bytes
+from megablend.plan.memory import Budget, shown
 from megablend.plan.run import Run
 
 Int64s = npt.NDArray[np.int64]
 
 FIRST_SAMPLES, WINDOW_SAMPLES = 1 << 8, 1 << 14
-"""Samples of the first window, and of the longest: windows double. What a window's own arrays take is bounded, too."""
+"""Samples of the first window, and of the longest: windows double."""
+STRETCH_BYTES = 640
+"""Of memory for planning, a stretch of a window: three windows exist at once, and what one is made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ class Future:
 
         Steps beyond the run are left out.
         """
-        firsts = np.arange(self.first + step * self.stride, self.stop, self.stride)[:num_steps]
+        begin = self.first + step * self.stride
+        firsts = np.arange(begin, min(self.stop, begin + num_steps * self.stride), self.stride)  # not the whole run's
         numbers = firsts[:, np.newaxis] + np.arange(self.micro_batch_size)  # (steps, samples of a step)
         inside = numbers < self.stop
         return numbers[inside], np.concatenate([np.zeros(1, np.int64), np.cumsum(inside.sum(axis=1))])
@@ -72,6 +75,8 @@ class Forecast:
     """int64 [m], where in `ids` each stretch's block is."""
     sizes: Int64s
     """int64 [num_blocks], bytes that a block takes in memory."""
+    reading: Int64s
+    """int64 [num_blocks], bytes that reading a block takes besides, for a while."""
     first_use: Int64s
     """int64 [num_blocks], step, from 0."""
     last_use: Int64s
@@ -95,12 +100,13 @@ class Window:
     """bool [num_blocks]: the block stays when its last step here is over."""
     forgets: Int64s
     """int64 [...], numbers of blocks, kept so far, that go when the window begins."""
+    max_bytes: int
+    """Of blocks that are held or on their way while this window's are read."""
 
 
-def planned(run: Run, future: Future) -> Iterator[Window]:
+def planned(run: Run, future: Future, budget: Budget) -> Iterator[Window]:
     """The windows in which a process reads its future. Raises: ConfigError where memory is too small."""
-    max_bytes = block_bytes(run, micro_batch_size=future.micro_batch_size, stride=future.stride)
-    return windows(run, forecasts(run, future, max_bytes), max_bytes)
+    return windows(run, forecasts(run, future, budget), budget)
 
 
 def forecast(run: Run, samples: Int64s, step_offsets: Int64s) -> Forecast:
@@ -110,6 +116,7 @@ def forecast(run: Run, samples: Int64s, step_offsets: Int64s) -> Forecast:
     ids, firsts, places = np.unique(stretches.blocks, return_index=True, return_inverse=True)
     stretch_offsets = np.searchsorted(stretches.rows, step_offsets)
     steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(stretch_offsets))
+    sizes, reading = run.store.memory_bytes(ids, documents=run.config.inter_document_masking)
     last_use = np.zeros(len(ids), np.int64)
     last_use[places] = steps  # ascending: the last one stays
     advances = stretches.stops - stretches.starts
@@ -122,40 +129,59 @@ def forecast(run: Run, samples: Int64s, step_offsets: Int64s) -> Forecast:
         stretch_offsets=stretch_offsets,
         ids=ids,
         places=places,
-        sizes=run.store.memory_bytes(ids, documents=run.config.inter_document_masking),
+        sizes=sizes,
+        reading=reading,
         first_use=steps[firsts],
         last_use=last_use,
         used=np.bincount(places, advances, minlength=len(ids)).astype(np.int64),
     )
 
 
-def forecasts(run: Run, future: Future, max_bytes: int) -> Iterator[Forecast]:
-    """All of the future, in forecasts whose blocks take up to half of `max_bytes`; or in single steps that take up to all of it.
+def forecasts(run: Run, future: Future, budget: Budget) -> Iterator[Forecast]:
+    """All of the future, in forecasts whose blocks take up to half of the memory for blocks; or in steps that take up to all.
 
     Raises: ConfigError where the blocks of a single step take more.
     """
-    step, samples = 0, FIRST_SAMPLES
+    plannable = int(budget.planning / STRETCH_BYTES / stretches_of_a_sample(run))
+    step, samples = 0, min(FIRST_SAMPLES, plannable)
     while len((given := future.samples(step, max(1, samples // future.micro_batch_size)))[0]):
         found = forecast(run, *given)
-        samples = min(2 * samples, WINDOW_SAMPLES)
+        plannable = int(budget.planning / STRETCH_BYTES * len(found.samples) / len(found.places))
+        samples = min(2 * samples, WINDOW_SAMPLES, plannable)
+        max_bytes = room(found, budget)
         order = np.argsort(found.first_use, kind="stable")
         fitting = int(np.searchsorted(np.cumsum(found.sizes[order]), max_bytes // 2, side="right"))
         if fitting < len(order) and found.num_steps > 1:
             found = forecast(run, *future.samples(step, max(1, int(found.first_use[order[fitting]]))))
-        if (needed := int(found.sizes.sum())) > max_bytes:
+        if (needed := int(found.sizes.sum())) > (max_bytes := room(found, budget)):
+            largest = int(found.reading.argmax())
             raise ConfigError(
-                f"memory: the blocks of a step of {len(found.samples)} samples take {needed} bytes of the {max_bytes} that "
-                "are left for blocks; raise memory, or lower micro_batch_size or the sources' block sizes"
+                f"memory: the blocks of a step of {len(found.samples)} samples take {needed} bytes of the {max(0, max_bytes)} "
+                f"that {shown(run.config.memory)} leave for blocks (most for block {found.ids[largest]}: {found.sizes[largest]}, "
+                f"and {found.reading[largest]} while it is read); raise memory, or lower micro_batch_size or the sources' "
+                "block sizes"
             )
         yield found
         step += found.num_steps
 
 
-def windows(run: Run, found: Iterator[Forecast], max_bytes: int) -> Iterator[Window]:
-    """What to read for each forecast, and what to keep; those blocks together take up to `max_bytes`."""
+def stretches_of_a_sample(run: Run) -> float:
+    """About how many blocks a sample lies in, on average."""
+    num_blocks = int((run.parts["stop_block"] - run.parts["first_block"]).sum())
+    return 1 + run.config.sequence_length * num_blocks / max(1, int(run.parts["tokens"].sum()))
+
+
+def room(found: Forecast, budget: Budget) -> int:
+    """Bytes for blocks while those of a forecast are read, the largest of which may take more than is set aside for reading."""
+    return budget.blocks - max(0, int(found.reading.max()) - budget.reads)
+
+
+def windows(run: Run, found: Iterator[Forecast], budget: Budget) -> Iterator[Window]:
+    """What to read for each forecast, and what to keep; those blocks together take up to the memory for blocks."""
     held = _Held(*(np.zeros(0, np.int64) for _ in range(4)))
     for number, (now, after) in enumerate(pairwise(chain(found, [None]))):
         assert now is not None
+        max_bytes = room(now, budget)
         there = np.isin(now.ids, held.ids)
         reads = np.flatnonzero(~there)
         reads = reads[np.argsort(now.first_use[reads], kind="stable")]
@@ -166,7 +192,8 @@ def windows(run: Run, found: Iterator[Forecast], max_bytes: int) -> Iterator[Win
         if run.config.order == "row":  # another document of a block is due at any time: the room is for reading ahead
             unfinished[:] = False
         held = held.only(unfinished | np.isin(held.ids, ahead))
-        yield Window(forecast=now, reads=reads, keeps=np.isin(now.ids, held.ids), forgets=forgets)
+        keeps = np.isin(now.ids, held.ids)
+        yield Window(forecast=now, reads=reads, keeps=keeps, forgets=forgets, max_bytes=max_bytes)
 
 
 @dataclass(frozen=True, slots=True)

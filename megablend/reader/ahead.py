@@ -23,12 +23,14 @@ from megablend.formats.base import DecodedBlock
 from megablend.index.store import BlockStore
 from megablend.order.base import Spans
 from megablend.plan.forecast import Window
+from megablend.plan.memory import Budget
 from megablend.plan.run import Run
+from megablend.reader.gate import Gate
 from megablend.reader.samples import Samples, continued, gather
 from megablend.reader.table import BlockTable
 
 READ_BYTES = 1 << 20
-"""Blocks of a file that are read and decoded in one go, in decoded bytes; or one block."""
+"""Blocks of a file that are read and decoded in one go, in decoded bytes; or one block. Less where memory is little."""
 NO_OFFSETS = np.zeros(1, np.int64)
 
 
@@ -40,6 +42,8 @@ class _Read:
     """In their window's forecast."""
     size: int
     """Bytes that they take in memory."""
+    reading: int
+    """Bytes that are needed besides while they are read."""
     first_use: int
     blocks: Pending[list[DecodedBlock]] | None = None
 
@@ -59,14 +63,15 @@ class ReadAhead:
     Args:
         run: whose samples they are.
         windows: what is to be read; asked for in a thread.
-        max_bytes: bound of what blocks take.
+        budget: of the process.
         num_threads: that read and decode.
     """
 
-    def __init__(self, run: Run, windows: Iterator[Window], *, max_bytes: int, num_threads: int) -> None:
+    def __init__(self, run: Run, windows: Iterator[Window], *, budget: Budget, num_threads: int) -> None:
         self._run = run
         self._windows = windows
-        self._max_bytes = max_bytes
+        self._gate = Gate(budget.reads)
+        self._read_bytes = max(1, min(READ_BYTES, budget.reads // 8))
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="megablend")
         # Also when this is forgotten, at any time before the interpreter's end: it waits for its threads by itself.
         self._end = weakref.finalize(self, _shut_down, self._threads, os.getpid())
@@ -127,15 +132,16 @@ class ReadAhead:
             return False
         self._coming = self._threads.submit(next, self._windows, None)
         files = self._run.store.generation.file_of(window.forecast.ids[window.reads])
-        self._stages.append(_Stage(window, deque(_reads(window, files))))
+        self._stages.append(_Stage(window, deque(_reads(window, files, self._read_bytes))))
         return True
 
     def _issue(self) -> None:
         """Hand reads to the threads while there is room, those of the next window after all of this one's."""
         while True:
+            max_bytes = min(stage.window.max_bytes for stage in self._stages)
             for stage in self._stages:
                 while stage.unissued:
-                    if self._bytes + stage.unissued[0].size > self._max_bytes:
+                    if self._bytes + stage.unissued[0].size > max_bytes:
                         return
                     self._send(stage)
             if len(self._stages) > 1 or not self._coming.done() or not self._plan():
@@ -146,7 +152,7 @@ class ReadAhead:
         self._bytes += read.size
         documents = self._run.config.inter_document_masking
         ids = stage.window.forecast.ids[read.places]
-        read.blocks = self._threads.submit(_fetch, self._run.store, ids, documents=documents)
+        read.blocks = self._threads.submit(_fetch, self._run.store, ids, self._gate, read.reading, documents=documents)
         stage.unfinished.append(read)
 
     def _take(self, stage: _Stage) -> None:
@@ -181,29 +187,40 @@ def _shut_down(threads: ThreadPoolExecutor, process: int) -> None:
         threads.shutdown(wait=True, cancel_futures=True)
 
 
-def _reads(window: Window, files: npt.NDArray[np.int32]) -> list[_Read]:
+def _reads(window: Window, files: npt.NDArray[np.int32], read_bytes: int) -> list[_Read]:
     """A window's reads, cut into portions of one file each, by first use.
 
     Args:
         files: int32 [num_reads], the file of each block that is to be read.
+        read_bytes: of a portion, decoded; or one block.
     """
     order = np.argsort(files, kind="stable")  # within a file by first use, as they come
     places, files = window.reads[order], files[order]
-    sizes, first_use = window.forecast.sizes[places], window.forecast.first_use[places]
-    portions = np.cumsum(sizes) // READ_BYTES
+    sizes, reading, first_use = (
+        column[places] for column in (window.forecast.sizes, window.forecast.reading, window.forecast.first_use)
+    )
+    portions = np.cumsum(sizes) // read_bytes
     edges = (np.diff(portions, prepend=-1, append=-1) != 0) | (np.diff(files, prepend=-1, append=-1) != 0)
     reads = [
-        _Read(places[start:stop].tolist(), int(sizes[start:stop].sum()), int(first_use[start]))
+        _Read(
+            places[start:stop].tolist(),
+            int(sizes[start:stop].sum()),
+            int(reading[start:stop].sum()),
+            int(first_use[start]),
+        )
         for start, stop in pairwise(np.flatnonzero(edges).tolist())
     ]
     return sorted(reads, key=lambda read: read.first_use)
 
 
-def _fetch(store: BlockStore, ids: npt.NDArray[np.int64], *, documents: bool) -> list[DecodedBlock]:
-    """Read and decode blocks; where documents begin in them is kept only where it is asked for."""
+def _fetch(
+    store: BlockStore, ids: npt.NDArray[np.int64], gate: Gate, reading: int, *, documents: bool
+) -> list[DecodedBlock]:
+    """Read and decode blocks, which takes `reading` bytes for a while; where documents begin is kept where it is asked for."""
     if not threading.main_thread().is_alive():  # the interpreter is about to end, and waits for all that was handed out
         return []
-    blocks = store.read(ids)
+    with gate.holding(reading):
+        blocks = store.read(ids)
     return blocks if documents else [DecodedBlock(block.tokens, NO_OFFSETS) for block in blocks]
 
 

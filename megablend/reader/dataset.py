@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import torch.utils.data
 
 from megablend.errors import StateError
 from megablend.index.store import Pages
-from megablend.plan.memory import BLOCKS_SHARE
+from megablend.plan.memory import divided, sample_bytes
 from megablend.plan.run import Run
 from megablend.plan.state import State
 from megablend.reader.samples import Sample, read_sample, read_samples
@@ -39,13 +40,25 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.run = run
         self.transform = transform
         """Applied to each sample's dict; what it returns takes the dict's place."""
-        self.window = Window(run.store, int(run.config.memory * BLOCKS_SHARE) if window_bytes is None else window_bytes)
+        self._window_bytes = window_bytes
         self.consumed_samples = 0
         """Samples that training has used; where loaders begin. The dataset itself does not count."""
         self._consume(consumed_samples)
 
     def __len__(self) -> int:
         return self.run.num_samples
+
+    @cached_property
+    def window_bytes(self) -> int:
+        """Of the blocks that `self[k]` keeps, while no loader reads ahead beside it."""
+        if self._window_bytes is not None:
+            return self._window_bytes
+        return divided(self.run, sample_bytes(self.run.config)).alone
+
+    @cached_property
+    def window(self) -> Window:
+        """The blocks that `self[k]` keeps."""
+        return Window(self.run.store, self.window_bytes)
 
     def __getitem__(self, k: int | None) -> Any:
         """Sample k; for None, sample 0 with a loss mask of zeros, to pad a batch (as GPTDataset does).
@@ -74,8 +87,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def with_transform(self, transform: Transform | None) -> Dataset:
         """The same samples through another function, or none."""
-        found = copy(self)
-        found.transform, found.__dict__["window"] = transform, self.window
+        window, found = self.window, copy(self)  # both share it
+        found.transform, found.__dict__["window"] = transform, window
         return found
 
     def read_pages(self, block_ids: npt.ArrayLike) -> Pages:

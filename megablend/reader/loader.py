@@ -9,11 +9,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from megablend.errors import ConfigError
-from megablend.plan.memory import block_bytes
+from megablend.plan.memory import batches_of, budget_of
 from megablend.reader.dataset import Dataset
 from megablend.reader.sampler import PretrainingSampler
 from megablend.reader.steps import Steps
-from megablend.reader.transform import Transform, TransformedSteps, transformed
+from megablend.reader.transform import AHEAD, Transform, TransformedSteps, transformed
 
 
 class Loader:
@@ -61,9 +61,13 @@ class Loader:
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
             return
         options.setdefault("pin_memory", torch.cuda.is_available())
-        stride = self.sampler.step_samples * max(1, options.get("num_workers", 0))
-        block_bytes(dataset.run, micro_batch_size=micro_batch_size, stride=stride)  # now, not in a worker
-        self._steps = Steps(dataset, micro_batch_size=micro_batch_size, step_samples=self.sampler.step_samples)
+        num_workers, step_samples = options.get("num_workers", 0), self.sampler.step_samples
+        num_batches = batches_of(num_workers, options.get("prefetch_factor"))
+        if dataset.transform is not None and num_workers == 0:
+            num_batches += 2 * AHEAD  # what goes into the threads, and what comes out
+        sizes = {"micro_batch_size": micro_batch_size, "num_batches": num_batches}
+        budget_of(dataset.run, stride=step_samples * max(1, num_workers), **sizes)  # an error now, not in a worker
+        self._steps = Steps(dataset, step_samples=step_samples, **sizes)
         made = self._steps if dataset.transform is None else TransformedSteps(self._steps, dataset.transform)
         self._loader = DataLoader(made, batch_size=None, sampler=self.sampler, **options)
 

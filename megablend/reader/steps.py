@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from megablend.formats import bound_caches
 from megablend.plan.forecast import Future, planned
-from megablend.plan.memory import block_bytes
+from megablend.plan.memory import budget_of
 from megablend.reader.ahead import ReadAhead
 from megablend.reader.dataset import Dataset
 from megablend.reader.tensors import batch_dict
@@ -21,12 +22,14 @@ class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     Args:
         dataset: whose samples they are.
         micro_batch_size, step_samples: samples of a step of this rank, and of all ranks.
+        num_batches: that exist at once; see `budget_of`.
     """
 
-    def __init__(self, dataset: Dataset, *, micro_batch_size: int, step_samples: int) -> None:
+    def __init__(self, dataset: Dataset, *, micro_batch_size: int, step_samples: int, num_batches: int = 2) -> None:
         self._dataset = dataset
         self._micro_batch_size = micro_batch_size
         self._step_samples = step_samples
+        self._num_batches = num_batches
         self._ahead: ReadAhead | None = None
         self._expected = 0
         self._process = os.getpid()
@@ -50,6 +53,7 @@ class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         """Stop reading ahead, and let go of what was read."""
         if self._ahead is not None:
             self._ahead.close()
+            self._dataset.window.resize(self._dataset.window_bytes)
         self._ahead = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -57,6 +61,7 @@ class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             "dataset": self._dataset,
             "micro_batch_size": self._micro_batch_size,
             "step_samples": self._step_samples,
+            "num_batches": self._num_batches,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -71,11 +76,12 @@ class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     def _begin(self, first: int) -> ReadAhead:
         run = self._dataset.run
-        future = Future(
-            first=first, micro_batch_size=self._micro_batch_size, stride=self._stride(), stop=run.num_samples
-        )
-        max_bytes = block_bytes(run, micro_batch_size=future.micro_batch_size, stride=future.stride)
-        return ReadAhead(run, planned(run, future), max_bytes=max_bytes, num_threads=min(8, os.cpu_count() or 1))
+        mine, stride = self._micro_batch_size, self._stride()
+        future = Future(first=first, micro_batch_size=mine, stride=stride, stop=run.num_samples)
+        budget = budget_of(run, micro_batch_size=mine, stride=stride, num_batches=self._num_batches)
+        self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))
+        bound_caches(budget.dictionaries)
+        return ReadAhead(run, planned(run, future, budget), budget=budget, num_threads=min(8, os.cpu_count() or 1))
 
     def _stride(self) -> int:
         worker = torch.utils.data.get_worker_info()

@@ -6,15 +6,17 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
+
 from megablend.formats.base import DecodedBlock
-from megablend.index.store import BlockStore
+from megablend.index.store import BLOCK_OVERHEAD_BYTES, BlockStore
 
 
 class Window:
     """Blocks by number, decoded once while they stay. Safe to share between threads, to pickle, and after a fork.
 
     Args:
-        max_bytes: of all blocks that are kept; one is always kept, however large.
+        max_bytes: of all blocks that are kept, and of those that are being read; one read is made however large.
     """
 
     def __init__(self, store: BlockStore, max_bytes: int) -> None:
@@ -32,6 +34,9 @@ class Window:
                 self._blocks.move_to_end(i)
         missing = list(dict.fromkeys(i for i in ids if i not in found))
         if missing:
+            needed = sum(map(int, map(np.sum, self.store.memory_bytes(np.array(missing, np.int64), documents=True))))
+            with self._lock:
+                self._shrink(self.max_bytes - needed)
             read = dict(zip(missing, self.store.read(missing), strict=True))
             found |= read
             with self._lock:
@@ -39,9 +44,19 @@ class Window:
                     if i not in self._blocks:
                         self._bytes += _bytes(block)
                     self._blocks[i] = block
-                while self._bytes > self.max_bytes and len(self._blocks) > 1:
-                    self._bytes -= _bytes(self._blocks.popitem(last=False)[1])
+                self._shrink(self.max_bytes)
         return [found[i] for i in ids]
+
+    def resize(self, max_bytes: int) -> None:
+        """Keep up to `max_bytes` from now on."""
+        with self._lock:
+            self.max_bytes = max_bytes
+            self._shrink(max_bytes)
+
+    def _shrink(self, max_bytes: int) -> None:
+        """Let go of the blocks used longest ago (the lock is held)."""
+        while self._bytes > max_bytes and self._blocks:
+            self._bytes -= _bytes(self._blocks.popitem(last=False)[1])
 
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self.store, "max_bytes": self.max_bytes}
@@ -51,4 +66,4 @@ class Window:
 
 
 def _bytes(block: DecodedBlock) -> int:
-    return block.tokens.nbytes + block.offsets.nbytes
+    return block.tokens.nbytes + block.offsets.nbytes + BLOCK_OVERHEAD_BYTES

@@ -197,6 +197,10 @@ def test_dictionaries_are_kept_within_bytes() -> None:
     get(4)
     get(1)
     assert loads == [1, 2, 3, 2, 4, 1]
+    get(2)
+    cache.resize(700)  # of 800
+    assert [int(get(i)[0]) for i in (2, 1)] == [2, 1]
+    assert loads == [1, 2, 3, 2, 4, 1, 2, 1]
 
 
 def test_a_dictionary_that_cannot_be_loaded_is_asked_for_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from runs import EOD, documents, make_config, write_source
 import megablend
 from megablend.plan.amplification import read_amplification
 from megablend.plan.forecast import Forecast, Future, forecast, forecasts, windows
-from megablend.plan.memory import lanes_of
+from megablend.plan.memory import Budget, lanes_of
 from megablend.plan.run import Run
 
 
@@ -44,6 +45,15 @@ def test_a_future_is_the_steps_that_follow(first: int, micro_batch: int, stride:
         assert steps == expected[step : step + number]
 
 
+def test_a_long_future_costs_no_more_than_its_next_steps() -> None:
+    tracemalloc.start()
+    samples, _ = Future(first=5, micro_batch_size=2, stride=8, stop=10**15).samples(10**9, 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert samples.tolist() == [8 * 10**9 + k for k in (5, 6, 13, 14, 21, 22)]
+    assert peak < 1 << 20
+
+
 def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
     rng = random.Random(1)
     samples, offsets = Future(first=3, micro_batch_size=4, stride=9, stop=480).samples(0, 30)
@@ -66,12 +76,18 @@ def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
     assert found.used.sum() == len(samples) * run.config.sequence_length
 
 
-def hold(run: Run, future: Future, max_bytes: int) -> Counter[int]:
+def budget(blocks: int, **others: int) -> Budget:
+    """So many bytes for blocks, and enough for all else."""
+    plenty = dict.fromkeys(("batches", "orders", "dictionaries", "planning", "window", "reads"), 1 << 30)
+    return Budget(blocks=blocks, **plenty | others)
+
+
+def hold(run: Run, future: Future, given: Budget) -> Counter[int]:
     """Walk through the windows as a reader would; how often each block is read."""
     held: dict[int, int] = {}
     reads = Counter[int]()
     steps = list[list[int]]()
-    for window in windows(run, forecasts(run, future, max_bytes), max_bytes):
+    for window in windows(run, forecasts(run, future, given), given):
         now = window.forecast
         for block in window.forgets.tolist():
             del held[block]
@@ -81,7 +97,7 @@ def hold(run: Run, future: Future, max_bytes: int) -> Counter[int]:
         reads.update(new)
         held |= zip(new, now.sizes[window.reads].tolist(), strict=True)
         assert set(now.ids.tolist()) <= set(held)
-        assert sum(held.values()) <= max_bytes
+        assert sum(held.values()) <= window.max_bytes <= given.blocks
         for block in now.ids[~window.keeps].tolist():
             del held[block]
         steps += [now.samples[a:b].tolist() for a, b in pairwise(now.step_offsets)]
@@ -103,20 +119,23 @@ def test_with_room_for_all_every_block_is_read_once_a_pass(
     monkeypatch.setattr("megablend.plan.forecast.FIRST_SAMPLES", samples)
     monkeypatch.setattr("megablend.plan.forecast.WINDOW_SAMPLES", 4 * samples)
     future = Future(first=0, micro_batch_size=4, stride=4, stop=480)
-    reads, used = hold(run, future, 1 << 30), blocks_used(run, np.arange(480))
+    reads, used = hold(run, future, budget(1 << 30)), blocks_used(run, np.arange(480))
     assert all(reads[block] <= passes for block, passes in used.items())
     assert set(reads) == set(used)
 
 
-@pytest.mark.parametrize("max_bytes", [1200, 2500, 6000])
+@pytest.mark.parametrize("max_bytes", [12_000, 25_000, 60_000])
 def test_with_little_room_windows_are_shorter(run: Run, max_bytes: int) -> None:
-    reads = hold(run, Future(first=1, micro_batch_size=2, stride=5, stop=480), max_bytes)
+    reads = hold(run, Future(first=1, micro_batch_size=2, stride=5, stop=480), budget(max_bytes))
     assert set(reads) == set(blocks_used(run, [k for k in range(1, 480) if (k - 1) % 5 < 2]))
 
 
 def test_a_step_that_does_not_fit_is_refused(run: Run) -> None:
-    found = forecasts(run, Future(first=0, micro_batch_size=8, stride=8, stop=480), 300)
-    with pytest.raises(megablend.ConfigError, match=r"memory: the blocks of a step of 8 samples take .* of the 300"):
+    found = forecasts(run, Future(first=0, micro_batch_size=8, stride=8, stop=480), budget(3000))
+    with pytest.raises(
+        megablend.ConfigError,
+        match=r"memory: the blocks of a step of 8 samples take .* of the 3000 that 512.0 MiB leave",
+    ):
         next(found)
 
 
@@ -133,7 +152,7 @@ def test_amplification_counts_what_all_processes_read(run: Run, micro_batch: int
         future = Future(
             first=process * micro_batch, micro_batch_size=micro_batch, stride=processes * micro_batch, stop=480
         )
-        read += hold(run, future, 384 << 20)
+        read += hold(run, future, budget(384 << 20))
     used = blocks_used(run, np.arange(480))
     total = [sum(n * int(stored([b])["stored_bytes"][0]) for b, n in counts.items()) for counts in (read, used)]
     assert found == pytest.approx(total[0] / total[1])

@@ -79,7 +79,7 @@ def test_tensors_of_a_batch_share_no_memory(config: dict[str, Any]) -> None:
 
 
 def test_little_memory_gives_the_same_batches(tmp_path: Path) -> None:
-    config = make(tmp_path, memory=4000)
+    config = make(tmp_path, memory=60_000)
     whole = [
         batch["tokens"] for batch in megablend.Loader(megablend.open(config | {"memory": "1GiB"}), micro_batch_size=2)
     ]

@@ -43,9 +43,19 @@ class DictionaryCache:
             if key not in self._arrays:
                 self._arrays[key] = loaded
                 self._bytes += loaded.nbytes
-            while self._bytes > self._max_bytes and len(self._arrays) > 1:
-                self._bytes -= self._arrays.popitem(last=False)[1].nbytes
+            self._shrink()
         return loaded
+
+    def resize(self, max_bytes: int) -> None:
+        """Keep up to `max_bytes` from now on."""
+        with self._lock:
+            self._max_bytes = max_bytes
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Let the least recently used go (the lock is held)."""
+        while self._bytes > self._max_bytes and len(self._arrays) > 1:
+            self._bytes -= self._arrays.popitem(last=False)[1].nbytes
 
 
 CACHE = DictionaryCache(DICTIONARY_BYTES)

@@ -1,0 +1,78 @@
+"""Memory is divided without a rest that nobody counts, and too little of it is refused with what would do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import documents, make_config, write_source
+
+import megablend
+from megablend.plan.memory import SHARES, Budget, batches_of, budget_of
+from megablend.plan.run import Run
+
+
+def run_of(folder: Path, **settings: Any) -> Run:
+    sources = [
+        write_source(folder, d, "parquet", documents(d, 70, 40, seed=9)) | {"weight": weight}
+        for d, weight in enumerate((5, 3, 2))
+    ]
+    config = make_config(folder, sources, **({"samples": 480} | settings))
+    megablend.build(config)
+    return megablend.open(config).run
+
+
+def test_the_parts_are_the_whole(tmp_path: Path) -> None:
+    run = run_of(tmp_path, memory=1_000_003)
+    budget = budget_of(run, micro_batch_size=3, stride=3)
+    assert {field.name for field in fields(Budget)} == {"batches", "orders", *SHARES}
+    parts = [getattr(budget, field.name) for field in fields(Budget)]
+    assert min(parts) > 0
+    assert 1_000_003 - len(parts) <= sum(parts) <= 1_000_003
+    assert budget.orders == sum(run.order(source).memory_bytes for source in range(3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [({}, {}), ({"create_attention_mask": True}, {}), ({"inter_document_masking": True}, {}), ({}, {"num_batches": 5})],
+)
+def test_batches_are_counted_as_they_are(tmp_path: Path, settings: dict[str, Any], sizes: dict[str, int]) -> None:
+    run = run_of(tmp_path, **settings)
+    batch = next(iter(megablend.Loader(megablend.Dataset(run), micro_batch_size=4)))
+    made = sum(tensor.nbytes for tensor in batch.values())
+    counted = budget_of(run, micro_batch_size=4, stride=4, **sizes).batches
+    assert 1 <= counted / made / sizes.get("num_batches", 2) <= 1.2
+
+
+def test_what_is_refused_says_how_much_would_do(tmp_path: Path) -> None:
+    run = run_of(tmp_path, memory=2000, cycle=64, sequence_length=20)
+    with pytest.raises(
+        megablend.ConfigError,
+        match=r"memory: found 2.0 KiB, expected [\d.]+ KiB or more: .* 4 of 4 lanes, .* a cycle of 64 .* 2 batches of 4 .*"
+        r" the order of the sources' blocks .* raise memory, or lower cycle, lanes, micro batch",
+    ) as refused:
+        budget_of(run, micro_batch_size=4, stride=4)
+    asked = re.search(r"expected ([\d.]+) KiB", str(refused.value))
+    assert asked is not None
+    enough = run_of(tmp_path / "more", memory=int((float(asked[1]) + 0.1) * 1024), cycle=64, sequence_length=20)
+    assert len(list(megablend.Loader(megablend.Dataset(enough), micro_batch_size=4))) == 120
+
+
+def test_batches_of_a_loader_and_of_a_worker() -> None:
+    assert [batches_of(0), batches_of(4), batches_of(4, 7)] == [2, 3, 8]
+
+
+def test_a_dataset_keeps_less_beside_a_loader(tmp_path: Path) -> None:
+    dataset = megablend.Dataset(run_of(tmp_path, memory=300_000))
+    for k in range(0, 480, 7):
+        dataset[k]
+    alone, most = dataset.window.max_bytes, dataset.window._bytes
+    loader = megablend.Loader(dataset, micro_batch_size=4)
+    next(iter(loader))
+    assert dataset.window.max_bytes < alone / 8
+    assert dataset.window._bytes <= dataset.window.max_bytes < most
+    loader.close()
+    assert dataset.window.max_bytes == alone
