@@ -82,6 +82,9 @@ class Forecast:
     last_use: Int64s
     used: Int64s
     """int64 [num_blocks], tokens by which the samples advance in each block."""
+    awaited: Int64s
+    """int64 [num_blocks]: samples that begin in the block, less those that end there: the first token of the ones is the extra
+    token of the others, and may be needed later as that."""
 
     @property
     def num_steps(self) -> int:
@@ -120,7 +123,11 @@ def forecast(run: Run, samples: Int64s, step_offsets: Int64s) -> Forecast:
     last_use = np.zeros(len(ids), np.int64)
     last_use[places] = steps  # ascending: the last one stays
     advances = stretches.stops - stretches.starts
-    advances[np.flatnonzero(np.diff(stretches.rows, append=-1))] -= run.sample_tokens - run.config.sequence_length
+    begins, ends = (np.flatnonzero(np.diff(stretches.rows, **edge)) for edge in ({"prepend": -1}, {"append": -1}))
+    extra = run.sample_tokens - run.config.sequence_length
+    advances[ends] -= extra
+    awaited = np.bincount(places[begins], extra * (ordinals > 0), minlength=len(ids))
+    awaited -= np.bincount(places[ends], np.full(len(ends), extra), minlength=len(ids))
     return Forecast(
         samples=samples,
         step_offsets=step_offsets,
@@ -134,6 +141,7 @@ def forecast(run: Run, samples: Int64s, step_offsets: Int64s) -> Forecast:
         first_use=steps[firsts],
         last_use=last_use,
         used=np.bincount(places, advances, minlength=len(ids)).astype(np.int64),
+        awaited=awaited.astype(np.int64),
     )
 
 
@@ -178,7 +186,7 @@ def room(found: Forecast, budget: Budget) -> int:
 
 def windows(run: Run, found: Iterator[Forecast], budget: Budget) -> Iterator[Window]:
     """What to read for each forecast, and what to keep; those blocks together take up to the memory for blocks."""
-    held = _Held(*(np.zeros(0, np.int64) for _ in range(4)))
+    held = _Held(*(np.zeros(0, np.int64) for _ in range(5)))
     for number, (now, after) in enumerate(pairwise(chain(found, [None]))):
         assert now is not None
         max_bytes = room(now, budget)
@@ -188,7 +196,7 @@ def windows(run: Run, found: Iterator[Forecast], budget: Budget) -> Iterator[Win
         forgets, held = held.waiting(now, max_bytes)
         held = held.with_used(now, number)
         ahead = np.zeros(0, np.int64) if after is None else after.ids
-        unfinished = held.used < run.store.num_tokens(held.ids)
+        unfinished = (held.used < run.store.num_tokens(held.ids)) | (held.awaited > 0)
         if run.config.order == "row":  # another document of a block is due at any time: the room is for reading ahead
             unfinished[:] = False
         held = held.only(unfinished | np.isin(held.ids, ahead))
@@ -204,11 +212,13 @@ class _Held:
     sizes: Int64s
     used: Int64s
     """Tokens that samples have used."""
+    awaited: Int64s
+    """See Forecast."""
     window: Int64s
     """Number of the last window that used it."""
 
     def only(self, kept: npt.NDArray[np.bool_]) -> _Held:
-        return _Held(self.ids[kept], self.sizes[kept], self.used[kept], self.window[kept])
+        return _Held(*(column[kept] for column in (self.ids, self.sizes, self.used, self.awaited, self.window)))
 
     def waiting(self, now: Forecast, max_bytes: int) -> tuple[Int64s, _Held]:
         """Those that there is room for beside a window: the numbers of those that go, and what is left."""
@@ -225,8 +235,9 @@ class _Held:
         """With the blocks of a window, and what it uses of them."""
         ids = np.union1d(self.ids, now.ids)
         mine, theirs = np.searchsorted(ids, self.ids), np.searchsorted(ids, now.ids)
-        sizes, used, window = (np.zeros(len(ids), np.int64) for _ in range(3))
-        sizes[mine], used[mine], window[mine] = self.sizes, self.used, self.window
+        sizes, used, awaited, window = (np.zeros(len(ids), np.int64) for _ in range(4))
+        sizes[mine], used[mine], awaited[mine], window[mine] = self.sizes, self.used, self.awaited, self.window
         sizes[theirs], window[theirs] = now.sizes, number
         used[theirs] += now.used
-        return _Held(ids, sizes, used, window)
+        awaited[theirs] += now.awaited
+        return _Held(ids, sizes, used, awaited, window)

@@ -1,0 +1,133 @@
+"""What loaders really read, byte by byte: as little as page order promises, and as much as was told before."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from runs import make_config
+
+import megablend
+from megablend.storage.base import FileStat
+from megablend.storage.local import LocalStorage
+
+PAGE_TOKENS, LENGTH = 256, 64
+"""As pages of 64 KB of int32 are to samples of 4k tokens."""
+
+
+class LoggingStorage:
+    """Local files; which pages are read of them, by which process, is written to a log. Footers, once an opening, are not."""
+
+    def __init__(self, log: Path) -> None:
+        self.local = LocalStorage()
+        self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        return self.local.read(path, offset, size)
+
+    def read_into(self, path: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        for offset, buffer in ranges:
+            os.write(self.log, f"{os.getpid()} {path} {offset} {len(buffer)}\n".encode())
+        self.local.read_into(path, ranges)
+
+    def stat(self, path: str) -> FileStat:
+        return self.local.stat(path)
+
+    def glob(self, pattern: str) -> list[str]:
+        return self.local.glob(pattern)
+
+
+def run_of(folder: Path, num_sources: int, num_tokens: int, **settings: Any) -> dict[str, Any]:
+    """A config over Parquet files of pages of PAGE_TOKENS tokens, built."""
+    sources = []
+    for number in range(num_sources):
+        tokens = np.random.default_rng(number).integers(0, 50_000, num_tokens // num_sources, dtype=np.int32)
+        offsets = np.arange(0, len(tokens) + 1, 32, dtype=np.int32)
+        table = pa.table({"ids": pa.ListArray.from_arrays(offsets, tokens[: offsets[-1]])})
+        options: dict[str, Any] = {"use_dictionary": False, "compression": "none", "write_page_index": True}
+        pq.write_table(
+            table, folder / f"{number}.parquet", data_page_size=4 * PAGE_TOKENS, write_batch_size=8, **options
+        )
+        sources.append({"name": str(number), "path": str(folder / f"{number}.parquet"), "weight": 1})
+    config = make_config(folder, sources, sequence_length=LENGTH, cycle=512, **settings)
+    megablend.build(config)
+    return config
+
+
+def read_all(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, log: Path, ranks: int, **options: Any) -> Reads:
+    """Every rank's reads over a whole run."""
+    storage = LoggingStorage(log)
+    monkeypatch.setattr("megablend.index.store.storage_for", lambda path: storage)
+    monkeypatch.setattr("megablend.formats.parquet.ranges.GAP_BYTES", 32)  # as 2 KB are to pages of 64 KB
+    for rank in range(ranks):
+        dataset = megablend.open(config)
+        loader = megablend.Loader(
+            dataset, data_parallel_rank=rank, data_parallel_size=ranks, drop_last=False, **options
+        )
+        assert sum(len(batch["tokens"]) for batch in loader) >= len(dataset) // ranks
+    os.close(storage.log)
+    found = []
+    for line in log.read_text(encoding="utf-8").splitlines():
+        process, path, offset, size = line.split(" ")
+        found.append((int(process), path, int(offset), int(size)))
+    return found
+
+
+Reads = list[tuple[int, str, int, int]]
+"""(process, path, offset, bytes)"""
+
+
+def bytes_used(config: dict[str, Any]) -> int:
+    """Of the blocks that a run needs, once an epoch each."""
+    run = megablend.open(config).run
+    stretches = run.stretches(*run.plan.locate_many(np.arange(run.num_samples)))
+    pairs = np.unique(np.stack([stretches.epochs, stretches.blocks]), axis=1)
+    return int(run.store.generation.blocks(pairs[1])["stored_bytes"].sum(dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    ("num_sources", "micro_batch", "ranks", "bound"),
+    [(1, 4, 1, 1.05), (10, 4, 1, 1.05), (100, 4, 1, 1.15), (10, 1, 4, 1.05), (100, 1, 4, 1.15), (10, 2, 3, 9)],
+)
+def test_what_is_read_is_within_the_bounds_and_as_told(
+    tmp_path: Path, num_sources: int, micro_batch: int, ranks: int, bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = 4 * 512 * (16 if num_sources == 100 else 4)
+    config = run_of(tmp_path, num_sources, samples * LENGTH, samples=samples)
+    told = megablend.describe(config, micro_batch_size=micro_batch, data_parallel_size=ranks)["read_amplification"]
+    reads = read_all(config, monkeypatch, tmp_path / "log", ranks, micro_batch_size=micro_batch)
+    measured = sum(size for _, _, _, size in reads) / bytes_used(config)
+    assert measured <= bound
+    assert measured == pytest.approx(told, rel=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_workers_with_lanes_of_their_own_read_no_page_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But those in which the runs of two lanes meet."""
+    samples = 16 * 512 * 2
+    config = run_of(tmp_path, 10, samples * LENGTH * 17 // 16, samples=samples, lanes=16)  # not all of an epoch
+    told = megablend.describe(config, micro_batch_size=4, data_parallel_size=2, num_workers=2)["read_amplification"]
+    log = tmp_path / "log"
+    reads = read_all(config, monkeypatch, log, 2, micro_batch_size=4, num_workers=2, multiprocessing_context="fork")
+    index = megablend.open(config).run.store.generation
+    files = {index.path(number): index.file(number) for number in range(index.num_files)}
+    pages, shared = Counter[tuple[int, int]](), Counter[int]()
+    for process, path, offset, size in reads:
+        blocks = np.arange(files[path].first_block, files[path].first_block + files[path].num_blocks)
+        places = index.blocks(blocks)["offset"]
+        inside = blocks[(places >= offset) & (places < offset + size)].tolist()
+        pages.update((process, block) for block in inside)
+        shared.update(inside)
+    assert len({process for process, _ in pages}) == 4
+    assert set(pages.values()) == {1}
+    assert len(shared) >= samples * LENGTH // PAGE_TOKENS
+    assert sum(times - 1 for times in shared.values()) <= 16 * 10  # as many as there are runs: lanes x sources
+    measured = sum(size for _, _, _, size in reads) / bytes_used(config)
+    assert measured == pytest.approx(told, rel=0.05)
