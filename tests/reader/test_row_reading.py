@@ -87,9 +87,9 @@ def test_masks_at_documents_see_those_of_the_order(tmp_path: Path) -> None:
 def test_little_memory_is_enough_and_less_than_a_step_is_refused(tmp_path: Path) -> None:
     config = make(tmp_path)
     expected = batches(config)
-    assert all(torch.equal(a, b) for a, b in zip(batches(config | {"memory": 30_000}), expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(batches(config | {"memory": 120_000}), expected, strict=True))
     with pytest.raises(ConfigError, match="memory: the blocks of a step of 12 samples take"):
-        batches(config | {"memory": 2_000})
+        batches(config | {"memory": 6_000})
 
 
 def test_describe_tells_what_it_costs_and_what_its_tables_take(tmp_path: Path) -> None:
