@@ -19,44 +19,24 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from documents import CODECS, make_documents, write_parquet
 
 from megablend.formats import format_of
 from megablend.formats.base import BlockReader, FileIndex, OpenedFile
 from megablend.storage import storage_for
 
 PAGES = {"8 KB": 8 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20}
-KINDS = {"none": ("none", False), "zstd": ("zstd", False), "lz4": ("lz4", False), "dictionary": ("zstd", True)}
 BATCH_BYTES = 4 << 20
 """Of pages asked for together."""
-
-
-def write(path: Path, mib: int, page_bytes: int, codec: str, dictionary: bool, crc: bool) -> None:
-    """Lists of int32: documents of 1.1k tokens on average, tokens as frequent as words are."""
-    rng = np.random.default_rng(0)
-    tokens = np.minimum(rng.zipf(1.2, mib << 18), 50_000).astype(np.int32)
-    ends = np.cumsum(rng.lognormal(6.5, 1.0, len(tokens) // 200).astype(np.int64) + 1)
-    offsets = np.concatenate(([0], ends[ends < len(tokens)], [len(tokens)])).astype(np.int32)
-    pq.write_table(
-        pa.table({"ids": pa.ListArray.from_arrays(offsets, tokens)}),
-        path,
-        compression=codec,
-        use_dictionary=dictionary,
-        dictionary_pagesize_limit=4 << 20,
-        data_page_size=page_bytes,
-        write_batch_size=max(1, page_bytes // 8192),
-        max_rows_per_page=1 << 30,
-        write_page_index=True,
-        write_page_checksum=crc,
-    )
 
 
 def open_file(path: Path) -> tuple[FileIndex, BlockReader]:
     """Our index of a file, and a reader of it."""
     kind, storage = format_of(str(path)), storage_for(str(path))
-    found = kind.index(str(path), "ids", storage=storage, documents=True, block_bytes=0)
+    found = kind.index(str(path), "tokens", storage=storage, documents=True, block_bytes=0)
     size = storage.stat(str(path)).size
     file = OpenedFile(size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta)
-    return found, kind.open(str(path), "ids", file, storage=storage)
+    return found, kind.open(str(path), "tokens", file, storage=storage)
 
 
 def cpu_seconds(function: Callable[[], int]) -> tuple[float, int]:
@@ -106,17 +86,18 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=32, help="MiB of tokens a file (default: 32)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of which medians are taken (default: 5)")
     parser.add_argument("--pages", nargs="+", choices=PAGES, default=list(PAGES))
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=CODECS, default=list(CODECS))
     parser.add_argument("--crc", action="store_true", help="write, and therefore check, checksums of pages")
     args = parser.parse_args()
     pa.set_cpu_count(1)
     print("Millions of tokens per CPU-second")
     print(f"{'pages':22}{'tokens':>9}{'us/page':>9}{'random':>9}{'scan':>9}{'pyarrow':>9}{'/scan':>8}{'/pyarrow':>9}")
+    documents = make_documents(args.mib << 18, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         for page in args.pages:
             for kind in args.kinds:
                 path = Path(folder) / "x.parquet"
-                write(path, args.mib, PAGES[page], *KINDS[kind], args.crc)
+                write_parquet(path, *documents, page_bytes=PAGES[page], codec=kind, crc=args.crc)
                 cells = measure(path, args.rounds)
                 print(
                     f"{page + ' ' + kind:22}"

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from documents import make_documents, write_parquet
 
 import megablend
 from megablend.plan.amplification import read_amplification
@@ -38,13 +38,9 @@ def make_corpus(folder: Path, num_sources: int, mib: int) -> dict[str, Any]:
     folder.mkdir()
     sources = []
     for number in range(num_sources):
-        rng = np.random.default_rng(number)
-        tokens = np.minimum(rng.zipf(1.2, (mib << 18) // num_sources), 50_000).astype(np.int32)
-        ends = np.cumsum(rng.lognormal(6.5, 1.0, len(tokens) // 200).astype(np.int64) + 1)
-        offsets = np.concatenate([[0], ends[ends < len(tokens)], [len(tokens)]]).astype(np.int32)
-        table, path = pa.table({"ids": pa.ListArray.from_arrays(offsets, tokens)}), folder / f"{number}.parquet"
-        options = {"use_dictionary": False, "compression": "zstd", "write_page_index": True}
-        pq.write_table(table, path, data_page_size=PAGE_BYTES, **options)
+        tokens, offsets = make_documents((mib << 18) // num_sources, seed=number)
+        path = folder / f"{number}.parquet"
+        write_parquet(path, tokens, offsets, page_bytes=PAGE_BYTES, codec="zstd")
         sources.append({"name": str(number), "path": str(path), "weight": 1})
     return {"cache": str(folder / "cache"), "sequence_length": 2048, "lanes": 8, "cycle": 512, "sources": sources}
 
