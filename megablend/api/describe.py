@@ -8,12 +8,12 @@ from typing import Any
 
 from megablend.api.runs import ConfigLike, newest_generation, open_run
 from megablend.config import SPLITS, load_config
-from megablend.errors import PlanError
+from megablend.errors import CacheError, PlanError
 from megablend.index.cache import Generation, list_generations
 from megablend.index.documents import table_bytes
 from megablend.plan.amplification import read_amplification
 from megablend.plan.blend import BlendPlan
-from megablend.plan.ledger import list_runs
+from megablend.plan.ledger import load_ledger, run_names
 from megablend.plan.run import Run
 from megablend.plan.shares import samples_in
 
@@ -33,7 +33,7 @@ def describe(
 
     Args:
         cache: in place of the config's `cache`.
-        micro_batch_size, data_parallel_size, num_workers: of the loaders whose read amplification is to be told.
+        micro_batch_size, data_parallel_size, num_workers: of the loaders whose steps and read amplification are to be told.
 
     Raises: as `open_dataset`; CacheError for a folder that holds no index; ConfigError where memory is too small for the loaders.
     """
@@ -62,6 +62,8 @@ def describe(
         "splits": splits,
     }
     if micro_batch_size is not None:
+        for described in splits.values():
+            described["steps"] = described["samples"] // (micro_batch_size * data_parallel_size)
         found["read_amplification"] = read_amplification(
             run,
             micro_batch_size=micro_batch_size,
@@ -79,11 +81,19 @@ def describe_cache(cache: str) -> dict[str, Any]:
     return {
         "cache": str(Path(cache).absolute()),
         "indices": [_describe_generation(newest_generation(cache, d), cache) for d in list_generations(cache)],
-        "runs": [
-            {"run": ledger.run, "index": ledger.index, "plan": ledger.digest, "stages": list(ledger.ends)}
-            for ledger in list_runs(cache)
-        ],
+        "runs": [described for name in run_names(cache) if (described := _describe_ledger(cache, name))],
     }
+
+
+def _describe_ledger(cache: str, name: str) -> dict[str, Any] | None:
+    """A run of a cache, or what is wrong with its ledger; None where it went meanwhile."""
+    try:
+        ledger = load_ledger(cache, name)
+    except CacheError as error:
+        return {"run": name, "problem": str(error)}
+    if ledger is None:
+        return None
+    return {"run": ledger.run, "index": ledger.index, "plan": ledger.digest, "stages": list(ledger.ends)}
 
 
 def describe_run(run: Run) -> dict[str, Any]:

@@ -27,7 +27,8 @@ def open_dataset(
         config: path of a YAML or JSON file, or the same as a dict.
         split: "train", "valid" or "test".
         state: what `state_dict()` gave: opens the generation of the index and the stages that it names, and goes on there.
-        consumed_samples: where to go on, in place of a state; taken for the run as it stands in the cache.
+        consumed_samples: where to go on, in place of a state; taken for the run as it stands in the cache. Of train alone: the
+            order of validation and test is no run's promise.
         cache: in place of the config's `cache`.
         transform: applied to each sample's dict, last; what it returns takes the dict's place, and is collated as torch does.
             Picklable where a loader's workers are spawned.
@@ -37,6 +38,11 @@ def open_dataset(
     """
     if state is not None and consumed_samples is not None:
         raise ConfigError("found both state and consumed_samples, expected one of them: the state holds the number")
+    if split != "train" and consumed_samples:
+        raise ConfigError(
+            f"found consumed_samples={consumed_samples} for {split}: nothing in a cache tells whether its order is still what it "
+            "was; give state=, from state_dict()"
+        )
     checked = load_config(config, cache=cache)
     taken = None if state is None else State.from_dict(state)
     dataset = Dataset(open_run(checked, split, taken), consumed_samples=consumed_samples or 0, transform=transform)

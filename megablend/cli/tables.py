@@ -94,6 +94,12 @@ def print_description(found: dict[str, Any]) -> None:
         _print_split(
             console, f"{split}: {described['samples']:,} samples, {described['tokens']:,} tokens, {kind}", described
         )
+        if described.get("steps") == 0:
+            console.print(
+                f"{split}: {described['samples']:,} samples are fewer than a step takes: a loader gives no batch of them, "
+                "but with drop_last=False",
+                markup=False,
+            )
     stages = ", ".join(f"{end:,}" for end in found["stages"])
     console.print(f"run {found['run']!r}: stages end at sample {stages}; plan {found['plan']}", markup=False)
     if "read_amplification" in found:
@@ -134,9 +140,14 @@ def print_cache(found: dict[str, Any]) -> None:
         table.add_row(index["digest"], str(len(index["sources"])), *numbers, f"{index['index_bytes'] / 1e3:,.1f}")
     console.print(table)
     runs = new_table("runs", "run", "samples", "stages", "index", "plan")
+    problems = [run["problem"] for run in found["runs"] if "problem" in run]
     for run in found["runs"]:
-        runs.add_row(escape(run["run"]), f"{run['stages'][-1]:,}", str(len(run["stages"])), run["index"], run["plan"])
+        if "problem" not in run:
+            stages = run["stages"]
+            runs.add_row(escape(run["run"]), f"{stages[-1]:,}", str(len(stages)), run["index"], run["plan"])
     console.print(runs)
+    for problem in problems:
+        console.print(f"damaged: {problem}", markup=False)
 
 
 def print_sample(found: dict[str, Any]) -> None:

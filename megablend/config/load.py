@@ -73,6 +73,10 @@ def _read(path: Path) -> tuple[dict[str, Any], _Places]:
     return data, places
 
 
+_PLACE = re.compile(r"(\w+)(?:\.(\w+)\[(\d+)\])?: ")
+"""What the checks of a whole config put before a complaint: a key, or a source of a split."""
+
+
 class _Places:
     """Lines of a config's keys."""
 
@@ -93,6 +97,11 @@ class _Places:
                 node = node.value[part]
                 line = node.start_mark.line
         return self.name if line is None else f"{self.name}:{line + 1}"
+
+    def split(self, name: str) -> list[str]:
+        """The level of a split's sources, where the config has one."""
+        top = self.node.value if isinstance(self.node, yaml.MappingNode) else []
+        return [name] if any(k.value == "sources" and isinstance(v, yaml.MappingNode) for k, v in top) else []
 
     def duplicates(self) -> Iterator[tuple[str, int]]:
         """Keys given twice in one mapping, with their lines."""
@@ -117,8 +126,10 @@ def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
     for problem in error.errors():
         location = [part for part in problem["loc"] if part not in ("train", "[key]")]
         message = problem["msg"].removeprefix("Value error, ")
-        if not location and (start := re.match(r"(\w+): ", message)):
+        if not location and (start := _PLACE.match(message)):
             location, message = [start[1]], message[start.end() :]
+            if start[2] is not None:
+                location += [*places.split(start[2]), int(start[3])]
         key = _key(location)
         if problem["type"] == "extra_forbidden":
             known = Source.model_fields if len(location) > 1 else Config.model_fields

@@ -298,12 +298,15 @@ def _check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> Non
     if len(sources) == 1 and units == {None}:
         return
     if None in units:
-        bare = next(source.name for source in sources if source.unit is None)
+        i, bare = next((i, source.name) for i, source in enumerate(sources) if source.unit is None)
         raise ValueError(
-            f"sources: {bare!r} has no share; expected one of {', '.join(UNITS)}, the same for all sources"
+            f"sources.{split}[{i}]: {bare!r} has no share; expected one of {', '.join(UNITS)}, the same for all sources"
         )
     if len(units) > 1:
         found = ", ".join(f"{source.name!r} {source.unit}" for source in sources)
-        raise ValueError(f"sources: mixed units ({found[:200]}); expected one unit for all sources of a blend")
+        i = next(i for i, source in enumerate(sources) if source.unit != sources[0].unit)
+        raise ValueError(
+            f"sources.{split}[{i}]: mixed units ({found[:200]}); expected one unit for all sources of a blend"
+        )
     if all(getattr(source, source.unit or "") == 0 for source in sources):
         raise ValueError(f"sources: every {sources[0].unit} of {split} is 0; expected at least one above 0")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import resource
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -25,9 +27,13 @@ def writing(path: Path) -> Iterator[None]:
     except MegablendError:  # a missing data file is an OSError too, and not ours
         raise
     except OSError as error:
+        remedy = "make room or get permission there, or choose another cache directory"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            remedy = (
+                f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]} may be open at once: allow more (`ulimit -n 1024`)"
+            )
         raise CacheError(
-            f"{error.filename or path}: cannot write the cache ({error.strerror or error}): "
-            "make room or get permission there, or choose another cache directory"
+            f"{error.filename or path}: cannot write the cache ({error.strerror or error}): {remedy}"
         ) from error
 
 

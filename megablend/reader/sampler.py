@@ -6,6 +6,7 @@ numbers, of which rank r takes the r-th run of micro_batch_size.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -51,6 +52,13 @@ class PretrainingSampler(Sampler[list[int]]):
         self.step_samples = micro_batch_size * data_parallel_size
         """Samples of one micro step, over all ranks."""
         self.drop_last = drop_last
+        if drop_last and 0 < len(dataset) < self.step_samples:
+            warnings.warn(
+                f"{dataset.run.split} has {len(dataset):,} samples, fewer than the {self.step_samples:,} of a step (micro batch "
+                f"{micro_batch_size} x {data_parallel_size} ranks): no batch comes of it; take fewer, or drop_last=False",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self.consumed_samples = dataset.consumed_samples
         if consumed_samples is not None:
             self.load_state_dict(dataset.state_dict(consumed_samples))

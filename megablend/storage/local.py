@@ -132,4 +132,9 @@ def _data_error(path: str, error: OSError) -> DataError:
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE:
         return ChangedFileError(path, "was replaced while it was in use; bring the old file back, or build again")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return DataError(
+            path, f"cannot be read: {error.strerror}: {limit} may be open at once: allow more (`ulimit -n 1024`)"
+        )
     return DataError(path, f"cannot be read: {error.strerror}")

@@ -100,9 +100,9 @@ BAD = [
     ("weight: 0.5", "weight: .inf", 11, "sources[0].weight", "found inf, expected a finite number"),
     ("weight: 0.5", "weight: half", 11, "sources[0].weight", "found 'half', expected a finite number"),
     ("weight: 0.5", "weight: true", 11, "sources[0].weight", "found True, expected a finite number"),
-    ("weight: 0.5", "tokens: 1e9", 10, "sources", "mixed units ('stdlib' tokens, 'docs' weight)"),
+    ("weight: 0.5", "tokens: 1e9", 12, "sources[1]", "mixed units ('stdlib' tokens, 'docs' weight)"),
     ("weight: 0.5", "weight: 0.5, tokens: 5", 11, "sources[0]", "source 'stdlib' has weight and tokens"),
-    ("weight: 0.5, ", "", 10, "sources", "'stdlib' has no share; expected one of weight, tokens, samples, epochs"),
+    ("weight: 0.5, ", "", 11, "sources[0]", "'stdlib' has no share; expected one of weight, tokens, samples, epochs"),
     ("weight: 0.5", "weight: 0.5, weight: 2", 11, "weight", "given twice; keep one"),
     ("max_epochs: 4", "max_epochs: 0", 12, "sources[1].max_epochs", "found 0, expected more than 0"),
     ("append_eod: 0", "append_eod: -1", 11, "sources[0].append_eod", "found -1, expected a token id"),
@@ -110,7 +110,13 @@ BAD = [
     ("samples: 9000", "samples: 9000\ntokens: 5", 6, "tokens", "given by samples already"),
     ("samples: 9000", "samples: 0", 5, "samples", "found 0, expected more than 0"),
     ("samples: 9000", "samples: 1.5", 5, "samples", "found 1.5, expected a whole number"),
-    ("order: page", "order: pgae", 7, "order", "found 'pgae', expected 'page' or 'sequential'; did you mean 'page'?"),
+    (
+        "order: page",
+        "order: pgae",
+        7,
+        "order",
+        "found 'pgae', expected 'page', 'row' or 'sequential'; did you mean 'page'?",
+    ),
     ("split: 95,5,0", "split: 95,x", 6, "split", "found 'x', expected a finite number"),
     ("split: 95,5,0", "split: 0,0,0", 6, "split", "not all 0"),
     ("split: 95,5,0", "split: 1,2,3,4", 6, "split", "up to three numbers"),
@@ -139,6 +145,20 @@ def test_complaints_are_one_line_with_the_place(
         load_config(path)
     assert str(caught.value).startswith(place)
     assert "\n" not in str(caught.value)
+
+
+def test_a_source_of_a_split_is_named_with_its_line(tmp_path: Path) -> None:
+    text = (
+        YAML[: YAML.index("split")]
+        + "sources:\n  train:\n    - {name: web, path: a.arrow}\n  valid:\n    - {name: a, path: a.arrow, weight: 1}\n"
+        + "    - {name: b, path: b.arrow, tokens: 1}\nvalid_samples: 9\n"
+    )
+    path = write(tmp_path, text)
+    line = 1 + path.read_text().splitlines().index("    - {name: b, path: b.arrow, tokens: 1}")
+    with pytest.raises(
+        ConfigError, match=rf"demo\.yaml:{line}: sources\.valid\[1\]: mixed units \('a' weight, 'b' tokens"
+    ):
+        load_config(path)
 
 
 def test_all_weights_zero(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""What is too short for a step, or cannot be told, is said."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import documents, make_config, write_source
+
+import megablend
+from megablend.cli.tables import print_cache, print_description
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    source = write_source(tmp_path / "data", 0, "arrow", documents(0, 60, 30, 5))
+    config = make_config(tmp_path, [source | {"weight": 1}], samples=40, run="demo", split="90,10,0")
+    megablend.build(config)
+    return config
+
+
+def test_a_split_shorter_than_a_step_is_told(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    valid = megablend.open(config, split="valid")
+    assert 0 < len(valid) < 64
+    expected = (
+        rf"valid has {len(valid)} samples, fewer than the 64 of a step \(micro batch 8 x 8 ranks\): no batch comes"
+    )
+    with pytest.warns(RuntimeWarning, match=expected):
+        loader = megablend.Loader(valid, micro_batch_size=8, data_parallel_size=8)
+    assert list(loader) == []
+    kept = megablend.Loader(valid, micro_batch_size=8, data_parallel_size=8, drop_last=False)
+    assert len(list(kept)) == 1
+    found = megablend.describe(config, micro_batch_size=8, data_parallel_size=8)
+    assert [found["splits"][split]["steps"] for split in ("train", "valid")] == [0, 0]
+    print_description(found)
+    assert f"valid: {len(valid)} samples are fewer than a step takes" in capsys.readouterr().out
+    found = megablend.describe(config, micro_batch_size=1)
+    assert found["splits"]["valid"]["steps"] == len(valid)
+    print_description(found)
+    assert "fewer than a step" not in capsys.readouterr().out
+
+
+def test_a_bare_number_is_taken_for_train_alone(config: dict[str, Any]) -> None:
+    assert megablend.open(config, consumed_samples=8).consumed_samples == 8
+    with pytest.raises(megablend.ConfigError, match=r"found consumed_samples=2 for valid: .*give state="):
+        megablend.open(config, split="valid", consumed_samples=2)
+    valid = megablend.open(config, split="valid")
+    assert megablend.open(config, split="valid", state=valid.state_dict(2)).consumed_samples == 2
+    assert megablend.open(config, split="valid", consumed_samples=0).consumed_samples == 0
+
+
+def test_a_damaged_ledger_hides_no_other(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    megablend.build(config | {"run": "other"})
+    ledger = Path(config["cache"]) / "runs" / "demo.json"
+    ledger.write_text(ledger.read_text().replace("40", "41"))
+    found = megablend.describe(config["cache"])
+    damaged, other = found["runs"]
+    assert (damaged["run"], other["run"], other["stages"]) == ("demo", "other", [40])
+    assert "demo.json: the ledger does not match its own digest" in damaged["problem"]
+    print_cache(found)
+    printed = capsys.readouterr().out
+    assert "damaged: " in printed
+    assert "other" in printed
