@@ -4,10 +4,10 @@
 versions and the text of all kernels, so that an upgrade never meets stale code. A node's processes take turns by a file lock:
 the first compiles, the others load (processes that fill numba's cache at the same time can crash: numba #4807, #10128).
 `device` marks a function that kernels call; it is compiled into them. `prefetch`, `load64`, `store64`, `bytes_at`,
-`pointer_at` and `pread` are some that numba has no word for.
+`pointer_at`, `pread` and `fadvise` are some that numba has no word for.
 
-Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O but by `pread`, where a call of
-Python a read would cost more than the read. With NUMBA_DISABLE_JIT=1 both run as plain Python.
+Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O but by these two, where a call
+of Python a read would cost more than the read. With NUMBA_DISABLE_JIT=1 both run as plain Python.
 """
 
 from __future__ import annotations
@@ -201,6 +201,23 @@ def _pread() -> Callable[[int, Pointer, int, int], int]:
     return cast("Callable[[int, Pointer, int, int], int]", found)
 
 
+def _fadvise_plainly(fd: int, offset: int, size: int, advice: int) -> int:
+    os.posix_fadvise(fd, offset, size, advice)
+    return 0
+
+
+def _fadvise() -> Callable[[int, int, int, int], int]:
+    from numba.core import config, types
+
+    if vars(config)["DISABLE_JIT"]:
+        return _fadvise_plainly
+    open_types: Any = types
+    found: Any = open_types.ExternalFunction(
+        "posix_fadvise", types.intc(types.intc, types.int64, types.int64, types.intc)
+    )
+    return cast("Callable[[int, int, int, int], int]", found)
+
+
 load64 = _load64()
 """load64(pointer, index): the 8 bytes from `index` on, little-endian."""
 store64 = _store64()
@@ -211,6 +228,16 @@ pointer_at = _pointer_at()
 Unlike an array, a pointer costs nothing when it is handed on: numba counts an array's references, atomically, at every call."""
 pread = _pread()
 """pread(fd, pointer, size, offset): read bytes of a file, as libc's does; how many came, or -1."""
+fadvise = _fadvise()
+"""fadvise(fd, offset, size, advice): tell the system how bytes of a file will be used, as libc's posix_fadvise does."""
+
+
+def _taking_turns(compile_: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_or_load(signature: object) -> Any:
+        with _turn():
+            return compile_(signature)
+
+    return compile_or_load
 
 
 class _Kernel:
@@ -221,24 +248,19 @@ class _Kernel:
         self.__doc__, self.__name__, self.__module__ = function.__doc__, function.__name__, function.__module__
         self.__qualname__ = function.__qualname__
         self._compiled: Callable[..., Any] | None = None
-        self._seen: set[tuple[object, ...]] = set()
 
     def __call__(self, *args: Any) -> Any:
-        types = tuple((getattr(a, "dtype", type(a)), getattr(a, "ndim", 0)) for a in args)
-        if types not in self._seen:
-            with _turn():
-                result = self._compile()(*args)
-            self._seen.add(types)
-            return result
-        return self._compile()(*args)
+        return (self._compiled or self._prepare())(*args)
 
-    def _compile(self) -> Callable[..., Any]:
-        if self._compiled is None:
-            from numba.core import config
+    def _prepare(self) -> Callable[..., Any]:
+        from numba.core import config
 
-            vars(config)["CACHE_DIR"] = str(cache_dir())
-            self._compiled = _njit(self.py_func, cached=True)
-        return self._compiled
+        vars(config)["CACHE_DIR"] = str(cache_dir())
+        prepared: Any = _njit(self.py_func, cached=True)
+        if not vars(config)["DISABLE_JIT"]:
+            prepared.compile = _taking_turns(prepared.compile)  # numba asks for types that it has not met before
+        self._compiled = prepared
+        return cast("Callable[..., Any]", prepared)
 
     def __reduce__(self) -> str:
         return self.__qualname__

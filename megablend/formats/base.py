@@ -97,15 +97,21 @@ class DecodedBlock:
     """int64 [num_pieces + 1]: piece i is tokens[offsets[i]:offsets[i+1]]; null and empty documents are pieces of no tokens."""
 
 
+NO_PIECES = np.zeros(1, np.int64)
+"""`offsets` of a block of which nobody asked where its documents lie."""
+NO_PIECES.setflags(write=False)
+
+
 class BlockReader(Protocol):
     """Reads blocks of one indexed file. Safe to share between threads, and after a fork."""
 
-    def read(self, blocks: Array, chunks: Array) -> list[DecodedBlock]:
+    def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> list[DecodedBlock]:
         """Decode blocks.
 
         Args:
             blocks: BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes `chunks`); any order, repeats allowed.
             chunks: CHUNK_DTYPE [m], the file's chunk table.
+            pieces: whether somebody will look at the blocks' `offsets`; otherwise they may be NO_PIECES.
 
         Raises: CorruptFileError (CRC, counts, truncation), naming path and byte offset.
         """

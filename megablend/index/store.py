@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.formats import FORMATS
-from megablend.formats.base import Array, BlockReader, DecodedBlock
+from megablend.formats.base import NO_PIECES, Array, BlockReader, DecodedBlock
 from megablend.formats.eod import with_eod
 from megablend.index.cache import Generation
 from megablend.index.recent import Recent
@@ -70,11 +70,12 @@ class BlockStore:
         self.roots = dict(roots or {})
         self._opened = Recent[_Opened](MAX_OPEN_FILES)
 
-    def read(self, ids: npt.ArrayLike) -> list[DecodedBlock]:
+    def read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> list[DecodedBlock]:
         """Decode blocks.
 
         Args:
             ids: int64 [n], block numbers of the generation; any order, repeats allowed.
+            pieces: whether to say where the blocks' documents lie; otherwise `offsets` are NO_PIECES.
 
         Raises: IndexError for a number out of range; TypeError for what is no integer; MissingFileError, ChangedFileError,
             CorruptFileError.
@@ -82,12 +83,12 @@ class BlockStore:
         numbers = self._checked(ids)
         decoded: list[DecodedBlock] = [None] * len(numbers)  # type: ignore[list-item]
         for here, opened, rows in self._by_reader(numbers):
-            blocks = opened.reader.read(rows, opened.chunks)
+            blocks = opened.reader.read(rows, opened.chunks, pieces=pieces or opened.eod is not None)
             if opened.eod is not None:
                 flags = rows["flags"].tolist()
                 blocks = [with_eod(block, flag, opened.eod) for block, flag in zip(blocks, flags, strict=True)]
             for i, block in zip(here.tolist(), blocks, strict=True):
-                decoded[i] = block
+                decoded[i] = block if pieces else DecodedBlock(block.tokens, NO_PIECES)
         return decoded
 
     def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:

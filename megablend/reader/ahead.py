@@ -27,11 +27,12 @@ from megablend.plan.memory import Budget
 from megablend.plan.run import Run
 from megablend.reader.gate import Gate
 from megablend.reader.samples import Samples, continued, gather
-from megablend.reader.table import BlockTable
+from megablend.reader.table import BlockTable, Entries, entries
 
-READ_BYTES = 1 << 20
+READ_BYTES = 4 << 20
 """Blocks of a file that are read and decoded in one go, in decoded bytes; or one block. Less where memory is little."""
-NO_OFFSETS = np.zeros(1, np.int64)
+READS_AHEAD = 32
+"""Reads of a window, at least: its threads share it, however short it is."""
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class _Read:
     reading: int
     """Bytes that are needed besides while they are read."""
     first_use: int
-    blocks: Pending[list[DecodedBlock]] | None = None
+    blocks: Pending[Entries | None] | None = None
 
 
 @dataclass(slots=True)
@@ -114,9 +115,8 @@ class ReadAhead:
             self._drop(block)
         ids = window.forecast.ids
         self._step, self._table = 0, BlockTable(ids)
-        for place, block in enumerate(ids.tolist()):
-            if block in self._held:
-                self._table.put(place, self._held[block][0])
+        places = [place for place, block in enumerate(ids.tolist()) if block in self._held]
+        self._table.put(places, entries([self._held[block][0] for block in ids[places].tolist()]))
         order = np.argsort(window.forecast.last_use, kind="stable")
         self._leaving = deque(order[~window.keeps[order]].tolist())
         self._continues = None
@@ -132,7 +132,9 @@ class ReadAhead:
             return False
         self._coming = self._threads.submit(next, self._windows, None)
         files = self._run.store.generation.file_of(window.forecast.ids[window.reads])
-        self._stages.append(_Stage(window, deque(_reads(window, files, self._read_bytes))))
+        whole = int(window.forecast.sizes[window.reads].sum())
+        size = max(1, min(self._read_bytes, whole // READS_AHEAD))
+        self._stages.append(_Stage(window, deque(_reads(window, files, size))))
         return True
 
     def _issue(self) -> None:
@@ -162,10 +164,13 @@ class ReadAhead:
         while stage.unfinished and stage.unfinished[0].first_use <= self._step:
             read = stage.unfinished[0]
             assert read.blocks is not None
-            ids, sizes = stage.window.forecast.ids, stage.window.forecast.sizes
-            for place, block in zip(read.places, read.blocks.result(), strict=True):
-                self._held[int(ids[place])] = block, int(sizes[place])
-                self._table.put(place, block)
+            if (found := read.blocks.result()) is None:
+                raise RuntimeError("the interpreter is about to end: nothing is read any more")
+            ids, sizes = (
+                column[read.places].tolist() for column in (stage.window.forecast.ids, stage.window.forecast.sizes)
+            )
+            self._held.update(zip(ids, zip(found.blocks, sizes, strict=True), strict=True))
+            self._table.put(read.places, found)
             stage.unfinished.popleft()
 
     def _let_go(self, window: Window) -> None:
@@ -215,13 +220,12 @@ def _reads(window: Window, files: npt.NDArray[np.int32], read_bytes: int) -> lis
 
 def _fetch(
     store: BlockStore, ids: npt.NDArray[np.int64], gate: Gate, reading: int, *, documents: bool
-) -> list[DecodedBlock]:
+) -> Entries | None:
     """Read and decode blocks, which takes `reading` bytes for a while; where documents begin is kept where it is asked for."""
     if not threading.main_thread().is_alive():  # the interpreter is about to end, and waits for all that was handed out
-        return []
+        return None
     with gate.holding(reading):
-        blocks = store.read(ids)
-    return blocks if documents else [DecodedBlock(block.tokens, NO_OFFSETS) for block in blocks]
+        return entries(store.read(ids, pieces=documents))
 
 
 def _gather(run: Run, window: Window, table: BlockTable, step: int, continues: npt.NDArray[np.bool_] | None) -> Samples:

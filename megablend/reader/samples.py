@@ -12,7 +12,7 @@ from megablend.formats.base import CONTINUES
 from megablend.index.cache import Generation
 from megablend.order.base import Spans
 from megablend.plan.run import Run
-from megablend.reader.table import BlockTable
+from megablend.reader.table import BlockTable, entries
 from megablend.reader.window import Window
 
 
@@ -69,8 +69,7 @@ def read_samples(run: Run, window: Window, ks: npt.ArrayLike) -> Samples:
 def _read(run: Run, window: Window, sources: npt.NDArray[np.int32], stretches: Spans, *, documents: bool) -> Samples:
     ids, places = np.unique(stretches.blocks, return_inverse=True)
     table = BlockTable(ids)
-    for place, block in enumerate(window.get(ids.tolist())):
-        table.put(place, block)
+    table.put(range(len(ids)), entries(window.get(ids.tolist())))
     continues = continued(run.store.generation, ids) if documents else None
     return gather(run, table, places, stretches, sources, continues)
 

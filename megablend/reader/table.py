@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,34 @@ Int64s = npt.NDArray[np.int64]
 
 _LIKE = [np.empty(0, name) for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")]
 _KINDS = {like.dtype: kind for kind, like in enumerate(_LIKE)}
+
+
+class Entries(NamedTuple):
+    """Blocks, and what kernels need to know of each: [n]."""
+
+    blocks: list[DecodedBlock]
+    kinds: npt.NDArray[np.int8]
+    """Numbers of their types."""
+    sizes: Int64s
+    """Tokens."""
+    tokens: Int64s
+    """Addresses of their tokens."""
+    pieces: Int64s
+    """Addresses of their offsets."""
+    counts: Int64s
+    """How many offsets."""
+
+
+def entries(blocks: list[DecodedBlock]) -> Entries:
+    """What a table takes in; the blocks' arrays are contiguous."""
+    return Entries(
+        blocks,
+        np.array([_KINDS[block.tokens.dtype] for block in blocks], np.int8),
+        np.array([len(block.tokens) for block in blocks], np.int64),
+        np.array([_address(block.tokens) for block in blocks], np.int64),
+        np.array([_address(block.offsets) for block in blocks], np.int64),
+        np.array([len(block.offsets) for block in blocks], np.int64),
+    )
 
 
 class BlockTable:
@@ -33,14 +61,14 @@ class BlockTable:
         self._tokens, self._pieces, self._counts = (np.zeros(len(ids), np.int64) for _ in range(3))
         self._kinds_seen: set[int] = set()
 
-    def put(self, place: int, block: DecodedBlock) -> None:
-        """Take a block in; its arrays are contiguous."""
-        self._blocks[place] = block
-        kind = _KINDS[block.tokens.dtype]
-        self._kinds_seen.add(kind)
-        self._kinds[place], self._sizes[place] = kind, len(block.tokens)
-        self._tokens[place] = _address(block.tokens)
-        self._pieces[place], self._counts[place] = _address(block.offsets), len(block.offsets)
+    def put(self, places: Sequence[int], entries: Entries) -> None:
+        """Take blocks in."""
+        for place, block in zip(places, entries.blocks, strict=True):
+            self._blocks[place] = block
+        where = np.array(places, np.int64)
+        self._kinds_seen.update(np.unique(entries.kinds).tolist())
+        self._kinds[where], self._sizes[where], self._tokens[where] = entries.kinds, entries.sizes, entries.tokens
+        self._pieces[where], self._counts[where] = entries.pieces, entries.counts
 
     def drop(self, places: Sequence[int]) -> None:
         """Let blocks go."""

@@ -5,6 +5,7 @@ Source: megatron-core, megatron/core/datasets/gpt_dataset.py (GPTDataset.__getit
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def batch_dict(config: Config, samples: Samples) -> dict[str, torch.Tensor]:
         document_ends(positions_from, found["cu_seqlens"], found["max_seqlen"])
     found["position_ids"] = positions = np.empty(shape, np.int64)
     if positions_from is None:
-        positions[:] = np.arange(shape[1])
+        positions[:] = _counted(shape[1])
     else:
         count_positions(positions_from, positions)
     if config.create_attention_mask:
@@ -58,6 +59,12 @@ def sample_dict(config: Config, samples: Samples) -> dict[str, Any]:
     """The first of the samples, as GPTDataset gives it: without the first dimension, dataset_id an int."""
     found: dict[str, Any] = {name: tensor[0] for name, tensor in batch_dict(config, samples).items()}
     return found | {"dataset_id": int(found["dataset_id"])}
+
+
+@cache
+def _counted(length: int) -> npt.NDArray[np.int64]:
+    """0, 1, 2, ...: the positions of a sample; there is one length a run."""
+    return np.arange(length)
 
 
 def _after(tokens: npt.NDArray[np.int64], eod: int) -> npt.NDArray[np.bool_]:

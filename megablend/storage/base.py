@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Allocate: TypeAlias = Callable[[int], Bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +44,16 @@ class Storage(Protocol):
         """
         ...
 
-    def read_into(self, path: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each buffer with bytes of the file from its offset on. Raises as `read` does."""
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        """Several ranges by one call.
+
+        Args:
+            offsets, sizes: int64 [n], in bytes.
+            allocate: gives a uint8 array of so many bytes; it need not be filled with anything.
+
+        Returns: a uint8 array; where in it each range begins, int64 [n].
+        Raises: as `read` does.
+        """
         ...
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from megablend.formats.parquet.reader import ParquetReader
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.source import ByteSource
 from megablend.storage import LocalStorage
+from megablend.storage.base import Allocate, Bytes, Int64s
 
 LISTS = pa.list_(pa.int32())
 ROWS: Rows = [None if i % 11 == 5 else list(range(i, i + i % 40)) for i in range(400)]
@@ -47,9 +48,9 @@ class Remote:
         self.reads.append((offset, size))
         return self.local.read(path, offset, size)
 
-    def read_into(self, path: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        self.reads += [(offset, len(buffer)) for offset, buffer in ranges]
-        self.local.read_into(path, ranges)
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        self.reads += zip(offsets.tolist(), sizes.tolist(), strict=True)
+        return self.local.read_ranges(path, offsets, sizes, allocate)
 
     @contextlib.contextmanager
     def descriptor(self, path: str) -> Iterator[int]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from megablend.formats.base import DecodedBlock
 from megablend.order.base import Spans
-from megablend.reader.table import BlockTable
+from megablend.reader.table import BlockTable, entries
 
 TYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]
 
@@ -29,8 +29,7 @@ def spans(listed: list[tuple[int, int, int, int, int]]) -> Spans:
 
 def table_of(blocks: list[DecodedBlock], ids: list[int] | None = None) -> BlockTable:
     table = BlockTable(np.array(range(len(blocks)) if ids is None else ids, np.int64))
-    for place, each in enumerate(blocks):
-        table.put(place, each)
+    table.put(range(len(blocks)), entries(blocks))
     return table
 
 

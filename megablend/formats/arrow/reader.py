@@ -86,7 +86,7 @@ class ArrowReader:
     """PLACE_DTYPE [num_batches], sorted by offset."""
     storage: Storage
 
-    def read(self, blocks: Array, chunks: Array) -> list[DecodedBlock]:
+    def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> list[DecodedBlock]:
         """Decode record batches; see BlockReader.read."""
         return [self._read(block) for block in blocks]
 

@@ -95,7 +95,7 @@ class MegatronReader:
     """int64 [num_blocks]: tokens of the file before each block."""
     storage: Storage
 
-    def read(self, blocks: Array, chunks: Array) -> list[DecodedBlock]:
+    def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> list[DecodedBlock]:
         """Read spans of the `.bin`; see BlockReader.read."""
         return [self._read(block) for block in blocks]
 

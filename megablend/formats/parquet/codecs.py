@@ -6,6 +6,7 @@ in memory before. So each codec is held to its length in a way of its own.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable
 from typing import TypeAlias
@@ -99,8 +100,21 @@ def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
     return _lz4_raw(data, size)
 
 
+class _Held(threading.local):
+    """pyarrow's codecs by name: they keep state, so that each thread has its own."""
+
+    def __init__(self) -> None:
+        self.codecs: dict[str, pa.Codec] = {}
+
+
+_HELD = _Held()
+
+
 def _one_shot(name: str, data: memoryview, size: int) -> Buffer:
-    return pa.Codec(name).decompress(data, size)  # codecs keep state: one a call
+    held = _HELD.codecs
+    if name not in held:
+        held[name] = pa.Codec(name)
+    return held[name].decompress(data, size)
 
 
 SLACK_BYTES = 1 << 12

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from megablend.formats.parquet.column_chunk import ColumnChunk
 from megablend.formats.parquet.page_header import PROBE_BYTES, parse_page_header, read_page_header
@@ -45,22 +46,21 @@ def is_data(headers: Headers) -> npt.NDArray[np.bool_]:
     return found
 
 
-def headers_in(
-    source: ByteSource, offsets: Int64s, pages: list[memoryview], addresses: npt.NDArray[np.uint64]
-) -> Headers:
-    """The headers of pages that lie in memory, at `addresses`.
+def headers_in(source: ByteSource, offsets: Int64s, sizes: Int64s, data: pa.Buffer, begins: Int64s) -> Headers:
+    """The headers of pages that lie in memory.
 
     Args:
-        offsets: int64 [n], where the pages begin in the file.
+        offsets, sizes: int64 [n], where the pages begin in the file, and their bytes.
+        begins: int64 [n], where they begin in `data`.
 
     Raises: CorruptFileError.
     """
-    headers = np.zeros(len(pages), HEADER_DTYPE)
-    sizes = np.fromiter(map(len, pages), np.int64, len(pages))
+    headers, addresses = np.zeros(len(sizes), HEADER_DTYPE), (begins + data.address).astype(np.uint64)
     done = parse_headers(addresses, sizes, headers)
-    while done < len(pages):
+    while done < len(sizes):
         with source.blamed(int(offsets[done]), "the page"):
-            headers[done] = parse_page_header(pages[done]).record(0)
+            page = memoryview(data).cast("B")[begins[done] : begins[done] + sizes[done]]
+            headers[done] = parse_page_header(page).record(0)
         done += 1
         done += parse_headers(addresses[done:], sizes[done:], headers[done:])
     headers["offset"] = offsets

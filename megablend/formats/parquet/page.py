@@ -83,19 +83,19 @@ def split_body(
 
 
 def levels_of(
-    headers: Headers, buffers: Sequence[Buffer], column: Column, num_pieces: Int64s
+    headers: Headers, buffers: Sequence[Buffer], column: Column, num_pieces: Int64s | None
 ) -> tuple[Levels, Int64s, Int64s]:
     """Read the levels of many data pages; problems are left to `check_levels`.
 
     Args:
         headers: HEADER_DTYPE [n].
         buffers: what begins with the levels of each.
-        num_pieces: int64 [n], how many pieces each page is expected to have; below 0 where that is not known.
+        num_pieces: int64 [n], how many pieces each page is expected to have; below 0 where that is not known. None where
+            nobody asks where pieces lie.
 
     Returns: LEVELS_DTYPE [n]; offsets of the pieces of all pages, int64; where those of each page begin there, int64 [n + 1].
     """
-    num_pieces = np.minimum(num_pieces, headers["num_values"])
-    held = [pa.py_buffer(buffer) for buffer in buffers]
+    held = [buffer if isinstance(buffer, pa.Buffer) else pa.py_buffer(buffer) for buffer in buffers]
     levels = np.zeros(len(headers), LEVELS_DTYPE)
     levels["address"] = [buffer.address for buffer in held]
     levels["size"] = [buffer.size for buffer in held]
@@ -103,6 +103,11 @@ def levels_of(
     in_front = headers["type"] == DATA_V2
     levels["rep_bytes"] = np.where(in_front, headers["rep_bytes"], -1)
     levels["def_bytes"] = np.where(in_front, headers["def_bytes"], -1)
+    if num_pieces is None:
+        offsets, first = np.empty(0, np.int64), np.zeros(len(headers) + 1, np.int64)
+        read_levels(levels, column.max_def, column.max_rep > 0, offsets, first)
+        return levels, offsets, first
+    num_pieces = np.minimum(num_pieces, headers["num_values"])
     while True:
         first = np.concatenate(([0], np.cumsum(num_pieces + 1)))
         offsets = np.empty(first[-1], np.int64)

@@ -1,23 +1,21 @@
 """Pages to tokens, many at a time: fetched by few reads, their headers and levels read by one kernel call each.
 
-Tokens stored as they are, are views of what was read or decompressed for their page alone; no block keeps another one's bytes.
+Tokens stored as they are, are views of what was decompressed for their page alone; no block keeps another one's bytes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from megablend.formats.base import CONTINUES, Array, DecodedBlock
+from megablend.formats.base import CONTINUES, NO_PIECES, Array, DecodedBlock
 from megablend.formats.parquet.codecs import Buffer, decompress
 from megablend.formats.parquet.decode import BY_ROW_GROUP, DICTIONARY_ENCODINGS, copied, decode_values, plain_values
 from megablend.formats.parquet.dictionaries import CACHE, READERS
-from megablend.formats.parquet.headers import headers_in
+from megablend.formats.parquet.headers import headers_in, is_data
 from megablend.formats.parquet.names import CodecId, Encoding
 from megablend.formats.parquet.page import Levels, check_crc, check_level_encodings, check_levels, levels_of, split_body
 from megablend.formats.parquet.page_header import parse_page_header
@@ -27,7 +25,8 @@ from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError
 from megablend.kernels.levels import NONE
-from megablend.kernels.page_headers import DATA, DATA_V2, DICTIONARY, Headers
+from megablend.kernels.page_headers import DATA, DICTIONARY, Headers
+from megablend.storage.base import Int64s
 
 UNCOMPRESSED, PLAIN, RLE = int(CodecId.UNCOMPRESSED), int(Encoding.PLAIN), int(Encoding.RLE)
 """As plain numbers: NumPy compares arrays with members of an enum slowly."""
@@ -47,7 +46,7 @@ class ParquetReader:
     def __reduce__(self) -> tuple[type[ParquetReader], tuple[ByteSource, Column]]:
         return ParquetReader, (self._source, self._column)
 
-    def read(self, blocks: Array, chunks: Array) -> list[DecodedBlock]:
+    def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> list[DecodedBlock]:
         """Decode blocks; see `BlockReader.read`. Raises CorruptFileError, UnsupportedFileError."""
         wanted = blocks[np.unique(blocks["offset"], return_index=True)[1]]
         is_group = wanted["encoding"] == BY_ROW_GROUP
@@ -57,10 +56,10 @@ class ParquetReader:
         bounds = [0, *(np.flatnonzero(np.diff(batches)) + 1).tolist(), len(pages)]
         for begin, end in itertools.pairwise(bounds):
             part = pages[begin:end]
-            decoded |= zip(part["offset"].tolist(), self._read_pages(part, chunks), strict=True)
+            decoded |= zip(part["offset"].tolist(), self._read_pages(part, chunks, pieces=pieces), strict=True)
         return [decoded[offset] for offset in blocks["offset"].tolist()]
 
-    def pieces(self, blocks: Array, chunks: Array) -> tuple[list[npt.NDArray[np.int64]], int]:
+    def pieces(self, blocks: Array, chunks: Array) -> tuple[list[Int64s], int]:
         """See `BlockReader.pieces`. Levels lie within the pages, so these are read whole."""
         return [block.offsets for block in self.read(blocks, chunks)], int(blocks["stored_bytes"].sum(dtype=np.int64))
 
@@ -72,76 +71,83 @@ class ParquetReader:
         pieces.offsets.setflags(write=False)
         return DecodedBlock(tokens, pieces.offsets)
 
-    def _read_pages(self, blocks: Array, chunks: Array) -> list[DecodedBlock]:
+    def _read_pages(self, blocks: Array, chunks: Array, *, pieces: bool) -> list[DecodedBlock]:
         """Blocks that are pages, in the order of the file."""
         source, column = self._source, self._column
-        pages, addresses, alone = self._fetch(blocks)
-        headers = headers_in(source, blocks["offset"], pages, addresses)
+        data, begins = self._fetch(blocks)
+        headers = headers_in(source, blocks["offset"], blocks["stored_bytes"].astype(np.int64), data, begins)
         codecs = chunks["codec"][blocks["chunk"]]
-        bodies = self._split(headers, pages, codecs.tolist())
-        is_counted = blocks["rows"] >= 0
-        continues = (blocks["flags"] & CONTINUES) > 0
-        num_pieces = np.where(is_counted, blocks["rows"] + continues, -1)
+        self._check_headers(headers, blocks)
+        bodies = self._split(headers, memoryview(data).cast("B"), begins, codecs)
+        num_pieces = None
+        if pieces:
+            continues = (blocks["flags"] & CONTINUES) > 0
+            num_pieces = np.where(blocks["rows"] >= 0, blocks["rows"] + continues, -1)
         levels, offsets, first = levels_of(headers, [front for front, _ in bodies], column, num_pieces)
         self._check(blocks, levels)
 
         # V1 values follow the levels; those of V2 have been split from them.
-        begins = np.where(headers["type"] == DATA, levels["begin"], 0)
-        is_view = ((codecs == UNCOMPRESSED) | ~headers["is_compressed"]) & (headers["encoding"] == PLAIN)
-        fields = [
+        value_begins = np.where(headers["type"] == DATA, levels["begin"], 0)
+        is_shared = ((codecs == UNCOMPRESSED) | ~headers["is_compressed"]) & (headers["encoding"] == PLAIN)
+        fields = (
             blocks["offset"],
-            begins,
+            value_begins,
             levels["tokens"],
             headers["encoding"],
-            is_view & ~alone,
+            is_shared,
             first[:-1],
             first[1:],
-        ]
+        )
         decoded = []
         with source.blamed(0, "the page") as place:
-            for chunk, (_, values), place.offset, begin, count, encoding, is_shared, low, high in zip(
-                blocks["chunk"], bodies, *map(np.ndarray.tolist, fields), strict=True
+            for chunk, (_, values), place.offset, begin, count, encoding, shared, low, high in zip(
+                blocks["chunk"].tolist(), bodies, *map(np.ndarray.tolist, fields), strict=True
             ):
                 dictionary = self._dictionary(chunks[chunk]) if encoding in DICTIONARY_ENCODINGS else None
                 tokens = decode_values(values, begin, count, column.physical, encoding, self._dtype, dictionary)
-                if is_shared:
+                if shared:
                     tokens = copied(tokens)
-                pieces = offsets[low:high].copy()
-                pieces.setflags(write=False)
-                decoded.append(DecodedBlock(tokens, pieces))
+                if not pieces:
+                    decoded.append(DecodedBlock(tokens, NO_PIECES))
+                    continue
+                of_page = offsets[low:high].copy()
+                of_page.setflags(write=False)
+                decoded.append(DecodedBlock(tokens, of_page))
         return decoded
 
-    def _fetch(self, blocks: Array) -> tuple[list[memoryview], npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
-        """Pages; where they lie in memory, uint64 [n]; whether they were read alone, bool [n]."""
+    def _fetch(self, blocks: Array) -> tuple[pa.Buffer, Int64s]:
+        """Pages, in one buffer; where in it each begins, int64 [n]."""
         offsets, sizes = blocks["offset"].tolist(), blocks["stored_bytes"].tolist()
         runs = plan_reads(offsets, sizes, sizes)
-        found = self._source.read_ranges([(start, stop - start) for _, start, stop in runs], "a run of pages")
-        pages, addresses, alone = [], [], []
-        for (run, start, _), data in zip(runs, found, strict=True):
-            address = pa.py_buffer(data).address
-            for i in run:
-                begin = offsets[i] - start
-                pages.append(data[begin : begin + sizes[i]])
-                addresses.append(address + begin)
-                alone.append(len(run) == 1)
-        return pages, np.array(addresses, np.uint64), np.array(alone, bool)
+        starts, stops = (np.array([run[i] for run in runs], np.int64) for i in (1, 2))
+        data, begins = self._source.read_ranges(starts, stops - starts, "a run of pages")
+        shifts = np.repeat(begins - starts, [len(pages) for pages, _, _ in runs])
+        return data, blocks["offset"] + shifts
 
-    def _split(self, headers: Headers, pages: Sequence[memoryview], codecs: list[int]) -> list[tuple[Buffer, Buffer]]:
-        """Checksums compared, bodies decompressed: what begins with the levels of each page, and what holds its values."""
+    def _check_headers(self, headers: Headers, blocks: Array) -> None:
+        """They must be those of data pages that take the bytes that the index says."""
         for i in np.flatnonzero((headers["def_encoding"] != RLE) | (headers["rep_encoding"] != RLE)):
             with self._source.blamed(int(headers["offset"][i]), "the page"):
                 check_level_encodings(headers[i : i + 1], self._column)
-        names = ("offset", "header_bytes", "stored_bytes", "type", "has_crc", "crc", "is_compressed", "decoded_bytes")
+        left = blocks["stored_bytes"] - headers["header_bytes"]
+        for i in np.flatnonzero(~is_data(headers) | (left != headers["stored_bytes"])):
+            with self._source.blamed(int(headers["offset"][i]), "the page"):
+                if not is_data(headers)[i]:
+                    raise MalformedError(f"it is a page of type {headers['type'][i]}, not of data")
+                _check_body(int(headers["stored_bytes"][i]), int(left[i]))
+
+    def _split(self, headers: Headers, data: memoryview, begins: Int64s, codecs: Array) -> list[tuple[Buffer, Buffer]]:
+        """Checksums compared, bodies decompressed: what begins with the levels of each page, and what holds its values."""
+        begins = begins + headers["header_bytes"]
+        names = ("offset", "type", "has_crc", "crc", "is_compressed", "decoded_bytes")
         fields = [headers[name].tolist() for name in names]
-        level_bytes = (headers["rep_bytes"] + headers["def_bytes"]).tolist()
+        places = (begins, begins + headers["stored_bytes"], headers["rep_bytes"] + headers["def_bytes"])
         found = []
         with self._source.blamed(0, "the page") as place:
-            for page, codec, in_front, place.offset, size, stored, kind, has_crc, crc, is_compressed, decoded in zip(
-                pages, codecs, level_bytes, *fields, strict=True
+            for codec, begin, end, in_front, place.offset, kind, has_crc, crc, is_compressed, decoded in zip(
+                codecs.tolist(), *map(np.ndarray.tolist, places), *fields, strict=True
             ):
-                if kind not in (DATA, DATA_V2):
-                    raise MalformedError(f"it is a page of type {kind}, not of data")
-                body = body_of(page, size, stored)
+                body = data[begin:end]
                 if has_crc:
                     check_crc(crc, body)
                 found.append(split_body(kind, in_front, is_compressed, decoded, body, codec))
@@ -174,7 +180,8 @@ class ParquetReader:
             header = parse_page_header(page)
             if header.type != DICTIONARY:
                 raise MalformedError(f"it is a page of type {header.type}")
-            body = body_of(page, header.header_bytes, header.stored_bytes)
+            body = page[header.header_bytes :]
+            _check_body(header.stored_bytes, len(body))
             if header.crc is not None:
                 check_crc(header.crc, body)
             values = decompress(codec, body, header.decoded_bytes)
@@ -183,12 +190,9 @@ class ParquetReader:
             return found
 
 
-def body_of(page: memoryview, header_bytes: int, stored_bytes: int) -> memoryview:
-    """The body of a page that the index holds to be of this size. Raises MalformedError."""
-    body = page[header_bytes:]
-    if len(body) != stored_bytes:
-        raise MalformedError(f"its body is of {stored_bytes} bytes, the index says {len(body)}")
-    return body
+def _check_body(size: int, expected: int) -> None:
+    if size != expected:
+        raise MalformedError(f"its body is of {size} bytes, the index says {expected}")
 
 
 def _check_counts(block: np.void, tokens: int, rows: int, continues: bool) -> None:

@@ -30,7 +30,8 @@ def scan(source: ByteSource, headers: Headers, codec: int, column: Column, pages
     loads = np.where(is_v1, np.maximum(sizes, headers["decoded_bytes"]), sizes)
     for pages_of_run, start, stop in plan_reads(offsets.tolist(), sizes.tolist(), loads.tolist()):
         run = slice(pages_of_run.start, pages_of_run.stop)
-        data = source.read_ranges([(start, stop - start)], "a run of pages")[0]
+        buffer, _ = source.read_ranges(np.array([start]), np.array([stop - start]), "a run of pages")
+        data = memoryview(buffer).cast("B")
         bodies = _bodies(source, headers[run], codec, data, offsets[run] - start, sizes[run])
         levels, _, _ = levels_of(headers[run], bodies, column, np.full(len(bodies), -1))
         for i in np.flatnonzero(levels["problem"] != NONE):

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
-from megablend.storage.base import Storage
+from megablend.storage.base import Bytes, Int64s, Storage
+
+
+def _allocate(size: int) -> Bytes:
+    """Arrow's pool keeps freed memory at hand; fresh pages from the system cost more than the copy into them."""
+    return np.frombuffer(pa.allocate_buffer(size), np.uint8)
 
 
 @dataclass(slots=True)
@@ -33,17 +39,19 @@ class ByteSource:
         self._check(offset, size, what)
         return self.storage.read(self.path, offset, size)
 
-    def read_ranges(self, ranges: Sequence[tuple[int, int]], what: str) -> list[memoryview]:
-        """The bytes of each (offset, size). Raises CorruptFileError where `what` does not lie within the file."""
-        buffers = []
-        for offset, size in ranges:
-            self._check(offset, size, what)
-            # Arrow's pool keeps freed memory at hand; fresh pages from the system cost more than the copy into them.
-            buffers.append(memoryview(pa.allocate_buffer(size)).cast("B"))
-        self.storage.read_into(
-            self.path, [(offset, buffer) for (offset, _), buffer in zip(ranges, buffers, strict=True)]
-        )
-        return [buffer.toreadonly() for buffer in buffers]
+    def read_ranges(self, offsets: Int64s, sizes: Int64s, what: str) -> tuple[pa.Buffer, Int64s]:
+        """Bytes of several ranges.
+
+        Args:
+            offsets, sizes: int64 [n].
+
+        Returns: a buffer; where in it each range begins, int64 [n].
+        Raises: CorruptFileError where `what` does not lie within the file.
+        """
+        for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > self.size - sizes)):
+            self._check(int(offsets[i]), int(sizes[i]), what)
+        out, begins = self.storage.read_ranges(self.path, offsets, sizes, _allocate)
+        return pa.py_buffer(out), begins
 
     def _check(self, offset: int, size: int, what: str) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
