@@ -14,6 +14,7 @@ import numpy.typing as npt
 from megablend.errors import PlanError
 from megablend.exact.epochs import sample_dtype
 from megablend.kernels.samples import cut, gather_lengths
+from megablend.kernels.short import LONG, cut_short, in_bytes
 
 Int32s = npt.NDArray[np.int32]
 Part = Callable[[int, int], npt.NDArray[Any]]
@@ -23,6 +24,14 @@ BLOCK = 1 << 18
 """Documents that one of several threads takes at once: 1 MiB of lengths stays in its cache."""
 ROWS = 1 << 21
 """Rows that a thread makes at once; one of several, roughly."""
+SHORT = 12
+"""Documents of a sample from which on it is cheaper to guess that none begins in the next one."""
+FAR = 1 << 20
+"""Bytes of lengths that a core's own caches hold."""
+_FEW = 1 / 64
+"""Of the documents, that may be too long for a byte."""
+_LOOKED_AT = 4096
+_NONE_LONG = 1 << 31
 
 
 def sample_index(
@@ -133,14 +142,34 @@ def _serial(
 ) -> Iterator[npt.NDArray[Any]]:
     """The rows of samples that end in the documents, ROWS at a time."""
     sample, document, tokens = 1, 0, 0
+    cutting = _cutting(lengths, documents, samples)
     while sample <= samples and document < len(documents):
         rows = part(sample, min(sample + ROWS, samples + 1))
         left = documents[document:]
-        filled, passed, tokens = cut(lengths, left, document, tokens, length, extra, sample, rows)
+        filled, passed, tokens = cutting(lengths, left, document, tokens, length, extra, sample, rows)
         if passed < 0:
             raise no_such(documents, lengths)
         sample, document = sample + filled, document + passed
         yield rows[:filled]
+
+
+def _cutting(lengths: Int32s, documents: Int32s, samples: int) -> Callable[..., tuple[int, int, int]]:
+    """The kernel that is fastest for so many samples of these documents; called as `cut` is."""
+    if len(documents) < SHORT * samples:
+        return cut
+    far = lengths.nbytes > FAR
+    if far and 2 * len(documents) >= len(lengths):  # the copy is read often enough
+        seen = lengths.take(documents[:_LOOKED_AT], mode="clip")
+        if np.count_nonzero(seen >= LONG) < _FEW * len(seen):
+            short = np.empty(len(lengths), np.uint8)
+            in_bytes(lengths, short)
+            return partial(cut_short, short, LONG, far)
+    return partial(cut_short, lengths, _NONE_LONG, far)
+
+
+def _cut_gathered(lengths: Int32s, *args: Any) -> tuple[int, int, int]:
+    """Cut documents whose lengths lie in their order."""
+    return cut_short(lengths, _NONE_LONG, False, lengths, *args)
 
 
 def _parallel(
@@ -150,6 +179,7 @@ def _parallel(
     block = max(1, min(BLOCK, ROWS * len(documents) // max(1, samples)))
     scratch = np.empty((threads, min(block, len(documents))), np.int32)
     places = np.arange(block, dtype=np.int32)
+    cutting = cut if len(documents) < SHORT * samples else _cut_gathered
     sample, tokens = 1, 0
     with ThreadPoolExecutor(threads) as pool:
         run = map if threads == 1 else pool.map  # a thread costs as much as a small dataset
@@ -165,6 +195,6 @@ def _parallel(
             rows = part(sample, bounds[-1])
             pieces = [rows[low - sample : high - sample] for low, high in pairwise(bounds)]
             orders = [places[: len(own)] for own in taken]
-            list(run(cut, gathered, orders, firsts, starts, repeat(length), repeat(extra), bounds, pieces))
+            list(run(cutting, gathered, orders, firsts, starts, repeat(length), repeat(extra), bounds, pieces))
             yield rows
             tokens, sample = starts[-1], bounds[-1]

@@ -67,7 +67,7 @@ def need_of(job: Job) -> Need:
             memory=memory, overlapped=memory, cost=round(_NS["artefact"] + _NS[job.interleaving] * job.num_samples)
         )
     documents, samples, shuffle = job.artefact.arrays
-    lengths = 4 * (job.size.end - job.size.begin)
+    lengths = 4 * (job.size.end - job.size.begin) + job.size.num_sequences  # those of short documents in bytes, too
     gathering = lengths + documents.nbytes + min(samples.nbytes, PIECE_BYTES)
     own = round(_NS["artefact"] + _NS["document"] * documents.shape[0] + _NS["sample"] * job.num_samples)
     parts = round(_NS["length"] * documents.shape[0] + _NS["row"] * job.num_samples)

@@ -7,13 +7,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.kernels.samples import cut, gather_lengths
+from megablend.kernels.short import LONG, cut_short, in_bytes
 
 
+def cut_narrowed(lengths: Any, *args: Any) -> tuple[int, int, int]:
+    short = np.empty(len(lengths), np.uint8)
+    in_bytes(lengths, short)
+    return cut_short(short, LONG, True, lengths, *args)
+
+
+def cut_as_they_are(lengths: Any, *args: Any) -> tuple[int, int, int]:
+    return cut_short(lengths, 1 << 31, False, lengths, *args)
+
+
+KERNELS = pytest.mark.parametrize("cut", [cut, cut_narrowed, cut_as_they_are])
+
+
+@KERNELS
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(st.data())
-def test_cut_in_any_pieces_equals_the_twin(dtype: Any, data: st.DataObject) -> None:
-    lengths = np.array(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=8)), np.int32)
+def test_cut_in_any_pieces_equals_the_twin(cut: Any, dtype: Any, data: st.DataObject) -> None:
+    sizes = st.integers(0, 9) | st.integers(LONG - 1, LONG + 1)
+    lengths = np.array(data.draw(st.lists(sizes, min_size=1, max_size=8)), np.int32)
     documents = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=12)), np.int32)
     length, extra = data.draw(st.integers(1, 7)), data.draw(st.integers(0, 1))
     samples = max(0, (int(lengths[documents].sum()) - extra) // length)
@@ -31,7 +47,8 @@ def test_cut_in_any_pieces_equals_the_twin(dtype: Any, data: st.DataObject) -> N
     )
 
 
-def test_places_beyond_32_bits() -> None:
+@KERNELS
+def test_places_beyond_32_bits(cut: Any) -> None:
     lengths, documents = np.array([2**31 - 1], np.int32), np.zeros(3, np.int32)
     rows = np.empty((2, 2), np.int64)
     begin = 2**40 // 2048
@@ -40,8 +57,9 @@ def test_places_beyond_32_bits() -> None:
     assert found == (2, 0, begin * 2048 - 5)
 
 
+@KERNELS
 @pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1, -(2**31)])
-def test_documents_that_do_not_exist_are_told(wrong: int) -> None:
+def test_documents_that_do_not_exist_are_told(cut: Any, wrong: int) -> None:
     lengths, documents = np.array([5, 6, 7], np.int32), np.array([0, 2, wrong, 1], np.int32)
     assert gather_lengths(lengths, documents, np.empty(4, np.int32)) == -1
     assert cut(lengths, documents, 0, 0, 4, 1, 1, np.empty((5, 2), np.int32)) == (2, -1, 12)
