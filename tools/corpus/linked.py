@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 import megablend
 
 FILE_BLOCKS = 100_000
-BLOCK_TOKENS = 160
 
 
-def linked_corpus(folder: Path, num_blocks: int, **settings: Any) -> dict[str, Any]:
-    """A config of one source of `num_blocks` Parquet pages of BLOCK_TOKENS tokens each; nothing is indexed yet.
+def linked_corpus(folder: Path, num_blocks: int, *, block_tokens: int = 160, **settings: Any) -> dict[str, Any]:
+    """A config of one source of `num_blocks` Parquet pages of `block_tokens` tokens each; nothing is indexed yet.
 
     Args:
         num_blocks: a multiple of FILE_BLOCKS where it is above; that many pages are in the one file that is written.
@@ -25,8 +24,8 @@ def linked_corpus(folder: Path, num_blocks: int, **settings: Any) -> dict[str, A
     pages = min(num_blocks, FILE_BLOCKS)
     assert num_blocks % pages == 0, f"{num_blocks} blocks are no multiple of {pages}"
     (folder / "links").mkdir(parents=True)
-    tokens = np.random.default_rng(0).integers(0, 50_000, pages * BLOCK_TOKENS, dtype=np.int32)
-    table = pa.table({"ids": pa.ListArray.from_arrays(np.arange(pages + 1, dtype=np.int32) * BLOCK_TOKENS, tokens)})
+    tokens = np.random.default_rng(0).integers(0, 50_000, pages * block_tokens, dtype=np.int32)
+    table = pa.table({"ids": pa.ListArray.from_arrays(np.arange(pages + 1, dtype=np.int32) * block_tokens, tokens)})
     options: dict[str, Any] = {"use_dictionary": False, "compression": "none", "write_page_index": True}
     # A page holds one write batch of one row.
     pq.write_table(

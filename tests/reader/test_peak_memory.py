@@ -1,0 +1,63 @@
+"""A process that reads stays within its budget: over a whole epoch and into the next, at any size of index.
+
+Measured is what reading adds to a process that has loaded libraries and kernels. What the allocator keeps at hand is allowed
+for, and what a process may keep mapped of a small index.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpus.linked import build_linked, linked_corpus
+
+from megablend.index.mapped import MAPPED_BYTES
+
+MIB = 1 << 20
+ALLOCATOR_BYTES = 16 * MIB
+ROOT = Path(__file__).parent.parent.parent
+
+
+def growth(folder: Path, config: dict[str, Any], first: int, num_batches: int) -> dict[str, Any]:
+    path = folder / f"{config['memory']}.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("memory_worker.py")),
+        str(path),
+        str(first),
+        str(num_batches),
+    ]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tools'}"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_small_index_over_an_epoch_and_into_the_next(tmp_path: Path) -> None:
+    config = linked_corpus(tmp_path / "corpus", 1000, block_tokens=16_384, samples=20_000)
+    build_linked(config)
+    epoch = 1000 * 16_384 // 2048 // 8  # batches
+    tight = growth(tmp_path, config | {"memory": "20MiB"}, 0, epoch + 300)
+    assert tight["epochs"] == [0, 1]
+    assert tight["growth"] <= 20 * MIB + ALLOCATOR_BYTES
+    roomy = growth(tmp_path, config | {"memory": "256MiB"}, 0, epoch + 300)
+    assert 20 * MIB + ALLOCATOR_BYTES < roomy["growth"] <= 256 * MIB + ALLOCATOR_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("num_blocks", [10**6, 10**8])
+def test_a_large_index_over_ten_thousand_batches(tmp_path: Path, num_blocks: int) -> None:
+    config = linked_corpus(tmp_path / "corpus", num_blocks, memory="64MiB")
+    build_linked(config)
+    epoch = num_blocks * 160 // 2048  # samples
+    found = growth(tmp_path, config, epoch - 40_000, 10_000)
+    assert found["epochs"] == [0, 1]
+    assert found["growth"] <= 64 * MIB + ALLOCATOR_BYTES + (MAPPED_BYTES if num_blocks == 10**6 else 0)
