@@ -121,6 +121,12 @@ class Generation:
         chunks.flags.writeable = False
         return chunks
 
+    def chunks_of(self, ids: npt.ArrayLike, column: str) -> tuple[Int64Array, npt.NDArray[Any]]:
+        """Column chunks that blocks `ids` int64 [n] lie in: their numbers in the index, int64 [n], and what `column` says."""
+        ids = np.asarray(ids, np.int64)
+        numbers = self._blocks.take("chunk", ids).astype(np.int64)
+        return numbers, self._chunks.take(column, numbers)
+
     @cached_property
     def _chunks(self) -> MappedTable:
         return MappedTable(self.folder / CHUNKS, CHUNK_COLUMNS)

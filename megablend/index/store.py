@@ -13,6 +13,7 @@ import numpy.typing as npt
 from megablend.formats import FORMATS
 from megablend.formats.base import NO_PIECES, Array, BlockReader, DecodedBlock
 from megablend.formats.eod import with_eod
+from megablend.formats.parquet.decode import DICTIONARY_ENCODINGS
 from megablend.index.cache import Generation
 from megablend.index.recent import Recent
 from megablend.storage import storage_for
@@ -136,6 +137,12 @@ class BlockStore:
         pieces = 8 * (np.maximum(rows["rows"], 0) + 2)
         reading = rows["stored_bytes"] + kept + pieces
         return (kept + pieces if documents else kept), reading
+
+    def dictionaries(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Dictionaries that blocks `ids` int64 [n] refer to: numbers, and bytes as they are stored (0: none). int64 [n] each."""
+        numbers, sizes = self.generation.chunks_of(ids, "dictionary_bytes")
+        needed = np.isin(self.generation.blocks(ids)["encoding"], DICTIONARY_ENCODINGS)
+        return numbers, np.where(needed, sizes, 0).astype(np.int64)
 
     @cached_property
     def _by_file(self) -> _ByFile:
