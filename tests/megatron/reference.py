@@ -89,11 +89,14 @@ def draw_case(folder: Path, seed: int) -> Case:
         }
         blends: list[Words | None] = [blend] * 3
     else:
+        kept = rng.random() < 0.4
         blends = [
-            _draw_blend(rng, folder / name, length) if rng.random() < 0.8 else None
+            _draw_blend(rng, folder / name, length, least=int(kept and name == "valid")) if rng.random() < 0.8 else None
             for name in ("train", "valid", "test")
         ]
         blends[0] = blends[0] or _draw_blend(rng, folder / "train", length)
+        if kept:
+            options["drop_last_partial_validation_sequence"] = False
         options["blend_per_split"] = blends
         options["multiple_validation_sets"] = bool(rng.random() < 0.3)
     sizes = [_draw_size(rng, blend, epochs) for blend, epochs in zip(blends, (40, 6, 2), strict=True)]
@@ -102,9 +105,12 @@ def draw_case(folder: Path, seed: int) -> Case:
     return Case(options, sizes)
 
 
-def _draw_blend(rng: np.random.Generator, folder: Path, length: int) -> Words:
+def _draw_blend(rng: np.random.Generator, folder: Path, length: int, least: int = 0) -> Words:
+    """A blend; its documents have `least` tokens: Megatron cannot keep a tail after an empty one."""
     num_datasets = int(rng.choice([1, 1, 2, 3, 5, 40]))
-    prefixes = [write_pair(folder / f"{i}_text", _draw_lengths(rng, length)) for i in range(num_datasets)]
+    prefixes = [
+        write_pair(folder / f"{i}_text", np.maximum(least, _draw_lengths(rng, length))) for i in range(num_datasets)
+    ]
     weights: dict[str, list[float] | None] = {
         "none": None,
         "equal": [1.0] * num_datasets,

@@ -8,13 +8,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+import torch
 from megatron.core.datasets import gpt_dataset, helpers
+from megatron.core.datasets.gpt_dataset import GPTDataset
 from pairs import contents, write_pair
 from reference import Case, config_of, draw_case, megatron_build
 
 from megablend.errors import PlanError
 from megablend.index.launch import OneProcess
-from megablend.megatron import prepare
+from megablend.megatron import MegablendDatasetBuilder, prepare
 from megablend.megatron.api import request_of
 from megablend.megatron.cache import prepare_cache
 from megablend.plan.allocate import largest_remainder
@@ -22,8 +24,8 @@ from megablend.plan.allocate import largest_remainder
 pytestmark = [pytest.mark.usefixtures("distributed"), pytest.mark.filterwarnings("ignore:.*pad token id.*:UserWarning")]
 
 
-def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both builders write the same bytes, and Megatron's finds ours complete."""
+def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, *, num_samples: int | None = 40) -> None:
+    """Both builders write the same bytes, and Megatron's finds ours complete; samples of a split, or all, are the same."""
     theirs, ours = folder / "theirs", folder / "ours"
     expected = megatron_build(config_of(theirs, **case.options), case.sizes)
     report = prepare(config_of(ours, **case.options), case.sizes)
@@ -32,6 +34,8 @@ def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, dataset in zip(("train", "valid", "test"), expected, strict=True):
         several = dataset if isinstance(dataset, list) else [dataset]
         assert lengths.get(name, 0) == sum(len(each) for each in several if each is not None)
+    found = MegablendDatasetBuilder(GPTDataset, case.sizes, lambda: True, config_of(ours, **case.options)).build()
+    assert_same_splits(found, expected, num_samples)
 
     def never(*args: Any, **options: Any) -> NoReturn:
         raise AssertionError("Megatron builds what it should have found")
@@ -46,6 +50,23 @@ def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     assert prepare(config_of(ours, **case.options), case.sizes).missing == frozenset()
 
 
+def assert_same_splits(found: list[Any], expected: list[Any], num_samples: int | None) -> None:
+    """All or some samples of train, valid and test are the same, bit for bit."""
+    for ours, theirs in zip(found, expected, strict=True):
+        if isinstance(theirs, list):
+            assert_same_splits(ours, theirs, num_samples)
+        elif theirs is None:
+            assert ours is None
+        else:
+            assert len(ours) == len(theirs)
+            step = 1 if num_samples is None else max(1, len(theirs) // num_samples)
+            for k in range(0, len(theirs), step):
+                one, other = ours[k], theirs[k]
+                assert one.keys() == other.keys()
+                for name, value in other.items():
+                    assert torch.equal(torch.as_tensor(one[name]), torch.as_tensor(value)), (k, name)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_same_bytes(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(tmp_path, draw_case(tmp_path, seed), monkeypatch)
@@ -54,7 +75,7 @@ def test_same_bytes(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30, 330))
 def test_same_bytes_of_many(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(tmp_path, draw_case(tmp_path, seed), monkeypatch)
+    check(tmp_path, draw_case(tmp_path, seed), monkeypatch, num_samples=None)
 
 
 def zipf(folder: Path, num_datasets: int) -> tuple[list[str], list[float]]:
@@ -62,6 +83,16 @@ def zipf(folder: Path, num_datasets: int) -> tuple[list[str], list[float]]:
     rng = np.random.default_rng(0)
     prefixes = [write_pair(folder / f"{i}", rng.integers(1, 60, rng.integers(1, 30))) for i in range(num_datasets)]
     return prefixes, (1 / np.arange(1, num_datasets + 1)).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_datasets", [1000, 5000])
+def test_thousands_of_datasets(num_datasets: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred pairs, each many times: every place in the blend has a weight of its own."""
+    prefixes, _ = zipf(tmp_path, 100)
+    weights = (1 / np.arange(1, num_datasets + 1)).tolist()
+    options = {"blend": (prefixes * (num_datasets // 100), weights), "split": "1", "mid_level_dataset_surplus": 0.2}
+    check(tmp_path, Case(options, [40_000, 0, 0]), monkeypatch)
 
 
 def test_hundreds_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
