@@ -1,6 +1,6 @@
-"""NumPy's RandomState as a source of bounded integers: the Mersenne Twister MT19937 with masked rejection.
+"""NumPy's RandomState as a source of 32-bit words: the Mersenne Twister MT19937.
 
-Source: Matsumoto and Nishimura (1998), mt19937ar.c; numpy's legacy `random_interval`.
+Source: Matsumoto and Nishimura (1998), mt19937ar.c.
 """
 
 from __future__ import annotations
@@ -47,40 +47,3 @@ def temper(key: Uint32s, words: Uint32s) -> None:
         y ^= (y << _15) & _TEMPER_C
         y ^= y >> _18
         words[k] = y
-
-
-@device
-def draw_below(key: Uint32s, words: Uint32s, position: int, last: int, out: Uint32s, count: int) -> int:
-    """Draw uniform numbers in [0, last], [0, last - 1], ...: `count` of them, last < 2^32, count <= last.
-
-    Each is a word under the mask of its bound's bits, drawn again while above the bound.
-
-    Args:
-        key: uint32 [WORDS], advanced.
-        words: uint32 [WORDS], tempered from the key.
-        position: words used up, 0 to WORDS.
-        last: the first bound.
-        out: uint32, room for count + 1.
-        count: how many.
-
-    Returns: the new position.
-    """
-    filled, bound = 0, int(last)
-    while filled < count:
-        if position == WORDS:
-            next_words(key)
-            temper(key, words)
-            position = 0
-        mask = bound
-        for shift in (1, 2, 4, 8, 16):
-            mask |= mask >> shift
-        # a word lowers the bound by one at most: for so many the mask holds, and there is room
-        stop = min(WORDS, position + min(count - filled, bound - (mask >> 1)))
-        for p in range(position, stop):
-            value = np.int64(words[p]) & mask
-            out[filled] = value
-            accepted = np.int64(value <= bound)
-            filled += accepted
-            bound -= accepted
-        position = stop
-    return position
