@@ -1,6 +1,8 @@
 """Building the index: rank 0 finds the files, all ranks share them, rank 0 merges what they found and commits.
 
-    rank 0     lock, find and stat files, plan the work  -> everybody
+    rank 0     finds the files                           -> everybody
+    each rank  asks the file system for its share of their states
+    rank 0     locks, plans the work                     -> everybody
     each rank  takes its share of the files and of large files' parts: a fragment that is there serves, else the file is indexed
     rank 0     merges the fragments in source and file order, commits -> the report, everybody
 
@@ -15,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from megablend.errors import CacheError, ConfigError
@@ -25,7 +28,7 @@ from megablend.index.launch import Launch
 from megablend.index.lock import build_lock, check_shared
 from megablend.index.merge import write_generation
 from megablend.index.share import share
-from megablend.index.sources import SourceFile, SourceListing, SourceSpec, list_source
+from megablend.index.sources import SourceFile, SourceListing, SourceSpec, find_source
 from megablend.index.work import Done, Item, Work, await_fragment, ensure_fragment, items_of, join_parts, plan_work
 
 __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
@@ -106,7 +109,8 @@ def _build(
 ) -> BuildReport:
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
-        prepared = launch.bcast(_prepare(cache, sources, stack) if launch.rank == 0 else None)
+        listings = _list_files(sources, launch)
+        prepared = launch.bcast(_prepare(cache, listings, stack) if launch.rank == 0 else None)
         assert prepared is not None
         if launch.rank > 0:
             check_shared(cache, prepared.nonce)
@@ -122,12 +126,19 @@ def _build(
         return report
 
 
-def _prepare(cache: Path, sources: Sequence[SourceSpec], stack: contextlib.ExitStack) -> _Prepared:
-    """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work."""
+def _list_files(sources: Sequence[SourceSpec], launch: Launch) -> tuple[SourceListing, ...]:
+    """The sources with their files, on rank 0; the ranks share the stats, each of which may take a while on a network."""
     name, count = Counter(spec.name for spec in sources).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} sources have the name {name!r}: each needs one of its own")
-    listings = tuple(list_source(spec) for spec in sources)
+    found = launch.bcast(tuple(map(find_source, sources)) if launch.rank == 0 else ())
+    mine = [[each.stat(path) for path in each.paths[launch.rank :: launch.size]] for each in found]
+    ranks = launch.gather(mine)
+    return tuple(each.listing(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)) if ranks else ()
+
+
+def _prepare(cache: Path, listings: tuple[SourceListing, ...], stack: contextlib.ExitStack) -> _Prepared:
+    """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work."""
     with writing(cache):
         for folder in (fragments(cache), generations(cache)):
             folder.mkdir(parents=True, exist_ok=True)

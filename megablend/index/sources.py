@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,29 +64,53 @@ class SourceListing:
     files: tuple[SourceFile, ...]
 
 
-def list_source(spec: SourceSpec) -> SourceListing:
-    """Find and stat the files of a source.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePaths:
+    """A source and the paths of its files, of which nothing else is known yet."""
 
-    Raises: ConfigError where a pattern matches nothing, or files are of several formats; MissingFileError.
+    spec: SourceSpec
+    format: str
+    root: str
+    paths: tuple[str, ...]
+
+    def stat(self, path: str) -> SourceFile:
+        """One of the files. Raises: MissingFileError, ConfigError."""
+        return stat_file(FORMATS[self.format].files(path), self.root)
+
+    def listing(self, files: Iterable[SourceFile]) -> SourceListing:
+        """The source with its files: what `stat` found of each path, in any order."""
+        by_name = {file.name: file for file in files}
+        return SourceListing(
+            spec=self.spec, format=self.format, root=self.root, files=tuple(by_name[name] for name in sorted(by_name))
+        )
+
+
+def list_source(spec: SourceSpec) -> SourceListing:
+    """Find and stat the files of a source. Raises: as `find_source`; MissingFileError."""
+    found = find_source(spec)
+    return found.listing(map(found.stat, found.paths))
+
+
+def find_source(spec: SourceSpec) -> SourcePaths:
+    """Find the files of a source.
+
+    Raises: ConfigError where a pattern matches nothing, or files are of several formats.
     """
-    root = source_root(spec.patterns)
-    files: dict[str, SourceFile] = {}
+    paths: dict[str, None] = {}
     formats: dict[str, str] = {}
     for pattern in spec.patterns:
         for path in _matches(spec, pattern):
-            kind = _format(spec, path)
-            formats.setdefault(kind.name, path)
-            file = stat_file(kind.files(path), root)
-            files[file.name] = file
+            formats.setdefault(_format(spec, path).name, path)
+            paths[path] = None
     if len(formats) > 1:
         found = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
         raise spec.complaint(f"mixes formats: {found}; make each format a source of its own")
     kind = FORMATS[next(iter(formats))]
-    return SourceListing(
+    return SourcePaths(
         spec=dataclasses.replace(spec, documents=spec.documents or kind.documents_known),
         format=kind.name,
-        root=root,
-        files=tuple(files[name] for name in sorted(files)),
+        root=source_root(spec.patterns),
+        paths=tuple(paths),
     )
 
 

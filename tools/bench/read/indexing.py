@@ -1,8 +1,8 @@
-"""How fast the pages of Parquet files are found and counted, on one core, warm.
+"""How fast the pages of Parquet files are found and counted, on one core, warm; and what a build takes around that.
 
 Claims: OffsetIndex and ColumnIndex are parsed at over 10 M pages/s; a walk from header to header passes over 300 k pages/s;
-footers of thousands of columns cost about what pyarrow takes to read them. CPU time of this process, so that threads count;
-medians of --rounds.
+footers of thousands of columns cost about what pyarrow takes to read them; files are opened one at a time, however many there
+are. CPU time of this process, so that threads count; medians of --rounds; builds, of which the first has to read all, once each.
 
     python tools/bench/read/indexing.py
 """
@@ -10,6 +10,7 @@ medians of --rounds.
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import tempfile
 import time
@@ -26,6 +27,8 @@ from megablend.formats.parquet.column_chunk import column_chunks
 from megablend.formats.parquet.footer import read_footer
 from megablend.formats.parquet.page_index import parse_column_index, parse_offset_index
 from megablend.formats.parquet.source import ByteSource
+from megablend.index.build import SourceSpec, build_index
+from megablend.index.launch import OneProcess
 from megablend.storage import storage_for
 
 
@@ -82,11 +85,37 @@ def rate(work: Callable[[], int], rounds: int) -> float:
     return statistics.median(rates)
 
 
+def builds(folder: Path, files: int) -> None:
+    """Whole builds of many small files: new, again, and with one more."""
+    first = folder / "many" / "0.parquet"
+    first.parent.mkdir()
+    write_pages(first, 100, 20, write_page_index=True)
+    for i in range(1, files):
+        shutil.copy(first, first.with_name(f"{i}.parquet"))
+    spec = SourceSpec(
+        name="many", patterns=(str(first.with_name("*.parquet")),), column=None, documents=True, block_bytes=0
+    )
+    print(f"\n{f'builds of {files:,} files of 100 pages':40}{'files/s':>12}{'us CPU/file':>14}")
+    for name in ("new", "again", "one file more"):
+        if name == "one file more":
+            shutil.copy(first, first.with_name("more.parquet"))
+        cpu, wall = time.process_time(), time.perf_counter()
+        build_index(str(folder / "cache"), [spec], launch=OneProcess())
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        print(f"{name:40}{files / wall:12,.0f}{cpu / files * 1e6:14,.0f}")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pages", type=int, default=50_000, help="pages a file (default: 50000)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of which medians are taken (default: 5)")
+    parser.add_argument("--files", type=int, default=10_000, help="files of a whole build (default: 10000)")
+    parser.add_argument(
+        "--footers",
+        default="1x1,10x10,1000x10,5000x10,2x10000",
+        help="columns x row groups of files whose footers are read (default: %(default)s)",
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.parquet"
@@ -107,11 +136,12 @@ def main() -> None:
                 row(f"V1 levels, {codec}, pages of {tokens} tokens", lambda: len(index(path, documents=True).blocks))
 
         print(f"\n{'footers: columns x row groups':40}{'ms, ours':>12}{'ms, pyarrow':>14}")
-        for columns, groups in ((1, 1), (10, 10), (1000, 10), (5000, 10)):
+        for columns, groups in (tuple(map(int, each.split("x"))) for each in args.footers.split(",")):
             write_columns(path, columns, groups)
             ours = rate(lambda: bool(index(path, documents=True)), args.rounds)
             theirs = rate(lambda: bool(pq.read_metadata(path)), args.rounds)
             print(f"{f'{columns} x {groups}':40}{1e3 / ours:12.2f}{1e3 / theirs:14.2f}")
+        builds(Path(folder), args.files)
 
 
 if __name__ == "__main__":
