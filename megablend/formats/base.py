@@ -135,6 +135,8 @@ class Format(Protocol):
     """File name endings by which a path is recognised, e.g. (".parquet",)."""
     documents_known: bool
     """Documents are always counted exactly, whether asked for or not: it costs nothing."""
+    reader_block_bytes: int
+    """About what a reader holds of each block of its file."""
 
     def files(self, path: str) -> Sequence[str]:
         """All files that `path` stands for, data file first: ["x.bin", "x.idx"] for the prefix "x"; [path] elsewhere."""

@@ -200,15 +200,13 @@ class Generation:
         ids = np.asarray(ids, np.int64)
         files = self.file_of(ids)
         counted = self._counted[files]
-        rows, table = np.empty(len(ids), BLOCK_DTYPE), self._blocks
-        for part in table.portions(ids):
-            mine = ids[part]
-            for name in ("offset", "stored_bytes", "decoded_bytes", "encoding", "flags", "chunk"):
-                rows[name][part] = table[name][mine]
-            before = self.tokens_before[mine]
-            rows["first_token"][part], rows["tokens"][part] = before, self.tokens_before[mine + 1] - before
-            for name, running in (("rows", self.rows_before), ("ends", self.ends_before)):
-                rows[name][part] = np.where(counted[part], running[mine + 1] - running[mine], -1)
+        rows, take = np.empty(len(ids), BLOCK_DTYPE), self._blocks.take
+        for name in ("offset", "stored_bytes", "decoded_bytes", "encoding", "flags", "chunk"):
+            rows[name] = take(name, ids)
+        rows["first_token"] = before = take("tokens_before", ids)
+        rows["tokens"] = take("tokens_before", ids + 1) - before
+        for name in ("rows", "ends"):
+            rows[name] = np.where(counted, take(f"{name}_before", ids + 1) - take(f"{name}_before", ids), -1)
         rows["chunk"] -= self._first_chunk[files].astype(np.int32)
         rows["first_token"] -= self._first_token[files]
         return rows

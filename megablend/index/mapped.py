@@ -1,13 +1,16 @@
 """A table of fixed-width columns, mapped into memory: opened in constant time, shared by all processes of a node.
 
-What is touched of a mapping counts as memory of the process, with some neighbourhood that the system maps along, and stays until
-somebody else needs the memory. So rows of a large table are looked up in portions, and each is let go of when it has been
-copied: the pages stay in the system's cache, where the next look finds them.
+What is touched of a mapping counts as memory of the process, with the neighbourhood that the system maps along, 64 KiB to 2 MiB a
+touch, and stays until somebody else needs the memory. So rows of a large table are read from the file instead: they come from the
+system's cache all the same, and what is beside them stays there. Kernels that walk through a column do so in portions, each of
+which is let go of.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
+import weakref
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,27 +20,32 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megablend.errors import CacheError
 from megablend.index.tables import columns_of, read_mapped
+from megablend.kernels.file_ranges import read_ranges
 
 MAPPED_BYTES = 64 << 20
-"""A table up to this size stays mapped as it is touched."""
-_REGION_ROWS = 1 << 13
-"""Of 8 bytes: 64 KiB, which Linux maps around a page that is touched."""
-_PORTION_REGIONS = 24
-"""Of each of nine columns: 14 MiB in each thread that looks up rows."""
+"""A table up to this size is mapped as a whole."""
+_AHEAD_ROWS = 256
+"""So many rows are asked of the disk all at once: few have been looked up before."""
+_REGION_ROWS, _PORTION_REGIONS = 1 << 14, 8
+"""Rows that may lie within what one touch maps, of 4 bytes; touches in a portion."""
 
 
 class MappedTable:
-    """Columns by name. Safe to share between threads."""
+    """Columns by name. Safe to share between threads, and after a fork."""
 
     def __init__(self, path: Path, columns: np.dtype[np.void]) -> None:
-        with path.open("rb") as file:
-            self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        batch = read_mapped(path, pa.py_buffer(self._mapping), columns)
-        self._columns = columns_of(batch)
+        self._path, self._fd = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd)
+        self._mapping = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
+        data = pa.py_buffer(self._mapping)
+        self._columns = columns_of(read_mapped(path, data, columns))
         self._is_large = len(self._mapping) > MAPPED_BYTES
-        if self._is_large:
-            self._mapping.madvise(mmap.MADV_RANDOM)
+        self._begins = {
+            name: column.__array_interface__["data"][0] - data.address for name, column in self._columns.items()
+        }
+        """Where each column begins in the file."""
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """A column, read-only; what is touched of it stays in memory."""
@@ -56,9 +64,22 @@ class MappedTable:
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def take(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """A column's values in `rows` int64 [n]: [n], in memory of their own."""
+        """A column's values in `rows` int64 [n], numbers in range, any order: [n], in memory of their own.
+
+        Raises: CacheError where the file cannot be read.
+        """
         column = self._columns[name]
+        if not self._is_large or not len(rows):
+            return column[rows]
         found = np.empty(len(rows), column.dtype)
-        for part in self.portions(rows):
-            found[part] = column[rows[part]]
+        size, starts, counts = column.itemsize, rows, np.ones(1, np.int64)
+        if (np.diff(rows) == 1).all():
+            starts, counts = rows[:1], np.array([len(rows)])
+        begins = np.arange(len(starts), dtype=np.int64) * size
+        sizes = np.broadcast_to(counts * size, len(starts)).copy()
+        ahead = len(rows) >= _AHEAD_ROWS
+        if read_ranges(self._fd, self._begins[name] + starts * size, sizes, begins, ahead, found.view(np.uint8)) < len(
+            starts
+        ):
+            raise CacheError(f"{self._path}: cannot be read; get permission there, or build again to mend it")
         return found

@@ -29,5 +29,9 @@ class Recent(Generic[V]):
                 self._kept.pop(old, None)
         return value
 
+    def resize(self, capacity: int) -> None:
+        """Keep up to `capacity` values from now on."""
+        self._capacity = capacity
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Recent, (self._capacity,)

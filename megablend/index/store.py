@@ -18,8 +18,12 @@ from megablend.index.cache import Generation
 from megablend.index.recent import Recent
 from megablend.storage import storage_for
 
-MAX_OPEN_FILES = 1024
-"""Readers of files kept at once; descriptors are bounded by the storage."""
+MIN_OPEN_FILES, MAX_OPEN_FILES = 1 << 10, 1 << 14
+"""Readers of files kept at once, since opening a file reads its footer; descriptors are bounded by the storage."""
+OPEN_BYTES = 32 << 20
+"""Of readers, where that allows for more than MIN_OPEN_FILES."""
+_READER_BYTES = 2 << 10
+"""What a reader takes besides its tables."""
 BLOCK_OVERHEAD_BYTES = 1 << 10
 """What Python's objects around a decoded block take, and its places in tables."""
 
@@ -70,6 +74,7 @@ class BlockStore:
         self.eods = tuple(eods) or (None,) * len(generation.sources)
         self.roots = dict(roots or {})
         self._opened = Recent[_Opened](MAX_OPEN_FILES)
+        self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
 
     def read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> list[DecodedBlock]:
         """Decode blocks.
@@ -173,14 +178,22 @@ class BlockStore:
         def enter() -> _Opened:
             entry = self.generation.file(file)
             source = self.generation.sources[entry.source]
-            path = self.generation.path(file, self.roots)
-            return _Opened(
-                FORMATS[source.format].open(path, source.column, entry.opened, storage=storage_for(path)),
+            path, kind, chunks = (
+                self.generation.path(file, self.roots),
+                FORMATS[source.format],
                 self.generation.chunks(entry),
-                self.eods[entry.source],
             )
+            self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks)
+            reader = kind.open(path, source.column, entry.opened, storage=storage_for(path))
+            return _Opened(reader, chunks, self.eods[entry.source])
 
         return self._opened.get(file, enter)
+
+    def _make_room(self, size: int) -> None:
+        """Keep as many readers as there would be room for, were all as large as the largest so far."""
+        if size > self._heaviest:
+            self._heaviest = size
+            self._opened.resize(max(MIN_OPEN_FILES, OPEN_BYTES // size))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"generation": self.generation, "eods": self.eods, "roots": self.roots}

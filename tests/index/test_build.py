@@ -39,6 +39,7 @@ def indexed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     class Counted:
         documents_known = False
+        reader_block_bytes = 0
 
         def __getattr__(self, name: str) -> object:
             return getattr(ARROW, name)

@@ -29,6 +29,7 @@ class ArrowFormat:
     name = "arrow"
     suffixes: Sequence[str] = (".arrow", ".feather", ".ipc")
     documents_known: bool = True
+    reader_block_bytes: int = 24
 
     def files(self, path: str) -> Sequence[str]:
         """The file itself."""

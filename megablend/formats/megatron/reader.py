@@ -29,6 +29,7 @@ class MegatronFormat:
     name = "megatron"
     suffixes: Sequence[str] = (".bin", ".idx")
     documents_known: bool = True
+    reader_block_bytes: int = 16
 
     def files(self, path: str) -> Sequence[str]:
         """The `.bin` and the `.idx`."""

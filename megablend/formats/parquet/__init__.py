@@ -22,6 +22,7 @@ class ParquetFormat:
     name = "parquet"
     suffixes: Sequence[str] = (".parquet", ".parq", ".pq")
     documents_known: bool = False
+    reader_block_bytes: int = 0
 
     def files(self, path: str) -> Sequence[str]:
         """The file itself."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from pipeline import make_corpus
 import megablend
 from megablend.index import store
 from megablend.plan.amplification import read_amplification
-from megablend.storage.base import FileStat
+from megablend.storage.base import Allocate, FileStat
 from megablend.storage.local import LocalStorage
 
 LANES, CYCLE = 8, 512
@@ -32,10 +31,10 @@ class CountingStorage:
     def __init__(self) -> None:
         self.local, self.bytes = LocalStorage(), 0
 
-    def read_into(self, path: str, ranges: Sequence[tuple[int, memoryview]]) -> None:
+    def read_ranges(self, path: str, offsets: Any, sizes: Any, allocate: Allocate) -> tuple[Any, Any]:
         """Pages."""
-        self.bytes += sum(len(buffer) for _, buffer in ranges)
-        self.local.read_into(path, ranges)
+        self.bytes += int(sizes.sum())
+        return self.local.read_ranges(path, offsets, sizes, allocate)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Footers."""
