@@ -34,9 +34,10 @@ def main() -> None:
         sys.stdin.readline()
         start = time.perf_counter()
         batches = iter(opening())
-        checksum, count = touch(next(batches)), 1
+        batch = next(batches)
+        checksum = touch(batch)
         first = time.perf_counter()
-        say(step="first", seconds=first - start)
+        say(step="first", seconds=first - start, tokens=batch.numel())
         times = [first]
         size = 0
         for batch in batches:

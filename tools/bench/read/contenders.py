@@ -63,7 +63,7 @@ def hf_map(folder: Path) -> Open:
     import datasets
 
     def batches() -> Iterator[Tensor]:
-        parts = [datasets.Dataset.from_file(str(path)) for path in sorted(folder.glob("*.arrow"))]
+        parts = [datasets.Dataset.from_file(str(path)) for path in sorted(folder.glob("[0-9]*.arrow"))]
         rows = datasets.concatenate_datasets(parts).shuffle(seed=0).with_format("torch")
         for batch in DataLoader(rows, batch_size=BATCH, drop_last=True):
             yield batch["tokens"]

@@ -99,6 +99,7 @@ def _watched(
     peaks, stop = [Memory(0, 0)], threading.Event()
     watcher = threading.Thread(target=_watch, args=(mark, peaks, stop))
     watcher.start()
+    opening = usage(mark)
     try:
         process.stdin.write(b"\n")
         process.stdin.flush()
@@ -110,22 +111,22 @@ def _watched(
         stop.set()
         watcher.join()
     peaks.append(memory(mark))
-    return _row(first, done, before, after, peaks, limits, share, folder, order)
+    return _row(first, done, (opening, before, after), peaks, limits, share, folder, order)
 
 
 def _row(
     first: dict[str, Any],
     done: dict[str, Any],
-    before: Usage,
-    after: Usage,
+    usages: tuple[Usage, Usage, Usage],
     peaks: list[Memory],
     limits: Limits,
     share: float,
     folder: Path,
     order: str,
 ) -> dict[str, Any]:
+    opening, before, after = usages
     tokens = done["tokens"]
-    used = data_bytes(folder) / limits.tokens * tokens
+    used = data_bytes(folder) / limits.tokens * (tokens + first["tokens"])
     return {
         "resident": share,
         "tokens": tokens,
@@ -133,7 +134,7 @@ def _row(
         "first_s": first["seconds"],
         "tokens_per_s": tokens / done["seconds"] if tokens else 0.0,
         "cpu_s_per_1e9": (after.cpu_seconds - before.cpu_seconds) / tokens * 1e9 if tokens else None,
-        "read_per_used": (after.read_bytes - before.read_bytes) / used if tokens else None,
+        "read_per_used": (after.read_bytes - opening.read_bytes) / used,
         "p50_ms": done["p50_ms"],
         "p99_ms": done["p99_ms"],
         "pss_bytes": max(peak.pss for peak in peaks),

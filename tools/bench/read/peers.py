@@ -2,9 +2,10 @@
 
 All give batches of 8 samples of 2,048 tokens as int64 tensors, of which every token is read, in fresh processes on one machine;
 rounds interleave them. `warm`: all files in the page cache; `cold`: none (both checked by mincore). A contender reads for
---seconds, or one pass. tokens/s, CPU time (of its whole tree of processes), batch times and bytes count from the first batch on;
-`first batch` from opening the data on, after imports (and after Ray's cluster is up). `read / used`: bytes that storage gave by
-the size of what was delivered. `extra disk`: an index, or the copy that a loader needs in place of the Parquet that is there.
+--seconds, or one pass. tokens/s, CPU time (of its whole tree of processes) and batch times count from the first batch on; `first
+batch` from opening the data on, after imports (and after Ray's cluster is up). `read / used`: bytes that storage gave, from
+opening on, by the size of what was delivered; what lies in buffers at the end counts as read. `extra disk`: an
+index, or the copy that a loader needs in place of the Parquet that is there.
 
     python tools/bench/read/peers.py --python .venv-peers/bin/python      # all there is; 1 GiB of tokens, some 12 GB of disk
     python tools/bench/read/peers.py --folder /data --results r.jsonl --contenders megatron hugging --rounds 1
@@ -12,7 +13,7 @@ the size of what was delivered. `extra disk`: an index, or the copy that a loade
 Peers want other versions of each other's dependencies; --python names interpreters, and the first that has a package is used:
 
     python -m venv .venv-peers && .venv-peers/bin/pip install torch==2.13.0 datasets "ray[data]" megatron-core==0.16.1 matplotlib
-    python -m venv .venv-mds && .venv-mds/bin/pip install torch==2.13.0 mosaicml-streaming
+    python -m venv .venv-mds && .venv-mds/bin/pip install mosaicml-streaming  # whose torchvision wants its own torch
 
 What is not there is named in the table. A results file is added to: what it has is not measured again, so that a run may be cut
 into pieces (--budget), and the table is of all that it holds.
