@@ -65,7 +65,7 @@ def variants_table(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def plot(rows: Sequence[Row], names: Sequence[str], path: Path) -> bool:
-    """Bars of tokens/s, warm and cold, on a logarithmic axis; whether matplotlib is there."""
+    """Bars of tokens/s, warm and cold; gives whether matplotlib is there."""
     try:
         import matplotlib
 
@@ -81,7 +81,6 @@ def plot(rows: Sequence[Row], names: Sequence[str], path: Path) -> bool:
         axes.barh([place + shift for place in range(len(found))], rates, height=0.4, label=state)
     axes.set_yticks(range(len(found)), list(found))
     axes.invert_yaxis()
-    axes.set_xscale("log")
     axes.set_xlabel("million tokens/s")
     axes.legend()
     figure.savefig(path, dpi=120)
