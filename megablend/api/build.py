@@ -11,6 +11,7 @@ from typing import Any
 from megablend.config import Config, load_config
 from megablend.index.build import BuildReport, Progress, build_index
 from megablend.index.cache import open_generation
+from megablend.index.extra import SEPARATOR
 from megablend.index.launch import Launch, detect
 from megablend.index.lock import build_lock
 from megablend.index.sources import SourceSpec
@@ -72,6 +73,19 @@ def build(
         )
         for name, source in checked.all_sources.items()
     ]
+    for name, source in checked.all_sources.items():
+        sources += [
+            SourceSpec(
+                name=f"{name}{SEPARATOR}{column}",
+                patterns=source.path,
+                column=column,
+                documents=True,
+                block_bytes=checked.block_bytes,
+                extra_of=name,
+                place=source.place,
+            )
+            for column in sorted(source.extra_columns)
+        ]
     report = build_index(checked.cache, sources, launch=launch, progress=progress)
     built = None
     try:

@@ -144,15 +144,14 @@ def _describe_generation(generation: Generation, cache: str) -> dict[str, Any]:
             "rows": entry.rows,
             "tokens": entry.tokens,
             "document_table_bytes": table_bytes(generation, number),
+            "extra_columns": [each.column for each in generation.sources if each.extra_of == entry.name],
         }
         for number, entry in enumerate(generation.sources)
+        if entry.extra_of is None
     ]
     return {
         "digest": generation.digest,
         "index_bytes": sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
-        "files": sum(len(entry.files) for entry in generation.sources),
-        "blocks": sum(len(entry.blocks) for entry in generation.sources),
-        "rows": sum(entry.rows for entry in generation.sources),
-        "tokens": sum(entry.tokens for entry in generation.sources),
+        **{name: sum(source[name] for source in sources) for name in ("files", "blocks", "rows", "tokens")},
         "sources": sources,
     }

@@ -14,7 +14,7 @@ def show(config: ConfigLike, sample: int, split: str = "train", *, cache: str | 
     """What sample k holds and where it comes from, as a JSON-able dict.
 
     Returns: sample, split, source, ordinal, epochs, pieces (file, block, first and last token within the block, epoch, byte
-        offset), document_starts and tokens.
+        offset), document_starts, tokens, and extra: of each extra column a number a token.
     Raises: as `open_dataset`; IndexError for a sample outside the run.
     """
     dataset = open_dataset(config, split, cache=cache)
@@ -42,4 +42,5 @@ def show(config: ConfigLike, sample: int, split: str = "train", *, cache: str | 
         "pieces": pieces,
         "document_starts": found.starts.tolist(),
         "tokens": found.tokens.tolist(),
+        "extra": {name: numbers.tolist() for name, numbers in found.extra.items()},
     }

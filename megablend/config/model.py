@@ -123,6 +123,8 @@ class Source(_Model):
     """Hard cap: a blend that would read the source more often is refused."""
     append_eod: Token | None = None
     """End-of-document token put after each document that has tokens, as it is read."""
+    extra_columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Columns beside the tokens: a number for each document, or for each token."""
     _place: str = PrivateAttr("")
 
     @field_validator("path", mode="before")
@@ -272,7 +274,9 @@ class Config(_Model):
 
     def needs_documents(self, source: Source) -> bool:
         """Whether the index must know where the source's documents end."""
-        return source.append_eod is not None or max(self.shares) != 1 or self.order == "row"
+        return (
+            source.append_eod is not None or max(self.shares) != 1 or self.order == "row" or bool(source.extra_columns)
+        )
 
     def is_blended(self, split: str) -> bool:
         """Whether a split is a blend, laid out in the order; otherwise it is one pass over its sources as they lie."""
@@ -289,6 +293,14 @@ class Config(_Model):
 def _check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:
     seen: set[str] = set()
     for source in sources:
+        if len(set(source.extra_columns)) < len(source.extra_columns):
+            raise ValueError(f"sources: source {source.name!r} names one of its extra_columns twice; keep one")
+        if set(source.extra_columns) != set(sources[0].extra_columns):
+            raise ValueError(
+                f"sources: {source.name!r} has extra_columns {', '.join(source.extra_columns) or 'none'}, {sources[0].name!r} "
+                f"{', '.join(sources[0].extra_columns) or 'none'}; expected the same for all sources of {split}, whose samples "
+                "share batches"
+            )
         if source.name in seen:
             raise ValueError(f"sources: two sources of {split} are named {source.name!r}; names must differ")
         seen.add(source.name)

@@ -63,7 +63,8 @@ class FileIndex:
     """Documents, empty and null ones included."""
     tokens: int
     token_dtype: str
-    """numpy name of the tokens as decoded: int32, int64, uint16 or uint32 (uint8, int8, int16 too for `.bin`)."""
+    """numpy name of the tokens as decoded: int32, int64, uint16 or uint32 (uint8, int8, int16 too for `.bin`); of numbers beside
+    the tokens bool, float16, float32 or float64, too."""
     chunks: Array
     """CHUNK_DTYPE [num_chunks]."""
     blocks: Array
@@ -95,6 +96,8 @@ class DecodedBlock:
     """[num_tokens], of the file's token dtype; read-only."""
     offsets: npt.NDArray[np.int64]
     """int64 [num_pieces + 1]: piece i is tokens[offsets[i]:offsets[i+1]]; null and empty documents are pieces of no tokens."""
+    extra: tuple[Array, ...] = ()
+    """Of each extra column that was asked for: a number a token, [num_tokens]; read-only."""
 
 
 NO_PIECES = np.zeros(1, np.int64)
@@ -142,13 +145,23 @@ class Format(Protocol):
         """All files that `path` stands for, data file first: ["x.bin", "x.idx"] for the prefix "x"; [path] elsewhere."""
         ...
 
-    def index(self, path: str, column: str | None, *, storage: Storage, documents: bool, block_bytes: int) -> FileIndex:
+    def index(
+        self,
+        path: str,
+        column: str | None,
+        *,
+        storage: Storage,
+        documents: bool,
+        block_bytes: int,
+        numbers: bool = False,
+    ) -> FileIndex:
         """Find the blocks of a file and count their tokens.
 
         Args:
             column: dotted path of the token column; None takes the only column of integers or lists of integers.
             documents: rows, ends and flags must be exact, even if that costs a scan of the body.
             block_bytes: rough size of a block where the format leaves the choice to us (`.bin`).
+            numbers: the column is one beside the tokens: it may hold floats or booleans, too.
 
         Raises: MissingFileError; CorruptFileError (truncated, emptied, inconsistent); UnsupportedFileError (encrypted, codec);
             ConfigError (no such column, or not of integers: names the nearest, lists those there are).
@@ -164,7 +177,14 @@ class DivisibleFormat(Format, Protocol):
     """A format of which several processes may index one file together, each the chunks that begin in its part of the bytes."""
 
     def index_part(
-        self, path: str, column: str | None, *, storage: Storage, documents: bool, span: tuple[int, int]
+        self,
+        path: str,
+        column: str | None,
+        *,
+        storage: Storage,
+        documents: bool,
+        span: tuple[int, int],
+        numbers: bool = False,
     ) -> FileIndex:
         """Find the blocks of the chunks that begin within bytes [start, stop) of a file.
 

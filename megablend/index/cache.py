@@ -56,6 +56,8 @@ class SourceEntry:
     """Documents, empty and null ones included."""
     ends: int
     """Documents with tokens; -1 where documents were not counted."""
+    extra_of: str | None
+    """Name of the source whose tokens its numbers belong to; None where it holds tokens itself."""
     root: str
     """Folder that its files' names are relative to, as of the last build."""
 
@@ -264,6 +266,7 @@ class Generation:
             tokens=int(self.tokens_before[blocks.stop] - self.tokens_before[blocks.start]),
             rows=entry["rows"],
             ends=ends,
+            extra_of=entry.get("extra_of"),
             root=roots[entry["name"]],
         )
 

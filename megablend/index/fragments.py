@@ -59,6 +59,8 @@ def fragment_name(listing: SourceListing, file: SourceFile, *, documents: bool) 
     spec = listing.spec
     place = [spec.name, file.name]
     asked = [FORMAT_VERSION, listing.format, spec.column, spec.block_bytes, documents]
+    if spec.extra_of is not None:
+        asked.append("numbers")
     answer = [*asked, file.size, file.etag]
     return FragmentName(place=_digest(json.dumps(place), 8), answer=_digest(json.dumps(answer), 16))
 

@@ -81,8 +81,10 @@ def _write_tables(folder: Path, listings: Sequence[SourceListing], load: Load) -
                 )
                 blocks.append(totals.block_columns(fragment.index.blocks, documents=listing.spec.documents))
                 totals.chunks += len(fragment.index.chunks)
+            extra = {} if listing.spec.extra_of is None else {"extra_of": listing.spec.extra_of}
             sources.append(
                 {
+                    **extra,
                     "name": listing.spec.name,
                     "format": listing.format,
                     "column": listing.spec.column,

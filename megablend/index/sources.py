@@ -33,12 +33,16 @@ class SourceSpec:
     """Documents must be counted exactly, even where that needs a scan."""
     block_bytes: int
     """Rough size of a block where the format leaves it open (`.bin`)."""
+    extra_of: str | None = None
+    """Name of the source whose tokens this column's numbers belong to; None where it holds tokens itself."""
     place: str = ""
     """Where it is asked for (`demo.yaml:12: sources[1]`), for messages."""
 
     def complaint(self, problem: object) -> ConfigError:
         """An error about what was asked for, with the place where it was."""
-        return ConfigError(f"{f'{self.place}: ' if self.place else ''}source {self.name!r}: {problem}")
+        return ConfigError(
+            f"{f'{self.place}: ' if self.place else ''}source {(self.extra_of or self.name)!r}: {problem}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,10 @@ def parts_of(cache: str, store: BlockStore, shares: Sequence[Fraction], *, keep:
         data, checksum = (whole := path.read_bytes())[:-16], whole[-16:]
         if len(data) == shape[0] * shape[1] * PART_DTYPE.itemsize and _checksum(key, data) == checksum:
             return np.frombuffer(data, PART_DTYPE).reshape(shape)
-    parts = np.stack([cut(store, source, shares) for source in range(shape[0])])
+    parts = np.zeros(shape, PART_DTYPE)
+    for number, entry in enumerate(generation.sources):
+        if entry.extra_of is None:
+            parts[number] = cut(store, number, shares)
     if keep:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,8 @@ from megablend.formats import FORMATS
 from megablend.formats.base import NO_PIECES, Array, BlockReader, DecodedBlock
 from megablend.formats.eod import with_eod
 from megablend.formats.parquet.decode import DICTIONARY_ENCODINGS
-from megablend.index.cache import Generation
+from megablend.index.cache import Generation, SourceEntry
+from megablend.index.extra import ExtraColumn, beside
 from megablend.index.recent import Recent
 from megablend.storage import storage_for
 
@@ -47,6 +48,7 @@ class _Opened(NamedTuple):
     chunks: Array
     """CHUNK_DTYPE [num_chunks], the file's."""
     eod: int | None
+    source: SourceEntry
 
 
 class _ByFile(NamedTuple):
@@ -56,6 +58,8 @@ class _ByFile(NamedTuple):
     """bool [num_files]"""
     token_bytes: npt.NDArray[np.int64]
     """int64 [num_files]"""
+    extra_bytes: npt.NDArray[np.int64]
+    """int64 [num_files]: of all extra columns, for each token."""
 
 
 class BlockStore:
@@ -65,14 +69,24 @@ class BlockStore:
         generation: the opened index.
         eods: for each source of the generation, the token put after each document, or None.
         roots: for each source's name, the folder its files lie in now; where absent, the folder recorded at the last build.
+        extra: for sources by their name, the columns to read along with the tokens.
+        extra_bytes: of decoded pages of extra columns, which are kept for other blocks.
     """
 
     def __init__(
-        self, generation: Generation, eods: Sequence[int | None] = (), roots: Mapping[str, str] | None = None
+        self,
+        generation: Generation,
+        eods: Sequence[int | None] = (),
+        roots: Mapping[str, str] | None = None,
+        extra: Mapping[str, tuple[ExtraColumn, ...]] | None = None,
+        extra_bytes: int = 0,
     ) -> None:
         self.generation = generation
         self.eods = tuple(eods) or (None,) * len(generation.sources)
         self.roots = dict(roots or {})
+        self.extra = {name: columns for name, columns in (extra or {}).items() if columns}
+        self.extra_bytes = extra_bytes
+        self._extra_blocks: dict[int, DecodedBlock] = {}  # the last one used is the last one put in
         self._opened = Recent[_Opened](MAX_OPEN_FILES)
         self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
 
@@ -89,12 +103,16 @@ class BlockStore:
         numbers = self._checked(ids)
         decoded: list[DecodedBlock] = [None] * len(numbers)  # type: ignore[list-item]
         for here, opened, rows in self._by_reader(numbers):
-            blocks = opened.reader.read(rows, opened.chunks, pieces=pieces or opened.eod is not None)
+            with_pieces = pieces or opened.eod is not None or opened.source.name in self.extra
+            blocks = opened.reader.read(rows, opened.chunks, pieces=with_pieces)
+            extra = self._beside(opened, numbers[here], blocks)
             if opened.eod is not None:
                 flags = rows["flags"].tolist()
                 blocks = [with_eod(block, flag, opened.eod) for block, flag in zip(blocks, flags, strict=True)]
+            if extra is not None:
+                blocks = [DecodedBlock(b.tokens, b.offsets, each) for b, each in zip(blocks, extra, strict=True)]
             for i, block in zip(here.tolist(), blocks, strict=True):
-                decoded[i] = block if pieces else DecodedBlock(block.tokens, NO_PIECES)
+                decoded[i] = block if pieces else DecodedBlock(block.tokens, NO_PIECES, block.extra)
         return decoded
 
     def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
@@ -139,6 +157,7 @@ class BlockStore:
         num_tokens = rows["tokens"] + np.where(has_eod, rows["ends"], 0)
         # Tokens may be a view of the decoded page, levels and all.
         kept = np.maximum(num_tokens * self._by_file.token_bytes[files], rows["decoded_bytes"]) + BLOCK_OVERHEAD_BYTES
+        kept += num_tokens * self._by_file.extra_bytes[files]
         pieces = 8 * (np.maximum(rows["rows"], 0) + 2)
         reading = rows["stored_bytes"] + kept + pieces
         return (kept + pieces if documents else kept), reading
@@ -152,7 +171,36 @@ class BlockStore:
     @cached_property
     def _by_file(self) -> _ByFile:
         eods = np.array([eod is not None for eod in self.eods], np.bool_)
-        return _ByFile(eods[self.generation.file_sources], self.generation.file_token_bytes)
+        sizes = [
+            sum(each.dtype.itemsize for each in self.extra.get(source.name, ())) for source in self.generation.sources
+        ]
+        extra = np.array(sizes, np.int64)[self.generation.file_sources]
+        return _ByFile(eods[self.generation.file_sources], self.generation.file_token_bytes, extra)
+
+    def _beside(
+        self, opened: _Opened, ids: npt.NDArray[np.int64], blocks: list[DecodedBlock]
+    ) -> list[tuple[Array, ...]] | None:
+        """The numbers of extra columns for blocks of a file; None where none were asked for."""
+        columns = self.extra.get(opened.source.name)
+        if columns is None:
+            return None
+        eod = opened.eod is not None
+        return beside(self.generation, columns, opened.source, self._read_extra, ids, blocks, eod=eod)
+
+    def _read_extra(self, ids: npt.NDArray[np.int64]) -> list[DecodedBlock]:
+        """Blocks of extra columns, of which the last ones are kept. Needs no lock: each step on the dict is one of Python's."""
+        kept = self._extra_blocks
+        found = {i: block for i in ids.tolist() if (block := kept.pop(i, None)) is not None}
+        missing = [i for i in ids.tolist() if i not in found]
+        found |= zip(missing, self.read(missing), strict=True)
+        kept |= found
+        size = sum(block.tokens.nbytes + block.offsets.nbytes for block in list(kept.values()))
+        for i, block in list(kept.items()):
+            if size <= self.extra_bytes:
+                break
+            kept.pop(i, None)
+            size -= block.tokens.nbytes + block.offsets.nbytes
+        return [found[i] for i in ids.tolist()]
 
     def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Block numbers, int64 [n]. Raises: IndexError, TypeError."""
@@ -185,7 +233,7 @@ class BlockStore:
             )
             self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks)
             reader = kind.open(path, source.column, entry.opened, storage=storage_for(path))
-            return _Opened(reader, chunks, self.eods[entry.source])
+            return _Opened(reader, chunks, self.eods[entry.source], source)
 
         return self._opened.get(file, enter)
 
@@ -196,7 +244,8 @@ class BlockStore:
             self._opened.resize(max(MIN_OPEN_FILES, OPEN_BYTES // size))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"generation": self.generation, "eods": self.eods, "roots": self.roots}
+        kept = {"generation": self.generation, "eods": self.eods, "roots": self.roots}
+        return kept | {"extra": self.extra, "extra_bytes": self.extra_bytes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]

@@ -173,16 +173,21 @@ def _path(work: Work, part: int, folder: Path) -> Path:
 def _index(work: Work, part: int, listing: SourceListing) -> Fragment:
     spec, file = listing.spec, work.file
     kind, storage = FORMATS[listing.format], storage_for(file.path)
-    documents = work.documents
+    documents, numbers = work.documents, spec.extra_of is not None
     try:
         if work.num_parts > 1:
             span = part_span(file.size, part, work.num_parts)
             index = DIVISIBLE[listing.format].index_part(
-                file.path, spec.column, storage=storage, documents=documents, span=span
+                file.path, spec.column, storage=storage, documents=documents, numbers=numbers, span=span
             )
         else:
             index = kind.index(
-                file.path, spec.column, storage=storage, documents=documents, block_bytes=spec.block_bytes
+                file.path,
+                spec.column,
+                storage=storage,
+                documents=documents,
+                block_bytes=spec.block_bytes,
+                numbers=numbers,
             )
     except ConfigError as error:
         raise spec.complaint(error) from error

@@ -62,7 +62,9 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     Raises: ConfigError where there is less than the lanes of the process need: of every source what a cycle takes from it, and
         the block in which the lane stands.
     """
-    budget = divided(run, num_batches * micro_batch_size * sample_bytes(run.config))
+    width = run.config.sequence_length + run.config.add_extra_token_to_sequence
+    extra = width * sum(16 + each.dtype.itemsize for each in run.extra_columns)  # as it is, and as it is gathered
+    budget = divided(run, num_batches * micro_batch_size * (sample_bytes(run.config) + extra))
     if (
         not run.weights or run.config.order == "row"
     ):  # no lanes, or none that goes on in its block: a step at a time will do
@@ -92,7 +94,8 @@ def batches_of(num_workers: int, prefetch_factor: int | None = None) -> int:
 def divided(run: Run, batches: int) -> Budget:
     """The memory of a process that makes `batches` bytes of batches; no part is below 0."""
     orders = sum(run.order(source).memory_bytes for source in range(len(run.sources)))
-    rest = max(0, run.config.memory - batches - orders)
+    extra = run.store.extra_bytes if run.extra_columns else 0
+    rest = max(0, run.config.memory - batches - orders - extra)
     return Budget(batches=batches, orders=orders, **{name: rest * part // _PARTS for name, part in SHARES.items()})
 
 
@@ -135,7 +138,7 @@ def _num_blocks(run: Run) -> Int64s:
 def _token_bytes(run: Run) -> Int64s:
     generation = run.store.generation
     files = generation.file_of(run.parts["first_block"])
-    sizes: Int64s = generation.file_token_bytes[files]
+    sizes: Int64s = generation.file_token_bytes[files] + sum(each.dtype.itemsize for each in run.extra_columns)
     return sizes
 
 

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from megablend.config import SPLITS, Config, Source
 from megablend.errors import ConfigError, PlanError
 from megablend.index.cache import Generation, SourceEntry
+from megablend.index.extra import SEPARATOR, ExtraColumn
+from megablend.index.extra_check import extra_columns
 from megablend.index.sources import source_root
 from megablend.index.splits import PartBlocks, parts_of
 from megablend.index.store import BlockStore
@@ -28,6 +30,9 @@ from megablend.plan.ledger import Ledger, digest_of
 from megablend.plan.sequential import SequentialPlan
 from megablend.plan.shares import check_totals, samples_in, shares_of
 from megablend.storage import storage_for
+
+EXTRA_SHARE = 16
+"""One part in so many of `memory`: decoded pages of extra columns, kept for the other blocks that need them."""
 
 
 def store_of(config: Config, generation: Generation) -> BlockStore:
@@ -44,8 +49,11 @@ def store_of(config: Config, generation: Generation) -> BlockStore:
             problem = f"has no source {name!r} (it has {', '.join(entries)})"
         elif entry.column != source.column:
             problem = f"read column {entry.column!r} of source {name!r}, the config says {source.column!r}"
+        elif missing := [each for each in source.extra_columns if f"{name}{SEPARATOR}{each}" not in entries]:
+            problem = f"does not hold extra column {missing[0]!r} of source {name!r}"
         elif config.needs_documents(source) and not entry.documents:
-            problem = f"does not know the documents of source {name!r}, which append_eod, split and order: row need"
+            needed_by = "append_eod, split, extra_columns and order: row"
+            problem = f"does not know the documents of source {name!r}, which {needed_by} need"
         else:
             _check_eod(source, generation.token_dtypes(entry))
             continue
@@ -54,7 +62,23 @@ def store_of(config: Config, generation: Generation) -> BlockStore:
             "give the run another name (`run:`) and build it, or put the config back"
         )
     eods = [named[entry.name].append_eod if entry.name in named else None for entry in generation.sources]
-    return BlockStore(generation, eods, {name: _root(generation, entries[name], named[name]) for name in named})
+    roots = {name: _root(generation, entries[name], named[name]) for name in named}
+    roots |= {entry.name: roots[entry.extra_of] for entry in generation.sources if entry.extra_of in roots}
+    plain = BlockStore(generation, eods, roots)
+    extra = {name: extra_columns(plain, name, sorted(each.extra_columns)) for name, each in named.items()}
+    for split in SPLITS:
+        _check_types([(name, extra[name]) for name in config.sources_of(split)])
+    return BlockStore(generation, eods, roots, extra, config.memory // EXTRA_SHARE)
+
+
+def _check_types(extra: Sequence[tuple[str, Sequence[ExtraColumn]]]) -> None:
+    for name, columns in extra:
+        for column, first in zip(columns, extra[0][1], strict=True):
+            if column.dtype != first.dtype:
+                raise ConfigError(
+                    f"extra column {column.column!r} is of {first.dtype} in source {extra[0][0]!r} and of {column.dtype} in "
+                    f"{name!r}; write it alike in all sources of a split"
+                )
 
 
 def _check_eod(source: Source, dtypes: Sequence[str]) -> None:
@@ -155,6 +179,15 @@ class Run:
                 )
             )
         return joined(found)
+
+    @property
+    def extra_columns(self) -> tuple[ExtraColumn, ...]:
+        """Columns read along with the tokens, the same of all sources."""
+        return self.store.extra.get(self._first_source, ())
+
+    @cached_property
+    def _first_source(self) -> str:
+        return next(iter(self.config.sources_of(self.split)))
 
     @property
     def sample_tokens(self) -> int:

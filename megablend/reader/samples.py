@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ class Sample:
     """int64 [sequence_length + 1] (without the extra token: [sequence_length])."""
     starts: npt.NDArray[np.int64]
     """int64 [num_pieces]: positions in `tokens` at which a document, or the part of it in another block, begins; first is 0."""
+    extra: dict[str, npt.NDArray[Any]]
+    """Of each extra column a number a token: [num_tokens]."""
 
 
 class Samples(NamedTuple):
@@ -43,6 +45,8 @@ class Samples(NamedTuple):
     """int64 [n, sequence_length], the token that follows each; 0 where the sample has none."""
     begins: npt.NDArray[np.bool_] | None
     """bool [n, tokens of a sample]: where a document, or the part of it in another block, begins; None where nobody asked."""
+    extra: dict[str, npt.NDArray[Any]]
+    """Of each extra column [n, tokens of a sample], a number a token."""
 
 
 def read_sample(run: Run, window: Window, k: int) -> Sample:
@@ -56,7 +60,13 @@ def read_sample(run: Run, window: Window, k: int) -> Sample:
     assert found.begins is not None
     extra = found.labels[0, -1:] if run.config.add_extra_token_to_sequence else found.labels[0, :0]
     tokens = np.concatenate([found.tokens[0], extra])
-    return Sample(int(sources[0]), int(ordinals[0]), stretches, tokens, np.flatnonzero(found.begins[0]))
+    return Sample(
+        int(sources[0]), int(ordinals[0]), stretches, tokens, np.flatnonzero(found.begins[0]), _first(found.extra)
+    )
+
+
+def _first(extra: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    return {name: numbers[0] for name, numbers in extra.items()}
 
 
 def read_samples(run: Run, window: Window, ks: npt.ArrayLike) -> Samples:
@@ -95,10 +105,13 @@ def gather(
     table.gather(places, stretches, width, tokens, labels)
     if not run.config.add_extra_token_to_sequence:
         labels[:, -1] = 0
+    columns = run.extra_columns
+    size = len(sources), width
+    extra = {each.column: table.gather_extra(i, each.dtype, places, stretches, size) for i, each in enumerate(columns)}
     if continues is None:
-        return Samples(sources, tokens, labels, None)
+        return Samples(sources, tokens, labels, None, extra)
     begins = table.begins(places, stretches, len(sources) * width, width, continues).reshape(len(sources), width)
-    return Samples(sources, tokens, labels, begins)
+    return Samples(sources, tokens, labels, begins, extra)
 
 
 def continued(generation: Generation, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.base import DecodedBlock
+from megablend.formats.base import NO_PIECES, DecodedBlock
 from megablend.kernels.gather import gather_tokens, mark_documents
 from megablend.order.base import Spans
 
@@ -32,10 +32,13 @@ class Entries(NamedTuple):
     """Addresses of their offsets."""
     counts: Int64s
     """How many offsets."""
+    extra: tuple[Entries, ...] = ()
+    """The bits of each extra column's numbers, as if they were tokens."""
 
 
 def entries(blocks: list[DecodedBlock]) -> Entries:
     """What a table takes in; the blocks' arrays are contiguous."""
+    columns = zip(*(block.extra for block in blocks), strict=True)
     return Entries(
         blocks,
         np.array([_KINDS[block.tokens.dtype] for block in blocks], np.int8),
@@ -43,6 +46,9 @@ def entries(blocks: list[DecodedBlock]) -> Entries:
         np.array([_address(block.tokens) for block in blocks], np.int64),
         np.array([_address(block.offsets) for block in blocks], np.int64),
         np.array([len(block.offsets) for block in blocks], np.int64),
+        tuple(
+            entries([DecodedBlock(each.view(f"i{each.itemsize}"), NO_PIECES) for each in column]) for column in columns
+        ),
     )
 
 
@@ -56,6 +62,7 @@ class BlockTable:
     def __init__(self, ids: Int64s) -> None:
         self.ids = ids
         self._blocks: list[DecodedBlock | None] = [None] * len(ids)
+        self._extra: list[BlockTable] = []  # the bits of each extra column's numbers, as if they were tokens
         self._kinds = np.zeros(len(ids), np.int8)
         self._sizes = np.full(len(ids), -1)  # a block that is not here has no token, not even token 0
         self._tokens, self._pieces, self._counts = (np.zeros(len(ids), np.int64) for _ in range(3))
@@ -69,11 +76,17 @@ class BlockTable:
         self._kinds_seen.update(np.unique(entries.kinds).tolist())
         self._kinds[where], self._sizes[where], self._tokens[where] = entries.kinds, entries.sizes, entries.tokens
         self._pieces[where], self._counts[where] = entries.pieces, entries.counts
+        for column, numbers in enumerate(entries.extra):
+            if column == len(self._extra):
+                self._extra.append(BlockTable(self.ids))
+            self._extra[column].put(places, numbers)
 
     def drop(self, places: Sequence[int]) -> None:
         """Let blocks go."""
         for place in places:
             self._blocks[place] = None
+        for table in self._extra:
+            table.drop(places)
         self._sizes[places] = -1
         self._counts[places] = 0
 
@@ -90,6 +103,20 @@ class BlockTable:
             columns = self._kinds, self._tokens, self._sizes, places, spans.starts, spans.stops
             wrong = gather_tokens(_LIKE[kind], kind, *columns, width, tokens, labels)
             assert wrong < 0, f"stretch {wrong} of {len(places)} is outside of its block or sample"
+
+    def gather_extra(
+        self, column: int, dtype: np.dtype[Any], places: Int64s, spans: Spans, shape: tuple[int, int]
+    ) -> npt.NDArray[Any]:
+        """An extra column's numbers of samples: [n, tokens of a sample], of `dtype`.
+
+        Args:
+            column: which of them.
+            places, spans: as of `gather`.
+            shape: samples, tokens of a sample.
+        """
+        bits, beside = np.zeros(shape, np.int64), np.empty(shape, np.int64)
+        self._extra[column].gather(places, spans, shape[1], bits, beside)
+        return bits.astype(f"i{dtype.itemsize}").view(dtype)
 
     def begins(
         self, places: Int64s, spans: Spans, num_tokens: int, width: int, continues: npt.NDArray[np.bool_]

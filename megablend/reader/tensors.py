@@ -15,15 +15,17 @@ import torch
 from megablend.config import Config
 from megablend.kernels.masks import bar_attention, count_positions, document_ends
 from megablend.reader.samples import Samples
+from megablend.reader.transform import sample_of
 
 
-def batch_dict(config: Config, samples: Samples) -> dict[str, torch.Tensor]:
+def batch_dict(config: Config, samples: Samples) -> dict[str, Any]:
     """Samples as GPTDataset gives them, collated. Every tensor has memory of its own: users write into any.
 
     Returns: tokens, labels, position_ids int64 [n, sequence_length]; loss_mask float32 [n, sequence_length]; dataset_id int64
         [n]; with `create_attention_mask`, attention_mask bool [n, 1, sequence_length, sequence_length], True where attention is
         barred; with `inter_document_masking`, cu_seqlens int32 [n, sequence_length + 1] padded with sequence_length, and
-        max_seqlen int32 [n].
+        max_seqlen int32 [n]; with extra columns, extra: a dict of tensors [n, tokens that a sample draws] by column, in which
+        number j belongs to token j of the sample, so that [:, :-1] are those of tokens and [:, 1:] those of labels.
     """
     tokens, shape = samples.tokens, samples.tokens.shape
     loss_mask = np.ones(shape, np.float32)
@@ -52,13 +54,21 @@ def batch_dict(config: Config, samples: Samples) -> dict[str, torch.Tensor]:
         found["attention_mask"] = np.empty((shape[0], 1, shape[1], shape[1]), np.bool_)
         bar_attention(barred_before, found["attention_mask"])
     found["dataset_id"] = samples.sources.astype(np.int64)
-    return {name: torch.from_numpy(array) for name, array in found.items()}
+    batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in found.items()}
+    if samples.extra:
+        batch["extra"] = {name: torch.from_numpy(_signed(array)) for name, array in samples.extra.items()}
+    return batch
 
 
 def sample_dict(config: Config, samples: Samples) -> dict[str, Any]:
     """The first of the samples, as GPTDataset gives it: without the first dimension, dataset_id an int."""
-    found: dict[str, Any] = {name: tensor[0] for name, tensor in batch_dict(config, samples).items()}
-    return found | {"dataset_id": int(found["dataset_id"])}
+    return sample_of(batch_dict(config, samples), 0)
+
+
+def _signed(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Torch knows little of unsigned numbers of more than 8 bits: they become the next wider signed ones."""
+    wider = {"uint16": np.int32, "uint32": np.int64}.get(numbers.dtype.name)
+    return numbers if wider is None else numbers.astype(wider)
 
 
 @cache

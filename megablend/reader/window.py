@@ -66,4 +66,5 @@ class Window:
 
 
 def _bytes(block: DecodedBlock) -> int:
-    return block.tokens.nbytes + block.offsets.nbytes + BLOCK_OVERHEAD_BYTES
+    extra = sum(numbers.nbytes for numbers in block.extra)
+    return block.tokens.nbytes + block.offsets.nbytes + extra + BLOCK_OVERHEAD_BYTES

@@ -18,6 +18,8 @@ from pyarrow import types
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.choose import choose_column
 
+OTHERS = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64"}
+"""Numbers that are no tokens: their names in numpy."""
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
@@ -63,10 +65,10 @@ class _Field(NamedTuple):
     level: Level
 
 
-def find_column(path: str, column: str | None, schema: pa.Schema) -> Column:
-    """The token column of a schema.
+def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bool = False) -> Column:
+    """The token column of a schema; with `numbers`, one of numbers of any kind.
 
-    Raises: ConfigError (no such column, several to choose from, or not of integers); UnsupportedFileError (behind a
+    Raises: ConfigError (no such column, several to choose from, or not of integers or numbers); UnsupportedFileError (behind a
         column of a type whose buffers we do not know); CorruptFileError (a name is no text).
     """
     fields: dict[str, tuple[_Field, ...]] = {}
@@ -83,7 +85,8 @@ def find_column(path: str, column: str | None, schema: pa.Schema) -> Column:
         raise CorruptFileError(path, f"footer: the name of a column is not UTF-8: {error}") from error
     except NotImplementedError as error:
         raise UnsupportedFileError(path, f"column {field.name} is {error}; write the file without it") from error
-    chain = fields[choose_column(path, column, {name: _problem(chain[-1].type) for name, chain in fields.items()})]
+    problems = {name: _problem(chain[-1].type, numbers=numbers) for name, chain in fields.items()}
+    chain = fields[choose_column(path, column, problems, numbers=numbers)]
     token, last = _storage(chain[-1].type), chain[-1].level
     levels = [part.level for part in chain]
     if kind := _list_kind(token):
@@ -93,7 +96,7 @@ def find_column(path: str, column: str | None, schema: pa.Schema) -> Column:
         levels=tuple(levels),
         kind=kind or "flat",
         width=token.list_size if kind == "fixed_size_list" else 0,
-        token_dtype=str(_storage(token.value_type) if kind else token),
+        token_dtype=_dtype(_storage(token.value_type) if kind else token),
         num_nodes=end.node,
         num_buffers=end.buffer,
     )
@@ -147,13 +150,18 @@ def _behind(kind: Any, level: Level) -> Level:
     return place
 
 
-def _problem(kind: Any) -> str | None:
-    """Why a column of this type cannot hold tokens; None where it can."""
+def _dtype(element: Any) -> str:
+    """numpy name of a type."""
+    return OTHERS.get(str(element), str(element))
+
+
+def _problem(kind: Any, *, numbers: bool) -> str | None:
+    """Why a column of this type cannot hold tokens, or numbers; None where it can."""
     stored = _storage(kind)
     element = _storage(stored.value_type) if _list_kind(stored) else stored
     if types.is_dictionary(element):
         return "is dictionary-encoded; write it plain (Array.dictionary_decode())"
-    if str(element) not in INTEGERS:
+    if str(element) not in INTEGERS and not (numbers and str(element) in OTHERS):
         return f"is of {stored}, not of integers of at most 64 bits (uint64 excepted) or lists of these"
     if types.is_fixed_size_list(stored) and stored.list_size < 1:
         return "holds lists of no elements"

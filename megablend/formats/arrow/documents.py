@@ -60,9 +60,11 @@ def decode(batch: Batch, column: Column, buffers: Buffers) -> DecodedBlock:
     """The tokens and documents of a batch. Raises: BatchError."""
     data = buffers.read(first_buffer(batch, column.levels[-1]) + 1)
     documents = find_documents(batch, column, buffers)
-    itemsize = np.dtype(column.token_dtype).itemsize
-    start, stop = documents.first * itemsize, (documents.first + documents.num_values) * itemsize
-    tokens = data[start:stop].view(np.dtype(column.token_dtype).newbyteorder("<"))
+    first, last, dtype = documents.first, documents.first + documents.num_values, np.dtype(column.token_dtype)
+    if dtype == np.bool_:
+        tokens = np.unpackbits(data, count=last, bitorder="little").view(np.bool_)[first:]
+    else:
+        tokens = data[first * dtype.itemsize : last * dtype.itemsize].view(dtype.newbyteorder("<"))
     if documents.keep is not None:
         tokens = tokens[documents.keep]
     tokens.flags.writeable = False
@@ -78,7 +80,8 @@ def _check_values(batch: Batch, column: Column, buffers: Buffers) -> None:
     ]
     if any(length != batch.rows for length in lengths):
         raise BatchError(f"has {batch.rows} rows, but columns of {lengths}")
-    need = slots * np.dtype(column.token_dtype).itemsize
+    bits = 1 if column.token_dtype == "bool" else 8 * np.dtype(column.token_dtype).itemsize
+    need = (slots * bits + 7) // 8
     have = buffers.size(first_buffer(batch, values) + 1)
     if batch.rows < 0 or slots < batch.rows * column.width or not 0 <= need <= have:
         raise BatchError(f"has {batch.rows} rows and {slots} values in {have} bytes")

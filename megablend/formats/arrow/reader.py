@@ -35,12 +35,21 @@ class ArrowFormat:
         """The file itself."""
         return [path]
 
-    def index(self, path: str, column: str | None, *, storage: Storage, documents: bool, block_bytes: int) -> FileIndex:
+    def index(
+        self,
+        path: str,
+        column: str | None,
+        *,
+        storage: Storage,
+        documents: bool,
+        block_bytes: int,
+        numbers: bool = False,
+    ) -> FileIndex:
         """Find the record batches and count their tokens from offsets and validity bitmaps; see Format.index."""
         size = storage.stat(path).size
         footer = read_footer(path, size, storage)
         places = batch_places(path, size, footer)
-        found = find_column(path, column, read_schema(path, size, footer))
+        found = find_column(path, column, read_schema(path, size, footer), numbers=numbers)
         blocks = np.zeros(len(places), BLOCK_DTYPE)
         scanned_bytes = 0
         for block, place in zip(blocks, places, strict=True):

@@ -36,10 +36,20 @@ class MegatronFormat:
         prefix = path[:-4] if path.endswith(tuple(self.suffixes)) else path
         return [f"{prefix}.bin", f"{prefix}.idx"]
 
-    def index(self, path: str, column: str | None, *, storage: Storage, documents: bool, block_bytes: int) -> FileIndex:
+    def index(
+        self,
+        path: str,
+        column: str | None,
+        *,
+        storage: Storage,
+        documents: bool,
+        block_bytes: int,
+        numbers: bool = False,
+    ) -> FileIndex:
         """Cut the sequences into blocks of about `block_bytes`; see Format.index."""
         if column is not None:
-            raise ConfigError(f"{path}: .bin/.idx files have no columns; leave out column: {column}")
+            key = "extra_columns" if numbers else "column"
+            raise ConfigError(f"{path}: .bin/.idx files have no columns; leave out {key}: {column}")
         data_path, idx_path = self.files(path)
         bin_bytes, idx_bytes = storage.stat(data_path).size, storage.stat(idx_path).size
         data = storage.read(idx_path, 0, idx_bytes)

@@ -28,15 +28,31 @@ class ParquetFormat:
         """The file itself."""
         return [path]
 
-    def index(self, path: str, column: str | None, *, storage: Storage, documents: bool, block_bytes: int) -> FileIndex:
+    def index(
+        self,
+        path: str,
+        column: str | None,
+        *,
+        storage: Storage,
+        documents: bool,
+        block_bytes: int,
+        numbers: bool = False,
+    ) -> FileIndex:
         """Find the pages of a file and count their tokens; pages are as large as their writer made them."""
-        return index_file(path, column, storage, documents=documents)
+        return index_file(path, column, storage, documents=documents, numbers=numbers)
 
     def index_part(
-        self, path: str, column: str | None, *, storage: Storage, documents: bool, span: tuple[int, int]
+        self,
+        path: str,
+        column: str | None,
+        *,
+        storage: Storage,
+        documents: bool,
+        span: tuple[int, int],
+        numbers: bool = False,
     ) -> FileIndex:
         """Find the pages of the column chunks that begin within bytes [start, stop); see `DivisibleFormat`."""
-        return index_file(path, column, storage, documents=documents, span=span)
+        return index_file(path, column, storage, documents=documents, numbers=numbers, span=span)
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
         """A reader of an indexed file, if its size and footer are still the same."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from megablend.formats.parquet.codecs import Buffer
 from megablend.formats.parquet.names import Encoding, Physical, name_of
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
+from megablend.kernels.booleans import decode_bits
 from megablend.kernels.byte_stream_split import join_streams
 from megablend.kernels.delta import decode_delta
 from megablend.kernels.dictionary import OUT_OF_RANGE, decode_dictionary
@@ -65,8 +66,13 @@ def plain_values(data: Buffer, begin: int, count: int, physical: int) -> Array:
     return values
 
 
-STORED: dict[int, np.dtype[Any]] = {Physical.INT32: np.dtype("<i4"), Physical.INT64: np.dtype("<i8")}
-"""How PLAIN values lie in memory."""
+STORED: dict[int, np.dtype[Any]] = {
+    Physical.INT32: np.dtype("<i4"),
+    Physical.INT64: np.dtype("<i8"),
+    Physical.FLOAT: np.dtype("<i4"),
+    Physical.DOUBLE: np.dtype("<i8"),
+}
+"""How PLAIN values lie in memory; floats are handled as the integers of their bits."""
 
 
 def _as_dtype(values: Array, dtype: np.dtype[Any]) -> Array:
@@ -121,9 +127,30 @@ def _byte_stream_split(data: Buffer, begin: int, num_tokens: int, physical: int,
     return out
 
 
+def _bits(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
+    return _booleans(data, begin, num_tokens, in_runs=False)
+
+
+def _runs(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
+    """The bytes of the runs are counted in front."""
+    size = int.from_bytes(bytes(data[begin : begin + 4]), "little")
+    if begin + 4 + size > len(data):
+        raise MalformedError(
+            f"its booleans should take {size} bytes, {max(0, len(data) - begin - 4)} are left in the page"
+        )
+    return _booleans(data[: begin + 4 + size], begin + 4, num_tokens, in_runs=True)
+
+
+def _booleans(data: Buffer, begin: int, num_tokens: int, *, in_runs: bool) -> Array:
+    values, out = pa.py_buffer(data), _room(num_tokens, np.dtype(np.bool_))
+    if decode_bits(values.address + begin, values.size - begin, in_runs, out) < 0:
+        raise MalformedError(f"its booleans break off before {num_tokens} of them")
+    return out
+
+
 DECODERS: dict[tuple[int, int], Callable[[Buffer, int, int, int, Array | None], Array]] = {
     (physical, encoding): decoder
-    for physical in (Physical.INT32, Physical.INT64)
+    for physical in STORED
     for encoding, decoder in {
         Encoding.PLAIN: _plain,
         Encoding.PLAIN_DICTIONARY: _dictionary,
@@ -131,5 +158,5 @@ DECODERS: dict[tuple[int, int], Callable[[Buffer, int, int, int, Array | None], 
         Encoding.DELTA_BINARY_PACKED: _delta,
         Encoding.BYTE_STREAM_SPLIT: _byte_stream_split,
     }.items()
-}
+} | {(Physical.BOOLEAN, Encoding.PLAIN): _bits, (Physical.BOOLEAN, Encoding.RLE): _runs}
 """(physical type, encoding) -> decoder."""

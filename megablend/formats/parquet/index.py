@@ -24,7 +24,13 @@ THREADED_BYTES = 64 << 20
 
 
 def index_file(
-    path: str, column: str | None, storage: Storage, *, documents: bool, span: tuple[int, int] | None = None
+    path: str,
+    column: str | None,
+    storage: Storage,
+    *,
+    documents: bool,
+    numbers: bool,
+    span: tuple[int, int] | None = None,
 ) -> FileIndex:
     """Find and count the pages of a file's token column, or of its chunks that begin within bytes `span`.
 
@@ -35,7 +41,7 @@ def index_file(
     source = ByteSource(path, storage, storage.stat(path).size)
     footer = read_footer(source)
     with source.blamed(footer.offset, "the footer"):
-        leaf, num_leaves = find_column(footer.schema, column, path)
+        leaf, num_leaves = find_column(footer.schema, column, path, numbers=numbers)
         chunks = column_chunks(footer, leaf.ordinal, num_leaves)
         for chunk in chunks:
             _check_chunk(chunk, leaf)

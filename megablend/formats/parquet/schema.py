@@ -32,6 +32,9 @@ CONVERTED_LIST = 3
 CONVERTED_MAPS = (1, 2)
 LOGICAL_MAP, LOGICAL_LIST, LOGICAL_INTEGER = 2, 3, 10
 TOKEN_DTYPES = ("int32", "int64", "uint16", "uint32", "int8", "int16", "uint8")
+OTHER_DTYPES: dict[int, str] = {Physical.BOOLEAN: "bool", Physical.FLOAT: "float32", Physical.DOUBLE: "float64"}
+"""Numbers that are no tokens, by physical type."""
+_NO_TOKENS = "is of "
 MAX_LEVEL = 127
 """Levels are kept in bytes; no sensible schema is deeper."""
 
@@ -48,7 +51,7 @@ class Column:
     """Number among the leaves: its chunk's place in each row group."""
     physical: int
     dtype: str
-    """numpy name of its values; "" where they are not integers that can be tokens."""
+    """numpy name of its values; "" where they are not numbers that can be read."""
     max_def: int
     max_rep: int
     slot_def: int
@@ -108,19 +111,28 @@ def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
         raise MalformedError("the schema ends before its groups are complete")
 
 
-def find_column(schema: Sequence[Struct], name: str | None, path: str) -> tuple[Column, int]:
+def find_column(schema: Sequence[Struct], name: str | None, path: str, *, numbers: bool = False) -> tuple[Column, int]:
     """The column called `name`, or the only one that can hold tokens; and the number of leaves.
 
-    Raises: ConfigError (no such column, several, or not of integers), MalformedError.
+    Args:
+        numbers: it need not hold tokens: numbers of any kind will do.
+
+    Raises: ConfigError (no such column, several, or not of integers, or numbers), MalformedError.
     """
     columns = list(leaves(schema))
     physical = {".".join(column.path): column.name for column in columns}  # the full path is good, too
-    problems = {column.name: column.problem or None for column in columns}
-    chosen = choose_column(path, physical.get(name, name) if name else name, problems)
+    problems = {column.name: _problem(column, numbers=numbers) for column in columns}
+    chosen = choose_column(path, physical.get(name, name) if name else name, problems, numbers=numbers)
     found = [column for column in columns if column.name == chosen]
     if len(found) > 1:
         raise ConfigError(f"{path}: {len(found)} columns are called {chosen!r}; rename one")
     return found[0], len(columns)
+
+
+def _problem(column: Column, *, numbers: bool) -> str | None:
+    if numbers and column.problem.startswith(_NO_TOKENS) and column.dtype:
+        return None
+    return column.problem or None
 
 
 def _child(parent: _Group, element: Struct) -> _Group:
@@ -160,7 +172,7 @@ def _column(node: _Group, element: Struct, ordinal: int) -> Column:
     elif node.max_rep > 1:
         problem = "is a list of lists"
     else:
-        problem = "" if dtype else f"is of {kind}, not of integers ({', '.join(TOKEN_DTYPES)})"
+        problem = "" if dtype in TOKEN_DTYPES else f"{_NO_TOKENS}{kind}, not of integers ({', '.join(TOKEN_DTYPES)})"
     return Column(
         name=".".join(node.names),
         path=node.path,
@@ -175,10 +187,10 @@ def _column(node: _Group, element: Struct, ordinal: int) -> Column:
 
 
 def _dtype(physical: int, element: Struct) -> tuple[str, str]:
-    """(numpy name of the tokens or "", what the column is, for messages)."""
+    """(numpy name of the values or "", what the column is, for messages)."""
     kind = name_of(Physical, physical)
     if physical not in (Physical.INT32, Physical.INT64):
-        return "", kind
+        return OTHER_DTYPES.get(physical, ""), kind
     plain = "int32" if physical == Physical.INT32 else "int64"
     if 10 in element:
         logical = element.struct(10, "logicalType")

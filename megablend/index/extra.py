@@ -1,0 +1,155 @@
+"""Columns beside the tokens: for each block of tokens, a number a token.
+
+An extra column is indexed as a source of its own (`source//column`), with pages of its own. One of lists holds as many numbers in
+each row as there are tokens: then what belongs to the n-th token of a source is the column's n-th number. One of single values
+holds a number a row, which belongs to all tokens of the row. Either way the numbers of a block of tokens are a stretch of the
+column, wherever its pages begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import CorruptFileError
+from megablend.formats.base import CONTINUES, Array, DecodedBlock
+from megablend.formats.eod import with_eod
+from megablend.index.cache import Generation, SourceEntry
+
+SEPARATOR = "//"
+"""Between the names of a source and of its column; no source's own name has a slash."""
+Int64s = npt.NDArray[np.int64]
+Read = Callable[[Int64s], list[DecodedBlock]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraColumn:
+    """A column beside a source's tokens."""
+
+    column: str
+    source: SourceEntry
+    """As which it is indexed."""
+    dtype: np.dtype[np.generic]
+    flat: bool
+    """One value a row, not a list of as many values as the row has tokens."""
+
+
+def beside(
+    generation: Generation,
+    columns: Sequence[ExtraColumn],
+    tokens: SourceEntry,
+    read: Read,
+    ids: Int64s,
+    blocks: Sequence[DecodedBlock],
+    *,
+    eod: bool,
+) -> list[tuple[Array, ...]]:
+    """The columns' numbers for each token of some blocks of their source.
+
+    Args:
+        tokens: the source that the blocks are of.
+        read: decodes blocks of the index.
+        ids: int64 [n], the blocks' numbers in the index.
+        blocks: [n], without end-of-document tokens.
+        eod: one more number for each end-of-document token: that of the document's last token.
+
+    Returns: for each block, an array a column, read-only.
+    Raises: CorruptFileError where rows of the two columns hold different numbers of values; as `read` does.
+    """
+    rows = generation.blocks(ids)
+    by_column = []
+    for column in columns:
+        if column.flat:
+            counts = np.array([len(block.offsets) - 1 for block in blocks])
+            first = generation.rows_before[ids] - generation.rows_before[tokens.blocks.start]
+            first = first - ((rows["flags"] & CONTINUES) > 0)
+        else:
+            counts = np.array([len(block.tokens) for block in blocks])
+            first = generation.tokens_before[ids] - generation.tokens_before[tokens.blocks.start]
+        # A document may end in a block that has none of its tokens: its last number is the one before.
+        in_front = (first > 0) & (not column.flat) & eod
+        found, read_blocks = _fetch(generation, column, read, first - in_front, counts + in_front)
+        if not column.flat:
+            _check_rows(generation, column, ids, blocks, first, read_blocks)
+        fields = zip(blocks, found, in_front.tolist(), rows["flags"].tolist(), strict=True)
+        by_column.append([_aligned(column, *field, eod=eod) for field in fields])
+    return list(zip(*by_column, strict=True))
+
+
+def _aligned(column: ExtraColumn, block: DecodedBlock, found: Array, in_front: bool, flags: int, *, eod: bool) -> Array:
+    """A number for each token, out of one for each row, or for each token and perhaps the one before them."""
+    before = found[:1]
+    numbers = np.repeat(found, np.diff(block.offsets)) if column.flat else found[in_front:]
+    if eod:
+        places = with_eod(DecodedBlock(np.arange(1, len(numbers) + 1), block.offsets), flags, 0).tokens
+        if len(places) > len(numbers):
+            # At an end, the place of the last token before.
+            numbers = np.concatenate([before, numbers])[np.maximum.accumulate(places)]
+    numbers.setflags(write=False)
+    return numbers
+
+
+def _fetch(
+    generation: Generation, column: ExtraColumn, read: Read, starts: Int64s, counts: Int64s
+) -> tuple[list[Array], dict[int, tuple[int, DecodedBlock]]]:
+    """Stretches of a column's numbers; and the blocks of it that they lie in, with the numbers before each.
+
+    Args:
+        starts, counts: int64 [n], of the column's numbers.
+    """
+    span = column.source.blocks
+    running = generation.tokens_before[span.start : span.stop + 1]
+    starts = starts + int(running[0])
+    firsts = np.searchsorted(running, starts, side="right") - 1
+    stops = np.searchsorted(running, starts + counts, side="left")
+    needed = sorted(
+        {i for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True) for i in range(first, stop)}
+    )
+    decoded = dict(zip(needed, read(span.start + np.array(needed, np.int64)), strict=True))
+    found = []
+    for start, count, first, stop in zip(*(each.tolist() for each in (starts, counts, firsts, stops)), strict=True):
+        inside = [(decoded[i].tokens, start - int(running[i])) for i in range(first, stop)]
+        parts = [numbers[max(0, begin) : begin + count] for numbers, begin in inside]
+        found.append(np.concatenate([*parts, np.zeros(0, column.dtype)]))
+    return found, {i: (int(running[i] - running[0]), block) for i, block in decoded.items()}
+
+
+def _check_rows(
+    generation: Generation,
+    column: ExtraColumn,
+    ids: Int64s,
+    blocks: Sequence[DecodedBlock],
+    starts: Int64s,
+    decoded: dict[int, tuple[int, DecodedBlock]],
+) -> None:
+    """Rows must begin at the same places in both columns."""
+    flags = generation.blocks(column.source.blocks.start + np.array(sorted(decoded), np.int64))["flags"]
+    edges = [
+        before + block.offsets[bool(flag & CONTINUES) : -1]
+        for (_, (before, block)), flag in zip(sorted(decoded.items()), flags, strict=True)
+    ]
+    there = np.concatenate([*edges, np.zeros(0, np.int64)])
+    for i, block, start in zip(ids.tolist(), blocks, starts.tolist(), strict=True):
+        stop = start + len(block.tokens)
+        mine = start + block.offsets[1:-1]
+        mine = mine[(mine > start) & (mine < stop)]  # rows without tokens at an edge may be of either block
+        theirs = there[np.searchsorted(there, start, side="right") : np.searchsorted(there, stop, side="left")]
+        if len(mine) == len(theirs) and (mine == theirs).all():
+            continue
+        both = min(len(mine), len(theirs))
+        differ = np.flatnonzero(mine[:both] != theirs[:both])
+        at = int(differ[0]) if len(differ) else both
+        place = generation.blocks(np.array([i]))[0]
+        file = int(generation.file_of([i])[0])
+        skipped = int(np.count_nonzero(block.offsets[1:-1] == 0))
+        row = int(generation.rows_before[i] - generation.rows_before[generation.file(file).first_block])
+        row += at + skipped - bool(place["flags"] & CONTINUES)
+        raise CorruptFileError(
+            generation.path(file),
+            f"row {row}: its list in column {column.column!r} is not as long as its tokens (nulls not counted); write the "
+            "file again",
+            offset=int(place["offset"]),
+        )
