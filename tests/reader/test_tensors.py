@@ -28,7 +28,7 @@ def sample(tokens: list[int], starts: list[int] | None = None) -> Samples:
     begins = np.isin(np.arange(len(tokens)), starts or [0])
     labels = tokens[1:] + [0] * (LENGTH + 1 - len(tokens))
     text = np.array([tokens[:LENGTH], labels], np.int64)
-    return Samples(np.array([3], np.int32), text[:1], text[1:], begins[np.newaxis])
+    return Samples(np.array([3], np.int32), text[:1], text[1:], begins[np.newaxis], {})
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)

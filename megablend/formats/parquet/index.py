@@ -29,7 +29,7 @@ def index_file(
     storage: Storage,
     *,
     documents: bool,
-    numbers: bool,
+    numbers: bool = False,
     span: tuple[int, int] | None = None,
 ) -> FileIndex:
     """Find and count the pages of a file's token column, or of its chunks that begin within bytes `span`.
