@@ -167,7 +167,7 @@ def print_sample(found: dict[str, Any]) -> None:
     console.print(table)
     console.print(f"documents begin at {', '.join(map(str, found['document_starts']))}", markup=False)
     console.print("tokens: " + " ".join(map(str, found["tokens"])), markup=False)
-    for name, numbers in found["extra"].items():
+    for name, numbers in found.get("extra", {}).items():
         console.print(f"{name}: " + " ".join(map(str, numbers)), markup=False)
     if "text" in found:
         console.print("text:", markup=False)
