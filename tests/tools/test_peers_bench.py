@@ -19,7 +19,7 @@ import residency
 import torch
 from contenders import BATCH, CONTENDERS, LENGTH
 from documents import make_documents, write_parquet
-from measuring import ContenderError, Limits, measure
+from measuring import ContenderError, Limits, measure, next_message
 from peers_table import contenders_table, plot, variants_table
 
 ROOT = Path(__file__).parent.parent.parent
@@ -131,6 +131,19 @@ def test_what_is_measured_is_there_and_consistent(folder: Path) -> None:
     parquet = (folder / "parquet-1-64KB-zstd" / "00000.parquet").stat().st_size
     assert 0 < found["disk_bytes"] < parquet
     assert 0 < found["p50_ms"] <= found["p99_ms"]
+
+
+def test_messages_that_come_together_are_taken_one_by_one() -> None:
+    here, there = os.pipe()
+    os.write(there, b'{"step": "first", "seconds": 1}\n{"step": "done"}\n')
+    with os.fdopen(here, "rb", buffering=0) as pipe:
+        assert next_message(pipe, "first", 1) == {"step": "first", "seconds": 1}
+        assert next_message(pipe, "done", 1) == {"step": "done"}
+        with pytest.raises(ContenderError, match=r"not done after 0 s"):
+            next_message(pipe, "done", 0)
+        os.close(there)
+        with pytest.raises(ContenderError, match=r"ended before it was done"):
+            next_message(pipe, "done", 1)
 
 
 def test_a_loader_that_ends_or_hangs_is_named(folder: Path, tmp_path: Path) -> None:

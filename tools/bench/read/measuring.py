@@ -94,7 +94,7 @@ def _watched(
     process: subprocess.Popen[bytes], pipe: Any, mark: str, folder: Path, order: str, state: str, limits: Limits
 ) -> dict[str, Any]:
     assert process.stdin
-    _next(pipe, "ready", READY_LIMIT)
+    next_message(pipe, "ready", READY_LIMIT)
     share = _prepare(files_of(folder, order), state)
     peaks, stop = [Memory(0, 0)], threading.Event()
     watcher = threading.Thread(target=_watch, args=(mark, peaks, stop))
@@ -103,9 +103,9 @@ def _watched(
     try:
         process.stdin.write(b"\n")
         process.stdin.flush()
-        first = _next(pipe, "first", limits.first)
+        first = next_message(pipe, "first", limits.first)
         before = usage(mark)
-        done = _next(pipe, "done", limits.seconds + 30)
+        done = next_message(pipe, "done", limits.seconds + 30)
         after = usage(mark)
     finally:
         stop.set()
@@ -159,18 +159,17 @@ def _watch(mark: str, peaks: list[Memory], stop: threading.Event) -> None:
         peaks.append(memory(mark))
 
 
-def _next(pipe: Any, step: str, limit: float) -> dict[str, Any]:
+def next_message(pipe: Any, step: str, limit: float) -> dict[str, Any]:
     """The contender's next message. Raises ContenderError where it is not there in time, or not what is expected."""
     deadline, line = time.monotonic() + limit, b""
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([pipe], [], [], left)[0]:
             raise ContenderError(f"not {step} after {limit:.0f} s")
-        part = pipe.read(4096)
+        part = pipe.read(1)  # no more: the next message may follow at once
         if not part:
             raise ContenderError(f"ended before it was {step}")
         line += part
-    messages = [json.loads(text) for text in line.splitlines()]
-    assert messages[0]["step"] == step
-    found: dict[str, Any] = messages[0]
+    found: dict[str, Any] = json.loads(line)
+    assert found["step"] == step
     return found
