@@ -78,24 +78,28 @@ def deal(needs: Sequence[Need], names: Sequence[str], places: Sequence[Place]) -
     most = needs[largest].memory
     workers, working = [], Counter[str]()
     cores: defaultdict[str, set[int]] = defaultdict(set)
+    memory: dict[str, int] = {}  # a node's ranks look at what is free one after the other: the least counts
+    for place in places:
+        memory[place.host] = min(place.memory, memory.get(place.host, place.memory))
     for rank, place in enumerate(places):
-        if most > place.memory:
+        free = memory[place.host]
+        if most > free:
             raise ConfigError(
-                f"{names[largest]}: its arrays take {most:,} bytes of memory, where {place.host} may use {place.memory:,} "
+                f"{names[largest]}: its arrays take {most:,} bytes of memory, where {place.host} may use {free:,} "
                 "(--max-memory, or what is free there); allow as much, or ask for fewer samples"
             )
         cores[place.host] |= place.cores
-        if working[place.host] < place.memory // max(1, most):
+        if working[place.host] < free // max(1, most):
             working[place.host] += 1
             workers.append(rank)
-    spare = min(place.memory // working[place.host] for place in places) - most
+    spare = min(memory[host] // working[host] for host in memory) - most
     parted, reserved = _parted(needs, len(workers), spare)
     costs = [need.owners(parted=number in parted).cost for number, need in enumerate(needs)]
     dealt = dict(zip(workers, share(costs, len(workers)), strict=True))
     return [
         Share(
             jobs=tuple(dealt.get(rank, ())),
-            memory=place.memory // working[place.host] - reserved,
+            memory=memory[place.host] // working[place.host] - reserved,
             threads=max(1, len(cores[place.host]) // working[place.host]),
             parted=parted,
             part=workers.index(rank) if rank in dealt else -1,

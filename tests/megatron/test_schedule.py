@@ -46,6 +46,12 @@ def test_ranks_rest_where_memory_does_not_hold_all() -> None:
     assert [share.threads for share in shares] == [2, 2, 2, 2, 4]
 
 
+@pytest.mark.parametrize("free", [(99, 100), (100, 99)])
+def test_a_node_has_what_the_rank_that_found_least_free_says(free: tuple[int, int]) -> None:
+    shares = deal([need(50 * MB)] * 4, list("abcd"), [place("x", memory * MB) for memory in free])
+    assert [(len(share.jobs), share.memory) for share in shares] == [(4, 99 * MB), (0, 99 * MB)]
+
+
 def test_ranks_that_are_bound_to_cores_have_those() -> None:
     places = [Place(host="x", memory=MB, cores=frozenset({core})) for core in range(3)]
     assert [share.threads for share in deal([need(1)] * 3, list("abc"), places)] == [1, 1, 1]
