@@ -37,6 +37,7 @@ _IDLE_FLAGS: dict[str, dict[str, Any]] = {
     "--num-workers": {},
     "--num-dataset-builder-threads": {},
     "--object-storage-cache-path": {},
+    "--per-dataset-sequences-path": {},
     "--no-mmap-bin-files": {"is_flag": True},
     "--reset-position-ids": {"is_flag": True},
     "--reset-attention-mask": {"is_flag": True},

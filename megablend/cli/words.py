@@ -17,21 +17,26 @@ class WordsCommand(click.Command):
 
 
 def spread(args: Iterable[str], names: Collection[str]) -> list[str]:
-    """The arguments, each flag of `names` put before each of the words that follow it.
+    """The arguments, each flag of `names` put before each of the words that follow it; of a flag given twice, the last words.
 
     Raises: click.UsageError where none follows.
     """
-    result: list[str] = []
-    flag, num_words = None, 0
-    for arg in [*args, "--"]:
+    words: dict[str, list[str]] = {}
+    others: list[str] = []
+    flag = None
+    for arg in args:
         if arg.startswith("--"):
-            if flag and not num_words:
-                raise click.UsageError(f"{flag}: no word follows; expected weights and prefixes, or leave it out")
-            flag, num_words = (arg if arg in names else None), 0
-            result += [] if flag else [arg]
+            name, equals, word = arg.partition("=")
+            flag = name if name in names and not equals else None
+            if name in names:
+                words[name] = [word] if equals else []
+            else:
+                others.append(arg)
         elif flag:
-            result += [flag, arg]
-            num_words += 1
+            words[flag].append(arg)
         else:
-            result.append(arg)
-    return result[:-1]
+            others.append(arg)
+    for name, found in words.items():
+        if not found:
+            raise click.UsageError(f"{name}: no word follows; expected weights and prefixes, or leave it out")
+    return [each for name, found in words.items() for word in found for each in (name, word)] + others

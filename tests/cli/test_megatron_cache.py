@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -232,24 +233,22 @@ def test_an_earlier_description_names_the_tokenizer(data: list[str], tmp_path: P
 
 
 def test_spread_puts_a_flag_before_each_of_its_words() -> None:
-    args = ["--a", "x", "--words", "1", "-2", "y", "--b", "z", "--words=1", "q", "--words", "w"]
-    expected = [
-        "--a",
-        "x",
-        "--words",
-        "1",
-        "--words",
-        "-2",
-        "--words",
-        "y",
-        "--b",
-        "z",
-        "--words=1",
-        "q",
-        "--words",
-        "w",
-    ]
-    assert spread(args, {"--words"}) == expected
+    args = ["--a", "x", "--words", "1", "-2", "y", "--b", "z", "--more=1", "q", "--c=--words"]
+    flags = ["--words", "1", "--words", "-2", "--words", "y", "--more", "1"]
+    assert spread(args, {"--words", "--more"}) == [*flags, "--a", "x", "--b", "z", "q", "--c=--words"]
+
+
+@pytest.mark.parametrize(
+    "args", ["--data-path 1 a 2 b --data-path {}", "--data-path=a --x y --data-path {}", "--data-path {}"]
+)
+@pytest.mark.parametrize("last", ["3 c 4 d", "e"])
+def test_of_a_flag_given_twice_the_last_words_count_as_in_argparse(args: str, last: str) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data-path", nargs="*")
+    parser.add_argument("--x")
+    words = args.format(last).split()
+    expected = parser.parse_args(words).data_path
+    assert [word for word in spread(words, {"--data-path"}) if word not in ("--data-path", "--x", "y")] == expected
 
 
 @pytest.mark.parametrize(
