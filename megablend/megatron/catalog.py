@@ -38,6 +38,8 @@ class Pair:
     lengths: Array
     """int32 [num_sequences], tokens; memory-mapped."""
     token_dtype: str
+    etag: str
+    """Of the `.idx`, when its lengths were read."""
 
 
 class Catalog:
@@ -51,7 +53,7 @@ class Catalog:
         """A pair by its prefix, as the blend names it."""
         entry = self._pairs[prefix]
         first, count = entry["first"], entry["sequences"]
-        return Pair(lengths=self._lengths[first : first + count], token_dtype=entry["dtype"])
+        return Pair(lengths=self._lengths[first : first + count], token_dtype=entry["dtype"], etag=entry["etags"][0])
 
 
 @lru_cache(maxsize=8)

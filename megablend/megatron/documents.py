@@ -9,10 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from megablend.errors import ChangedFileError
 from megablend.formats.base import CONTINUES, Array
 from megablend.formats.megatron.idx import HEADER_BYTES
 from megablend.megatron.address import Address
 from megablend.megatron.catalog import open_catalog
+from megablend.megatron.lengths import lengths_of, read_lengths
 from megablend.megatron.tables import open_table
 from megablend.reader.window import Window
 from megablend.storage import LocalStorage
@@ -41,20 +43,42 @@ class PairDocuments:
         pair = open_catalog(catalog).pair(prefix)
         self.path_prefix = prefix
         self.sequence_lengths = pair.lengths
-        self._catalog = catalog
+        self._catalog, self._etag = catalog, pair.etag
+        self._checked = False
         self._dtype = np.dtype(pair.token_dtype).newbyteorder("<")
 
     def __len__(self) -> int:
         return len(self.sequence_lengths)
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
-        """See Documents.get. Raises: MissingFileError; CorruptFileError where the pair's files end early."""
+        """See Documents.get.
+
+        Raises: MissingFileError; CorruptFileError where the pair's files end early; ChangedFileError where they are others.
+        """
+        if not self._checked:
+            self._check()
         storage, width = LocalStorage(), self._dtype.itemsize
         place = HEADER_BYTES + 4 * len(self) + 8 * int(idx)
         pointer = int.from_bytes(storage.read(f"{self.path_prefix}.idx", place, 8), "little", signed=True)
         count = int(self.sequence_lengths[idx]) - offset if length is None else int(length)
         data = storage.read(f"{self.path_prefix}.bin", pointer + int(offset) * width, count * width)
         return np.frombuffer(data, self._dtype)
+
+    def _check(self) -> None:
+        """On first use, when its file is opened anyway: whether the `.idx` is the one whose lengths the catalog has.
+
+        One that was copied or touched is read through, once a process.
+        """
+        path = f"{self.path_prefix}.idx"
+        if LocalStorage().stat(path).etag != self._etag:
+            stored = lengths_of(self.path_prefix)
+            if not np.array_equal(read_lengths(stored, 0, stored.num_sequences), self.sequence_lengths):
+                raise ChangedFileError(
+                    path,
+                    f"its {stored.num_sequences:,} lengths are not the {len(self):,} that the cache was built of: restore the "
+                    f"file, or remove the cache ({self._catalog.parent.parent}) and build again",
+                )
+        self._checked = True
 
     def __reduce__(self) -> tuple[Callable[..., PairDocuments], tuple[Any, ...]]:
         return PairDocuments, (self.path_prefix, self._catalog)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from plugin_data import draw_documents, write_word
 
-from megablend.errors import CacheError, ConfigError
+from megablend.errors import CacheError, ChangedFileError, ConfigError
 from megablend.index.launch import OneProcess
 from megablend.index.lengths import count_documents
 from megablend.megatron.address import Address, parse_address
@@ -56,6 +57,22 @@ def test_documents_are_those_written(tmp_path: Path, kind: str, eod: int | None)
             length = rng.randrange(len(document) - offset + 1)
             assert again.get(number, offset=offset, length=length).tolist() == document[offset : offset + length]
             assert again.get(number, offset=np.int32(offset)).tolist() == document[offset:]
+
+
+def test_a_pair_that_was_replaced_since_is_refused_and_one_that_was_touched_is_not(tmp_path: Path) -> None:
+    open_documents(tmp_path, "megatron")
+    word, catalog = (
+        str(tmp_path / "megatron" / "pair"),
+        catalog_path(str(tmp_path / "cache"), (str(tmp_path / "megatron" / "pair"),)),
+    )
+    os.utime(f"{word}.idx", (1, 1))
+    assert PairDocuments(word, catalog).get(5).tolist() == DOCUMENTS[5]
+    for others in (DOCUMENTS[1:], [[*DOCUMENTS[0], 7], *DOCUMENTS[1:]]):
+        write_word(tmp_path / "megatron", "megatron", others)
+        with pytest.raises(
+            ChangedFileError, match=rf"pair\.idx: its {len(others)} lengths are not the 200 that the cache was built"
+        ):
+            PairDocuments(word, catalog).get(5)
 
 
 @pytest.mark.parametrize("eod", [None, EOD])
