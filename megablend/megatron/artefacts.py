@@ -7,8 +7,10 @@ description first and the arrays in place, so a build of its own that was killed
 from __future__ import annotations
 
 import io
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -84,13 +86,27 @@ def problem_with(artefact: Artefact, cache: Path) -> str | None:
     return None
 
 
+def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
+    """Version, shape, whether in Fortran's order, and type of a `.npy` file that is open at its start.
+
+    Raises: ValueError where it is none; of other versions than (1, 0) nothing but the version is told.
+    """
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        return version, (), False, np.dtype(np.void)
+    try:
+        return version, *np.lib.format.read_array_header_1_0(file)
+    except (SyntaxError, tokenize.TokenError) as error:  # of a damaged header, which numpy reads as Python
+        raise ValueError(f"its header cannot be read: {error}") from error
+
+
 def _seen(path: Path) -> str:
     """What an array's file holds, by its header and its size."""
     try:
         with path.open("rb") as file:
-            if np.lib.format.read_magic(file) != (1, 0):
+            version, shape, fortran_order, dtype = read_header(file)
+            if version != (1, 0):
                 return "is of another version than numpy.save writes"
-            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
             nbytes = path.stat().st_size - file.tell()
     except OSError as error:
         return f"cannot be read ({error.strerror})"

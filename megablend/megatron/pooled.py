@@ -10,6 +10,7 @@ import numpy as np
 
 from megablend.errors import CorruptFileError
 from megablend.formats.base import Array
+from megablend.megatron.artefacts import read_header
 from megablend.storage import LocalStorage
 
 _ENTRIES_START = 128
@@ -59,8 +60,7 @@ class PooledArray:
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
         head = io.BytesIO(LocalStorage().read(self.path, 0, _ENTRIES_START))
         try:
-            version = np.lib.format.read_magic(head)
-            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(head)
+            version, shape, fortran_order, dtype = read_header(head)
         except ValueError as error:
             raise CorruptFileError(self.path, f"is no .npy file ({error}); remove it and build again") from error
         if version != (1, 0) or fortran_order or head.tell() != _ENTRIES_START:

@@ -69,6 +69,7 @@ def test_files_are_those_of_numpy_save(tmp_path: Path) -> None:
         (b"", r"sample_index\.npy: is no \.npy file"),
         (saved(SAMPLES)[:-1], r"holds int32 \[3, 2\] in 23 bytes; expected holds int32 \[3, 2\] in 24 bytes"),
         (saved(SAMPLES)[:100], r"sample_index\.npy: is no \.npy file"),
+        (saved(SAMPLES).replace(b"(3, 2)", b"(3, 2 "), r"sample_index\.npy: is no \.npy file"),
         (saved(SAMPLES[:2]), r"holds int32 \[2, 2\] in 16 bytes"),
         (saved(SAMPLES.astype(np.int64)), r"holds int64 \[3, 2\] in 48 bytes"),
         (saved(np.asfortranarray(SAMPLES)), r"holds Fortran int32"),
