@@ -9,10 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from megablend.errors import ConfigError
 from megablend.index.share import share
+from megablend.megatron.free_memory import free_memory
 from megablend.megatron.needs import PIECE_BYTES, Need
 
 _USABLE = 0.8
@@ -33,7 +33,7 @@ class Place:
 
 def this_place(max_memory: int | None) -> Place:
     """The place of this process. `max_memory` bounds its node's arrays; without it most of what is free now does."""
-    memory = round(_USABLE * _free_memory()) if max_memory is None else max_memory
+    memory = round(_USABLE * free_memory()) if max_memory is None else max_memory
     return Place(host=socket.gethostname(), memory=memory, cores=frozenset(os.sched_getaffinity(0)))
 
 
@@ -175,15 +175,3 @@ class MemoryGate:
             with self._change:
                 self._free += memory
                 self._change.notify_all()
-
-
-def _free_memory() -> int:
-    """Bytes that this node, or this process's control group, still has."""
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()).isdigit():
-        free = min(free, int(text))
-    return free
