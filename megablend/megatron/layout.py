@@ -11,8 +11,12 @@ Source: BlendedMegatronDatasetBuilder._build_blended_dataset_splits, _get_size_p
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from megablend.errors import ConfigError
 from megablend.megatron.request import SPLITS, Blend, CacheRequest
 from megablend.megatron.split import Matrix, normalized, split_matrix
 
@@ -59,7 +63,7 @@ def matrix_of(request: CacheRequest) -> Matrix | None:
 def layouts(request: CacheRequest) -> list[SplitLayout]:
     """The splits that have data, in order.
 
-    Raises: ConfigError for a split string that cannot be read.
+    Raises: ConfigError for a split string that cannot be read, or a weight that is nothing beside the others.
     """
     matrix = matrix_of(request) or [_WHOLE] * len(SPLITS)
     result = []
@@ -82,7 +86,7 @@ def _split_layout(request: CacheRequest, split: int, span: tuple[float, float], 
         asked = [None] * len(blend.prefixes)
     else:
         assert size is not None  # refused by CacheRequest
-        weights = tuple(normalized(list(blend.weights)))
+        weights = _shares(blend.prefixes, blend.weights)
         targets = tuple(math.ceil(size * weight) for weight in weights)
         asked = [math.ceil(target * (1 + request.mid_level_dataset_surplus)) for target in targets]
     parts = tuple(
@@ -92,3 +96,16 @@ def _split_layout(request: CacheRequest, split: int, span: tuple[float, float], 
     return SplitLayout(
         split=split, parts=parts, blended=not (alone or apart), weights=weights, targets=targets, size=size
     )
+
+
+def _shares(prefixes: Sequence[str], weights: Sequence[float]) -> tuple[float, ...]:
+    """Weights that sum to 1. Raises: ConfigError where doubles cannot hold one's share, for which Megatron has no words."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        shares = normalized(list(weights))
+    for prefix, weight, share in zip(prefixes, weights, shares, strict=True):
+        if not share > 0:
+            raise ConfigError(
+                f"{prefix} has weight {weight} of {sum(weights)} in all, a share of {share}; expected one above 0: give "
+                "weights of like size, or leave the prefix out"
+            )
+    return tuple(shares)

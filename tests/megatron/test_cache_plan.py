@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megablend.errors import PlanError
+from megablend.errors import ConfigError, PlanError
 from megablend.megatron.layout import layouts
 from megablend.megatron.lengths import PartSize
 from megablend.megatron.plan import SplitPlan, plan_cache
@@ -42,6 +42,16 @@ def test_sizes_of_a_weighted_blend_are_rounded_up_and_get_the_surplus() -> None:
     assert split.num_samples == 1001
     assert split.blend is not None
     assert split.blend.size == 1001
+
+
+@pytest.mark.parametrize(
+    ("weights", "all_together"),
+    [((1e308, 1e308), "inf"), ((1e-300, 1e300), r"1e\+300"), ((1e-320, 1e10), "10000000000.0")],
+)
+def test_weights_whose_shares_doubles_do_not_hold_are_refused(weights: tuple[float, float], all_together: str) -> None:
+    asked = request(1000, 10, 0, blend=Blend(prefixes=("/a", "/b"), weights=weights))
+    with pytest.raises(ConfigError, match=rf"^/a has weight 1e.* of {all_together} in all, a share of 0\.0; expected"):
+        layouts(asked)
 
 
 def test_a_split_without_tokens_is_refused() -> None:
