@@ -79,6 +79,14 @@ def replace_file(path: Path, data: bytes) -> None:
             raise
 
 
+def open_part(path: Path) -> IO[bytes]:
+    """Open a file that is there, and that others write other parts of, for writing alone.
+
+    A client of NFS that has read a page writes back all of it, with others' bytes as they were; else only what is written to it.
+    """
+    return open(path, "wb", opener=lambda name, _: os.open(name, os.O_WRONLY))
+
+
 def flush(file: IO[bytes]) -> None:
     """Wait until the file's bytes are on the disk."""
     file.flush()

@@ -21,7 +21,7 @@ import numpy as np
 
 from megablend.exact.sample_parts import count_run, cut_run, rows_after
 from megablend.formats.base import Array
-from megablend.index.disk import flush, writing
+from megablend.index.disk import flush, open_part, writing
 from megablend.megatron.lengths import lengths_of, read_lengths
 from megablend.megatron.plan import DatasetJob, Job
 from megablend.megatron.request import CacheRequest
@@ -167,7 +167,7 @@ class Parts:
         header, width = len(spec.header()), 2 * np.dtype(spec.dtype).itemsize
         length, extra = self._request.sequence_length, int(self._request.add_extra_token_to_sequence)
         first, start = documents * self._part // self._num_parts, sum(counted[: self._part])
-        with writing(path), path.open("r+b") as file:
+        with writing(path), open_part(path) as file:
 
             def put(sample: int, rows: Array) -> None:
                 if self._stop.is_set():

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from megablend.formats.base import Array
-from megablend.index.disk import flush, remove_leftovers, temporary_beside, writing
+from megablend.index.disk import flush, open_part, remove_leftovers, temporary_beside, writing
 from megablend.index.launch import Launch
 from megablend.index.lock import build_lock
+from megablend.megatron.artefacts import ArraySpec
 
 
 @contextlib.contextmanager
@@ -26,20 +27,17 @@ def shared_array(path: Path, count: int, launch: Launch) -> Iterator[Callable[[i
             stack.enter_context(build_lock(path.parent))
             remove_leftovers(path.parent)
         beside = launch.bcast(temporary_beside(path))
+        header = ArraySpec(name=path.stem, shape=(count,), dtype="int32").header()
         try:
             if launch.rank == 0:
                 with beside.open("wb") as empty:
-                    header = {"descr": "<i4", "fortran_order": False, "shape": (count,)}
-                    np.lib.format.write_array_header_1_0(empty, header)
-                    empty.truncate(empty.tell() + 4 * count)
+                    empty.write(header)
+                    empty.truncate(len(header) + 4 * count)
             launch.barrier()
-            with beside.open("r+b") as file:
-                np.lib.format.read_magic(file)
-                np.lib.format.read_array_header_1_0(file)
-                start = file.tell()
+            with open_part(beside) as file:
 
                 def write(first: int, values: Array) -> None:
-                    file.seek(start + 4 * first)
+                    file.seek(len(header) + 4 * first)
                     file.write(np.ascontiguousarray(values, "<i4").data)
 
                 yield write
