@@ -3,9 +3,11 @@
 Claims, for 64 KB pages of zstd, 2k-token samples and 8 lanes of 512 slots in one process, per CPU-second: page order gives at
 least 0.85 of what the same loader gives in sequential order for one source, 0.75 for 100. `scan` decodes these pages from front
 to back and hands over nothing; `pyarrow` is pyarrow's own scan, on one thread. All are measured after each other in each of
---rounds rounds, in CPU time of the whole process; medians. A loader gives GPTDataset's dict: 28 bytes a token.
+--rounds rounds, in CPU time of the whole process; medians. A loader gives GPTDataset's dict: 28 bytes a token. All run on one
+core, since threads of a core's two halves slow each other; nothing is measured before the threads of the line before it rest;
+and the data should be more than `memory` holds, or nothing is read any more.
 
-    python tools/bench/read/pipeline.py --mib 400          # 1, 10 and 100 sources, 64 MiB of tokens where absent
+    python tools/bench/read/pipeline.py                    # 1, 10 and 100 sources, 500 MiB of tokens each
     python tools/bench/read/pipeline.py --latency          # time of a batch of 64 x 512 tokens, 4 ms of work between two
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import tempfile
@@ -30,7 +33,7 @@ import megablend
 from megablend.plan.amplification import read_amplification
 from megablend.plan.forecast import WINDOW_SAMPLES
 
-PAGE_BYTES, BATCH_PAGES = 64 << 10, 16
+PAGE_BYTES, BATCH_PAGES = 64 << 10, 64
 
 
 def make_corpus(folder: Path, num_sources: int, mib: int) -> dict[str, Any]:
@@ -79,6 +82,14 @@ def steps(loader: megablend.Loader, micro_batch: int) -> Iterator[dict[str, Any]
     return batches
 
 
+def rest() -> None:
+    """Wait until reading ahead has come as far as it goes."""
+    before = -1.0
+    while time.process_time() - before > 1e-3:
+        before = time.process_time()
+        time.sleep(0.1)
+
+
 def measure(config: dict[str, Any], rounds: int) -> dict[str, float]:
     """Nanoseconds of CPU time a token, by what is measured."""
     paths = [source["path"] for source in config["sources"]]
@@ -98,8 +109,10 @@ def measure(config: dict[str, Any], rounds: int) -> dict[str, float]:
     seen: dict[str, list[float]] = {name: [] for name in measured}
     for _ in range(rounds):
         for name, run in measured.items():
+            rest()
             start = time.process_time()
             tokens = run()
+            rest()  # what was read ahead before is made up for
             seen[name].append((time.process_time() - start) / tokens * 1e9)
     found = {name: statistics.median(values) for name, values in seen.items()}
     found["amplification"] = read_amplification(
@@ -134,7 +147,7 @@ def main() -> None:
     """Make corpora, measure, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sources", type=int, nargs="+", default=[1, 10, 100])
-    parser.add_argument("--mib", type=int, default=64, help="of tokens, 4 bytes each, in all sources together")
+    parser.add_argument("--mib", type=int, default=500, help="of tokens, 4 bytes each, in all sources together")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--latency", action="store_true")
     parser.add_argument("--folder", help="where the corpora are made; a temporary folder where absent")
@@ -147,6 +160,7 @@ def main() -> None:
                 print(f"{number:4} sources:", end=" ")
                 latency(config, 4e-3)
                 continue
+            os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
             found = measure(config, args.rounds)
             nanoseconds = {name: round(found[name], 2) for name in ("pyarrow", "scan", "sequential", "page")}
             ratios = ", ".join(

@@ -1,0 +1,96 @@
+"""Opening, reading and leaving, hundreds of times: no descriptor, no thread, no shared memory is left."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import documents, make_config, write_source
+
+import megablend
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    kinds = ["parquet", "arrow", "megatron"]
+    sources = [
+        write_source(tmp_path, d, kind, documents(d, 60, 30, seed=4)) | {"weight": 1} for d, kind in enumerate(kinds)
+    ]
+    config = make_config(tmp_path, sources, samples=240)
+    megablend.build(config)
+    return config
+
+
+def held() -> tuple[int, int]:
+    """Descriptors and threads of this process."""
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+
+@pytest.mark.parametrize("opens", [300, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+def test_opens_leave_nothing(config: dict[str, Any], opens: int) -> None:
+    before = None
+    for turn in range(opens):
+        loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
+        next(iter(loader))
+        if turn % 3 == 0:
+            loader.close()
+        if turn == 9:
+            del loader
+            before = held()
+    del loader
+    assert held() == before
+
+
+SCRIPT = """
+import sys, megablend
+loader = megablend.Loader(megablend.open(sys.argv[1]), micro_batch_size=4, num_workers=2, multiprocessing_context=sys.argv[2])
+while True:
+    for batch in loader:
+        print("batch", flush=True)
+    loader.load_state_dict(loader.dataset.state_dict(0))
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_an_interrupted_loop_leaves_no_worker_and_no_shared_memory(
+    tmp_path: Path, config: dict[str, Any], context: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    (tmp_path / "loop.py").write_text(
+        "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in SCRIPT.split("\n"))
+    )
+    shared = set(Path("/dev/shm").glob("torch_*"))
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "loop.py"), str(path), context],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "batch\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: workers get it, too
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in errors
+    for _ in range(100):
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("a worker outlives its loop")
+    mine = {name for name in set(Path("/dev/shm").glob("torch_*")) - shared if f"_{process.pid}_" in name.name}
+    assert not mine
