@@ -71,6 +71,7 @@ class BlockStore:
         roots: for each source's name, the folder its files lie in now; where absent, the folder recorded at the last build.
         extra: for sources by their name, the columns to read along with the tokens.
         extra_bytes: of decoded pages of extra columns, which are kept for other blocks.
+        direct: whether Parquet's pages are read past the page cache.
     """
 
     def __init__(
@@ -80,7 +81,10 @@ class BlockStore:
         roots: Mapping[str, str] | None = None,
         extra: Mapping[str, tuple[ExtraColumn, ...]] | None = None,
         extra_bytes: int = 0,
+        *,
+        direct: bool = False,
     ) -> None:
+        self.direct = direct
         self.generation = generation
         self.eods = tuple(eods) or (None,) * len(generation.sources)
         self.roots = dict(roots or {})
@@ -232,7 +236,7 @@ class BlockStore:
                 self.generation.chunks(entry),
             )
             self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks)
-            reader = kind.open(path, source.column, entry.opened, storage=storage_for(path))
+            reader = kind.open(path, source.column, entry.opened, storage=storage_for(path, direct=self.direct))
             return _Opened(reader, chunks, self.eods[entry.source], source)
 
         return self._opened.get(file, enter)
@@ -245,7 +249,7 @@ class BlockStore:
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"generation": self.generation, "eods": self.eods, "roots": self.roots}
-        return kept | {"extra": self.extra, "extra_bytes": self.extra_bytes}
+        return kept | {"extra": self.extra, "extra_bytes": self.extra_bytes, "direct": self.direct}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]

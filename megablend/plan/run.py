@@ -68,7 +68,7 @@ def store_of(config: Config, generation: Generation) -> BlockStore:
     extra = {name: extra_columns(plain, name, sorted(each.extra_columns)) for name, each in named.items()}
     for split in SPLITS:
         _check_types([(name, extra[name]) for name in config.sources_of(split)])
-    return BlockStore(generation, eods, roots, extra, config.memory // EXTRA_SHARE)
+    return BlockStore(generation, eods, roots, extra, config.memory // EXTRA_SHARE, direct=config.direct_io)
 
 
 def _check_types(extra: Sequence[tuple[str, Sequence[ExtraColumn]]]) -> None:

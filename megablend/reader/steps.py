@@ -15,6 +15,9 @@ from megablend.reader.ahead import ReadAhead
 from megablend.reader.dataset import Dataset
 from megablend.reader.tensors import batch_dict
 
+MAX_THREADS = 8
+"""That read and decode for a process."""
+
 
 class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Batches of a dataset, by the numbers of their samples; reads ahead for the process that it is used in.
@@ -81,7 +84,9 @@ class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         budget = budget_of(run, micro_batch_size=mine, stride=stride, num_batches=self._num_batches)
         self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))
         bound_caches(budget.dictionaries)
-        return ReadAhead(run, planned(run, future, budget), budget=budget, num_threads=min(8, os.cpu_count() or 1))
+        # Each thread of a direct read waits for the disk by itself; otherwise the system has all of a portion under way.
+        num_threads = MAX_THREADS if run.config.direct_io else min(MAX_THREADS, os.cpu_count() or 1)
+        return ReadAhead(run, planned(run, future, budget), budget=budget, num_threads=num_threads)
 
     def _stride(self) -> int:
         worker = torch.utils.data.get_worker_info()

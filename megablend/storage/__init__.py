@@ -6,21 +6,25 @@ import re
 
 from megablend.errors import ConfigError
 from megablend.storage.base import FileStat, Storage
+from megablend.storage.direct import DirectStorage
 from megablend.storage.local import LocalStorage
 
-__all__ = ["FileStat", "LocalStorage", "Storage", "storage_for"]
+__all__ = ["DirectStorage", "FileStat", "LocalStorage", "Storage", "storage_for"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
-def storage_for(path: str) -> Storage:
+def storage_for(path: str, *, direct: bool = False) -> Storage:
     """The storage that holds `path`, a plain path or a glob pattern of plain paths.
+
+    Args:
+        direct: read pages past the page cache.
 
     Raises: ConfigError for any `scheme://`.
     """
     found = _SCHEME.match(path)
     if found is None:
-        return LocalStorage()
+        return DirectStorage() if direct else LocalStorage()
     if found[1].lower() == "file":
         raise ConfigError(f"{path}: write a plain path, without file://")
     raise ConfigError(

@@ -28,10 +28,16 @@ class _Descriptor:
 
 
 class DescriptorPool:
-    """Read-only descriptors by path, the least recently used closed first."""
+    """Read-only descriptors by path, the least recently used closed first.
 
-    def __init__(self, capacity: int) -> None:
+    Args:
+        capacity: how many are kept.
+        flags: with which files are opened besides, such as os.O_DIRECT.
+    """
+
+    def __init__(self, capacity: int, flags: int = 0) -> None:
         self._capacity = capacity
+        self._flags = os.O_RDONLY | os.O_CLOEXEC | flags
         self._pool: OrderedDict[str, _Descriptor] = OrderedDict()
         self._identities: dict[str, tuple[int, int]] = {}
         self.unlock_after_fork()
@@ -78,7 +84,7 @@ class DescriptorPool:
                 self._pool.move_to_end(path)
                 held.holders += 1
                 return held
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # outside the lock: slow on a busy network file system
+        fd = os.open(path, self._flags)  # outside the lock: slow on a busy network file system
         state = os.fstat(fd)
         opened = _Descriptor(fd, (state.st_dev, state.st_ino), holders=1)
         closable: list[_Descriptor | None] = []

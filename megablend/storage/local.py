@@ -29,7 +29,10 @@ def _capacity() -> int:
 
 
 _POOL = DescriptorPool(capacity=_capacity())
+DIRECT_POOL = DescriptorPool(capacity=_capacity(), flags=os.O_DIRECT)
+"""Descriptors that pass the page cache; see `storage.direct`."""
 os.register_at_fork(after_in_child=_POOL.unlock_after_fork)
+os.register_at_fork(after_in_child=DIRECT_POOL.unlock_after_fork)
 
 _UNCHECKED_BYTES = 1 << 20
 """Larger reads are compared with the file's size first, since a read allocates what it asks for."""
@@ -55,10 +58,11 @@ class LocalStorage:
         try:
             state = Path(path).stat()
         except OSError as error:
-            raise _data_error(path, error) from error
+            raise data_error(path, error) from error
         if not stat.S_ISREG(state.st_mode):
             raise DataError(path, "is not a regular file")
         self.pool.drop_replaced(path, state)
+        DIRECT_POOL.drop_replaced(path, state)
         return FileStat(size=state.st_size, etag=f"{state.st_mtime_ns:x}-{state.st_ctime_ns:x}-{state.st_ino:x}")
 
     def read(self, path: str, offset: int, size: int) -> bytes:
@@ -72,13 +76,13 @@ class LocalStorage:
         try:
             with self.pool.lend(path) as fd:
                 if size > _UNCHECKED_BYTES and os.fstat(fd).st_size < offset + size:
-                    raise _ends_early(path, offset, size, os.fstat(fd).st_size)
+                    raise ends_early(path, offset, size, os.fstat(fd).st_size)
                 data = os.pread(fd, size, offset)
                 if len(data) == size:
                     return data
                 return _read_rest(path, fd, offset, size, data)
         except OSError as error:
-            raise _data_error(path, error) from error
+            raise data_error(path, error) from error
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         """Several ranges, side by side in one array; see Storage.read_ranges. Raises as `read` does."""
@@ -88,7 +92,7 @@ class LocalStorage:
             with self.pool.lend(path) as fd:
                 _fill(path, fd, offsets, sizes, begins, out)
         except OSError as error:
-            raise _data_error(path, error) from error
+            raise data_error(path, error) from error
         return out, begins
 
     @contextmanager
@@ -98,7 +102,7 @@ class LocalStorage:
             try:
                 fd = stack.enter_context(self.pool.lend(path))
             except OSError as error:
-                raise _data_error(path, error) from error
+                raise data_error(path, error) from error
             yield fd
 
 
@@ -123,13 +127,14 @@ def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes
     while got < size:
         part = os.pread(fd, size - got, offset + got)
         if not part:
-            raise _ends_early(path, offset, size, os.fstat(fd).st_size)
+            raise ends_early(path, offset, size, os.fstat(fd).st_size)
         parts.append(part)
         got += len(part)
     return b"".join(parts)
 
 
-def _ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileError:
+def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileError:
+    """What to say of a file of `found` bytes, of which `size` are wanted from `offset` on."""
     return CorruptFileError(
         path,
         f"truncated: {size} bytes are wanted here, but the file ends at byte {found}; restore it",
@@ -137,7 +142,8 @@ def _ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileErr
     )
 
 
-def _data_error(path: str, error: OSError) -> DataError:
+def data_error(path: str, error: OSError) -> DataError:
+    """What to say of a file that the system does not open or read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE:

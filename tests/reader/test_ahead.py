@@ -222,7 +222,7 @@ def test_amplification_is_what_is_measured(
         run, micro_batch_size=micro_batch, data_parallel_size=ranks, num_workers=0, first=0, stop=900
     )
     storage = CountingStorage()
-    monkeypatch.setattr("megablend.index.store.storage_for", lambda path: storage)
+    monkeypatch.setattr("megablend.index.store.storage_for", lambda path, **options: storage)
     for rank in range(ranks):
         list(
             megablend.Loader(

@@ -68,7 +68,7 @@ def run_of(folder: Path, num_sources: int, num_tokens: int, **settings: Any) -> 
 def read_all(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, log: Path, ranks: int, **options: Any) -> Reads:
     """Every rank's reads over a whole run."""
     storage = LoggingStorage(log)
-    monkeypatch.setattr("megablend.index.store.storage_for", lambda path: storage)
+    monkeypatch.setattr("megablend.index.store.storage_for", lambda path, **options: storage)
     monkeypatch.setattr("megablend.formats.parquet.ranges.GAP_BYTES", 32)  # as 2 KB are to pages of 64 KB
     for rank in range(ranks):
         dataset = megablend.open(config)
