@@ -44,7 +44,7 @@ class DirectStorage(LocalStorage):
                     if done == len(starts):
                         return out, begins + (offsets - starts)
                     begin = int(begins[done])
-                    room = memoryview(out)[begin : begin + int(lengths[done])]
+                    room = out[begin : begin + int(lengths[done])].data
                     got = _read_to_end(fd, int(starts[done]), room)
                     if got < needed[done]:
                         raise ends_early(path, int(offsets[done]), int(sizes[done]), os.fstat(fd).st_size)
