@@ -52,7 +52,7 @@ class CountingStorage:
 def measured(config: dict[str, Any], micro_batch: int, ranks: int) -> float:
     """Bytes that the loaders of all ranks read, over those of the blocks used."""
     counting = CountingStorage()
-    vars(store)["storage_for"] = lambda path: counting
+    vars(store)["storage_for"] = lambda path, **options: counting
     for rank in range(ranks):
         loader = megablend.Loader(
             megablend.open(config),

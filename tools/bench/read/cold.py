@@ -14,6 +14,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,11 @@ def main() -> None:
             num_tokens = scan(dataset)  # kernels are loaded, too
             page_order(config, 8 * 2048)
             lines: dict[str, tuple[list[str], Callable[[], int]]] = {
-                "pyarrow, front to back": (paths, lambda p=paths: pyarrow_scan(p)),
-                "blocks, front to back": (paths, lambda d=dataset: scan(d)),
-                "page order": (paths, lambda c=config, n=num_tokens: page_order(c, n)),
-                "page order, direct_io": (paths, lambda c=config, n=num_tokens: page_order(c, n, direct_io=True)),
-                "Arrow, mapped, random rows": ([arrow], lambda a=arrow: random_rows(a, args.rows)),
+                "pyarrow, front to back": (paths, partial(pyarrow_scan, paths)),
+                "blocks, front to back": (paths, partial(scan, dataset)),
+                "page order": (paths, partial(page_order, config, num_tokens)),
+                "page order, direct_io": (paths, partial(page_order, config, num_tokens, direct_io=True)),
+                "Arrow, mapped, random rows": ([arrow], partial(random_rows, arrow, args.rows)),
             }
             rates: dict[str, list[float]] = {name: [] for name in lines}
             for _ in range(args.rounds):
