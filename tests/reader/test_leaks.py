@@ -52,7 +52,8 @@ def test_opens_leave_nothing(config: dict[str, Any], opens: int) -> None:
 
 
 SCRIPT = """
-import sys, megablend
+import signal, sys, megablend
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 loader = megablend.Loader(megablend.open(sys.argv[1]), micro_batch_size=4, num_workers=2, multiprocessing_context=sys.argv[2])
 while True:
     for batch in loader:
@@ -81,7 +82,11 @@ def test_an_interrupted_loop_leaves_no_worker_and_no_shared_memory(
     assert process.stdout is not None
     assert process.stdout.readline() == "batch\n"
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: workers get it, too
-    _, errors = process.communicate(timeout=60)
+    try:
+        _, errors = process.communicate(timeout=60)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     assert process.returncode != 0
     assert "KeyboardInterrupt" in errors
     for _ in range(100):
