@@ -2,7 +2,8 @@
 
 MEGABLEND_TEST_SLOW=SECONDS slows the indexing of each file, or part of one; MEGABLEND_TEST_FAIL=RANK:data or RANK:bug makes it
 fail on a rank; MEGABLEND_TEST_PIDS=FOLDER leaves each rank's process id in a file, and a name for each part that it indexed;
-MEGABLEND_TEST_PART_BYTES=N is the size of the parts of large files.
+MEGABLEND_TEST_PART_BYTES=N is the size of the parts of large files; MEGABLEND_TEST_HANG=N makes a rank that has indexed N of them
+leave a file `hangs-RANK` in that folder, and wait to be killed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Troubled:
         rank, _, self._failure = os.environ.get("MEGABLEND_TEST_FAIL", "-1:").partition(":")
         self._rank = launch.rank
         self._fails = launch.rank == int(rank)
+        self._parts_left = int(os.environ.get("MEGABLEND_TEST_HANG", "-1"))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kind, name)
@@ -44,6 +46,10 @@ class Troubled:
     def index_part(self, path: str, *args: Any, span: tuple[int, int], **options: Any) -> FileIndex:
         self._trouble(path)
         if folder := os.environ.get("MEGABLEND_TEST_PIDS"):
+            if self._parts_left == 0:
+                Path(folder, f"hangs-{self._rank}").touch()
+                time.sleep(600)
+            self._parts_left -= 1
             Path(folder, f"part-{span[0]}-{self._rank}").touch()
         return PARQUET.index_part(path, *args, span=span, **options)
 

@@ -195,14 +195,14 @@ def test_a_rank_that_fails_ends_all_and_a_kill_leaves_what_was_done(tmp_path: Pa
     assert result.returncode == 3
     assert "rank 1: " in result.stderr
     assert "x.parquet at byte 17: is truncated" in result.stderr
-    pids = tmp_path / "pids"
+    pids, cache = tmp_path / "pids", tmp_path / "other cache"
     pids.mkdir()
-    extra = {"MEGABLEND_TEST_PART_BYTES": 2500, "MEGABLEND_TEST_PIDS": pids, "MEGABLEND_TEST_SLOW": 0.1}
+    extra = {"MEGABLEND_TEST_PART_BYTES": 2500, "MEGABLEND_TEST_PIDS": pids, "MEGABLEND_TEST_HANG": 3}
     with subprocess.Popen(
         driver(2, cache, pattern), env=environment(**extra), cwd=ROOT, stderr=subprocess.DEVNULL
     ) as launcher:
         deadline = time.monotonic() + 30
-        while len(list(pids.glob("part-*"))) < 6 and time.monotonic() < deadline:
+        while not (pids / "hangs-1").exists() and time.monotonic() < deadline:
             time.sleep(0.005)
         os.kill(int((pids / "1").read_text()), signal.SIGKILL)
         assert launcher.wait(timeout=30) != 0
