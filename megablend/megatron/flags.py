@@ -31,12 +31,14 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
     Raises: ConfigError where flags are missing or contradict, or name a file that cannot be read.
     """
     blend, blend_per_split = _blends(flags)
-    split = flags["split"] or (_LEGACY_SPLIT if flags["data_path"] else None)
+    split = flags["split"]
+    if split is None and flags["data_path"]:
+        split = _LEGACY_SPLIT
     if blend is not None and split is None:
         raise ConfigError("--data-args-path needs --split, such as 969,30,1")
     used = [
         number
-        for number, part in enumerate(split_matrix(split) if blend is not None and split else blend_per_split or ())
+        for number, part in enumerate(blend_per_split or () if blend is None or split is None else split_matrix(split))
         if part is not None
     ]
     return CacheRequest(

@@ -183,6 +183,7 @@ def test_a_killed_build_is_never_taken_for_a_hit(wanted: int, data: list[str], t
         (["--train-data-path", "a", "--data-path", "b"], r"data: found --data-path and --train-data-path"),
         ([], r"data: found none; expected one of --data-path"),
         (["--data-args-path", "/nowhere"], r"/nowhere: cannot be read"),
+        (["--data-path", "a", "--split", ""], r"split '': expected up to three numbers such as 969,30,1"),
         (["--train-data-path", "a", "--split", "1"], r"split '1' contradicts blends by split"),
         (
             ["--data-path", "a", "--tokenizer-type", "NullTokenizer"],
