@@ -1,4 +1,4 @@
-"""Page order behind GPTDataset's dict: megablend's own samples, with masks and padding of the installed GPTDataset."""
+"""Page and row order behind GPTDataset's dict: megablend's own samples, with masks and padding of the installed GPTDataset."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def build(config: Any, sizes: list[int | None] = SIZES) -> list[Any]:
 
 
 def options(words: list[str], **others: Any) -> dict[str, Any]:
-    return {"blend": (words, [0.5, 0.2, 0.3]), "split": "80,15,5", "order": "page", "lanes": 4, "cycle": 8, **others}
+    common = {"blend": (words, [0.5, 0.2, 0.3]), "split": "80,15,5", "order": "page", "lanes": 4, "cycle": 8}
+    return common | others
 
 
 def expected(cache: Path, words: list[str], **others: Any) -> dict[str, Any]:
@@ -65,9 +66,10 @@ def expected(cache: Path, words: list[str], **others: Any) -> dict[str, Any]:
     }
 
 
-def test_samples_are_megablends_own(tmp_path: Path, words: list[str]) -> None:
-    train, valid, _ = build(plugin_config(tmp_path / "cache", **options(words)), [400, 30, 0])
-    config = expected(tmp_path / "own", words)
+@pytest.mark.parametrize("order", ["page", "row"])
+def test_samples_are_megablends_own(tmp_path: Path, words: list[str], order: str) -> None:
+    train, valid, _ = build(plugin_config(tmp_path / "cache", **options(words, order=order)), [400, 30, 0])
+    config = expected(tmp_path / "own", words, order=order)
     megablend.build(config)
     for found, split in ((train, "train"), (valid, "valid")):
         own = megablend.open(config, split)
