@@ -9,8 +9,8 @@
     <cache>/runs/<run>.json             the run's ledger
 
 Names that begin with a dot are work under way. A generation is whole once it has its name, since it gets it last;
-opening checks the manifest and the tables' sizes, and takes the same time for any number of blocks. All that is in
-a generation, but for its roots, is the same for the same data, options and version, wherever and by however many
+opening checks the manifest, the table of files and the tables' sizes, and takes the same time for any number of blocks. All that
+is in a generation, but for its roots, is the same for the same data, options and version, wherever and by however many
 processes it was made.
 """
 
@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, OpenedFile
-from megablend.index.disk import finished
+from megablend.index.disk import checksum, finished
 from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_manifest, read_roots
 from megablend.index.mapped import MappedTable
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, read_batch
@@ -104,6 +104,7 @@ class Generation:
         self._num_chunks: int = manifest["num_chunks"]
         self._first_block = self._offsets("first_block", len(self.tokens_before) - 1)
         self._first_chunk = self._offsets("first_chunk", self._num_chunks)
+        self._chunk_counts = np.diff(self._first_chunk)
         self.sources = tuple(self._source(entry, roots) for entry in manifest["sources"])
 
     def __reduce__(self) -> tuple[Callable[..., Generation], tuple[str, str]]:
@@ -198,6 +199,7 @@ class Generation:
             ids: int64 [n], block numbers of the generation.
 
         Returns: BLOCK_DTYPE [n]; `chunk` counts the file's own chunks; rows and ends are -1 where not counted.
+        Raises: CacheError where the table is damaged, and that is seen.
         """
         ids = np.asarray(ids, np.int64)
         files = self.file_of(ids)
@@ -210,6 +212,10 @@ class Generation:
         for name in ("rows", "ends"):
             rows[name] = np.where(counted, take(f"{name}_before", ids + 1) - take(f"{name}_before", ids), -1)
         rows["chunk"] -= self._first_chunk[files].astype(np.int32)
+        if ((rows["chunk"] < 0) | (rows["chunk"] >= self._chunk_counts[files])).any():
+            raise CacheError(
+                f"{self.folder / BLOCKS}: damaged table: a block's chunk is none of its file's; build again to mend it"
+            )
         rows["first_token"] -= self._first_token[files]
         return rows
 
@@ -286,6 +292,9 @@ def open_generation(cache: str | Path, digest: str) -> Generation:
         size = path.stat().st_size if path.is_file() else 0
         if size != entry["bytes"]:
             raise CacheError(f"{path}: has {size} bytes, {entry['bytes']} were committed; build again to mend it")
+    # The table of files is read whole anyway, and what it says is believed; the larger ones would take too long here.
+    if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
+        raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong; build again to mend it")
     roots = read_roots(folder)["roots"]
     for entry in manifest["sources"]:
         if not isinstance(roots.get(entry["name"]), str):

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from megablend.errors import CacheError
 from megablend.index.cache import Generation
+from megablend.index.disk import checksum
 from megablend.index.manifest import MANIFEST, read_manifest
 from megablend.index.mapped import MappedTable
 from megablend.index.totals import keep_totals, kept_totals
@@ -38,6 +39,8 @@ START_COLUMNS = np.dtype(
         ("filled", "<i8"),  # documents before that have tokens: each of them may get an end-of-document token
     ]
 )
+_CHECKED_BYTES = 16 << 20
+"""A file up to this size is compared with its checksum when it is opened, in a few ms; larger ones by `build` and `verify`."""
 _PASS = 1 << 20
 """Documents whose lengths are read at once."""
 Int64s = npt.NDArray[np.int64]
@@ -159,6 +162,8 @@ def _opened(folder: Path) -> DocumentTable:
         size = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if size != committed["bytes"]:
             raise CacheError(
-                f"{folder / name}: has {size} bytes, {committed['bytes']} were committed: remove the folder and build again"
+                f"{folder / name}: has {size} bytes, {committed['bytes']} were committed; build again to mend it"
             )
+        if size <= _CHECKED_BYTES and checksum(folder / name) != committed["blake2b"]:
+            raise CacheError(f"{folder / name}: damaged table (its checksum is wrong); build again to mend it")
     return DocumentTable(folder)

@@ -45,7 +45,7 @@ from megablend.index.documents import (
 from megablend.index.launch import Launch
 from megablend.index.lengths import count_documents, next_cut
 from megablend.index.lock import build_lock
-from megablend.index.manifest import FORMAT_VERSION, MANIFEST, sealed
+from megablend.index.manifest import FORMAT_VERSION, MANIFEST, damaged_tables, read_manifest, sealed
 from megablend.index.share import share
 from megablend.index.store import BlockStore
 from megablend.index.tables import TableWriter
@@ -100,7 +100,7 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Launch) -
                 stack.enter_context(build_lock(cache))
                 for folder in (tables(cache), _counts(cache)):
                     remove_leftovers(folder)
-            missing = {i: list(stretches(generation, i)) for i in sources if table_bytes(generation, i) is None}
+            missing = {i: list(stretches(generation, i)) for i in sources if not _is_whole(table_folder(generation, i))}
         missing = launch.bcast(missing)
         assert missing is not None
         counted, scanned_bytes = _count_share(store, [part for parts in missing.values() for part in parts], launch)
@@ -119,6 +119,14 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Launch) -
         report = launch.bcast(report)
         assert report is not None
         return report
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a table is there as it was committed; one that is not is made anew."""
+    try:
+        return not damaged_tables(folder, read_manifest(folder))
+    except CacheError:
+        return False
 
 
 def stretches(generation: Generation, source: int) -> Iterator[Stretch]:
@@ -200,7 +208,7 @@ def _commit(final: Path, parts: Sequence[Stretch]) -> None:
             }
             write_flushed(folder / MANIFEST, [sealed({"format_version": FORMAT_VERSION, "tables": sizes})])
             flush_folder(folder)
-            shutil.rmtree(final, ignore_errors=True)  # one without a manifest
+            shutil.rmtree(final, ignore_errors=True)  # a damaged one
             folder.rename(final)
             flush_folder(final.parent)
         finally:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from index_data import build, spec, write
 
+from megablend.errors import CacheError
 from megablend.formats import FORMATS
 from megablend.formats.base import BLOCK_DTYPE
 from megablend.index.cache import Generation, list_generations, open_generation
@@ -111,3 +112,25 @@ def test_tables_are_arrow_files_that_other_tools_read(generation: Generation) ->
 
 def test_no_cache_has_no_generations(tmp_path: Path) -> None:
     assert list_generations(str(tmp_path)) == []
+
+
+def test_a_flipped_bit_of_the_table_of_files_is_said_at_opening(generation: Generation) -> None:
+    table = generation.folder / "files.arrow"
+    data = table.read_bytes()
+    table.write_bytes(data.replace(b"int32", b"in432", 1))
+    with pytest.raises(CacheError, match=r"files.arrow: damaged table: its checksum is wrong; build again"):
+        open_generation(generation.cache, generation.digest)
+    table.write_bytes(data)
+
+
+def test_a_block_of_no_chunk_of_its_file_is_refused(generation: Generation) -> None:
+    table = generation.folder / "blocks.arrow"
+    data = table.read_bytes()
+    with pa.ipc.open_file(pa.BufferReader(data)) as reader:
+        chunks = reader.get_batch(0).column("chunk").to_numpy()
+    place = data.index(chunks.tobytes())
+    for chunk in (-1, int(chunks.max()) + 1, 1 << 29):
+        table.write_bytes(data[:place] + np.int32(chunk).tobytes() + data[place + 4 :])
+        with pytest.raises(CacheError, match=r"blocks.arrow: damaged table: a block's chunk is none of its file's"):
+            open_generation(generation.cache, generation.digest).blocks([0])
+    table.write_bytes(data)

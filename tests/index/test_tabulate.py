@@ -151,7 +151,7 @@ def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     lengths = table_folder(generation, 0) / "lengths.arrow"
     whole = lengths.read_bytes()
     lengths.write_bytes(whole[:-8])
-    with pytest.raises(CacheError, match=r"lengths\.arrow: has \d+ bytes, \d+ were committed: remove the folder"):
+    with pytest.raises(CacheError, match=r"lengths\.arrow: has \d+ bytes, \d+ were committed; build again to mend it"):
         open_table(generation, 0)
     assert any("lengths.arrow: damaged table" in problem for problem in verify(str(cache), data=False))
     lengths.write_bytes(whole)
@@ -161,6 +161,25 @@ def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     assert any("manifest.json: cannot be read" in problem for problem in verify(str(cache), data=False))
     assert make(cache, spec)[1].counted == 0
     assert verify(str(cache), data=True) == []
+
+
+@pytest.mark.parametrize("name", ["lengths.arrow", "starts.arrow", "manifest.json"])
+@pytest.mark.parametrize("size", [0, 100, None])
+def test_a_build_mends_a_damaged_table(tmp_path: Path, name: str, size: int | None) -> None:
+    source = write(tmp_path / "data", "arrow", [0, 1])
+    store, _ = make(tmp_path / "cache", source)
+    damaged = table_folder(store.generation, 0) / name
+    whole = damaged.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    damaged.write_bytes(flipped if size is None else whole[:size])
+    with pytest.raises(CacheError, match=rf"{name}: .*; build again to mend it"):
+        documents._opened.__wrapped__(damaged.parent)
+    assert verify(str(tmp_path / "cache"), data=False) != []
+    store, report = make(tmp_path / "cache", source)
+    assert report.counted == 0
+    assert damaged.read_bytes() == whole
+    assert verify(str(tmp_path / "cache"), data=False) == []
 
 
 def test_a_document_too_long_for_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
