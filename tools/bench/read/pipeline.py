@@ -124,9 +124,8 @@ def measure(config: dict[str, Any], rounds: int) -> dict[str, float]:
 def latency(config: dict[str, Any], work: float) -> None:
     """Times of batches of 64 x 512 tokens, with `work` seconds of something else between two."""
     start = time.perf_counter()
-    loader = megablend.Loader(
-        opened(config, order="page", sequence_length=512, lanes=64, cycle=256), micro_batch_size=64
-    )
+    dataset = opened(config, order="page", sequence_length=512, lanes=64, cycle=256, memory="1GiB")
+    loader = megablend.Loader(dataset, micro_batch_size=64)
     batches = iter(loader)
     next(batches)
     first = time.perf_counter() - start
