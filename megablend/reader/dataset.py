@@ -19,7 +19,7 @@ from megablend.plan.run import Run
 from megablend.plan.state import State
 from megablend.reader.samples import Sample, read_sample, read_samples
 from megablend.reader.tensors import sample_dict
-from megablend.reader.transform import Transform, apply
+from megablend.reader.transform import Transform, apply, checked
 from megablend.reader.window import Window
 
 
@@ -38,7 +38,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         transform: Transform | None = None,
     ) -> None:
         self.run = run
-        self.transform = transform
+        self.transform = checked(transform)
         """Applied to each sample's dict; what it returns takes the dict's place."""
         self._window_bytes = window_bytes
         self.consumed_samples = 0
@@ -86,9 +86,9 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return read_sample(self.run, self.window, operator.index(k))
 
     def with_transform(self, transform: Transform | None) -> Dataset:
-        """The same samples through another function, or none."""
+        """The same samples through another function, or none. Raises ConfigError for what cannot be called."""
         window, found = self.window, copy(self)  # both share it
-        found.transform, found.__dict__["window"] = transform, window
+        found.transform, found.__dict__["window"] = checked(transform), window
         return found
 
     def read_pages(self, block_ids: npt.ArrayLike) -> Pages:

@@ -13,7 +13,7 @@ from megablend.plan.memory import batches_of, budget_of
 from megablend.reader.dataset import Dataset
 from megablend.reader.sampler import PretrainingSampler
 from megablend.reader.steps import Steps
-from megablend.reader.transform import AHEAD, Transform, TransformedSteps, transformed
+from megablend.reader.transform import AHEAD, Threads, Transform, TransformedSteps, transformed
 
 
 class Loader:
@@ -57,6 +57,7 @@ class Loader:
         self.consumed_samples = self.sampler.consumed_samples
         """Samples, over all ranks, of the batches handed out."""
         self._steps: Steps | None = None
+        self._threads = Threads()
         if "collate_fn" in options:  # it is for single samples
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
             return
@@ -91,13 +92,16 @@ class Loader:
         # What a DataLoader does around each batch takes longer than the batch.
         steps, transform = self._steps, self.dataset.transform
         batches = (
-            (steps[ks] for ks in self.sampler) if transform is None else transformed(steps, transform, self.sampler)
+            (steps[ks] for ks in self.sampler)
+            if transform is None
+            else transformed(steps, transform, self.sampler, self._threads)
         )
         for batch in batches:
             yield _pinned(batch) if self._loader.pin_memory else batch
 
     def close(self) -> None:
-        """Stop reading ahead in this process, and let go of what was read; going on is possible, from new."""
+        """Stop reading and transforming ahead in this process, and let go of what was read; going on is possible, from new."""
+        self._threads.close()
         if self._steps is not None:
             self._steps.close()
 

@@ -11,12 +11,19 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from megablend.errors import TransformError
+from megablend.errors import ConfigError, TransformError
 
 Transform = Callable[[dict[str, Any]], Any]
 """A sample as `dataset[k]` gives it -> what takes its place: anything that torch collates."""
 AHEAD = 3
 """Batches in threads, besides the one that is waited for."""
+
+
+def checked(transform: Transform | None) -> Transform | None:
+    """The same. Raises: ConfigError for what cannot be called."""
+    if transform is None or callable(transform):
+        return transform
+    raise ConfigError(f"transform: found {transform!r}, expected a function of a sample's dict")
 
 
 def apply(transform: Transform, sample: dict[str, Any], k: int | None) -> Any:
@@ -60,29 +67,59 @@ class TransformedSteps(torch.utils.data.Dataset[Any]):
         return apply_to_batch(self._transform, self._steps[ks], ks)
 
 
+class Threads:
+    """Those that transform. They begin when they are needed, also after a close and in a forked child."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self.era = os.getpid(), 0
+        """Work that was handed out in another era is not done any more."""
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Have a thread call it."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(min(AHEAD, os.cpu_count() or 1), thread_name_prefix="megablend-transform")
+        return self._pool.submit(function, *args)
+
+    def follow(self) -> tuple[int, int]:
+        """The era now: another in a forked child, which does not have its parent's threads."""
+        if self.era[0] != os.getpid():
+            self._pool, self.era = None, (os.getpid(), 0)
+        return self.era
+
+    def close(self) -> None:
+        """End them, and what they have not begun."""
+        self.follow()
+        pool, self._pool, self.era = self._pool, None, (self.era[0], self.era[1] + 1)
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def __reduce__(self) -> tuple[type[Threads], tuple[()]]:
+        return Threads, ()
+
+
 def transformed(
-    steps: torch.utils.data.Dataset[Any], transform: Transform, batches: Iterable[list[int]]
+    steps: torch.utils.data.Dataset[Any], transform: Transform, batches: Iterable[list[int]], threads: Threads
 ) -> Iterator[Any]:
     """The batches of samples `batches`, transformed by threads: while one is used, the next AHEAD are worked on.
 
     Raises as the steps do, and TransformError, where the batch that is at fault is due.
     """
-    threads = ThreadPoolExecutor(min(AHEAD, os.cpu_count() or 1), thread_name_prefix="megablend-transform")
-    pending: deque[Future[Any]] = deque()
+    coming, pending, era = iter(batches), deque[tuple[list[int], Future[Any]]](), threads.follow()
     try:
-        for ks in batches:
-            pending.append(_begin(threads, steps, transform, ks))
-            if len(pending) > AHEAD:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        while True:
+            if era != (era := threads.follow()):  # closed, or forked: what was on its way is begun anew
+                pending = deque([(ks, _begin(threads, steps, transform, ks)) for ks, _ in pending])
+            while len(pending) <= AHEAD and (ks := next(coming, None)) is not None:
+                pending.append((ks, _begin(threads, steps, transform, ks)))
+            if not pending:
+                return
+            yield pending.popleft()[1].result()
     finally:
-        threads.shutdown(wait=True, cancel_futures=True)
+        threads.close()
 
 
-def _begin(
-    threads: ThreadPoolExecutor, steps: torch.utils.data.Dataset[Any], transform: Transform, ks: list[int]
-) -> Future[Any]:
+def _begin(threads: Threads, steps: torch.utils.data.Dataset[Any], transform: Transform, ks: list[int]) -> Future[Any]:
     """A batch on its way; what goes wrong with reading it is told when it is due."""
     try:
         batch = steps[ks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import partial
 from pathlib import Path
@@ -138,3 +139,40 @@ def test_a_padded_step_goes_through_it(config: dict[str, Any]) -> None:
     )
     (batch,) = list(loader)
     assert batch["twice"].shape == (1, 8)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_goes_on_in_the_middle(config: dict[str, Any]) -> None:
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=4, transform=doubled)
+    batches = iter(loader)
+    expected = [
+        batch["first"] for batch in megablend.Loader(megablend.open(config), micro_batch_size=4, transform=doubled)
+    ]
+    next(batches)
+    child = os.fork()
+    if child == 0:  # no assertion leaves it
+        try:
+            found = [batch["first"] for batch in batches]
+            os._exit(0 if all(map(torch.equal, found, expected[1:])) and len(found) == 23 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [batch["first"].tolist() for batch in batches] == [first.tolist() for first in expected[1:]]
+
+
+def test_a_loader_closed_in_the_middle_goes_on_where_it_was(config: dict[str, Any]) -> None:
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=4, transform=doubled)
+    batches = iter(loader)
+    found = [next(batches)["first"].tolist() for _ in range(3)]
+    loader.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("megablend")]
+    found += [batch["first"].tolist() for batch in batches]
+    again = megablend.Loader(megablend.open(config, transform=doubled), micro_batch_size=4)
+    assert found == [batch["first"].tolist() for batch in again]
+
+
+def test_what_cannot_be_called_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="transform: found 'lower', expected a function of a sample's dict"):
+        megablend.open(config, transform="lower")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="transform: found 3, expected a function"):
+        megablend.Loader(megablend.open(config), micro_batch_size=1, transform=3)  # type: ignore[arg-type]
