@@ -3,6 +3,9 @@
 Every verb is one exchange of envelopes, a value or an error, between all ranks; `abort` is that exchange, too. So a rank that
 fails meets the others in whatever verb they wait in, and nobody is left waiting. No process is ended: the training script
 that called us may have other plans.
+
+Where groups of ranks work apart, each verb of a group is a vote of all ranks first, whatever verbs the others are in; ranks
+that have done their part vote on until all have. So an error reaches all groups, and values stay in their own.
 """
 
 from __future__ import annotations
@@ -72,6 +75,11 @@ class AgreedLaunch:
         arrived, self._inbox = self._inbox, []
         return arrived
 
+    def finish(self) -> None:
+        """Wait for all ranks, some of which may be at work in a GroupLaunch."""
+        while not all(self.allgather(True)):
+            pass
+
     def abort(self, error: BaseException) -> NoReturn:
         """Raise the error on all ranks; on those that have raised one already, nothing more is said."""
         if self._failure is None:
@@ -79,6 +87,28 @@ class AgreedLaunch:
             with contextlib.suppress(LaunchError):  # a rank has gone meanwhile; the error at hand says more
                 self._exchange((None, _portable(error)))
         raise error
+
+
+class GroupLaunch(AgreedLaunch):
+    """Some of the ranks, that fail together with all. The next verb of all that they call is `finish`.
+
+    Args:
+        group: how these ranks exchange values.
+        everyone: all ranks, those of other groups and of none among them.
+    """
+
+    def __init__(self, group: AgreedLaunch, everyone: AgreedLaunch) -> None:
+        super().__init__(group.rank, group.size, group.allgather)
+        self._everyone = everyone
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value in rank order, on every rank. Raises the error of a rank that aborted, in whatever group."""
+        self._everyone.allgather(False)
+        return self._exchange(value)
+
+    def abort(self, error: BaseException) -> NoReturn:
+        """Raise the error on all ranks of all groups."""
+        self._everyone.abort(error)
 
 
 def _portable(error: BaseException) -> BaseException:

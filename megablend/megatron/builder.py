@@ -22,7 +22,7 @@ import torch.distributed
 
 from megablend.index.launch import Launch
 from megablend.megatron.address import PAIR, parse_address
-from megablend.megatron.agree import AgreedLaunch
+from megablend.megatron.agree import AgreedLaunch, GroupLaunch
 from megablend.megatron.api import request_of
 from megablend.megatron.cache import prepare_cache
 from megablend.megatron.catalog import build_catalog
@@ -75,7 +75,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             try:
                 self._build_together(job, everyone)
                 found = self._open()
-                everyone.barrier()
+                everyone.finish()
             except BaseException as error:
                 everyone.abort(error)
         return found
@@ -123,12 +123,10 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         ranks = builders(everyone, cache, getattr(self.config, "shared_fs", AUTO))
         if cache is None:
             return
-        with job.members(ranks) as launch:
-            try:
-                self._fill(launch)
-                launch.barrier()  # a rank may fail at the very end
-            except BaseException as error:
-                launch.abort(error)
+        with job.members(ranks) as group:
+            launch = GroupLaunch(group, everyone)
+            self._fill(launch)
+            launch.barrier()  # no rank opens what another still writes
 
     def _fill(self, launch: Launch) -> None:
         cache = cache_of(self.config)

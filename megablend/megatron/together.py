@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megablend.index.build import Progress
+from megablend.megatron.agree import GroupLaunch
 from megablend.megatron.cache import CacheReport, prepare_cache
 from megablend.megatron.job import Job
 from megablend.megatron.nodes import AUTO, builders
@@ -35,15 +36,12 @@ def prepare_on_ranks(
     with job.members(range(job.size)) as everyone:
         try:
             ranks = list(range(job.size)) if dry_run else builders(everyone, cache, shared_fs)
-            with job.members(ranks) as launch:
-                try:
-                    report = prepare_cache(
-                        request, launch=launch, dry_run=dry_run, max_memory=max_memory, progress=progress
-                    )
-                    launch.barrier()  # a rank may fail at the very end
-                except BaseException as error:
-                    launch.abort(error)
-            everyone.barrier()
+            with job.members(ranks) as group:
+                launch = GroupLaunch(group, everyone)
+                report = prepare_cache(
+                    request, launch=launch, dry_run=dry_run, max_memory=max_memory, progress=progress
+                )
+            everyone.finish()  # a rank may fail at the very end
         except BaseException as error:
             everyone.abort(error)
     return report

@@ -4,7 +4,9 @@ prefixes, sizes   of the datasets
 cache             with {node} in it, a folder for each two ranks
 meet              whether torch.distributed is initialised
 victim            this rank kills itself when it has built an artefact
-limit             bytes that no file may grow beyond
+limit             bytes that no file may grow beyond, on the ranks of a folder
+limited           number of that folder; on all ranks where it is not given
+patient           seconds that ranks of the other folders take for each artefact, unless they are stopped
 parted            true: all ranks make each sample index
 out               folder that each rank leaves <rank>.json in: what it built, what was missing, or its error
 """
@@ -42,11 +44,12 @@ def config_of(spec: dict[str, Any], cache: str) -> Any:
     )
 
 
-def watch(built: list[str], victim: bool) -> None:
+def watch(built: list[str], victim: bool, patient: float) -> None:
     """Note what is built; a victim ends with its first artefact."""
     commit = ArtefactWriter._commit
 
     def noted(writer: ArtefactWriter) -> None:
+        writer._stop.wait(patient)
         commit(writer)
         built.append(writer._artefact.base)
         if victim:
@@ -58,6 +61,8 @@ def watch(built: list[str], victim: bool) -> None:
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     rank, built = int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0"))), list[str]()
+    node = rank // 2
+    limited = spec.get("limited") in (None, node)
     if spec.get("parted"):
         schedule.PARTED_NS = 0
         needs._NS["artefact"] = 1.0
@@ -65,14 +70,14 @@ def main() -> None:
         import torch.distributed
 
         torch.distributed.init_process_group("gloo")
-    if spec.get("limit"):
+    if spec.get("limit") and limited:
         detect()  # MPI makes larger files of its own
         resource.setrlimit(resource.RLIMIT_FSIZE, (spec["limit"], resource.RLIM_INFINITY))
-    watch(built, rank == spec.get("victim"))
+    watch(built, rank == spec.get("victim"), 0 if limited else spec.get("patient", 0))
     found: dict[str, Any] = {"built": built, "error": None}
     start = time.monotonic()
     try:
-        found["missing"] = len(prepare(config_of(spec, spec["cache"].format(node=rank // 2)), spec["sizes"]).missing)
+        found["missing"] = len(prepare(config_of(spec, spec["cache"].format(node=node)), spec["sizes"]).missing)
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
     found["seconds"] = time.monotonic() - start

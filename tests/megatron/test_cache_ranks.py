@@ -122,6 +122,24 @@ def test_a_disk_that_runs_full(launcher: str, prefixes: list[str], tmp_path: Pat
 
 
 @each_launcher
+@pytest.mark.parametrize("fault", ["File too large", "File exists"])
+def test_one_nodes_fault_reaches_others_at_work(fault: str, launcher: str, prefixes: list[str], tmp_path: Path) -> None:
+    """The disk of one of two nodes runs full, or its folder cannot be written; the other's work takes a minute."""
+    spec = spec_of(tmp_path, prefixes, launcher, cache=str(tmp_path / "node{node}"), limited=1, patient=60)
+    if fault == "File too large":
+        spec["limit"] = 20_000
+    else:
+        (tmp_path / "node1").mkdir()
+        (tmp_path / "node1" / ".megablend").write_text("a file where the folder should be")
+    found = prepared(tmp_path, spec, NUM_RANKS)
+    for each in found:
+        assert "node1" in each["error"]
+        assert f"cannot write the cache ({fault})" in each["error"]
+        assert each["seconds"] < SOON
+    assert [each["built"] for each in found[:2]] == [[], []]
+
+
+@each_launcher
 def test_a_rank_is_killed(launcher: str, prefixes: list[str], tmp_path: Path) -> None:
     """Launchers end the others; what was begun is no hit."""
     spec = spec_of(tmp_path, prefixes, launcher, victim=2, parted=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from meeting import on_ranks
+from meeting import Meeting, on_ranks
 
 from megablend.errors import CacheError, ConfigError, CorruptFileError, LaunchError
 from megablend.megatron import nodes
-from megablend.megatron.agree import AgreedLaunch
+from megablend.megatron.agree import AgreedLaunch, GroupLaunch
 from megablend.megatron.nodes import builders
 
 
@@ -66,6 +67,48 @@ def test_an_error_on_one_rank_is_raised_on_all(error: Exception, raised: type[Ex
         assert str(other) == message
         assert isinstance(other.__cause__, LaunchError)
         assert str(other.__cause__) == "raised on rank 1 of 4"
+
+
+def in_groups(work: Callable[[GroupLaunch, int], Any]) -> list[Any]:
+    """What five ranks return: two groups of two at their own work, and one rank that has none."""
+    groups = [Meeting(2), Meeting(2)]
+
+    def one(everyone: AgreedLaunch) -> Any:
+        number, rank = divmod(everyone.rank, 2)
+        found = None if number == 2 else work(GroupLaunch(groups[number].launch(rank), everyone), number)
+        everyone.finish()
+        return found, everyone.allgather(everyone.rank)
+
+    return on_ranks(5, one)
+
+
+def test_groups_talk_apart_as_long_as_they_like() -> None:
+    def work(launch: GroupLaunch, number: int) -> Any:
+        return [launch.allgather((number, launch.rank, k)) for k in range(1 + 5 * number)]
+
+    expected = [[[(number, 0, k), (number, 1, k)] for k in range(1 + 5 * number)] for number in (0, 0, 1, 1)]
+    assert on_all(in_groups(work)) == [*expected, None]
+
+
+def on_all(found: list[Any]) -> list[Any]:
+    """What each rank found by itself; together they found all."""
+    assert [all_ranks for _, all_ranks in found] == [list(range(5))] * 5
+    return [own for own, _ in found]
+
+
+@pytest.mark.parametrize("others", [0, 1, 30])
+def test_an_error_in_one_group_is_raised_in_all(others: int) -> None:
+    """Whether the other group has done its part, or is at work."""
+
+    def work(launch: GroupLaunch, number: int) -> None:
+        for k in range(others if number == 0 else 10):
+            if number == 1 and launch.rank == 1 and k == 5:
+                launch.abort(CacheError("full"))
+            launch.allgather(k)
+
+    found = in_groups(work)
+    assert [type(each) for each in found] == [CacheError] * 5
+    assert {str(each) for each in found} == {"full"}
 
 
 @pytest.mark.parametrize("shared_fs", ["auto", "yes", "no"])
