@@ -73,7 +73,7 @@ def beside(
         in_front = (first > 0) & (not column.flat) & eod
         found, read_blocks = _fetch(generation, column, read, first - in_front, counts + in_front)
         if not column.flat:
-            _check_rows(generation, column, ids, blocks, first, read_blocks)
+            _check_rows(generation, column, tokens, ids, blocks, first, read_blocks)
         fields = zip(blocks, found, in_front.tolist(), rows["flags"].tolist(), strict=True)
         by_column.append([_aligned(column, *field, eod=eod) for field in fields])
     return list(zip(*by_column, strict=True))
@@ -120,36 +120,53 @@ def _fetch(
 def _check_rows(
     generation: Generation,
     column: ExtraColumn,
+    tokens: SourceEntry,
     ids: Int64s,
     blocks: Sequence[DecodedBlock],
     starts: Int64s,
     decoded: dict[int, tuple[int, DecodedBlock]],
 ) -> None:
-    """Rows must begin at the same places in both columns."""
-    flags = generation.blocks(column.source.blocks.start + np.array(sorted(decoded), np.int64))["flags"]
-    edges = [
-        before + block.offsets[bool(flag & CONTINUES) : -1]
-        for (_, (before, block)), flag in zip(sorted(decoded.items()), flags, strict=True)
-    ]
+    """Each block's first token must be of the same row in both columns, and rows must begin at the same places in it."""
+    places = column.source.blocks.start + np.array(sorted(decoded), np.int64)
+    theirs = [decoded[i] for i in sorted(decoded)]
+    continues = (generation.blocks(places)["flags"] & CONTINUES) > 0
+    rows = generation.rows_before[places] - generation.rows_before[column.source.blocks.start] - continues
+    begins = np.array([before for before, _ in theirs], np.int64)
+    edges = [before + block.offsets[int(on) : -1] for (before, block), on in zip(theirs, continues, strict=True)]
     there = np.concatenate([*edges, np.zeros(0, np.int64)])
     for i, block, start in zip(ids.tolist(), blocks, starts.tolist(), strict=True):
-        stop = start + len(block.tokens)
-        mine = start + block.offsets[1:-1]
-        mine = mine[(mine > start) & (mine < stop)]  # rows without tokens at an edge may be of either block
-        theirs = there[np.searchsorted(there, start, side="right") : np.searchsorted(there, stop, side="left")]
-        if len(mine) == len(theirs) and (mine == theirs).all():
+        if not len(block.tokens):
             continue
-        both = min(len(mine), len(theirs))
-        differ = np.flatnonzero(mine[:both] != theirs[:both])
-        at = int(differ[0]) if len(differ) else both
-        place = generation.blocks(np.array([i]))[0]
-        file = int(generation.file_of([i])[0])
-        skipped = int(np.count_nonzero(block.offsets[1:-1] == 0))
-        row = int(generation.rows_before[i] - generation.rows_before[generation.file(file).first_block])
-        row += at + skipped - bool(place["flags"] & CONTINUES)
-        raise CorruptFileError(
-            generation.path(file),
-            f"row {row}: its list in column {column.column!r} is not as long as its tokens (nulls not counted); write the "
-            "file again",
-            offset=int(place["offset"]),
-        )
+        first = _piece(block, 0)
+        row = int(generation.rows_before[i] - generation.rows_before[tokens.blocks.start]) + first
+        row -= bool(generation.blocks(np.array([i]))[0]["flags"] & CONTINUES)
+        at = int(np.searchsorted(begins, start, side="right")) - 1
+        if int(rows[at]) + _piece(theirs[at][1], start - int(begins[at])) != row:
+            raise _unlike(generation, column, tokens, i, row)
+        mine = start + block.offsets[first + 1 : -1]
+        mine = mine[mine < start + len(block.tokens)]  # rows without tokens at its end may be of the next block
+        found = there[np.searchsorted(there, start, side="right") :][: len(mine) + 1]
+        found = found[found < start + len(block.tokens)]
+        if len(mine) == len(found) and (mine == found).all():
+            continue
+        both = min(len(mine), len(found))
+        differ = np.flatnonzero(mine[:both] != found[:both])
+        raise _unlike(generation, column, tokens, i, row + (int(differ[0]) if len(differ) else both))
+
+
+def _piece(block: DecodedBlock, place: int) -> int:
+    """Which of a block's pieces its token at `place` is in."""
+    return int(np.searchsorted(block.offsets, place, side="right")) - 1
+
+
+def _unlike(generation: Generation, column: ExtraColumn, tokens: SourceEntry, i: int, row: int) -> CorruptFileError:
+    """What to say of a row of a source, in its block i."""
+    file = int(generation.file_of([i])[0])
+    first_block = generation.file(file).first_block
+    row -= int(generation.rows_before[first_block] - generation.rows_before[tokens.blocks.start])
+    return CorruptFileError(
+        generation.path(file),
+        f"row {row}: its list in column {column.column!r} is not as long as its tokens (nulls not counted); write the "
+        "file again",
+        offset=int(generation.blocks(np.array([i]))[0]["offset"]),
+    )

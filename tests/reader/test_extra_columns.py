@@ -214,6 +214,27 @@ def test_lists_of_other_lengths_are_refused(tmp_path: Path) -> None:
         list(megablend.Loader(megablend.open(config), micro_batch_size=4))
 
 
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("row", range(0, 28, 3))
+def test_lists_that_only_pages_edges_part_are_refused(tmp_path: Path, row: int, version: str) -> None:
+    lengths = [3 * (row % 2) for row in range(30)]
+    swapped = [*lengths[:row], lengths[row + 1], lengths[row], *lengths[row + 2 :]]
+    made = {
+        "ids": pa.array([[7] * length for length in lengths], pa.list_(pa.int32())),
+        "small": pa.array([[1] * length for length in swapped], pa.list_(pa.int8())),
+    }
+    options = {"data_page_version": version, "use_dictionary": False, "compression": "none"}
+    table = pa.table(made)
+    pq.write_table(table, tmp_path / "x.parquet", data_page_size=1, write_batch_size=1, **options)
+    source = {"name": "s", "path": str(tmp_path / "x.parquet"), "column": "ids", "extra_columns": ["small"]}
+    config = make_config(tmp_path, [source], samples=20)
+    megablend.build(config)
+    with pytest.raises(
+        CorruptFileError, match=r"x\.parquet at byte \d+: row \d+: its list in column 'small' is not as"
+    ):
+        list(megablend.Loader(megablend.open(config), micro_batch_size=4))
+
+
 def test_rows_without_a_value_are_refused(tmp_path: Path) -> None:
     config = damaged(tmp_path / "null", score=pa.array([None, *range(29)], pa.float32()))
     with pytest.raises(
