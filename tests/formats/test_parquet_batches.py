@@ -3,7 +3,9 @@
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -202,6 +204,25 @@ def test_dictionaries_are_kept_within_bytes() -> None:
     cache.resize(700)  # of 800
     assert [int(get(i)[0]) for i in (2, 1)] == [2, 1]
     assert loads == [1, 2, 3, 2, 4, 1, 2, 1]
+
+
+def test_a_dictionary_that_two_threads_want_is_loaded_once() -> None:
+    cache, loads, started, go_on = DictionaryCache(1000), [], threading.Event(), threading.Event()
+
+    def load() -> Array:
+        loads.append(1)
+        started.set()
+        go_on.wait(20)
+        return np.arange(3)
+
+    with ThreadPoolExecutor(2) as threads:
+        found = [threads.submit(cache.get, (0, 0), load)]
+        started.wait(20)
+        found.append(threads.submit(cache.get, (0, 0), load))
+        time.sleep(0.05)
+        go_on.set()
+        assert [each.result(20).tolist() for each in found] == [[0, 1, 2]] * 2
+    assert loads == [1]
 
 
 def test_a_dictionary_that_cannot_be_loaded_is_asked_for_again() -> None:

@@ -29,22 +29,38 @@ class DictionaryCache:
         self.unlock_after_fork()
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock, which a thread that the child does not have may have held."""
+        """Replace the locks, which threads that the child does not have may have held."""
         self._lock = threading.Lock()
+        self._turns: dict[Key, threading.Lock] = {}
 
     def get(self, key: Key, load: Callable[[], Array]) -> Array:
-        """The array under `key`, loaded if it is not here. Raises what `load` raises."""
+        """The array under `key`, loaded where it is not here: by one thread, others wait. Raises what `load` raises."""
         with self._lock:
-            if (found := self._arrays.get(key)) is not None:
-                self._arrays.move_to_end(key)
+            if (found := self._found(key)) is not None:
                 return found
-        loaded = load()  # outside of the lock: others need not wait
-        with self._lock:
-            if key not in self._arrays:
-                self._arrays[key] = loaded
-                self._bytes += loaded.nbytes
-            self._shrink()
-        return loaded
+            turn = self._turns.setdefault(key, threading.Lock())
+        with turn:
+            with self._lock:
+                if (found := self._found(key)) is not None:
+                    return found
+            try:
+                loaded = load()
+                with self._lock:
+                    if key not in self._arrays:
+                        self._arrays[key] = loaded
+                        self._bytes += loaded.nbytes
+                    self._shrink()
+                return loaded
+            finally:
+                with self._lock:
+                    self._turns.pop(key, None)
+
+    def _found(self, key: Key) -> Array | None:
+        """What is here (the lock is held)."""
+        found = self._arrays.get(key)
+        if found is not None:
+            self._arrays.move_to_end(key)
+        return found
 
     def resize(self, max_bytes: int) -> None:
         """Keep up to `max_bytes` from now on."""
