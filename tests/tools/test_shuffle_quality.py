@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from neighbours import autocorrelation, distance_moved, neighbours
 from quality import table
 from strategies import STRATEGIES, Setting
 from tiny_model import TinyModel, evaluate
-from topics import topic_of
+from topics import make_corpus, topic_of
 from train_order import learning_rate, train
 
 ROOT = Path(__file__).parent.parent.parent
@@ -136,12 +137,27 @@ def test_a_table_has_spread_and_paired_differences() -> None:
     assert lines[3] == "| full | 0.250 | 1.000 | 2.000 | 0.500 | 10.50 ± 0.71 |  |"
 
 
-def test_the_whole_table_on_a_little_text_and_going_on_where_it_stopped(tmp_path: Path) -> None:
-    text, folder = tmp_path / "text", tmp_path / "data"
+def write_text(folder: Path) -> None:
+    """160 little files in four packages."""
     for number in range(160):
-        path = text / f"package{number // 40}" / f"{number}.py"
+        path = folder / f"package{number // 40}" / f"{number}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(" ".join(f"{word:x}" for word in np.random.default_rng(number).integers(0, 4096, 20)))
+
+
+def test_a_twentieth_of_the_documents_is_held_out_and_must_be_a_sequence(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    wanted: dict[str, Any] = {"num_tokens": 4000, "vocab_size": 300, "folders": [tmp_path]}
+    corpus = make_corpus(sequence_length=8, **wanted)
+    held_out = len(corpus.documents) // 19
+    assert held_out * 40 < corpus.validation.size <= held_out * len(corpus.tokens) / len(corpus.documents) * 1.5
+    with pytest.raises(ValueError, match=rf"{held_out} documents of \d+ tokens are held out, less than a sequence"):
+        make_corpus(sequence_length=4000, **wanted)
+
+
+def test_the_whole_table_on_a_little_text_and_going_on_where_it_stopped(tmp_path: Path) -> None:
+    text, folder = tmp_path / "text", tmp_path / "data"
+    write_text(text)
     command = [sys.executable, str(ROOT / "tools/bench/shuffle_quality/quality.py"), "--text", str(text)]
     command += ["--tokens", "4000", "--vocab", "300", "--sequence", "8", "--page", "64", "--lanes", "2", "--cycle", "8"]
     command += ["--batch", "4", "--seeds", "1", "--folder", str(folder)]

@@ -71,23 +71,22 @@ def roots() -> list[Path]:
 
 
 def candidates(folders: Iterable[Path], seed: int) -> dict[str, list[Candidate]]:
-    """The files of each source, shuffled by a hash of name and `seed`: the first part of a list is a fair sample."""
-    found: dict[str, list[Candidate]] = {name: [] for name in SOURCES}
+    """The files of each source, shuffled by a hash of name and `seed`: the first part of a list is a fair sample.
+
+    A name counts from its folder on, so that the order is the same wherever the folder lies.
+    """
+    found: dict[str, dict[Candidate, bytes]] = {name: {} for name in SOURCES}
     stdlib = Path(sysconfig.get_paths()["stdlib"]).resolve()
+    key = str(seed).encode()
     for folder in folders:
         for path in _walk(folder):
+            place = hashlib.blake2b(os.fsencode(path.relative_to(folder)), key=key, digest_size=16).digest()
             name = source_of(path, in_stdlib=folder == stdlib)
             if name is not None:
-                found[name].append(Candidate(str(path), docstrings=False))
+                found[name].setdefault(Candidate(str(path), docstrings=False), place)
             if path.suffix == ".py":
-                found["docs"].append(Candidate(str(path), docstrings=True))
-    key = str(seed).encode()
-    return {
-        name: sorted(
-            set(files), key=lambda file: hashlib.blake2b(os.fsencode(file.path), key=key, digest_size=16).digest()
-        )
-        for name, files in found.items()
-    }
+                found["docs"].setdefault(Candidate(str(path), docstrings=True), place)
+    return {name: sorted(files, key=lambda file: (files[file], file)) for name, files in found.items()}
 
 
 def source_of(path: Path, *, in_stdlib: bool) -> str | None:

@@ -5,7 +5,6 @@ A document is a file, a topic the package or folder that it is from. Pages of th
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,23 +58,19 @@ def topic_of(source: str, path: str, roots: Iterable[Path]) -> str:
     return f"{source}/{Path(path).relative_to(inside).parts[0]}"
 
 
-def held_out(text: Text) -> bool:
-    """Whether a document is for validation: decided by its text."""
-    return hashlib.blake2b(text.text.encode(), digest_size=4).digest()[0] % HELD_OUT == 0
-
-
 def make_corpus(
     *, num_tokens: int, vocab_size: int, sequence_length: int, folders: list[Path], max_validation: int = 512
 ) -> Corpus:
     """Collect, sort by topic, tokenise; about `num_tokens` tokens for training, an equal part of each source where it has it.
 
-    Raises: ValueError where the folders hold less text than that, or no document falls to validation.
+    Raises: ValueError where the folders hold less text than that, or what is held out is shorter than a sequence.
     """
     files = candidates(folders, seed=0)
     tokenizer = train_tokenizer(training_sample(files, min(TRAINING_BYTES, 4 * num_tokens)), vocab_size)
     roots = [folder.resolve() for folder in folders] + folders
     seen: set[bytes] = set()
-    kept: list[tuple[str, Text, list[int]]] = []
+    train: list[tuple[str, Text, list[int]]] = []
+    held_out: list[tuple[str, Text, list[int]]] = []
     left = num_tokens
     for place, source in enumerate(SOURCES):
         budget = left // (len(SOURCES) - place)
@@ -85,17 +80,20 @@ def make_corpus(
             if len(text.text) > MAX_CHARACTERS:
                 continue
             ids = tokenizer.encode(text.text, add_special_tokens=False).ids
-            kept.append((topic_of(source, text.path, roots), text, [*ids, END_OF_DOCUMENT]))
-            if not held_out(text):
+            chosen = held_out if len(train) >= (HELD_OUT - 1) * (len(held_out) + 1) else train
+            chosen.append((topic_of(source, text.path, roots), text, [*ids, END_OF_DOCUMENT]))
+            if chosen is train:
                 budget, left = budget - len(ids) - 1, left - len(ids) - 1
     if left > num_tokens // 10:
         raise ValueError(f"this machine has {num_tokens - left:,} tokens of text; ask for fewer (--tokens)")
-    if not any(held_out(text) for _, text, _ in kept):
-        raise ValueError(f"none of {len(kept)} documents is for validation; ask for more text (--tokens)")
-    kept.sort(key=lambda document: (document[0], document[1].path))
-    train = [document for document in kept if not held_out(document[1])]
-    others = np.concatenate([np.array(ids, np.int64) for _, text, ids in kept if held_out(text)])
+    for documents in (train, held_out):
+        documents.sort(key=lambda document: (document[0], document[1].path))
+    others = np.concatenate([np.empty(0, np.int64), *(np.array(ids, np.int64) for _, _, ids in held_out)])
     count = len(others) // (sequence_length + 1)
+    if not count:
+        raise ValueError(
+            f"{len(held_out)} documents of {len(others)} tokens are held out, less than a sequence; ask for more text (--tokens)"
+        )
     sequences = others[: count * (sequence_length + 1)].reshape(count, -1)
     lengths = [len(ids) for _, _, ids in train]
     _, topics = np.unique([topic for topic, _, _ in train], return_inverse=True)
