@@ -56,6 +56,21 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileToIndex:
+    """A file, and what of it is to be indexed."""
+
+    path: str
+    column: str | None
+    """Dotted path of the token column; None takes the only column of integers or lists of integers."""
+    documents: bool
+    """Rows, ends and flags must be exact, even if that costs a scan of the body."""
+    block_bytes: int
+    """Rough size of a block where the format leaves the choice to us (`.bin`)."""
+    numbers: bool = False
+    """The column is one beside the tokens: it may hold floats or booleans, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileIndex:
     """All that the index keeps of one file. Deterministic: the same bytes for the same file, options and megablend version."""
 
@@ -145,23 +160,8 @@ class Format(Protocol):
         """All files that `path` stands for, data file first: ["x.bin", "x.idx"] for the prefix "x"; [path] elsewhere."""
         ...
 
-    def index(
-        self,
-        path: str,
-        column: str | None,
-        *,
-        storage: Storage,
-        documents: bool,
-        block_bytes: int,
-        numbers: bool = False,
-    ) -> FileIndex:
+    def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
         """Find the blocks of a file and count their tokens.
-
-        Args:
-            column: dotted path of the token column; None takes the only column of integers or lists of integers.
-            documents: rows, ends and flags must be exact, even if that costs a scan of the body.
-            block_bytes: rough size of a block where the format leaves the choice to us (`.bin`).
-            numbers: the column is one beside the tokens: it may hold floats or booleans, too.
 
         Raises: MissingFileError; CorruptFileError (truncated, emptied, inconsistent); UnsupportedFileError (encrypted, codec);
             ConfigError (no such column, or not of integers: names the nearest, lists those there are).
@@ -176,16 +176,7 @@ class Format(Protocol):
 class DivisibleFormat(Format, Protocol):
     """A format of which several processes may index one file together, each the chunks that begin in its part of the bytes."""
 
-    def index_part(
-        self,
-        path: str,
-        column: str | None,
-        *,
-        storage: Storage,
-        documents: bool,
-        span: tuple[int, int],
-        numbers: bool = False,
-    ) -> FileIndex:
+    def index_part(self, file: FileToIndex, *, span: tuple[int, int], storage: Storage) -> FileIndex:
         """Find the blocks of the chunks that begin within bytes [start, stop) of a file.
 
         Args and raises: as of `index`.

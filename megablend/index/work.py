@@ -9,6 +9,7 @@ from pathlib import Path
 
 from megablend.errors import CacheError, ChangedFileError, ConfigError
 from megablend.formats import DIVISIBLE, FORMATS
+from megablend.formats.base import FileToIndex
 from megablend.index.body import body_digest
 from megablend.index.disk import finished
 from megablend.index.fragments import (
@@ -173,22 +174,19 @@ def _path(work: Work, part: int, folder: Path) -> Path:
 def _index(work: Work, part: int, listing: SourceListing) -> Fragment:
     spec, file = listing.spec, work.file
     kind, storage = FORMATS[listing.format], storage_for(file.path)
-    documents, numbers = work.documents, spec.extra_of is not None
+    asked = FileToIndex(
+        path=file.path,
+        column=spec.column,
+        documents=work.documents,
+        block_bytes=spec.block_bytes,
+        numbers=spec.extra_of is not None,
+    )
     try:
         if work.num_parts > 1:
             span = part_span(file.size, part, work.num_parts)
-            index = DIVISIBLE[listing.format].index_part(
-                file.path, spec.column, storage=storage, documents=documents, numbers=numbers, span=span
-            )
+            index = DIVISIBLE[listing.format].index_part(asked, span=span, storage=storage)
         else:
-            index = kind.index(
-                file.path,
-                spec.column,
-                storage=storage,
-                documents=documents,
-                block_bytes=spec.block_bytes,
-                numbers=numbers,
-            )
+            index = kind.index(asked, storage=storage)
     except ConfigError as error:
         raise spec.complaint(error) from error
     body = body_digest(file.path, file.size, storage)

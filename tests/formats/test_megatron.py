@@ -14,6 +14,7 @@ from writers import index, opened, pieces, write_megatron
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats import format_of
+from megablend.formats.base import FileToIndex
 from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts
 from megablend.storage import storage_for
 
@@ -91,7 +92,8 @@ def test_prefix_bin_and_idx_name_the_same_pair(path: Path) -> None:
     for name in (prefix, f"{prefix}.bin", f"{prefix}.idx"):
         each = format_of(name)
         assert each.files(name) == [f"{prefix}.bin", f"{prefix}.idx"]
-        found = each.index(name, None, storage=storage_for(name), documents=True, block_bytes=64)
+        file = FileToIndex(path=name, column=None, documents=True, block_bytes=64)
+        found = each.index(file, storage=storage_for(name))
         tables.append(found.blocks.tobytes())
     assert tables[0] == tables[1] == tables[2]
 

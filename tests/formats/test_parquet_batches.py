@@ -24,7 +24,6 @@ from megablend.formats.parquet import index as index_module
 from megablend.formats.parquet import ranges
 from megablend.formats.parquet.dictionaries import DictionaryCache
 from megablend.formats.parquet.headers import PART_PAGES
-from megablend.formats.parquet.index import index_file
 from megablend.formats.parquet.ranges import GAP_BYTES, MERGED_BYTES, plan_reads
 from megablend.formats.parquet.reader import ParquetReader
 from megablend.formats.parquet.schema import Column
@@ -102,7 +101,7 @@ def test_a_storage_without_descriptors_gives_the_same(
     path = store(tmp_path / "x.parquet", data_page_version=version, write_page_index=page_index, compression="zstd")
     storage = Remote()
     found, expected = (
-        index_file(str(path), "ids", storage, documents=documents),
+        index(path, "ids", documents=documents, storage=storage),
         index(path, "ids", documents=documents),
     )
     assert found.blocks.tobytes() == expected.blocks.tobytes()
@@ -120,7 +119,7 @@ def test_walks_longer_than_what_is_read_ahead(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr("megablend.formats.parquet.headers.AHEAD_BYTES", ahead)
         monkeypatch.setattr("megablend.formats.parquet.headers.WALK_PAGES", room)
         for storage in (Remote(), LocalStorage()):
-            found = index_file(str(path), "ids", storage, documents=False)
+            found = index(path, "ids", documents=False, storage=storage)
             assert found.blocks.tobytes() == expected.blocks.tobytes()
 
 

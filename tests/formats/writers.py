@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megablend.formats import format_of
-from megablend.formats.base import CARRIES, CLOSES, CONTINUES, Array, BlockReader, FileIndex, OpenedFile
+from megablend.formats.base import CARRIES, CLOSES, CONTINUES, Array, BlockReader, FileIndex, FileToIndex, OpenedFile
 from megablend.storage import storage_for
+from megablend.storage.base import Storage
 
 Documents = Sequence[Sequence[int] | None]
 IDX_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
@@ -77,9 +78,9 @@ KINDS = {
 }
 
 
-def index(path: Path, column: str | None, *, documents: bool = True) -> FileIndex:
-    storage = storage_for(str(path))
-    return format_of(str(path)).index(str(path), column, storage=storage, documents=documents, block_bytes=BLOCK_BYTES)
+def index(path: Path, column: str | None, *, documents: bool = True, storage: Storage | None = None) -> FileIndex:
+    file = FileToIndex(path=str(path), column=column, documents=documents, block_bytes=BLOCK_BYTES)
+    return format_of(file.path).index(file, storage=storage or storage_for(file.path))
 
 
 def opened(path: Path, column: str | None, found: FileIndex, size: int | None = None) -> BlockReader:

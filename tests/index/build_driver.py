@@ -18,11 +18,12 @@ from typing import Any
 
 from megablend.errors import CorruptFileError
 from megablend.formats import DIVISIBLE, FORMATS
-from megablend.formats.base import FileIndex, Format
+from megablend.formats.base import FileIndex, FileToIndex, Format
 from megablend.formats.parquet import PARQUET
 from megablend.index import parts
 from megablend.index.build import Progress, SourceSpec, build_index
 from megablend.index.launch import Launch, detect
+from megablend.storage.base import Storage
 
 
 class Troubled:
@@ -39,19 +40,19 @@ class Troubled:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kind, name)
 
-    def index(self, path: str, *args: Any, **options: Any) -> FileIndex:
-        self._trouble(path)
-        return self._kind.index(path, *args, **options)
+    def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
+        self._trouble(file.path)
+        return self._kind.index(file, storage=storage)
 
-    def index_part(self, path: str, *args: Any, span: tuple[int, int], **options: Any) -> FileIndex:
-        self._trouble(path)
+    def index_part(self, file: FileToIndex, *, span: tuple[int, int], storage: Storage) -> FileIndex:
+        self._trouble(file.path)
         if folder := os.environ.get("MEGABLEND_TEST_PIDS"):
             if self._parts_left == 0:
                 Path(folder, f"hangs-{self._rank}").touch()
                 time.sleep(600)
             self._parts_left -= 1
             Path(folder, f"part-{span[0]}-{self._rank}").touch()
-        return PARQUET.index_part(path, *args, span=span, **options)
+        return PARQUET.index_part(file, span=span, storage=storage)
 
     def _trouble(self, path: str) -> None:
         time.sleep(self._seconds)

@@ -11,11 +11,12 @@ from index_data import build, documents_of, generation_bytes, spec, write
 
 from megablend.errors import CacheError, ChangedFileError, ConfigError, CorruptFileError
 from megablend.formats import FORMATS
-from megablend.formats.base import FileIndex
+from megablend.formats.base import FileIndex, FileToIndex
 from megablend.index import lock
 from megablend.index.build import SourceSpec
 from megablend.index.cache import list_generations, open_generation
 from megablend.index.lock import build_lock
+from megablend.storage.base import Storage
 
 ARROW = FORMATS["arrow"]
 
@@ -44,9 +45,9 @@ def indexed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def __getattr__(self, name: str) -> object:
             return getattr(ARROW, name)
 
-        def index(self, path: str, *args: object, **options: object) -> FileIndex:
-            names.append(Path(path).name)
-            return ARROW.index(path, *args, **options)  # type: ignore[arg-type]
+        def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
+            names.append(Path(file.path).name)
+            return ARROW.index(file, storage=storage)
 
     monkeypatch.setitem(FORMATS, "arrow", Counted())
     return names
@@ -193,9 +194,9 @@ def test_a_file_that_changes_while_it_is_indexed_is_refused(
         def __getattr__(self, name: str) -> object:
             return getattr(ARROW, name)
 
-        def index(self, path: str, *args: object, **options: object) -> FileIndex:
-            index = ARROW.index(path, *args, **options)  # type: ignore[arg-type]
-            os.utime(path, ns=(1, 1))
+        def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
+            index = ARROW.index(file, storage=storage)
+            os.utime(file.path, ns=(1, 1))
             return index
 
     monkeypatch.setitem(FORMATS, "arrow", Meddled())

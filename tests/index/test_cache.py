@@ -10,7 +10,7 @@ from index_data import build, spec, write
 
 from megablend.errors import CacheError
 from megablend.formats import FORMATS
-from megablend.formats.base import BLOCK_DTYPE
+from megablend.formats.base import BLOCK_DTYPE, FileToIndex
 from megablend.index.cache import Generation, list_generations, open_generation
 from megablend.storage import storage_for
 
@@ -39,7 +39,8 @@ def test_blocks_are_what_the_formats_found(generation: Generation) -> None:
         path, entry = generation.path(i), generation.file(i)
         source = generation.sources[entry.source]
         storage = storage_for(path)
-        found = FORMATS["arrow"].index(path, None, storage=storage, documents=True, block_bytes=1 << 20)
+        file = FileToIndex(path=path, column=None, documents=True, block_bytes=1 << 20)
+        found = FORMATS["arrow"].index(file, storage=storage)
         blocks = generation.blocks(np.arange(entry.first_block, entry.first_block + entry.num_blocks))
         assert entry.first_block == block
         expected = found.blocks.copy()

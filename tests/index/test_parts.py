@@ -17,7 +17,7 @@ import pytest
 from index_data import ROOT, build, driver, environment, generation_bytes, run, spec
 
 from megablend.errors import ChangedFileError
-from megablend.formats.base import FileIndex
+from megablend.formats.base import FileIndex, FileToIndex
 from megablend.formats.parquet import PARQUET
 from megablend.index import parts
 from megablend.index.build import Progress, build_index
@@ -28,6 +28,7 @@ from megablend.index.sources import list_source
 from megablend.index.verify import verify
 from megablend.index.work import items_of, plan_work
 from megablend.storage import LocalStorage
+from megablend.storage.base import Storage
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 COLUMNS = json.loads((GOLDEN / "expected.json").read_text())["files"]
@@ -57,12 +58,11 @@ def same(one: FileIndex, other: FileIndex) -> bool:
 
 def check_joined(path: Path, column: str | None, *, documents: bool) -> None:
     storage, size = LocalStorage(), path.stat().st_size
-    whole = PARQUET.index(str(path), column, storage=storage, documents=documents, block_bytes=0)
+    file = FileToIndex(path=str(path), column=column, documents=documents, block_bytes=0)
+    whole = PARQUET.index(file, storage=storage)
     for count in (1, 2, 3, 17):
         spans = [part_span(size, part, count) for part in range(count)]
-        found = [
-            PARQUET.index_part(str(path), column, storage=storage, documents=documents, span=span) for span in spans
-        ]
+        found = [PARQUET.index_part(file, span=span, storage=storage) for span in spans]
         assert same(join(found), whole)
 
 
@@ -124,11 +124,11 @@ def test_what_a_build_that_failed_left_serves_the_next(
     asked: list[int] = []
     real = type(PARQUET).index_part
 
-    def index_part(self: object, path: str, *args: object, span: tuple[int, int], **options: object) -> FileIndex:
+    def index_part(self: object, file: FileToIndex, *, span: tuple[int, int], storage: Storage) -> FileIndex:
         asked.append(span[0])
         if len(asked) == 5:
             raise KeyboardInterrupt
-        return real(PARQUET, path, *args, span=span, **options)  # type: ignore[arg-type]
+        return real(PARQUET, file, span=span, storage=storage)
 
     monkeypatch.setattr(type(PARQUET), "index_part", index_part)
     with pytest.raises(KeyboardInterrupt):

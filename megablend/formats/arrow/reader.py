@@ -18,7 +18,16 @@ from megablend.formats.arrow.column import Column, find_column
 from megablend.formats.arrow.documents import decode, find_documents
 from megablend.formats.arrow.footer import batch_places, footer_digest, read_footer, read_schema
 from megablend.formats.arrow.message import Batch, BatchError, column_buffers, parse_batch
-from megablend.formats.base import BLOCK_DTYPE, CLOSES, Array, BlockReader, DecodedBlock, FileIndex, OpenedFile
+from megablend.formats.base import (
+    BLOCK_DTYPE,
+    CLOSES,
+    Array,
+    BlockReader,
+    DecodedBlock,
+    FileIndex,
+    FileToIndex,
+    OpenedFile,
+)
 from megablend.formats.blocks import single_chunk
 from megablend.storage.base import Storage
 
@@ -35,21 +44,13 @@ class ArrowFormat:
         """The file itself."""
         return [path]
 
-    def index(
-        self,
-        path: str,
-        column: str | None,
-        *,
-        storage: Storage,
-        documents: bool,
-        block_bytes: int,
-        numbers: bool = False,
-    ) -> FileIndex:
+    def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
         """Find the record batches and count their tokens from offsets and validity bitmaps; see Format.index."""
+        path = file.path
         size = storage.stat(path).size
         footer = read_footer(path, size, storage)
         places = batch_places(path, size, footer)
-        found = find_column(path, column, read_schema(path, size, footer), numbers=numbers)
+        found = find_column(path, file.column, read_schema(path, size, footer), numbers=file.numbers)
         blocks = np.zeros(len(places), BLOCK_DTYPE)
         scanned_bytes = 0
         for block, place in zip(blocks, places, strict=True):

@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, UnsupportedFileError
-from megablend.formats.base import BLOCK_DTYPE, CLOSES, Array, BlockReader, DecodedBlock, FileIndex, OpenedFile
+from megablend.formats.base import (
+    BLOCK_DTYPE,
+    CLOSES,
+    Array,
+    BlockReader,
+    DecodedBlock,
+    FileIndex,
+    FileToIndex,
+    OpenedFile,
+)
 from megablend.formats.blocks import single_chunk
 from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts, parse_idx
 from megablend.storage.base import Storage
@@ -36,25 +45,16 @@ class MegatronFormat:
         prefix = path[:-4] if path.endswith(tuple(self.suffixes)) else path
         return [f"{prefix}.bin", f"{prefix}.idx"]
 
-    def index(
-        self,
-        path: str,
-        column: str | None,
-        *,
-        storage: Storage,
-        documents: bool,
-        block_bytes: int,
-        numbers: bool = False,
-    ) -> FileIndex:
+    def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
         """Cut the sequences into blocks of about `block_bytes`; see Format.index."""
-        if column is not None:
-            key = "extra_columns" if numbers else "column"
-            raise ConfigError(f"{path}: .bin/.idx files have no columns; leave out {key}: {column}")
-        data_path, idx_path = self.files(path)
+        if file.column is not None:
+            key = "extra_columns" if file.numbers else "column"
+            raise ConfigError(f"{file.path}: .bin/.idx files have no columns; leave out {key}: {file.column}")
+        data_path, idx_path = self.files(file.path)
         bin_bytes, idx_bytes = storage.stat(data_path).size, storage.stat(idx_path).size
         data = storage.read(idx_path, 0, idx_bytes)
         sequences = parse_idx(idx_path, data, bin_bytes)
-        blocks = _block_table(data_path, sequences, block_starts(sequences, block_bytes))
+        blocks = _block_table(data_path, sequences, block_starts(sequences, file.block_bytes))
         return FileIndex(
             rows=len(sequences.lengths),
             tokens=int(blocks["tokens"].sum()),
@@ -62,7 +62,7 @@ class MegatronFormat:
             chunks=single_chunk(),
             blocks=blocks,
             structure=_digest(data),
-            meta={"idx_bytes": idx_bytes, "block_bytes": block_bytes},
+            meta={"idx_bytes": idx_bytes, "block_bytes": file.block_bytes},
             scanned_bytes=0,
         )
 

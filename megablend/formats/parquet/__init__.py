@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
-from megablend.formats.base import BlockReader, DivisibleFormat, FileIndex, OpenedFile
+from megablend.formats.base import BlockReader, DivisibleFormat, FileIndex, FileToIndex, OpenedFile
 from megablend.formats.parquet.footer import digest_of, read_footer_bytes
 from megablend.formats.parquet.index import index_file
 from megablend.formats.parquet.reader import ParquetReader
@@ -28,31 +28,13 @@ class ParquetFormat:
         """The file itself."""
         return [path]
 
-    def index(
-        self,
-        path: str,
-        column: str | None,
-        *,
-        storage: Storage,
-        documents: bool,
-        block_bytes: int,
-        numbers: bool = False,
-    ) -> FileIndex:
+    def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
         """Find the pages of a file and count their tokens; pages are as large as their writer made them."""
-        return index_file(path, column, storage, documents=documents, numbers=numbers)
+        return index_file(file, storage)
 
-    def index_part(
-        self,
-        path: str,
-        column: str | None,
-        *,
-        storage: Storage,
-        documents: bool,
-        span: tuple[int, int],
-        numbers: bool = False,
-    ) -> FileIndex:
+    def index_part(self, file: FileToIndex, *, span: tuple[int, int], storage: Storage) -> FileIndex:
         """Find the pages of the column chunks that begin within bytes [start, stop); see `DivisibleFormat`."""
-        return index_file(path, column, storage, documents=documents, numbers=numbers, span=span)
+        return index_file(file, storage, span=span)
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
         """A reader of an indexed file, if its size and footer are still the same."""

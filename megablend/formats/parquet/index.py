@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex, FileToIndex
 from megablend.formats.parquet.chunk import ChunkPages, index_chunk
 from megablend.formats.parquet.codecs import CODECS, unreadable
 from megablend.formats.parquet.column_chunk import ColumnChunk, column_chunks
@@ -23,25 +23,17 @@ THREADED_BYTES = 64 << 20
 """A column of less is indexed before threads would pay."""
 
 
-def index_file(
-    path: str,
-    column: str | None,
-    storage: Storage,
-    *,
-    documents: bool,
-    numbers: bool = False,
-    span: tuple[int, int] | None = None,
-) -> FileIndex:
+def index_file(file: FileToIndex, storage: Storage, *, span: tuple[int, int] | None = None) -> FileIndex:
     """Find and count the pages of a file's token column, or of its chunks that begin within bytes `span`.
 
-    Where tokens are known without a scan, but rows are not, and `documents` is false, rows and ends of all blocks are -1.
+    Where tokens are known without a scan, but rows are not, and nobody asked for documents, rows and ends of all blocks are -1.
 
     Raises: MissingFileError, CorruptFileError, UnsupportedFileError, ConfigError (no such column).
     """
-    source = ByteSource(path, storage, storage.stat(path).size)
+    source = ByteSource(file.path, storage, storage.stat(file.path).size)
     footer = read_footer(source)
     with source.blamed(footer.offset, "the footer"):
-        leaf, num_leaves = find_column(footer.schema, column, path, numbers=numbers)
+        leaf, num_leaves = find_column(footer.schema, file.column, file.path, numbers=file.numbers)
         chunks = column_chunks(footer, leaf.ordinal, num_leaves)
         for chunk in chunks:
             _check_chunk(chunk, leaf)
@@ -49,7 +41,7 @@ def index_file(
     first_rows = np.cumsum(rows) - rows
     if span is not None:
         chunks = [chunk for chunk in chunks if span[0] <= (chunk.start if chunk.num_values else 0) < span[1]]
-    parts = _index_chunks(source, chunks, leaf, footer.offset, documents)
+    parts = _index_chunks(source, chunks, leaf, footer.offset, file.documents)
     blocks = _block_table(parts)
     return FileIndex(
         rows=sum(chunk.num_rows for chunk in chunks),

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from documents import CODECS, make_documents, write_parquet
 
 from megablend.formats import format_of
-from megablend.formats.base import BlockReader, FileIndex, OpenedFile
+from megablend.formats.base import BlockReader, FileIndex, FileToIndex, OpenedFile
 from megablend.storage import storage_for
 
 PAGES = {"8 KB": 8 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20}
@@ -33,7 +33,8 @@ BATCH_BYTES = 4 << 20
 def open_file(path: Path) -> tuple[FileIndex, BlockReader]:
     """Our index of a file, and a reader of it."""
     kind, storage = format_of(str(path)), storage_for(str(path))
-    found = kind.index(str(path), "tokens", storage=storage, documents=True, block_bytes=0)
+    asked = FileToIndex(path=str(path), column="tokens", documents=True, block_bytes=0)
+    found = kind.index(asked, storage=storage)
     size = storage.stat(str(path)).size
     file = OpenedFile(size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta)
     return found, kind.open(str(path), "tokens", file, storage=storage)

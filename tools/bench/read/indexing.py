@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megablend.formats import format_of
-from megablend.formats.base import FileIndex
+from megablend.formats.base import FileIndex, FileToIndex
 from megablend.formats.parquet.column_chunk import column_chunks
 from megablend.formats.parquet.footer import read_footer
 from megablend.formats.parquet.page_index import parse_column_index, parse_offset_index
@@ -51,9 +51,8 @@ def write_columns(path: Path, columns: int, groups: int) -> None:
 
 def index(path: Path, *, documents: bool) -> FileIndex:
     """As `build` does it."""
-    return format_of(str(path)).index(
-        str(path), "ids", storage=storage_for(str(path)), documents=documents, block_bytes=0
-    )
+    file = FileToIndex(path=str(path), column="ids", documents=documents, block_bytes=0)
+    return format_of(file.path).index(file, storage=storage_for(file.path))
 
 
 def parse_page_index(path: Path) -> Callable[[], int]:
