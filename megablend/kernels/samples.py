@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import kernel, prefetch
+from megablend.jit import device, kernel, prefetch
 
 Int32s = npt.NDArray[np.int32]
 AHEAD = 128
@@ -36,6 +36,27 @@ def gather_lengths(lengths: Int32s, documents: Int32s, out: Int32s) -> int:
         out[i] = lengths[document]
         total += np.int64(out[i])
     return -1 if wrong else total
+
+
+@device
+def begun(
+    document: int, start: int, reached: int, length: int, begin: int, row: int, rows: npt.NDArray[Any]
+) -> tuple[int, int]:
+    """Fill the rows of the samples that begin at tokens begin, begin + length, ... up to `reached`, or until rows end.
+
+    Args:
+        document: in which they begin.
+        start: tokens before it.
+        row: of the first of them.
+
+    Returns: the row and the token of the next one.
+    """
+    while begin <= reached and row < len(rows):
+        rows[row, 0] = document
+        rows[row, 1] = begin - start
+        row += 1
+        begin += length
+    return row, begin
 
 
 @kernel
@@ -80,11 +101,8 @@ def cut(
         if begin <= reached:
             row += 1
             begin += length
-        while begin <= reached:
-            if row == len(rows):
+        if begin <= reached:
+            row, begin = begun(first + i, start, reached, length, begin, row, rows)
+            if begin <= reached:
                 return row, i, start
-            rows[row, 0] = first + i
-            rows[row, 1] = begin - start
-            row += 1
-            begin += length
     return row, size, end

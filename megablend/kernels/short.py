@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.jit import kernel, prefetch
+from megablend.kernels.samples import begun
 
 Int32s = npt.NDArray[np.int32]
 Uint8s = npt.NDArray[np.uint8]
@@ -51,7 +52,7 @@ def cut_short(
     """
     row, end, size = 0, start, len(documents)
     begin, num_lengths = sample * length, np.uint32(len(lengths))
-    reach, ahead = begin + extra, AHEAD if far else size
+    ahead = AHEAD if far else size
     for i in range(size):
         if i + ahead < size:
             prefetch(short, documents[i + ahead])
@@ -62,12 +63,8 @@ def cut_short(
         if tokens >= limit:
             tokens = np.int64(lengths[document])
         start, end = end, end + tokens
-        while reach <= end:
-            if row == len(rows):
+        if begin <= end - extra:
+            row, begin = begun(first + i, start, end - extra, length, begin, row, rows)
+            if begin <= end - extra:
                 return row, i, start
-            rows[row, 0] = first + i
-            rows[row, 1] = begin - start
-            row += 1
-            begin += length
-            reach += length
     return row, size, end
