@@ -59,13 +59,13 @@ def beside(
     Returns: for each block, an array a column, read-only.
     Raises: CorruptFileError where rows of the two columns hold different numbers of values; as `read` does.
     """
-    rows = generation.blocks(ids)
+    flags = generation.blocks(ids)["flags"]
+    rows = _first_rows(generation, tokens, ids, flags)
     by_column = []
     for column in columns:
         if column.flat:
             counts = np.array([len(block.offsets) - 1 for block in blocks])
-            first = generation.rows_before[ids] - generation.rows_before[tokens.blocks.start]
-            first = first - ((rows["flags"] & CONTINUES) > 0)
+            first = rows
         else:
             counts = np.array([len(block.tokens) for block in blocks])
             first = generation.tokens_before[ids] - generation.tokens_before[tokens.blocks.start]
@@ -73,8 +73,8 @@ def beside(
         in_front = (first > 0) & (not column.flat) & eod
         found, read_blocks = _fetch(generation, column, read, first - in_front, counts + in_front)
         if not column.flat:
-            _check_rows(generation, column, tokens, ids, blocks, first, read_blocks)
-        fields = zip(blocks, found, in_front.tolist(), rows["flags"].tolist(), strict=True)
+            _check_rows(generation, column, tokens, ids, rows, blocks, first, read_blocks)
+        fields = zip(blocks, found, in_front.tolist(), flags.tolist(), strict=True)
         by_column.append([_aligned(column, *field, eod=eod) for field in fields])
     return list(zip(*by_column, strict=True))
 
@@ -122,26 +122,34 @@ def _check_rows(
     column: ExtraColumn,
     tokens: SourceEntry,
     ids: Int64s,
+    rows: Int64s,
     blocks: Sequence[DecodedBlock],
     starts: Int64s,
     decoded: dict[int, tuple[int, DecodedBlock]],
 ) -> None:
-    """Each block's first token must be of the same row in both columns, and rows must begin at the same places in it."""
+    """Each block's first token must be of the same row in both columns, and rows must begin at the same places in it.
+
+    Args:
+        rows, starts: int64 [n], of each block's first piece and of its first token, counted from the source's first.
+        decoded: as `_fetch` returns them.
+
+    Raises: CorruptFileError.
+    """
     places = column.source.blocks.start + np.array(sorted(decoded), np.int64)
     theirs = [decoded[i] for i in sorted(decoded)]
-    continues = (generation.blocks(places)["flags"] & CONTINUES) > 0
-    rows = generation.rows_before[places] - generation.rows_before[column.source.blocks.start] - continues
+    flags = generation.blocks(places)["flags"]
+    their_rows = _first_rows(generation, column.source, places, flags)
     begins = np.array([before for before, _ in theirs], np.int64)
+    continues = ((flags & CONTINUES) > 0).tolist()
     edges = [before + block.offsets[int(on) : -1] for (before, block), on in zip(theirs, continues, strict=True)]
     there = np.concatenate([*edges, np.zeros(0, np.int64)])
-    for i, block, start in zip(ids.tolist(), blocks, starts.tolist(), strict=True):
+    for i, block, start, first_row in zip(ids.tolist(), blocks, starts.tolist(), rows.tolist(), strict=True):
         if not len(block.tokens):
             continue
         first = _piece(block, 0)
-        row = int(generation.rows_before[i] - generation.rows_before[tokens.blocks.start]) + first
-        row -= bool(generation.blocks(np.array([i]))[0]["flags"] & CONTINUES)
+        row = first_row + first
         at = int(np.searchsorted(begins, start, side="right")) - 1
-        if int(rows[at]) + _piece(theirs[at][1], start - int(begins[at])) != row:
+        if int(their_rows[at]) + _piece(theirs[at][1], start - int(begins[at])) != row:
             raise _unlike(generation, column, tokens, i, row)
         mine = start + block.offsets[first + 1 : -1]
         mine = mine[mine < start + len(block.tokens)]  # rows without tokens at its end may be of the next block
@@ -152,6 +160,12 @@ def _check_rows(
         both = min(len(mine), len(found))
         differ = np.flatnonzero(mine[:both] != found[:both])
         raise _unlike(generation, column, tokens, i, row + (int(differ[0]) if len(differ) else both))
+
+
+def _first_rows(generation: Generation, source: SourceEntry, ids: Int64s, flags: npt.NDArray[np.uint8]) -> Int64s:
+    """The row of each block's first piece, counted from the source's first row."""
+    rows: Int64s = generation.rows_before[ids] - generation.rows_before[source.blocks.start]
+    return rows - ((flags & CONTINUES) > 0)
 
 
 def _piece(block: DecodedBlock, place: int) -> int:
