@@ -11,6 +11,7 @@ from writers import index, opened, pieces
 from megablend.errors import ConfigError, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow import buffers
 from megablend.formats.arrow.buffers import decompress
+from megablend.formats.arrow.column import find_column
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.arrow.message import BatchError
 
@@ -139,6 +140,23 @@ def test_columns_that_hold_no_tokens(tmp_path: Path, kind: Any, values: list[Any
     path = write(tmp_path / "x.arrow", pa.table({"ids": pa.array(values, kind)}))
     with pytest.raises(ConfigError, match=message):
         index(path, "ids")
+
+
+def test_beside_the_tokens_any_numbers_will_do() -> None:
+    kinds = [pa.bool_(), pa.float16(), pa.float32(), pa.float64(), pa.int8()]
+    schema = pa.schema(
+        [(str(kind), kind) for kind in kinds] + [("text", pa.string()), ("lists", pa.list_(pa.uint64()))]
+    )
+    found = [find_column("x", str(kind), schema, numbers=True).token_dtype for kind in kinds]
+    assert found == [np.dtype(kind.to_pandas_dtype()).name for kind in kinds]
+    with pytest.raises(
+        ConfigError, match=r"x: column 'text' is of string, not of integers of .*, floats, booleans or li"
+    ):
+        find_column("x", "text", schema, numbers=True)
+    with pytest.raises(
+        ConfigError, match=r"'lists' is of list<item: uint64>, not of .* \(uint64 excepted\), floats, b"
+    ):
+        find_column("x", "lists", schema, numbers=True)
 
 
 def test_columns_of_unknown_layout_are_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from parquet_files import LIST, element
 
 from megablend.errors import ConfigError
 from megablend.formats.parquet.footer import read_footer
-from megablend.formats.parquet.schema import Column, find_column, leaves
+from megablend.formats.parquet.schema import OTHER_DTYPES, Column, find_column, leaves
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError, Struct, read_struct
 from megablend.storage import storage_for
@@ -90,6 +90,32 @@ def test_the_nearest_name_is_given(tmp_path: Path, name: str, match: str) -> Non
 def test_other_types_are_refused(tmp_path: Path, kind: pa.DataType, match: str) -> None:
     with pytest.raises(ConfigError, match=f"x: column 'a' {match}.*; columns of integers: ids"):
         find_column(schema_of(tmp_path, a=kind, ids=LISTS), "a", "x")
+
+
+@pytest.mark.parametrize("name", OTHER_DTYPES.values())
+def test_numbers_of_any_kind_where_they_will_do(tmp_path: Path, name: str) -> None:
+    kind = pa.from_numpy_dtype(name)
+    schema = schema_of(tmp_path, a=kind, ids=LISTS)
+    assert find_column(schema, "a", "x", numbers=True)[0].dtype == name
+    with pytest.raises(ConfigError, match=r"'a' is of .*, not of integers"):
+        find_column(schema, "a", "x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (pa.string(), r"is of BYTE_ARRAY, not of numbers \(int32, .*float64\)"),
+        (pa.uint64(), r"is of uint64, not of numbers \(int32"),
+        (pa.float16(), r"is of float16, not of numbers \(.*\); write it as float32"),
+        (pa.list_(pa.float16()), r"is of float16, not of numbers \(.*\); write it as float32"),
+        (pa.decimal128(5), "is of FIXED_LEN_BYTE_ARRAY, not of numbers"),
+        (pa.list_(pa.list_(pa.float32())), "is a list of lists"),
+    ],
+    ids=str,
+)
+def test_what_are_no_numbers_is_refused(tmp_path: Path, kind: pa.DataType, match: str) -> None:
+    with pytest.raises(ConfigError, match=f"x: column 'a' {match}.*; columns of numbers: ids"):
+        find_column(schema_of(tmp_path, a=kind, ids=LISTS), "a", "x", numbers=True)
 
 
 def test_maps_are_refused(tmp_path: Path) -> None:

@@ -162,7 +162,8 @@ def _problem(kind: Any, *, numbers: bool) -> str | None:
     if types.is_dictionary(element):
         return "is dictionary-encoded; write it plain (Array.dictionary_decode())"
     if str(element) not in INTEGERS and not (numbers and str(element) in OTHERS):
-        return f"is of {stored}, not of integers of at most 64 bits (uint64 excepted) or lists of these"
+        kinds = f"integers of at most 64 bits (uint64 excepted){', floats, booleans' if numbers else ''}"
+        return f"is of {stored}, not of {kinds} or lists of these"
     if types.is_fixed_size_list(stored) and stored.list_size < 1:
         return "holds lists of no elements"
     return None

@@ -10,7 +10,7 @@ Source: parquet-format, LogicalTypes.md ("Lists", with its rules for old writers
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from megablend.errors import ConfigError
@@ -30,11 +30,12 @@ CONVERTED_INTEGERS = {
 }
 CONVERTED_LIST = 3
 CONVERTED_MAPS = (1, 2)
-LOGICAL_MAP, LOGICAL_LIST, LOGICAL_INTEGER = 2, 3, 10
+LOGICAL_MAP, LOGICAL_LIST, LOGICAL_INTEGER, LOGICAL_FLOAT16 = 2, 3, 10, 15
 TOKEN_DTYPES = ("int32", "int64", "uint16", "uint32", "int8", "int16", "uint8")
 OTHER_DTYPES: dict[int, str] = {Physical.BOOLEAN: "bool", Physical.FLOAT: "float32", Physical.DOUBLE: "float64"}
 """Numbers that are no tokens, by physical type."""
-_NO_TOKENS = "is of "
+FLOAT16 = "float16"
+"""Numbers that are not read: what messages call them."""
 MAX_LEVEL = 127
 """Levels are kept in bytes; no sensible schema is deeper."""
 
@@ -56,8 +57,10 @@ class Column:
     max_rep: int
     slot_def: int
     """Lowest definition level at which a level stands for an element (of a list, or a value of a flat column)."""
-    problem: str
-    """Why the column cannot hold tokens; "" where it can."""
+    nesting: str = ""
+    """Why its place in the schema rules it out; "" where it does not."""
+    kind: str = field(default="", compare=False)
+    """What its values are, for messages alone."""
 
     def to_meta(self) -> dict[str, Any]:
         """What a reader needs of the column, JSON-able."""
@@ -67,7 +70,7 @@ class Column:
     @staticmethod
     def from_meta(meta: dict[str, Any]) -> Column:
         """The inverse of `to_meta`."""
-        return Column(**{**meta, "path": tuple(meta["path"])}, problem="")
+        return Column(**{**meta, "path": tuple(meta["path"])})
 
 
 @dataclass(slots=True)
@@ -130,9 +133,14 @@ def find_column(schema: Sequence[Struct], name: str | None, path: str, *, number
 
 
 def _problem(column: Column, *, numbers: bool) -> str | None:
-    if numbers and column.problem.startswith(_NO_TOKENS) and column.dtype:
+    """Why a column cannot hold tokens, or numbers; None where it can."""
+    if column.nesting:
+        return column.nesting
+    dtypes = (*TOKEN_DTYPES, *OTHER_DTYPES.values()) if numbers else TOKEN_DTYPES
+    if column.dtype in dtypes:
         return None
-    return column.problem or None
+    hint = "; write it as float32" if numbers and column.kind == FLOAT16 else ""
+    return f"is of {column.kind}, not of {'numbers' if numbers else 'integers'} ({', '.join(dtypes)}){hint}"
 
 
 def _child(parent: _Group, element: Struct) -> _Group:
@@ -167,12 +175,6 @@ def _child(parent: _Group, element: Struct) -> _Group:
 def _column(node: _Group, element: Struct, ordinal: int) -> Column:
     physical = element.integer(1, "type of a column")
     dtype, kind = _dtype(physical, element)
-    if node.in_map:
-        problem = "lies in a map"
-    elif node.max_rep > 1:
-        problem = "is a list of lists"
-    else:
-        problem = "" if dtype in TOKEN_DTYPES else f"{_NO_TOKENS}{kind}, not of integers ({', '.join(TOKEN_DTYPES)})"
     return Column(
         name=".".join(node.names),
         path=node.path,
@@ -182,7 +184,8 @@ def _column(node: _Group, element: Struct, ordinal: int) -> Column:
         max_def=node.max_def,
         max_rep=node.max_rep,
         slot_def=node.slot_def,
-        problem=problem,
+        nesting="lies in a map" if node.in_map else "is a list of lists" if node.max_rep > 1 else "",
+        kind=kind,
     )
 
 
@@ -190,6 +193,8 @@ def _dtype(physical: int, element: Struct) -> tuple[str, str]:
     """(numpy name of the values or "", what the column is, for messages)."""
     kind = name_of(Physical, physical)
     if physical not in (Physical.INT32, Physical.INT64):
+        if 10 in element and LOGICAL_FLOAT16 in element.struct(10, "logicalType"):
+            kind = FLOAT16
         return OTHER_DTYPES.get(physical, ""), kind
     plain = "int32" if physical == Physical.INT32 else "int64"
     if 10 in element:
