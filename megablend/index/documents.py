@@ -58,7 +58,11 @@ class DocumentTable:
         self.num_documents = len(self._lengths["tokens"])
         self.num_tokens = int(self._starts["tokens"][-1])
         if len(self._starts["tokens"]) != -(-self.num_documents // EVERY) + 1:
-            raise CacheError(f"{folder}: damaged table of documents: remove the folder and build again")
+            raise self.damaged(f"{self.num_documents:,} lengths, {len(self._starts['tokens']):,} running counts")
+
+    def damaged(self, problem: str) -> CacheError:
+        """An error about what the table says."""
+        return CacheError(f"{self.folder}: damaged table of documents ({problem}); build again to mend it")
 
     def lengths(self, documents: Int64s, *, eod: bool) -> Int64s:
         """Tokens of each of `documents` int64 [n], an end-of-document one included where there are tokens, or not: int64 [n]."""
@@ -68,14 +72,25 @@ class DocumentTable:
         return found
 
     def before(self, documents: Int64s, *, eod: bool) -> Int64s:
-        """Tokens before each of `documents` int64 [n], which are from 0 to num_documents: int64 [n]."""
+        """Tokens before each of `documents` int64 [n], which are from 0 to num_documents: int64 [n].
+
+        Raises: CacheError where lengths and running counts around one of them do not agree.
+        """
         marks = documents // EVERY
-        starts: Int64s = self._starts.take("tokens", marks)
-        if eod:
-            starts += self._starts.take("filled", marks)
+        last = len(self._starts["tokens"]) - 1
+        starts = self._counted(marks, eod=eod)
+        counts = self._counted(np.minimum(marks + 1, last), eod=eod) - starts
         for part in self._lengths.portions(documents):
-            add_lengths(self._lengths["tokens"], EVERY, int(eod), documents[part], starts[part])
+            asked = documents[part], counts[part], starts[part]
+            wrong = add_lengths(self._lengths["tokens"], EVERY, int(eod), *asked)
+            if wrong >= 0:
+                raise self.damaged(f"lengths and running counts around document {asked[0][wrong]:,} do not agree")
         return starts
+
+    def _counted(self, marks: Int64s, *, eod: bool) -> Int64s:
+        """Running counts at `marks` int64 [n]: int64 [n], in memory of their own."""
+        counts: Int64s = self._starts.take("tokens", marks)
+        return counts + self._starts.take("filled", marks) if eod else counts
 
     def __reduce__(self) -> tuple[Callable[..., DocumentTable], tuple[Path]]:
         return _opened, (self.folder,)
@@ -96,7 +111,7 @@ class PartDocuments:
         return starts
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Tokens of each group, int64 [num_groups]; see Blocks.group_totals. At once where they are kept."""
+        """Tokens of each group, int64 [num_groups]; see Blocks.group_totals. At once where they are kept. Raises: CacheError."""
         kept = kept_totals(self._cache(), self._named(num_groups, run), num_groups)
         return self._count(num_groups, run) if kept is None else kept
 
@@ -113,6 +128,8 @@ class PartDocuments:
             documents = np.arange(start, min(start + _PASS, self.num_blocks))
             lengths = self._table.lengths(self._documents.start + documents, eod=self._eod)
             np.add.at(totals, documents // run % num_groups, lengths)
+        if int(totals.sum()) != self.num_tokens:
+            raise self._table.damaged(f"its documents have {totals.sum():,} tokens, {self.num_tokens:,} were counted")
         return totals
 
     def _named(self, num_groups: int, run: int) -> list[object]:

@@ -5,22 +5,39 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import kernel
+from megablend.jit import device, kernel
 
 Int64s = npt.NDArray[np.int64]
 
 
 @kernel
-def add_lengths(lengths: npt.NDArray[np.int32], every: int, end_tokens: int, documents: Int64s, starts: Int64s) -> None:
+def add_lengths(
+    lengths: npt.NDArray[np.int32], every: int, end_tokens: int, documents: Int64s, counts: Int64s, starts: Int64s
+) -> int:
     """Add to starts[i] the tokens of the documents from the last multiple of `every` up to documents[i].
 
     Args:
         lengths: int32 [n], tokens of each document.
         end_tokens: added for each document that has tokens.
         documents: int64 [m], each from 0 to n.
+        counts: int64 [m], tokens from that multiple to the next one, or to n: they must be so many.
         starts: int64 [m], added to.
+
+    Returns: the first i whose documents have not counts[i] tokens; -1 where there is none.
     """
     for i in range(len(documents)):
-        for document in range(documents[i] // every * every, documents[i]):
-            if lengths[document] > 0:
-                starts[i] += np.int64(lengths[document]) + end_tokens
+        document = documents[i]
+        first = document // every * every
+        before = _tokens(lengths[first:document], end_tokens)
+        if before + _tokens(lengths[document : first + every], end_tokens) != counts[i]:
+            return i
+        starts[i] += before
+    return -1
+
+
+@device
+def _tokens(lengths: npt.NDArray[np.int32], end_tokens: int) -> int:
+    total = 0
+    for length in lengths:
+        total += np.int64(length) + end_tokens * (length > 0)
+    return total

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from index_data import ROOT, driver, run
 from writers import KINDS
@@ -180,6 +181,29 @@ def test_a_build_mends_a_damaged_table(tmp_path: Path, name: str, size: int | No
     assert report.counted == 0
     assert damaged.read_bytes() == whole
     assert verify(str(tmp_path / "cache"), data=False) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "row"),
+    [("lengths.arrow", "tokens", 70), ("starts.arrow", "tokens", 1), ("starts.arrow", "filled", 1)],
+)
+def test_a_table_too_large_for_a_checksum_at_opening_is_never_read_as_other_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, column: str, row: int
+) -> None:
+    monkeypatch.setattr(documents, "_CHECKED_BYTES", 0)
+    store, _ = make(tmp_path / "cache", write(tmp_path / "data", "arrow", [0, 1, 2]))
+    path = table_folder(store.generation, 0) / name
+    with pa.OSFile(str(path)) as file:
+        buffer = pa.ipc.open_file(file).get_batch(0).column(column).buffers()[1]
+    whole = path.read_bytes()
+    place = whole.index(buffer.to_pybytes()) + row * (4 if name == "lengths.arrow" else 8)
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
+    part = PartDocuments(open_table(store.generation, 0), range(150), eod=True)
+    with pytest.raises(CacheError, match=rf"{path.parent}: damaged table of documents \(lengths and running counts ar"):
+        part.before(np.array([3, 80]))
+    if name == "lengths.arrow":
+        with pytest.raises(CacheError, match=r"\(its documents have [\d,]+ tokens, [\d,]+ were counted\); build again"):
+            part.group_totals(7, 1)
 
 
 def test_a_document_too_long_for_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
