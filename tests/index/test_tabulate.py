@@ -198,12 +198,12 @@ def test_a_table_too_large_for_a_checksum_at_opening_is_never_read_as_other_toke
     whole = path.read_bytes()
     place = whole.index(buffer.to_pybytes()) + row * (4 if name == "lengths.arrow" else 8)
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
-    part = PartDocuments(open_table(store.generation, 0), range(150), eod=True)
+    table = open_table(store.generation, 0)
     with pytest.raises(CacheError, match=rf"{path.parent}: damaged table of documents \(lengths and running counts ar"):
-        part.before(np.array([3, 80]))
+        PartDocuments(table, range(150), eod=True).before(np.array([3, 80]))
     if name == "lengths.arrow":
         with pytest.raises(CacheError, match=r"\(its documents have [\d,]+ tokens, [\d,]+ were counted\); build again"):
-            part.group_totals(7, 1)
+            PartDocuments(table, range(150), eod=True).group_totals(7, 1)
 
 
 def test_a_document_too_long_for_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
