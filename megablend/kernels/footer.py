@@ -17,9 +17,7 @@ FOUND_DTYPE = np.dtype(
     [
         ("num_rows", "<i8"),
         ("physical", "<i8"),
-        ("encodings", "<u8"),  # a bit each
-        ("path", "<i8"),  # where path_in_schema lies in the footer
-        ("path_end", "<i8"),
+        ("encodings", "<u8"),  # of values and levels, all pages together; a bit each
         ("codec", "<i8"),
         ("num_values", "<i8"),
         ("decoded_bytes", "<i8"),
@@ -36,11 +34,10 @@ FOUND_DTYPE = np.dtype(
         ("column_index_bytes", "<i8"),
     ]
 )
-"""A column chunk as the footer has it, unchecked."""
+"""A column chunk as the footer has it, unchecked; encodings from NUMBERED on have no bit of their own: unusual."""
 
 ABSENT = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 NUMBERED = 63
-"""Encodings from here on have no bit of their own: unusual."""
 REQUIRED = sum(1 << field for field in (1, 2, 3, 4, 5, 6, 7, 9))
 """Fields of ColumnMetaData that have to be there."""
 
@@ -49,24 +46,28 @@ Found = npt.NDArray[np.void]
 
 
 @kernel
-def find_chunks(footer: Bytes, at: int, ordinal: int, num_leaves: int, found: Found) -> bool:
+def find_chunks(footer: Bytes, at: int, ordinal: int, num_leaves: int, path: Bytes, found: Found) -> bool:
     """Read the chunks of leaf number `ordinal` of `num_leaves`. False where anything needs care.
 
     Args:
         footer: uint8 [n], FileMetaData.
         at: where its row groups' first element lies.
+        path: uint8 [m], the leaf's path_in_schema as the footer should have it; anything else needs care.
         found: FOUND_DTYPE [num_row_groups], filled.
     """
     data, end = pointer_at(footer.ctypes.data, len(footer)), len(footer)
+    name, size = pointer_at(path.ctypes.data, len(path)), len(path)
     for i in range(len(found)):
-        at = _row_group(data, at, end, ordinal, num_leaves, found[i])
+        at = _row_group(data, at, end, ordinal, num_leaves, name, size, found[i])
         if at < 0:
             return False
     return True
 
 
 @device
-def _row_group(data: Pointer, at: int, end: int, ordinal: int, num_leaves: int, found: np.void) -> int:
+def _row_group(
+    data: Pointer, at: int, end: int, ordinal: int, num_leaves: int, path: Pointer, path_bytes: int, found: np.void
+) -> int:
     """Of a RowGroup: the position after it."""
     field, seen = 0, 0
     while True:
@@ -80,7 +81,8 @@ def _row_group(data: Pointer, at: int, end: int, ordinal: int, num_leaves: int, 
             if at < 0 or count != num_leaves or element != STRUCT:
                 return UNUSUAL
             for leaf in range(num_leaves):
-                at = _column_chunk(data, at, end, found) if leaf == ordinal else skip(data, at, end, STRUCT)
+                is_chosen = leaf == ordinal
+                at = _column_chunk(data, at, end, path, path_bytes, found) if is_chosen else skip(data, at, end, STRUCT)
                 if at < 0:
                     return at
             seen |= 1
@@ -95,7 +97,7 @@ def _row_group(data: Pointer, at: int, end: int, ordinal: int, num_leaves: int, 
 
 
 @device
-def _column_chunk(data: Pointer, at: int, end: int, found: np.void) -> int:
+def _column_chunk(data: Pointer, at: int, end: int, path: Pointer, path_bytes: int, found: np.void) -> int:
     """Of a ColumnChunk: the position after it. Columns that are encrypted, or lie in another file, are unusual."""
     found["offset_index"] = found["column_index"] = -1
     found["offset_index_bytes"] = found["column_index_bytes"] = 0
@@ -109,7 +111,7 @@ def _column_chunk(data: Pointer, at: int, end: int, found: np.void) -> int:
         if field == 3:
             if kind != STRUCT:
                 return UNUSUAL
-            at, seen = _meta_data(data, at, end, found), True
+            at, seen = _meta_data(data, at, end, path, path_bytes, found), True
         elif field == 4:
             at, found["offset_index"] = _count(data, at, end, kind)
         elif field == 5:
@@ -133,7 +135,7 @@ def _count(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int]:
 
 
 @device
-def _meta_data(data: Pointer, at: int, end: int, found: np.void) -> int:
+def _meta_data(data: Pointer, at: int, end: int, path: Pointer, path_bytes: int, found: np.void) -> int:
     """Of a ColumnMetaData: the position after it."""
     found["dictionary_page"], found["null_count"] = 0, -1
     found["page_encodings"], found["num_levels"], found["top_level"] = ABSENT, -1, 0
@@ -149,9 +151,7 @@ def _meta_data(data: Pointer, at: int, end: int, found: np.void) -> int:
         elif field == 2:
             at, found["encodings"] = _encodings(data, at, end, kind)
         elif field == 3:
-            found["path"] = at
-            at = skip(data, at, end, kind) if kind == LIST else UNUSUAL
-            found["path_end"] = at
+            at = _same(data, at, end, path, path_bytes) if kind == LIST else UNUSUAL
         elif field == 4:
             at, found["codec"] = integer(data, at, end, kind)
         elif field == 5:
@@ -175,6 +175,17 @@ def _meta_data(data: Pointer, at: int, end: int, found: np.void) -> int:
         if at < 0:
             break
     return at if at < 0 or seen & REQUIRED == REQUIRED else UNUSUAL
+
+
+@device
+def _same(data: Pointer, at: int, end: int, expected: Pointer, size: int) -> int:
+    """The position after bytes that are the expected ones; others are unusual."""
+    if size > end - at:
+        return UNUSUAL
+    for i in range(size):
+        if data[at + i] != expected[i]:
+            return UNUSUAL
+    return at + size
 
 
 @device

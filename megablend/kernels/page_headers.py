@@ -42,11 +42,12 @@ HEADER_DTYPE = np.dtype(
 """One page header, whatever its version."""
 
 Bytes = npt.NDArray[np.uint8]
+Int64s = npt.NDArray[np.int64]
 Headers = npt.NDArray[np.void]
 
 
 @kernel
-def parse_headers(addresses: npt.NDArray[np.uint64], sizes: npt.NDArray[np.int64], headers: Headers) -> int:
+def parse_headers(addresses: npt.NDArray[np.uint64], sizes: Int64s, headers: Headers) -> int:
     """Parse the headers of pages in memory, `offset` left alone. Returns the number of the first that needs care; n if none does.
 
     Args:
@@ -61,45 +62,59 @@ def parse_headers(addresses: npt.NDArray[np.uint64], sizes: npt.NDArray[np.int64
 
 
 @kernel
-def read_headers(fd: int, offsets: npt.NDArray[np.int64], limit: int, probe: Bytes, headers: Headers) -> int:
+def read_headers(fd: int, offsets: Int64s, limits: Int64s, probe: Bytes, headers: Headers) -> int:
     """Read the headers of pages at known places. Returns the number of the first that needs care; n if none does.
 
     Args:
         fd: descriptor of the file.
         offsets: int64 [n].
-        limit: byte of the file that no page goes beyond.
+        limits: int64 [n], the byte of the file beyond which the page does not go.
         probe: uint8 [size], scratch: so many bytes are read for each header.
         headers: HEADER_DTYPE [n], filled.
     """
     data = pointer_at(probe.ctypes.data, len(probe))
     for i in range(len(offsets)):
-        got = pread(fd, data, max(0, min(len(probe), limit - offsets[i])), offsets[i])
+        got = pread(fd, data, max(0, min(len(probe), limits[i] - offsets[i])), offsets[i])
         if parse_header(data, 0, got, headers[i]) < 0:
             return i
         headers[i]["offset"] = offsets[i]
-        if page_end(headers[i]) > limit:
+        if page_end(headers[i]) > limits[i]:
             return i
     return len(offsets)
 
 
 @kernel
 def walk_headers(
-    fd: int, probe: Bytes, probe_offset: int, offset: int, limit: int, num_values: int, headers: Headers
-) -> tuple[int, int, int]:
-    """Walk from page to page until `num_values` values are passed, `headers` is full, or a header needs care.
+    fd: int,
+    probe: Bytes,
+    probe_offset: int,
+    chunk: int,
+    offsets: Int64s,
+    limit: int,
+    num_values: Int64s,
+    counts: Int64s,
+    headers: Headers,
+) -> tuple[int, int]:
+    """Walk through chunks, from page to page, until their values are passed, `headers` is full, or a header needs care.
 
     Args:
         fd: descriptor of the file; -1 where there is none, and the walk ends with the probe.
         probe: uint8 [size], the file's bytes from `probe_offset` on; with a descriptor, scratch to read into.
-        offset: byte of the file at which the next page begins.
+        chunk: the first that is not done.
+        offsets: int64 [n], byte of the file at which the next page of each chunk begins; moved on.
         limit: byte of the file that no page goes beyond.
-        num_values: of the data pages that are left.
+        num_values: int64 [n], of each chunk's data pages that are left; lowered.
+        counts: int64 [n], pages of each chunk; raised.
         headers: HEADER_DTYPE [room], filled.
 
-    Returns: how many were filled; the byte at which the next page begins; how many values are left.
+    Returns: how many were filled; the first chunk that is not done.
     """
     data, size, filled = pointer_at(probe.ctypes.data, len(probe)), len(probe), 0
-    while num_values > 0 and filled < len(headers):
+    while chunk < len(offsets) and filled < len(headers):
+        if num_values[chunk] <= 0:
+            chunk += 1
+            continue
+        offset = offsets[chunk]
         begin = offset - probe_offset
         end = -1
         if 0 <= begin < size:
@@ -113,11 +128,12 @@ def walk_headers(
         headers[filled]["offset"] = offset
         if page_end(headers[filled]) > limit:
             break
-        offset = page_end(headers[filled])
+        offsets[chunk] = page_end(headers[filled])
         if headers[filled]["type"] in (DATA, DATA_V2):
-            num_values -= headers[filled]["num_values"]
+            num_values[chunk] -= headers[filled]["num_values"]
+        counts[chunk] += 1
         filled += 1
-    return filled, offset, num_values
+    return filled, chunk
 
 
 @device

@@ -19,17 +19,32 @@ MIN_LOCATION_BYTES = 7
 
 
 @kernel
-def page_locations(index: Bytes, offsets: Int64s, sizes: Int64s, first_rows: Int64s) -> int:
-    """Read an OffsetIndex. Returns the number of its pages; below 0, see `kernels.thrift`.
+def page_locations(
+    indexes: Bytes, begins: Int64s, ends: Int64s, counts: Int64s, offsets: Int64s, sizes: Int64s, first_rows: Int64s
+) -> int:
+    """Read OffsetIndexes one after the other. Returns the number of the first that needs care; n if none does.
 
     Args:
-        index: uint8 [n], an OffsetIndex.
-        offsets: int64, room for n // MIN_LOCATION_BYTES, filled: bytes of the file at which pages begin.
+        indexes: uint8, OffsetIndexes.
+        begins, ends: int64 [n], where each one lies there.
+        counts: int64 [n], filled: its pages.
+        offsets: int64, room for a page in MIN_LOCATION_BYTES of the indexes, filled: bytes of the file at which pages begin.
         sizes: int64, as many, filled: bytes, headers included.
         first_rows: int64, as many, filled: rows of the row group before each page.
     """
-    data, end = pointer_at(index.ctypes.data, len(index)), len(index)
-    at, field, found = 0, 0, UNUSUAL
+    data, filled = pointer_at(indexes.ctypes.data, len(indexes)), 0
+    for i in range(len(begins)):
+        counts[i] = _locations(data, begins[i], ends[i], offsets[filled:], sizes[filled:], first_rows[filled:])
+        if counts[i] < 0:
+            return i
+        filled += counts[i]
+    return len(begins)
+
+
+@device
+def _locations(data: Pointer, at: int, end: int, offsets: Int64s, sizes: Int64s, first_rows: Int64s) -> int:
+    """Of an OffsetIndex: the number of its pages; below 0, see `kernels.thrift`."""
+    field, found = 0, UNUSUAL
     while True:
         at, field, kind = next_field(data, at, end, field)
         if at < 0 or kind == 0:
@@ -76,50 +91,79 @@ def _location(data: Pointer, at: int, end: int) -> tuple[int, int, int, int]:
 
 @kernel
 def page_counts(
-    index: Bytes, nulls: Int64s, rep_histograms: Int64s, def_histograms: Int64s
-) -> tuple[int, int, int, int]:
-    """Read the counts of a ColumnIndex.
+    indexes: Bytes,
+    begins: Int64s,
+    ends: Int64s,
+    first_page: Int64s,
+    nulls: Int64s,
+    rep_levels: Int64s,
+    def_levels: Int64s,
+    found: Int64s,
+) -> int:
+    """Read the counts of ColumnIndexes. Returns the number of the first that needs care; n if none does.
 
     Args:
-        index: uint8 [n], a ColumnIndex.
-        nulls: int64 [num_pages], filled.
-        rep_histograms: int64 [num_pages * (max_rep + 1)], filled.
-        def_histograms: int64 [num_pages * (max_def + 1)], filled.
-
-    Returns: 0 (below 0, see `kernels.thrift`), and how many counts of each kind there are; what has no room is left out.
+        indexes: uint8, ColumnIndexes.
+        begins, ends: int64 [n], where each one lies there; of no bytes where there is none.
+        first_page: int64 [n + 1], the pages of each.
+        nulls: int64 [1, num_pages], filled.
+        rep_levels: int64 [max_rep + 1, num_pages], filled: levels of each height.
+        def_levels: int64 [max_def + 1, num_pages], filled.
+        found: int64 [n, 3], filled: how many counts of each kind there are; what has no room is left out.
     """
-    data, end = pointer_at(index.ctypes.data, len(index)), len(index)
-    at, field = 0, 0
-    num_nulls = num_reps = num_defs = 0
+    data = pointer_at(indexes.ctypes.data, len(indexes))
+    found[:] = 0
+    for i in range(len(begins)):
+        if begins[i] == ends[i]:
+            continue
+        pages = slice(first_page[i], first_page[i + 1])
+        at = _counts(data, begins[i], ends[i], nulls[:, pages], rep_levels[:, pages], def_levels[:, pages], found[i])
+        if at < 0:
+            return i
+    return len(begins)
+
+
+@device
+def _counts(
+    data: Pointer, at: int, end: int, nulls: Int64s, rep_levels: Int64s, def_levels: Int64s, found: Int64s
+) -> int:
+    """Of a ColumnIndex: the position after it."""
+    field = 0
     while True:
         at, field, kind = next_field(data, at, end, field)
         if at < 0 or kind == 0:
-            break
+            return at
         if 5 <= field <= 7:
             if kind != LIST:
-                return UNUSUAL, 0, 0, 0
+                return UNUSUAL
             at, count, element = list_header(data, at, end)
             if at >= 0 and count and not I8 <= element <= I64:
-                return UNUSUAL, 0, 0, 0
+                return UNUSUAL
+            found[field - 5] = count
             if field == 5:
-                at, num_nulls = _integers(data, at, end, element, count, nulls), count
+                at = _integers(data, at, end, element, count, nulls)
             elif field == 6:
-                at, num_reps = _integers(data, at, end, element, count, rep_histograms), count
+                at = _integers(data, at, end, element, count, rep_levels)
             else:
-                at, num_defs = _integers(data, at, end, element, count, def_histograms), count
+                at = _integers(data, at, end, element, count, def_levels)
         else:
             at = skip(data, at, end, kind)
         if at < 0:
-            break
-    return min(at, 0), num_nulls, num_reps, num_defs
+            return at
 
 
 @device
 def _integers(data: Pointer, at: int, end: int, kind: int, count: int, out: Int64s) -> int:
-    for i in range(count):
+    """Of a list's elements: the position after them. They are `out`'s columns, one after the other."""
+    height, width = out.shape
+    page, level = 0, 0
+    for _ in range(count):
         if at < 0:
             break
         at, value = integer(data, at, end, kind)
-        if i < len(out):
-            out[i] = value
+        if page < width:
+            out[level, page] = value
+        level += 1
+        if level == height:
+            page, level = page + 1, 0
     return at

@@ -14,7 +14,12 @@ from writers import index
 from megablend.formats.base import CARRIES, CLOSES, CONTINUES
 from megablend.formats.parquet.count import PAGE_DTYPE, close_documents, count_pieces
 from megablend.formats.parquet.page import Pieces
-from megablend.formats.parquet.page_index import parse_column_index, parse_offset_index
+from megablend.formats.parquet.page_index import (
+    ColumnIndexes,
+    OffsetIndexes,
+    parse_column_indexes,
+    parse_offset_indexes,
+)
 from megablend.formats.parquet.thrift import Kind, MalformedError, write_struct
 
 LISTS = pa.list_(pa.int32())
@@ -118,28 +123,71 @@ def offset_index(*places: tuple[int, int, int]) -> bytes:
     return write_struct([(1, Kind.LIST, (Kind.STRUCT, structs))])
 
 
-def test_an_offset_index() -> None:
-    found = parse_offset_index(offset_index((10, 5, 0), (20, 7, 3), (27, 1, 3)), start=4, end=28, num_rows=9)
-    assert (found.offsets.tolist(), found.sizes.tolist()) == ([10, 20, 27], [5, 7, 1])
-    assert found.rows.tolist() == [3, 0, 6]
+def parse_places(chunks: list[bytes], starts: list[int], limit: int, num_rows: list[int]) -> OffsetIndexes:
+    ends = np.cumsum([len(chunk) for chunk in chunks])
+    begins = ends - [len(chunk) for chunk in chunks]
+    data = np.frombuffer(b"".join(chunks), np.uint8)
+    return parse_offset_indexes(
+        data, begins, ends, starts=np.array(starts), limit=limit, num_rows=np.array(num_rows, np.int64)
+    )
+
+
+GOOD = offset_index((50, 5, 0), (60, 5, 4))
+
+
+def test_offset_indexes() -> None:
+    chunks = [offset_index((10, 5, 0), (20, 7, 3), (27, 1, 3)), GOOD]
+    found = parse_places(chunks, [4, 30], 65, [9, 10])
+    assert found.first_page.tolist() == [0, 3, 5]
+    assert (found.offsets.tolist(), found.sizes.tolist()) == ([10, 20, 27, 50, 60], [5, 7, 1, 5, 5])
+    assert found.rows.tolist() == [3, 0, 6, 4, 6]
+    second = found.of(np.array([False, True]))
+    assert (second.first_page.tolist(), second.offsets.tolist(), second.rows.tolist()) == ([0, 2], [50, 60], [4, 6])
 
 
 @pytest.mark.parametrize(
     ("places", "match"),
     [
-        ([(3, 5, 0)], "outside of their column chunk"),
+        ([(3, 5, 0)], "outside of their column chunk, bytes 4 to 28"),
         ([(20, 20, 0)], "outside of their column chunk"),
         ([(10, 11, 0), (20, 5, 1)], "overlap"),
         ([(20, 5, 0), (10, 5, 1)], "overlap"),
-        ([(10, 5, 1)], "do not ascend"),
+        ([(10, 5, 1)], "do not ascend from 0 to the 9 rows"),
         ([(10, 5, 0), (20, 5, 99)], "do not ascend"),
         ([(10, 5, 0), (20, -5, 2)], "compressed_page_size is -5"),
         ([(10, 1 << 31, 0)], "a page of 2147483648 bytes is larger"),
+        ([], "it lists no pages for 9 rows"),
     ],
 )
 def test_an_offset_index_that_lies(places: list[tuple[int, int, int]], match: str) -> None:
-    with pytest.raises(MalformedError, match=match):
-        parse_offset_index(offset_index(*places), start=4, end=28, num_rows=9)
+    before, after = offset_index((4, 5, 0), (9, 5, 2)), offset_index((11, 1, 0))
+    with pytest.raises(MalformedError, match=match) as caught:
+        parse_places([before, before, offset_index(*places), after], [4, 4, 4, 4], 28, [5, 5, 9, 5])
+    assert caught.value.item == 2
+
+
+def parse_counts(chunks: list[bytes]) -> ColumnIndexes:
+    """Of chunks of two pages each, whose column has definition levels up to 3, repetition levels up to 1."""
+    ends = np.cumsum([len(chunk) for chunk in chunks])
+    begins = ends - [len(chunk) for chunk in chunks]
+    data, first_page = np.frombuffer(b"".join(chunks), np.uint8), np.arange(len(chunks) + 1) * 2
+    return parse_column_indexes(data, begins, ends, first_page=first_page, max_def=3, max_rep=1)
+
+
+def column_index(definition: list[int], repetition: list[int]) -> bytes:
+    return write_struct([(6, Kind.LIST, (Kind.I64, repetition)), (7, Kind.LIST, (Kind.I64, definition))])
+
+
+def test_column_indexes() -> None:
+    nulls = write_struct([(5, Kind.LIST, (Kind.I64, [8, 9]))])
+    found = parse_counts([column_index([1, 2, 3, 4, 5, 6, 7, 8], [4, 6, 20, 6]), b"", nulls])
+    assert found.has_levels.tolist() == found.has_starts.tolist() == [True, False, False]
+    assert found.has_nulls.tolist() == [False, False, True]
+    assert found.levels.T.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], *[[0] * 4] * 4]
+    assert (found.totals.tolist(), found.starts.tolist()) == ([10, 26, 0, 0, 0, 0], [4, 20, 0, 0, 0, 0])
+    assert found.nulls.tolist() == [0, 0, 0, 0, 8, 9]
+    last = found.of(np.array([False, False, True]), np.array([0, 2, 4, 6]))
+    assert (last.has_nulls.tolist(), last.nulls.tolist(), last.levels.shape) == ([True], [8, 9], (4, 2))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +199,7 @@ def test_an_offset_index_that_lies(places: list[tuple[int, int, int]], match: st
     ],
 )
 def test_a_column_index_that_lies(definition: list[int], repetition: list[int], match: str) -> None:
-    data = write_struct([(6, Kind.LIST, (Kind.I64, repetition)), (7, Kind.LIST, (Kind.I64, definition))])
-    with pytest.raises(MalformedError, match=match):
-        parse_column_index(data, num_pages=2, max_def=3, max_rep=1)
+    good = column_index([1, 2, 3, 4, 1, 1, 1, 1], [9, 1, 4, 0])
+    with pytest.raises(MalformedError, match=match) as caught:
+        parse_counts([good, column_index(definition, repetition), good])
+    assert caught.value.item == 1

@@ -116,8 +116,10 @@ def walk(
     if fd < 0:
         probe = np.frombuffer(pages[4 : 4 + probe_bytes], np.uint8).copy()
     headers = np.zeros(room, HEADER_DTYPE)
-    filled, offset, left = walk_headers(fd, probe, 4 if fd < 0 else limit, 4, limit, values, headers)
-    return headers["offset"][:filled].tolist(), offset, left
+    offsets, left, counts = np.array([4]), np.array([values]), np.array([0])
+    filled, _ = walk_headers(fd, probe, 4 if fd < 0 else limit, 0, offsets, limit, left, counts, headers)
+    assert counts.tolist() == [filled]
+    return headers["offset"][:filled].tolist(), int(offsets[0]), int(left[0])
 
 
 @pytest.mark.parametrize("probe_bytes", [32, 128, 4096])
@@ -154,28 +156,64 @@ def test_headers_at_known_places(tmp_path: Path, pages: tuple[bytes, list[int]])
     with open(path, "rb") as file:
         places, headers = np.array(offsets[::-1]), np.zeros(40, HEADER_DTYPE)
         probe = np.zeros(128, np.uint8)
-        assert read_headers(file.fileno(), places, len(data), probe, headers) == 40
+        whole = np.full(40, len(data))
+        assert read_headers(file.fileno(), places, whole, probe, headers) == 40
         assert headers["num_values"].tolist() == list(range(40, 0, -1))
         assert headers["offset"].tolist() == offsets[::-1]
-        assert read_headers(file.fileno(), places, len(data) - 1, probe, headers) == 0
-        assert read_headers(file.fileno(), places[::-1].copy(), len(data) - 1, probe, headers) == 39
-        assert read_headers(file.fileno(), np.array([len(data), 4]), len(data), probe, headers) == 0
+        assert read_headers(file.fileno(), places, whole - 1, probe, headers) == 0
+        assert read_headers(file.fileno(), places, np.append(len(data), places[:-1]), probe, headers) == 40
+        assert read_headers(file.fileno(), places[::-1].copy(), whole - 1, probe, headers) == 39
+        assert read_headers(file.fileno(), np.array([len(data), 4]), whole, probe, headers) == 0
+
+
+@pytest.mark.parametrize("room", [1, 3, 100])
+@pytest.mark.parametrize("descriptor", [False, True])
+def test_a_walk_through_chunks(tmp_path: Path, pages: tuple[bytes, list[int]], room: int, descriptor: bool) -> None:
+    """The pages are of 1 to 40 values: chunks of the first 3, of none, and of the 5th to the 9th."""
+    data, places = pages
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    with open(path, "rb") as file:
+        fd = file.fileno() if descriptor else -1
+        offsets, left, counts = np.array([4, 0, places[4]]), np.array([6, 0, 35]), np.zeros(3, np.int64)
+        probe, found, chunk = np.frombuffer(data, np.uint8).copy(), [], 0
+        while chunk < 3:
+            headers = np.zeros(room, HEADER_DTYPE)
+            filled, chunk = walk_headers(fd, probe, 0, chunk, offsets, len(data), left, counts, headers)
+            found += headers["num_values"][:filled].tolist()
+            assert filled == room or chunk == 3
+        assert found == [1, 2, 3, 5, 6, 7, 8, 9]
+        assert (counts.tolist(), left.tolist(), offsets.tolist()) == ([3, 0, 5], [0, 0, 0], [places[3], 0, places[9]])
 
 
 LOCATIONS = st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 3), max_size=20)
 
 
+def side_by_side(parts: list[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Parts with a byte between them, and where each begins and ends."""
+    ends = np.cumsum([len(part) + 1 for part in parts]) - 1
+    begins = ends - [len(part) for part in parts]
+    return np.frombuffer(b"\xff".join(parts) + b"\xff", np.uint8), begins, ends
+
+
 @SETTINGS
-@given(LOCATIONS, st.integers(0, 30))
-def test_page_locations(places: list[tuple[int, int, int]], cut: int) -> None:
+@given(st.lists(LOCATIONS, min_size=1, max_size=4), st.integers(0, 30))
+def test_page_locations(chunks: list[list[tuple[int, int, int]]], cut: int) -> None:
     kinds = Kind.I64, Kind.I32, Kind.I64
-    structs = [write_struct(list(zip((1, 2, 3), kinds, place, strict=True))) for place in places]
-    data = write_struct([(1, Kind.LIST, (Kind.STRUCT, structs)), (2, Kind.LIST, (Kind.I64, [7, 8]))])
-    found = np.zeros((3, len(data) // MIN_LOCATION_BYTES), np.int64)
-    assert page_locations(np.frombuffer(data, np.uint8), *found) == len(places)
-    assert found.T[: len(places)].tolist() == [list(place) for place in places]
-    if 0 < cut <= len(data):
-        assert page_locations(np.frombuffer(data[:-cut], np.uint8), *found) == TRUNCATED
+    parts = []
+    for places in chunks:
+        structs = [write_struct(list(zip((1, 2, 3), kinds, place, strict=True))) for place in places]
+        parts.append(write_struct([(1, Kind.LIST, (Kind.STRUCT, structs)), (2, Kind.LIST, (Kind.I64, [7, 8]))]))
+    data, begins, ends = side_by_side(parts)
+    expected = [list(place) for places in chunks for place in places]
+    found, counts = np.zeros((3, len(data) // MIN_LOCATION_BYTES), np.int64), np.zeros(len(chunks), np.int64)
+    assert page_locations(data, begins, ends, counts, *found) == len(chunks)
+    assert found.T[: len(expected)].tolist() == expected
+    assert counts.tolist() == [len(places) for places in chunks]
+    if 0 < cut <= len(parts[-1]):
+        ends[-1] -= cut
+        assert page_locations(data, begins, ends, counts, *found) == len(chunks) - 1
+        assert counts[-1] == TRUNCATED
 
 
 @pytest.mark.parametrize(
@@ -189,25 +227,36 @@ def test_page_locations(places: list[tuple[int, int, int]], cut: int) -> None:
     ],
 )
 def test_what_is_no_offset_index(fields: Fields) -> None:
-    data = np.frombuffer(write_struct(fields), np.uint8)
-    found = np.zeros((3, len(data) // MIN_LOCATION_BYTES), np.int64)
-    assert page_locations(data, *found) < 0
+    data, begins, ends = side_by_side([write_struct(fields)])
+    found, counts = np.zeros((3, len(data) // MIN_LOCATION_BYTES), np.int64), np.zeros(1, np.int64)
+    assert page_locations(data, begins, ends, counts, *found) == 0
+    assert counts[0] < 0
 
 
 COUNTS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=12)
 
 
 @SETTINGS
-@given(COUNTS, COUNTS, COUNTS, st.integers(0, 12))
-def test_counts_of_a_column_index(nulls: list[int], reps: list[int], defs: list[int], room: int) -> None:
-    lists = {5: nulls, 6: reps, 7: defs}
-    fields: Fields = [(i, Kind.LIST, (Kind.I64, values)) for i, values in lists.items() if values]
-    data = write_struct([(2, Kind.LIST, (Kind.BINARY, [b"abc", b""])), *fields])
-    out = [np.full(room, -9, np.int64) for _ in lists]
-    assert page_counts(np.frombuffer(data, np.uint8), *out) == (0, len(nulls), len(reps), len(defs))
-    for values, found in zip(lists.values(), out, strict=True):
-        assert found.tolist() == (values + [-9] * room)[:room]
-    assert page_counts(np.frombuffer(data[:-1], np.uint8), *out)[0] == TRUNCATED
+@given(st.lists(st.tuples(COUNTS, COUNTS, COUNTS, st.integers(0, 5)), min_size=1, max_size=4))
+def test_counts_of_column_indexes(chunks: list[tuple[list[int], list[int], list[int], int]]) -> None:
+    heights = 1, 2, 3
+    rooms, kinds = [chunk[3] for chunk in chunks], [chunk[:3] for chunk in chunks]
+    parts = []
+    for lists in kinds:
+        fields: Fields = [(i, Kind.LIST, (Kind.I64, values)) for i, values in enumerate(lists, 5) if values]
+        parts.append(write_struct([(2, Kind.LIST, (Kind.BINARY, [b"abc", b""])), *fields]))
+    data, begins, ends = side_by_side(parts)
+    nulls, reps, defs = out = [np.full((height, sum(rooms)), -9, np.int64) for height in heights]
+    found, first_page = np.zeros((len(chunks), 3), np.int64), np.cumsum([0, *rooms])
+    assert page_counts(data, begins, ends, first_page, nulls, reps, defs, found) == len(chunks)
+    assert found.tolist() == [[len(values) for values in lists] for lists in kinds]
+    for kind, height in enumerate(heights):
+        expected = []
+        for lists, room in zip(kinds, rooms, strict=True):
+            expected += (lists[kind] + [-9] * room * height)[: room * height]
+        assert out[kind].T.ravel().tolist() == expected
+    ends[-1] -= 1
+    assert page_counts(data, begins, ends, first_page, nulls, reps, defs, found) == len(chunks) - 1
 
 
 def skipped(data: bytes, count: int = 1) -> int:

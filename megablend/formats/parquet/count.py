@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.formats.base import CARRIES, CLOSES, CONTINUES
+from megablend.formats.parquet.checks import refuse_pages
 from megablend.formats.parquet.page import Pieces
-from megablend.formats.parquet.page_index import ColumnIndex, OffsetIndex
+from megablend.formats.parquet.page_index import ColumnIndexes, OffsetIndexes
 from megablend.formats.parquet.schema import Column
-from megablend.formats.parquet.thrift import MalformedError
 from megablend.kernels.documents import follow_documents
 
 PAGE_DTYPE = np.dtype(
@@ -52,42 +52,52 @@ def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
     pages["scan"] = False
 
 
-def count_full(pages: Pages, levels: Counts, rows: Counts | None) -> None:
-    """Count pages of which each level is a token: no nulls, no empty lists. Rows are known where they are given."""
-    pages["tokens"] = levels
-    pages["rows"] = -1 if rows is None else rows
-    pages["inner"] = 0 if rows is None else rows
-    pages["scan"] = rows is None
+def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
+    """Count pages of which each level is a token: no nulls, no empty lists. Rows are -1 where they are not known."""
+    pages["tokens"], pages["rows"] = levels, rows
+    pages["inner"] = np.maximum(rows, 0)
+    pages["scan"] = rows < 0
 
 
-def count_by_page_index(pages: Pages, places: OffsetIndex, counts: ColumnIndex, column: Column) -> bool:
-    """Count pages by what the page index says; False where it does not tell the tokens. Raises MalformedError.
+def count_by_page_index(pages: Pages, places: OffsetIndexes, counts: ColumnIndexes, column: Column) -> None:
+    """Count pages of chunks of which `tells_tokens` by what their page indices say. Raises MalformedError.
 
     With an OffsetIndex, pages begin with a row (parquet-format, PageIndex.md). Null elements make `scan` true: from the
     counts alone one cannot tell whether they fill whole rows, which then are documents without tokens.
     """
-    rows = places.rows
-    if column.max_rep == 0 and column.max_def == 0:
-        tokens, ends, unsure = rows, rows, np.zeros(len(rows), bool)
-    elif column.max_rep == 0 and counts.null_counts is not None:
-        tokens = ends = rows - counts.null_counts
-        unsure = np.zeros(len(rows), bool)
-    elif column.max_rep and counts.levels is not None:
-        tokens = counts.levels[:, column.max_def]
-        ends = rows - counts.levels[:, : column.slot_def].sum(1)
-        unsure = counts.levels[:, column.slot_def : column.max_def].sum(1) > 0
-        if counts.row_starts is not None and (counts.row_starts != rows).any():
-            raise MalformedError("its histograms of repetition levels and the first rows of its pages disagree")
-    else:
-        return False
-    if (tokens < 0).any() or (ends < 0).any() or (ends > tokens + unsure * rows).any():
-        raise MalformedError("a page has more nulls than rows, or fewer tokens than rows with tokens")
-    pages["tokens"], pages["rows"], pages["inner"], pages["scan"] = tokens, rows, ends, unsure
-    return True
+    rows, first_page = places.rows, places.first_page
+    tokens = ends = rows
+    most_ends = rows
+    if column.max_rep:
+        tokens, ends = counts.levels[column.max_def], rows - counts.levels[: column.slot_def].sum(0)
+        unsure = counts.levels[column.slot_def : column.max_def].sum(0) > 0
+        pages["scan"] = unsure
+        most_ends = tokens + unsure * rows
+        disagree = counts.starts != rows
+        disagree &= np.repeat(counts.has_starts, np.diff(first_page))
+        message = "its histograms of repetition levels and the first rows of its pages disagree"
+        refuse_pages(disagree, first_page, lambda _: message)
+    elif column.max_def:
+        tokens = ends = rows - counts.nulls
+    refuse_pages(
+        (tokens < 0) | (ends < 0) | (ends > most_ends),
+        first_page,
+        lambda _: "a page has more nulls than rows, or fewer tokens than rows with tokens",
+    )
+    pages["tokens"], pages["rows"], pages["inner"] = tokens, rows, ends
+
+
+def tells_tokens(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]:
+    """Of which chunks the page index tells the tokens of each page, bool [num_chunks]."""
+    if column.max_rep:
+        return counts.has_levels
+    return counts.has_nulls | (column.max_def == 0)
 
 
 def close_documents(pages: Pages) -> tuple[Counts, npt.NDArray[np.uint8]]:
-    """Follow the rows of a chunk over its pages (of which each has rows or tokens, and rows are known).
+    """Follow the rows of chunks over their pages (of which each has rows or tokens, and rows are known).
+
+    Chunks may follow each other: the first page of each begins with a row.
 
     Returns: documents with tokens that end in each page, int64 [num_pages]; flags of BLOCK_DTYPE, uint8 [num_pages].
     """

@@ -1,8 +1,13 @@
-"""Which pages are fetched by one read: a pure plan."""
+"""Which pages, or other ranges of bytes, are fetched by one read: pure plans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
 
 MERGED_BYTES = 4 << 20
 """Pages are read together up to so many bytes; one alone may be larger."""
@@ -32,3 +37,20 @@ def plan_reads(offsets: Sequence[int], sizes: Sequence[int], loads: Sequence[int
     if offsets:
         runs.append((range(begin, len(offsets)), first, stop))
     return runs
+
+
+def merge_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Join ranges with no more than GAP_BYTES between them.
+
+    Args:
+        offsets, sizes: int64 [n], in bytes, in any order.
+
+    Returns: the first byte of each run, and the byte after its last, int64 [num_runs]; the run of each range, int64 [n].
+    """
+    order = np.argsort(offsets, kind="stable")
+    starts, stops = offsets[order], np.maximum.accumulate((offsets + sizes)[order])
+    begins = np.ones(len(order), bool)
+    begins[1:] = starts[1:] - stops[:-1] > GAP_BYTES
+    runs = np.empty(len(order), np.int64)
+    runs[order] = np.cumsum(begins) - 1
+    return starts[begins], stops[np.append(begins[1:], True)[: len(order)]], runs

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.formats.parquet.ranges import merge_ranges
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
 from megablend.storage.base import Bytes, Int64s, Storage
 
@@ -53,6 +54,15 @@ class ByteSource:
         out, begins = self.storage.read_ranges(self.path, offsets, sizes, _allocate)
         return pa.py_buffer(out), begins
 
+    def read_near(self, offsets: Int64s, sizes: Int64s, what: str) -> tuple[Bytes, Int64s]:
+        """The same of ranges of which many may be neighbours: these are read together.
+
+        Returns: uint8; where in it each range begins, int64 [n].
+        """
+        starts, stops, runs = merge_ranges(offsets, sizes)
+        data, begins = self.read_ranges(starts, stops - starts, what)
+        return np.frombuffer(data, np.uint8), begins[runs] + offsets - starts[runs]
+
     def _check(self, offset: int, size: int, what: str) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
             problem = f"{what} should take {size} bytes, but the file has {self.size}; write it again or fetch it anew"
@@ -75,3 +85,13 @@ class ByteSource:
             raise CorruptFileError(self.path, problem, offset=place.offset) from error
         except UnsupportedError as error:
             raise UnsupportedFileError(self.path, f"{what}: {error}", offset=place.offset) from error
+
+    @contextlib.contextmanager
+    def blamed_among(self, offsets: Int64s, row_groups: Int64s, what: str) -> Iterator[None]:
+        """The same where the things of many row groups are looked at together: int64 [n] each; the error tells its `item`."""
+        try:
+            yield
+        except (MalformedError, UnsupportedError, MemoryError) as error:
+            item = 0 if isinstance(error, MemoryError) else error.item
+            with self.blamed(int(offsets[item]), f"{what} of row group {row_groups[item]}"):
+                raise

@@ -29,6 +29,11 @@ MAX_COUNT = 1 << 48
 class MalformedError(ValueError):
     """Bytes are not what the format says. Those who know the file turn it into a CorruptFileError."""
 
+    def __init__(self, problem: str, item: int = 0) -> None:
+        super().__init__(problem)
+        self.item = item
+        """Of many things looked at together, the one that is meant."""
+
 
 class TruncatedError(MalformedError):
     """The bytes end too early; more of the file may help."""
@@ -36,6 +41,11 @@ class TruncatedError(MalformedError):
 
 class UnsupportedError(ValueError):
     """Valid, but nothing that we can read. Those who know the file turn it into an UnsupportedFileError."""
+
+    def __init__(self, problem: str, item: int = 0) -> None:
+        super().__init__(problem)
+        self.item = item
+        """As of MalformedError."""
 
 
 class Kind(IntEnum):

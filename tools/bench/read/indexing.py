@@ -23,9 +23,11 @@ import pyarrow.parquet as pq
 
 from megablend.formats import format_of
 from megablend.formats.base import FileIndex, FileToIndex
+from megablend.formats.parquet.by_page_index import read_column_indexes, read_offset_indexes
+from megablend.formats.parquet.chunk_pages import Search
 from megablend.formats.parquet.column_chunk import column_chunks
 from megablend.formats.parquet.footer import read_footer
-from megablend.formats.parquet.page_index import parse_column_index, parse_offset_index
+from megablend.formats.parquet.schema import find_column
 from megablend.formats.parquet.source import ByteSource
 from megablend.index.build import SourceSpec, build_index
 from megablend.index.launch import OneProcess
@@ -56,19 +58,18 @@ def index(path: Path, *, documents: bool) -> FileIndex:
 
 
 def parse_page_index(path: Path) -> Callable[[], int]:
-    """Parses OffsetIndex and ColumnIndex, read beforehand."""
+    """Reads and parses OffsetIndex and ColumnIndex."""
     storage = storage_for(str(path))
     source = ByteSource(str(path), storage, storage.stat(str(path)).size)
     footer = read_footer(source)
-    (chunk,) = column_chunks(footer, 0, 1)
-    assert chunk.offset_index
-    assert chunk.column_index
-    places, counts = source.read(*chunk.offset_index, "index"), source.read(*chunk.column_index, "index")
+    column, num_leaves = find_column(footer.schema, "ids", str(path))
+    chunks = column_chunks(footer, column, num_leaves)
+    search = Search(source=source, column=column, limit=footer.offset, documents=True, in_flight=1)
 
     def parse() -> int:
-        found = parse_offset_index(places, start=0, end=footer.offset, num_rows=chunk.num_rows)
-        parse_column_index(counts, num_pages=len(found.offsets), max_def=3, max_rep=1)
-        return len(found.offsets)
+        places = read_offset_indexes(search, chunks)
+        read_column_indexes(search, chunks, places)
+        return len(places.offsets)
 
     return parse
 
