@@ -8,6 +8,7 @@ from typing import Any
 
 from megablend.api.runs import ConfigLike, newest_generation, open_run
 from megablend.config import SPLITS, load_config
+from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, PlanError
 from megablend.index.cache import Generation, list_generations
 from megablend.index.documents import table_bytes
@@ -35,8 +36,13 @@ def describe(
         cache: in place of the config's `cache`.
         micro_batch_size, data_parallel_size, num_workers: of the loaders whose steps and read amplification are to be told.
 
-    Raises: as `open_dataset`; CacheError for a folder that holds no index; ConfigError where memory is too small for the loaders.
+    Raises: as `open_dataset`; CacheError for a folder that holds no index; ConfigError where a number is
+        out of range, or memory too small for the loaders.
     """
+    for name, value, least in (("data_parallel_size", data_parallel_size, 1), ("num_workers", num_workers, 0)):
+        whole_number(name, value, least=least)
+    if micro_batch_size is not None:
+        whole_number("micro_batch_size", micro_batch_size, least=1)
     if isinstance(what, str | Path) and Path(what).is_dir():
         return describe_cache(str(what))
     config = load_config(what, cache=cache)

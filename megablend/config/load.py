@@ -7,6 +7,7 @@ are relative to the config file (for a dict: to the working directory).
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,10 @@ def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str |
         return config if cache is None else config.model_copy(update={"cache": cache})
     if isinstance(config, Mapping):
         data, place, base = dict(config), _Places("config", None), Path.cwd()
+    elif not isinstance(config, str | os.PathLike):
+        raise ConfigError(
+            f"found {type(config).__name__}, expected a config: a path of a YAML or JSON file, or its keys as a dict"
+        )
     else:
         data, place = _read(Path(config))
         base = Path(config).absolute().parent
@@ -167,6 +172,8 @@ def _absolute(config: Config, base: Path, places: _Places) -> Config:
 
 
 def _absolute_path(path: str, base: Path, place: str) -> str:
+    if not path:
+        raise ConfigError(f"{place}: found '', expected a path; `.` is the folder itself")
     if "://" in path:
         raise ConfigError(
             f"{place}: found {path!r}; object stores come in a later release: give a path on a local or mounted disk"

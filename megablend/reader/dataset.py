@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 import torch.utils.data
 
+from megablend.config.numbers import whole_number
 from megablend.errors import StateError
 from megablend.index.store import Pages
 from megablend.plan.memory import divided, sample_bytes
@@ -43,7 +44,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._window_bytes = window_bytes
         self.consumed_samples = 0
         """Samples that training has used; where loaders begin. The dataset itself does not count."""
-        self._consume(consumed_samples)
+        self.begin_after(consumed_samples)
 
     def __len__(self) -> int:
         return self.run.num_samples
@@ -111,10 +112,11 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         taken, ledger = State.from_dict(state), self.run.ledger
         stages = tuple(zip(ledger.ends, ledger.digests, strict=True))
         taken.check(split=self.run.split, index=ledger.index, stages=stages)
-        self._consume(taken.consumed_samples)
+        self.begin_after(taken.consumed_samples)
 
-    def _consume(self, consumed_samples: int) -> None:
-        consumed_samples = operator.index(consumed_samples)
+    def begin_after(self, consumed_samples: int) -> None:
+        """Where loaders begin. Raises: ConfigError for what is no whole number; StateError outside the run."""
+        consumed_samples = whole_number("consumed_samples", consumed_samples)
         if not 0 <= consumed_samples <= len(self):
             raise StateError(f"consumed_samples is {consumed_samples:,}; this run has 0 to {len(self):,} samples")
         self.consumed_samples = consumed_samples

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 from megablend.errors import ConfigError
 from megablend.plan.memory import batches_of, budget_of
 from megablend.reader.dataset import Dataset
-from megablend.reader.sampler import PretrainingSampler
+from megablend.reader.options import checked_options
+from megablend.reader.sampler import PretrainingSampler, check_dataset
 from megablend.reader.steps import Steps
 from megablend.reader.transform import AHEAD, Threads, Transform, TransformedSteps, transformed
 
@@ -27,6 +28,8 @@ class Loader:
         transform: applied to each sample's dict, as `dataset[k]` gives it, last: in threads, or in the workers (then it is
             pickled where they are spawned). What it returns is collated as torch does.
         **options: of torch.utils.data.DataLoader, such as num_workers, pin_memory, multiprocessing_context.
+
+    Raises: ConfigError for what cannot work; StateError where `consumed_samples` is out of range.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Loader:
         **options: Any,
     ) -> None:
         if transform is not None:
+            check_dataset(dataset)
             if dataset.transform is not None:
                 raise ConfigError("found a transform of the dataset and one of its loader, expected one of them")
             dataset = dataset.with_transform(transform)
@@ -58,11 +62,11 @@ class Loader:
         """Samples, over all ranks, of the batches handed out."""
         self._steps: Steps | None = None
         self._threads = Threads()
+        options = checked_options(options)
         if "collate_fn" in options:  # it is for single samples
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
             return
-        options.setdefault("pin_memory", torch.cuda.is_available())
-        num_workers, step_samples = options.get("num_workers", 0), self.sampler.step_samples
+        num_workers, step_samples = options["num_workers"], self.sampler.step_samples
         num_batches = batches_of(num_workers, options.get("prefetch_factor"))
         if dataset.transform is not None and num_workers == 0:
             num_batches += 2 * AHEAD  # what goes into the threads, and what comes out

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
+from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.reader.dataset import Dataset
 
@@ -28,7 +29,7 @@ class PretrainingSampler(Sampler[list[int]]):
         drop_last: leave out a last step of less than micro_batch_size * data_parallel_size samples. Otherwise a rank that gets
             none of them has an empty batch, for which the dataset gives one sample whose loss mask is 0.
 
-    Raises: ConfigError where sizes or rank are out of range; StateError where `consumed_samples` is.
+    Raises: ConfigError where sizes or rank are out of range, or no numbers; StateError where `consumed_samples` is out of range.
     """
 
     def __init__(
@@ -41,11 +42,15 @@ class PretrainingSampler(Sampler[list[int]]):
         consumed_samples: int | None = None,
         drop_last: bool = True,
     ) -> None:
-        if micro_batch_size < 1 or data_parallel_size < 1:
-            found = f"micro_batch_size {micro_batch_size}, data_parallel_size {data_parallel_size}"
-            raise ConfigError(f"found {found}, expected 1 or more of both")
+        check_dataset(dataset)
+        micro_batch_size = whole_number("micro_batch_size", micro_batch_size, least=1)
+        data_parallel_size = whole_number("data_parallel_size", data_parallel_size, least=1)
+        data_parallel_rank = whole_number("data_parallel_rank", data_parallel_rank)
         if not 0 <= data_parallel_rank < data_parallel_size:
-            raise ConfigError(f"found data_parallel_rank {data_parallel_rank}, expected 0 to {data_parallel_size - 1}")
+            raise ConfigError(
+                f"found data_parallel_rank {data_parallel_rank}, expected 0 to {data_parallel_size - 1}: data_parallel_size is "
+                f"{data_parallel_size}"
+            )
         self.dataset = dataset
         self.micro_batch_size = micro_batch_size
         self.data_parallel_rank = data_parallel_rank
@@ -59,9 +64,9 @@ class PretrainingSampler(Sampler[list[int]]):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self.consumed_samples = dataset.consumed_samples
         if consumed_samples is not None:
-            self.load_state_dict(dataset.state_dict(consumed_samples))
+            dataset.begin_after(consumed_samples)
+        self.consumed_samples = dataset.consumed_samples
 
     def __len__(self) -> int:
         """Batches that are left."""
@@ -90,3 +95,9 @@ class PretrainingSampler(Sampler[list[int]]):
         """Go on where a state was taken, with any number of ranks and any micro batch. Raises StateError."""
         self.dataset.load_state_dict(state)
         self.consumed_samples = self.dataset.consumed_samples
+
+
+def check_dataset(dataset: object) -> None:
+    """Raises: ConfigError for what is none of our datasets."""
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(f"found {type(dataset).__name__}, expected a dataset that megablend.open gave")

@@ -121,6 +121,7 @@ BAD = [
     ("split: 95,5,0", "split: 0,0,0", 6, "split", "not all 0"),
     ("split: 95,5,0", "split: 1,2,3,4", 6, "split", "up to three numbers"),
     ("lanes: 8", "lanes: 0", 8, "lanes", "greater than or equal to 1"),
+    ("cache: cache", "cache: ''", 1, "cache", "found '', expected a path"),
     ("cache: cache", "cache: s3://bucket/c", 1, "cache", "object stores come in a later release"),
     ("data/docs_text", "s3://bucket/docs", 12, "sources[1].path", "object stores come in a later release"),
     ("run: demo", "run: ../demo", 2, "run", "found '../demo'"),

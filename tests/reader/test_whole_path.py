@@ -251,5 +251,5 @@ def test_samples_are_integers(config: dict[str, Any], k: Any) -> None:
     with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
         dataset[k]
     with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
-        megablend.open(config, consumed_samples=k)
+        dataset.sample(k)
     assert torch.equal(dataset[np.int64(3)]["tokens"], dataset[3]["tokens"])

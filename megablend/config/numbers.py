@@ -1,0 +1,23 @@
+"""Whole numbers that a program gives, checked where they enter."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from megablend.errors import ConfigError
+
+
+def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
+    """`value` as an int, of any type that is one, such as numpy's; True and "4" are none.
+
+    Raises: ConfigError where it is no whole number, or less than `least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or (least is not None and number < least):
+        bound = "" if least is None else f", {least} or more"
+        raise ConfigError(f"found {name} {value!r}, expected a whole number{bound}")
+    return number
