@@ -8,6 +8,8 @@ import numpy as np
 
 from megablend.api.open import open_dataset
 from megablend.api.runs import ConfigLike
+from megablend.config.numbers import whole_number
+from megablend.errors import ConfigError
 
 
 def show(config: ConfigLike, sample: int, split: str = "train", *, cache: str | None = None) -> dict[str, Any]:
@@ -15,9 +17,14 @@ def show(config: ConfigLike, sample: int, split: str = "train", *, cache: str | 
 
     Returns: sample, split, source, ordinal, epochs, pieces (file, block, first and last token within the block, epoch, byte
         offset), document_starts, tokens, and extra: of each extra column a number a token.
-    Raises: as `open_dataset`; IndexError for a sample outside the run.
+    Raises: as `open_dataset`; ConfigError for a sample outside the run.
     """
     dataset = open_dataset(config, split, cache=cache)
+    sample = whole_number("sample", sample)
+    if not 0 <= sample < len(dataset):
+        raise ConfigError(
+            f"found sample {sample}, expected 0 to {len(dataset) - 1}: {split} has {len(dataset):,} samples"
+        )
     generation, store = dataset.run.store.generation, dataset.run.store
     found = dataset.sample(sample)
     _, epochs, blocks, starts, stops = found.stretches

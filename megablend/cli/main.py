@@ -98,10 +98,7 @@ def show(config: str, sample: int, split: str, tokenizer: str | None, cache: str
     from megablend.api.show import show as show_sample
 
     decoder = None if tokenizer is None else _load_tokenizer(tokenizer)
-    try:
-        found = show_sample(config, sample, split, cache=cache)
-    except IndexError as error:
-        raise ConfigError(f"--sample {sample}: {error}") from None
+    found = show_sample(config, sample, split, cache=cache)
     if decoder is not None:
         found["text"] = decoder.decode(found["tokens"], skip_special_tokens=False)
     if as_json:

@@ -12,6 +12,7 @@ import yaml
 from runs import EOD, documents, make_config, write_source
 
 import megablend
+from megablend.cli.main import main
 from megablend.cli.tables import print_sample
 
 
@@ -152,7 +153,7 @@ def test_errors_are_short_and_have_codes(tmp_path: Path, config: Path, args: lis
 def test_show_out_of_range(built: Path, sample: str) -> None:
     done = run("show", built, "--sample", sample)
     assert done.returncode == 2
-    assert f"--sample {sample}: sample {sample} is outside of the plan's 100 samples" in done.stderr
+    assert f"found sample {sample}, expected 0 to 99: train has 100 samples" in done.stderr
 
 
 def test_version() -> None:
@@ -212,6 +213,46 @@ def test_a_launcher_that_disagrees_is_refused(config: Path) -> None:
     done = run("build", config, OMPI_COMM_WORLD_SIZE="4")
     assert done.returncode == 2
     assert "started 4 processes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (
+            ZeroDivisionError("nothing to divide by"),
+            70,
+            "nothing to divide by\nmegablend: the above is a bug of megablend",
+        ),
+        (KeyboardInterrupt(), 130, "megablend: interrupted"),
+        (megablend.StateError("of another run"), 2, "megablend: of another run"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_how_a_command_ends(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    says: str,
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("megablend.api.verify.verify", fail)
+    monkeypatch.setattr(sys, "argv", ["megablend", "verify", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_tokenizer_needs_its_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.setattr(sys, "argv", ["megablend", "show", "run.yaml", "--sample", "0", "--tokenizer", "t.json"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err == "megablend: --tokenizer needs the tokenizers library: pip install tokenizers\n"
 
 
 def test_a_closed_pipe_is_no_bug(built: Path) -> None:

@@ -128,17 +128,13 @@ def test_reading_fails_where_the_batch_is_due(config: dict[str, Any], tmp_path: 
 
 
 def test_a_padded_step_goes_through_it(config: dict[str, Any]) -> None:
-    loader = megablend.Loader(
-        megablend.open(config),
-        micro_batch_size=4,
-        data_parallel_rank=1,
-        data_parallel_size=2,
-        drop_last=False,
-        consumed_samples=96,
-        transform=doubled,
-    )
-    (batch,) = list(loader)
+    sizes = {"micro_batch_size": 4, "data_parallel_rank": 1, "data_parallel_size": 2, "consumed_samples": 96}
+    dataset = megablend.open(config)
+    (batch,) = list(megablend.Loader(dataset, transform=doubled, drop_last=False, **sizes))
     assert batch["twice"].shape == (1, 8)
+    failing = partial(picky, bad=int(dataset[0]["tokens"][0]))
+    with pytest.raises(TransformError, match="transform failed on the sample that pads a short step: ZeroDivision"):
+        list(megablend.Loader(dataset, transform=failing, drop_last=False, **sizes))
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -23,6 +23,10 @@ OTHERS = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
+class _UnknownLayoutError(Exception):
+    """A type of which we do not know what buffers it has; its argument is the type."""
+
+
 class Level(NamedTuple):
     """A field on the way from the root to the tokens."""
 
@@ -83,7 +87,7 @@ def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bo
             end = _behind(field.type, end)
     except UnicodeDecodeError as error:
         raise CorruptFileError(path, f"footer: the name of a column is not UTF-8: {error}") from error
-    except NotImplementedError as error:
+    except _UnknownLayoutError as error:
         raise UnsupportedFileError(path, f"column {field.name} is {error}; write the file without it") from error
     problems = {name: _problem(chain[-1].type, numbers=numbers) for name, chain in fields.items()}
     chain = fields[choose_column(path, column, problems, numbers=numbers)]
@@ -116,7 +120,7 @@ def _walk(name: str, kind: Any, level: Level, above: tuple[_Field, ...]) -> Iter
 
 
 def _behind(kind: Any, level: Level) -> Level:
-    """The place of the field that follows one of type `kind` at `level`. Raises: NotImplementedError with the type."""
+    """The place of the field that follows one of type `kind` at `level`. Raises: _UnknownLayoutError."""
     stored = _storage(kind)
     node, buffer, views = level.node + 1, level.buffer, level.views
     if (
@@ -144,7 +148,7 @@ def _behind(kind: Any, level: Level) -> Level:
     elif types.is_list(stored) or types.is_large_list(stored) or types.is_map(stored):
         place = Level(node, buffer + 2, views)
     else:
-        raise NotImplementedError(str(stored))
+        raise _UnknownLayoutError(str(stored))
     for i in range(stored.num_fields):
         place = _behind(stored.field(i).type, place)
     return place
