@@ -16,29 +16,93 @@ Int64s = npt.NDArray[np.int64]
 
 MIN_LOCATION_BYTES = 7
 """A PageLocation: three fields of a header and a byte each, and its end."""
+MAX_OFFSET = 1 << 48
+"""No honest place in a file, size or number of rows is larger."""
+MAX_PAGE_BYTES = (1 << 31) - 1
+MAX_LEVELS = 1 << 40
+"""No honest page has more levels of a kind."""
+
+NONE = 0
+"""Nothing is wrong."""
+UNREADABLE = 1
+"""It is not Thrift, or not an index; `formats.parquet.thrift` names why."""
+NO_PAGES = 2
+BAD_OFFSET, BAD_SIZE, BAD_ROW = 3, 4, 5
+"""A number of page `detail` is negative or absurdly large."""
+TOO_LARGE = 6
+"""Page `detail` is."""
+OVERLAP = 7
+"""Page `detail` lies before its chunk, or goes beyond the next page or the limit."""
+DISORDER = 8
+"""Page `detail` begins after the next one's rows, or the first one not with the first row."""
+INCOMPLETE = 9
+"""There are some counts of kind `detail` (0 nulls, 1 repetition, 2 definition levels), but not all."""
+BAD_COUNT = 10
+SUMS_DIFFER = 11
+"""Of definition and repetition levels of a page."""
 
 
 @kernel
 def page_locations(
-    indexes: Bytes, begins: Int64s, ends: Int64s, counts: Int64s, offsets: Int64s, sizes: Int64s, first_rows: Int64s
-) -> int:
-    """Read OffsetIndexes one after the other. Returns the number of the first that needs care; n if none does.
+    indexes: Bytes,
+    begins: Int64s,
+    ends: Int64s,
+    starts: Int64s,
+    limit: int,
+    num_rows: Int64s,
+    first_page: Int64s,
+    offsets: Int64s,
+    sizes: Int64s,
+    rows: Int64s,
+) -> tuple[int, int, int]:
+    """Read and check OffsetIndexes: pages in order, apart, within their chunk.
 
     Args:
         indexes: uint8, OffsetIndexes.
         begins, ends: int64 [n], where each one lies there.
-        counts: int64 [n], filled: its pages.
+        starts: int64 [n], the byte of the file before which a chunk's pages do not begin.
+        limit: the byte beyond which none goes.
+        num_rows: int64 [n], of each chunk's row group.
+        first_page: int64 [n + 1], filled: the pages of each.
         offsets: int64, room for a page in MIN_LOCATION_BYTES of the indexes, filled: bytes of the file at which pages begin.
         sizes: int64, as many, filled: bytes, headers included.
-        first_rows: int64, as many, filled: rows of the row group before each page.
+        rows: int64, as many, filled: rows that begin in each page.
+
+    Returns: the number of the first index that is wrong, what is wrong with it, and a detail; n, NONE and 0 where none is.
     """
     data, filled = pointer_at(indexes.ctypes.data, len(indexes)), 0
+    first_page[0] = 0
     for i in range(len(begins)):
-        counts[i] = _locations(data, begins[i], ends[i], offsets[filled:], sizes[filled:], first_rows[filled:])
-        if counts[i] < 0:
-            return i
-        filled += counts[i]
-    return len(begins)
+        count = _locations(data, begins[i], ends[i], offsets[filled:], sizes[filled:], rows[filled:])
+        if count <= 0:
+            return i, UNREADABLE if count else NO_PAGES, 0
+        first, filled = filled, filled + count
+        first_page[i + 1] = filled
+        for j in range(first, filled):
+            problem = _bad_number(offsets[j], sizes[j], rows[j])
+            if problem != NONE:
+                return i, problem, j
+        if offsets[first] < starts[i] or rows[first] != 0:
+            return i, OVERLAP if offsets[first] < starts[i] else DISORDER, first
+        for j in range(first, filled):
+            is_last = j + 1 == filled
+            if offsets[j] + sizes[j] > (limit if is_last else offsets[j + 1]):
+                return i, OVERLAP, j
+            rows[j] = (num_rows[i] if is_last else rows[j + 1]) - rows[j]
+            if rows[j] < 0:
+                return i, DISORDER, j
+    return len(begins), NONE, 0
+
+
+@device
+def _bad_number(offset: int, size: int, row: int) -> int:
+    if not 0 <= offset <= MAX_OFFSET:
+        return BAD_OFFSET
+    if not 0 <= size <= MAX_OFFSET:
+        return BAD_SIZE
+    if not 0 <= row <= MAX_OFFSET:
+        return BAD_ROW
+    return TOO_LARGE if size > MAX_PAGE_BYTES else NONE
 
 
 @device
@@ -99,8 +163,8 @@ def page_counts(
     rep_levels: Int64s,
     def_levels: Int64s,
     found: Int64s,
-) -> int:
-    """Read the counts of ColumnIndexes. Returns the number of the first that needs care; n if none does.
+) -> tuple[int, int, int]:
+    """Read and check the counts of ColumnIndexes.
 
     Args:
         indexes: uint8, ColumnIndexes.
@@ -109,7 +173,9 @@ def page_counts(
         nulls: int64 [1, num_pages], filled.
         rep_levels: int64 [max_rep + 1, num_pages], filled: levels of each height.
         def_levels: int64 [max_def + 1, num_pages], filled.
-        found: int64 [n, 3], filled: how many counts of each kind there are; what has no room is left out.
+        found: int64 [n, 3], filled: how many counts of each kind there are: none, or all.
+
+    Returns: the number of the first index that is wrong, what is wrong with it, and a detail; n, NONE and 0 where none is.
     """
     data = pointer_at(indexes.ctypes.data, len(indexes))
     found[:] = 0
@@ -117,10 +183,40 @@ def page_counts(
         if begins[i] == ends[i]:
             continue
         pages = slice(first_page[i], first_page[i + 1])
-        at = _counts(data, begins[i], ends[i], nulls[:, pages], rep_levels[:, pages], def_levels[:, pages], found[i])
-        if at < 0:
-            return i
-    return len(begins)
+        kinds = nulls[:, pages], rep_levels[:, pages], def_levels[:, pages]
+        if _counts(data, begins[i], ends[i], kinds[0], kinds[1], kinds[2], found[i]) < 0:
+            return i, UNREADABLE, 0
+        for kind in range(2, -1, -1):
+            if found[i, kind] and found[i, kind] != kinds[kind].size:
+                return i, INCOMPLETE, kind
+            if found[i, kind] and not _are_counts(kinds[kind]):
+                return i, BAD_COUNT, kind
+        if found[i, 1] and found[i, 2] and not _agree(kinds[1], kinds[2]):
+            return i, SUMS_DIFFER, 0
+    return len(begins), NONE, 0
+
+
+@device
+def _are_counts(counts: Int64s) -> bool:
+    for level in range(counts.shape[0]):
+        for page in range(counts.shape[1]):
+            if not 0 <= counts[level, page] <= MAX_LEVELS:
+                return False
+    return True
+
+
+@device
+def _agree(some: Int64s, others: Int64s) -> bool:
+    """Whether there are as many levels in each page."""
+    for page in range(some.shape[1]):
+        difference = np.int64(0)
+        for level in range(some.shape[0]):
+            difference += some[level, page]
+        for level in range(others.shape[0]):
+            difference -= others[level, page]
+        if difference:
+            return False
+    return True
 
 
 @device

@@ -12,7 +12,7 @@ from parquet_files import Rows, check
 from writers import index
 
 from megablend.formats.base import CARRIES, CLOSES, CONTINUES
-from megablend.formats.parquet.count import PAGE_DTYPE, close_documents, count_pieces
+from megablend.formats.parquet.count import PAGE_DTYPE, blocks_of, count_pieces
 from megablend.formats.parquet.page import Pieces
 from megablend.formats.parquet.page_index import (
     ColumnIndexes,
@@ -114,8 +114,14 @@ def test_documents_are_followed_over_pages(lengths: list[int], cuts: set[int]) -
         ends = sum(last_slot[row] < end and lengths[row] > 0 for row in rows)
         carries = continues and any(is_token for r, is_token in slots[:begin] if r == rows[0])
         expected.append((ends, CONTINUES * continues | CLOSES * (last_slot[rows[-1]] < end) | CARRIES * carries))
-    found, flags = close_documents(pages)
-    assert list(zip(found.tolist(), flags.tolist(), strict=True)) == expected
+    found = blocks_of(pages, np.array([0, len(pages)]))
+    assert found[["ends", "flags"]].tolist() == expected
+    # and where another chunk comes before
+    pages = np.concatenate((pages, pages))
+    found = blocks_of(pages, np.array([0, len(pages) // 2, len(pages)]))
+    assert found[["ends", "flags"]].tolist() == expected * 2
+    assert found["first_token"].tolist() == (np.cumsum(pages["tokens"]) - pages["tokens"]).tolist()
+    assert found["chunk"].tolist() == [0] * len(expected) + [1] * len(expected)
 
 
 def offset_index(*places: tuple[int, int, int]) -> bytes:
@@ -184,7 +190,7 @@ def test_column_indexes() -> None:
     assert found.has_levels.tolist() == found.has_starts.tolist() == [True, False, False]
     assert found.has_nulls.tolist() == [False, False, True]
     assert found.levels.T.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], *[[0] * 4] * 4]
-    assert (found.totals.tolist(), found.starts.tolist()) == ([10, 26, 0, 0, 0, 0], [4, 20, 0, 0, 0, 0])
+    assert found.starts.tolist() == [4, 20, 0, 0, 0, 0]
     assert found.nulls.tolist() == [0, 0, 0, 0, 8, 9]
     last = found.of(np.array([False, False, True]), np.array([0, 2, 4, 6]))
     assert (last.has_nulls.tolist(), last.nulls.tolist(), last.levels.shape) == ([True], [8, 9], (4, 2))

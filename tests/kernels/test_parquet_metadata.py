@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from megablend.formats.parquet.page_header import parse_page_header
 from megablend.formats.parquet.thrift import Kind, MalformedError, read_struct, write_struct
 from megablend.kernels.page_headers import HEADER_DTYPE, parse_headers, read_headers, walk_headers
-from megablend.kernels.page_index import MIN_LOCATION_BYTES, page_counts, page_locations
 from megablend.kernels.thrift import TRUNCATED, skip_structs
 
 SETTINGS = settings(max_examples=150, derandomize=True, deadline=None)
@@ -184,79 +183,6 @@ def test_a_walk_through_chunks(tmp_path: Path, pages: tuple[bytes, list[int]], r
             assert filled == room or chunk == 3
         assert found == [1, 2, 3, 5, 6, 7, 8, 9]
         assert (counts.tolist(), left.tolist(), offsets.tolist()) == ([3, 0, 5], [0, 0, 0], [places[3], 0, places[9]])
-
-
-LOCATIONS = st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 3), max_size=20)
-
-
-def side_by_side(parts: list[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Parts with a byte between them, and where each begins and ends."""
-    ends = np.cumsum([len(part) + 1 for part in parts]) - 1
-    begins = ends - [len(part) for part in parts]
-    return np.frombuffer(b"\xff".join(parts) + b"\xff", np.uint8), begins, ends
-
-
-@SETTINGS
-@given(st.lists(LOCATIONS, min_size=1, max_size=4), st.integers(0, 30))
-def test_page_locations(chunks: list[list[tuple[int, int, int]]], cut: int) -> None:
-    kinds = Kind.I64, Kind.I32, Kind.I64
-    parts = []
-    for places in chunks:
-        structs = [write_struct(list(zip((1, 2, 3), kinds, place, strict=True))) for place in places]
-        parts.append(write_struct([(1, Kind.LIST, (Kind.STRUCT, structs)), (2, Kind.LIST, (Kind.I64, [7, 8]))]))
-    data, begins, ends = side_by_side(parts)
-    expected = [list(place) for places in chunks for place in places]
-    found, counts = np.zeros((3, len(data) // MIN_LOCATION_BYTES), np.int64), np.zeros(len(chunks), np.int64)
-    assert page_locations(data, begins, ends, counts, *found) == len(chunks)
-    assert found.T[: len(expected)].tolist() == expected
-    assert counts.tolist() == [len(places) for places in chunks]
-    if 0 < cut <= len(parts[-1]):
-        ends[-1] -= cut
-        assert page_locations(data, begins, ends, counts, *found) == len(chunks) - 1
-        assert counts[-1] == TRUNCATED
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        [],
-        [(1, Kind.I64, 5)],
-        [(1, Kind.LIST, (Kind.I64, [5]))],
-        [(1, Kind.LIST, (Kind.STRUCT, [write_struct([(1, Kind.I64, 5), (2, Kind.I32, 5)])]))],
-        [(1, Kind.LIST, (Kind.STRUCT, [write_struct([(1, Kind.BINARY, b"xxxxxxxxx")])]))],
-    ],
-)
-def test_what_is_no_offset_index(fields: Fields) -> None:
-    data, begins, ends = side_by_side([write_struct(fields)])
-    found, counts = np.zeros((3, len(data) // MIN_LOCATION_BYTES), np.int64), np.zeros(1, np.int64)
-    assert page_locations(data, begins, ends, counts, *found) == 0
-    assert counts[0] < 0
-
-
-COUNTS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=12)
-
-
-@SETTINGS
-@given(st.lists(st.tuples(COUNTS, COUNTS, COUNTS, st.integers(0, 5)), min_size=1, max_size=4))
-def test_counts_of_column_indexes(chunks: list[tuple[list[int], list[int], list[int], int]]) -> None:
-    heights = 1, 2, 3
-    rooms, kinds = [chunk[3] for chunk in chunks], [chunk[:3] for chunk in chunks]
-    parts = []
-    for lists in kinds:
-        fields: Fields = [(i, Kind.LIST, (Kind.I64, values)) for i, values in enumerate(lists, 5) if values]
-        parts.append(write_struct([(2, Kind.LIST, (Kind.BINARY, [b"abc", b""])), *fields]))
-    data, begins, ends = side_by_side(parts)
-    nulls, reps, defs = out = [np.full((height, sum(rooms)), -9, np.int64) for height in heights]
-    found, first_page = np.zeros((len(chunks), 3), np.int64), np.cumsum([0, *rooms])
-    assert page_counts(data, begins, ends, first_page, nulls, reps, defs, found) == len(chunks)
-    assert found.tolist() == [[len(values) for values in lists] for lists in kinds]
-    for kind, height in enumerate(heights):
-        expected = []
-        for lists, room in zip(kinds, rooms, strict=True):
-            expected += (lists[kind] + [-9] * room * height)[: room * height]
-        assert out[kind].T.ravel().tolist() == expected
-    ends[-1] -= 1
-    assert page_counts(data, begins, ends, first_page, nulls, reps, defs, found) == len(chunks) - 1
 
 
 def skipped(data: bytes, count: int = 1) -> int:

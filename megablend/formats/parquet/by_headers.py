@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.formats.parquet.checks import refuse, starts_of, sum_by_chunk
-from megablend.formats.parquet.chunk_pages import MAX_BYTES, ChunkPages, Search, join_parts
+from megablend.formats.parquet.chunk_pages import ChunkPages, Search, join_parts
 from megablend.formats.parquet.column_chunk import Chunks
 from megablend.formats.parquet.count import PAGE_DTYPE, count_full, count_pieces
 from megablend.formats.parquet.decode import BY_ROW_GROUP, DECODERS
@@ -26,6 +26,7 @@ from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.side_by_side import side_by_side
 from megablend.formats.parquet.thrift import UnsupportedError
 from megablend.kernels.page_headers import Headers
+from megablend.kernels.told_pages import MAX_BYTES
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.parquet.checks import refuse, refuse_pages, sum_by_chunk
-from megablend.formats.parquet.chunk_pages import MAX_BYTES, ChunkPages, Search
+from megablend.formats.parquet.checks import refuse_pages
+from megablend.formats.parquet.chunk_pages import ChunkPages, Search
 from megablend.formats.parquet.column_chunk import Chunks
-from megablend.formats.parquet.count import PAGE_DTYPE, Pages, count_by_page_index, tells_tokens
+from megablend.formats.parquet.count import Pages, count_told
 from megablend.formats.parquet.decode import DECODERS
 from megablend.formats.parquet.headers import check_headers, dictionaries_before, headers_at
 from megablend.formats.parquet.names import Encoding
@@ -25,60 +25,51 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-def read_offset_indexes(search: Search, chunks: Chunks) -> OffsetIndexes:
-    """Read the OffsetIndexes of chunks, of which each has one. Raises CorruptFileError."""
-    source, offsets, sizes = search.source, chunks["offset_index"], chunks["offset_index_bytes"]
-    with source.blamed_among(offsets, chunks["row_group"], "the OffsetIndex"):
-        data, begins = source.read_near(offsets, sizes, "the OffsetIndex")
-        return parse_offset_indexes(
-            data, begins, begins + sizes, starts=chunks["start"], limit=search.limit, num_rows=chunks["num_rows"]
-        )
-
-
-def read_column_indexes(search: Search, chunks: Chunks, places: OffsetIndexes) -> ColumnIndexes:
-    """Read the ColumnIndexes of chunks, as far as they have one. Raises CorruptFileError."""
-    source, sizes = search.source, chunks["column_index_bytes"]
-    offsets = np.where(sizes > 0, chunks["column_index"], 0)
-    with source.blamed_among(offsets, chunks["row_group"], "the ColumnIndex"):
-        data, begins = source.read_near(offsets, sizes, "the ColumnIndex")
-        return parse_column_indexes(
+def read_page_indexes(search: Search, chunks: Chunks) -> tuple[OffsetIndexes, ColumnIndexes]:
+    """Read the page indices of chunks, of which each has an OffsetIndex. Raises CorruptFileError."""
+    source, num_chunks = search.source, len(chunks)
+    places, place_bytes = chunks["offset_index"], chunks["offset_index_bytes"]
+    counts, count_bytes = chunks["column_index"], chunks["column_index_bytes"]
+    counts = np.where(count_bytes > 0, counts, places)
+    sizes = np.concatenate((place_bytes, count_bytes))
+    data, begins = source.read_near(np.concatenate((places, counts)), sizes, "the page index")
+    ends = begins + sizes
+    with source.blamed_among(places, chunks["row_group"], "the OffsetIndex"):
+        found = parse_offset_indexes(
             data,
-            begins,
-            begins + sizes,
-            first_page=places.first_page,
+            begins[:num_chunks],
+            ends[:num_chunks],
+            starts=chunks["start"],
+            limit=search.limit,
+            num_rows=chunks["num_rows"],
+        )
+    with source.blamed_among(counts, chunks["row_group"], "the ColumnIndex"):
+        return found, parse_column_indexes(
+            data,
+            begins[num_chunks:],
+            ends[num_chunks:],
+            first_page=found.first_page,
             max_def=search.column.max_def,
             max_rep=search.column.max_rep,
         )
 
 
-def are_told(chunks: Chunks, counts: ColumnIndexes, column: Column) -> Bools:
-    """Of which chunks the page index tells tokens and encodings of all pages, bool [num_chunks]."""
-    told: Bools = (chunks["column_index_bytes"] > 0) & (_only_encodings(chunks, column) >= 0)
-    return told & tells_tokens(counts, column)
+def only_encodings(chunks: Chunks, column: Column) -> Int64s:
+    """The encoding of all data pages, int64 [num_chunks]; -1 where there are several, or one that takes a look at the headers."""
+    known = {1 << encoding: encoding for physical, encoding in DECODERS if physical == column.physical}
+    encodings = np.array([known.get(bits, -1) for bits in chunks["page_encodings"].tolist()], np.int64)
+    if column.max_def > 0:
+        encodings[chunks["encodings"] & (1 << Encoding.BIT_PACKED) > 0] = -1
+    return encodings
 
 
-def count_told(search: Search, chunks: Chunks, places: OffsetIndexes, counts: ColumnIndexes) -> ChunkPages:
-    """Count the pages of chunks that `are_told`. Raises CorruptFileError, UnsupportedFileError."""
-    num_pages = np.diff(places.first_page)
-    pages = np.zeros(len(places.offsets), PAGE_DTYPE)
+def find_told(
+    search: Search, chunks: Chunks, encodings: Int64s, places: OffsetIndexes, counts: ColumnIndexes
+) -> ChunkPages:
+    """The pages of chunks whose page indices tell tokens and encodings. Raises CorruptFileError, UnsupportedFileError."""
     with search.blamed(chunks):
-        sums = sum_by_chunk(counts.totals, places.first_page)
-        refuse(
-            counts.has_levels & (sums != chunks["num_values"]),
-            lambda i: f"its ColumnIndex has {sums[i]} values, its metadata says {chunks['num_values'][i]}",
-        )
-        count_by_page_index(pages, places, counts, search.column)
-    pages["offset"], pages["stored_bytes"] = places.offsets, places.sizes
-    pages["encoding"] = np.repeat(_only_encodings(chunks, search.column), num_pages)
-    # The index does not tell decoded sizes: shares of the chunk's.
-    ratios = chunks["decoded_bytes"] / np.maximum(1, chunks["stored_bytes"])
-    pages["decoded_bytes"] = np.minimum(np.ceil(places.sizes * np.repeat(ratios, num_pages)), MAX_BYTES)
-    scanned = 0
-    if search.documents:
-        scanned = _scan_unsure(search, chunks, places, pages)
-    elif pages["scan"].any():
-        unknown = sum_by_chunk(pages["scan"], places.first_page) > 0
-        pages["rows"][np.repeat(unknown, num_pages)] = -1
+        pages = count_told(places, counts, search.column, chunks, encodings, documents=search.documents)
+    scanned = _scan_unsure(search, chunks, places, pages) if search.documents else 0
     before = dictionaries_before(search.source, chunks["start"], places.offsets[places.first_page[:-1]])
     return ChunkPages(places.first_page, pages, before, scanned)
 
@@ -104,14 +95,3 @@ def _scan_unsure(search: Search, chunks: Chunks, places: OffsetIndexes, pages: P
         )
     pages[unsure] = again
     return scanned
-
-
-def _only_encodings(chunks: Chunks, column: Column) -> Int64s:
-    """The encoding of all data pages, int64 [num_chunks]; -1 where there are several, or one that takes a look at the headers."""
-    encodings = np.full(len(chunks), -1)
-    for physical, encoding in DECODERS:
-        if physical == column.physical:
-            encodings[chunks["page_encodings"] == 1 << encoding] = encoding
-    if column.max_def > 0:
-        encodings[chunks["encodings"] & (1 << Encoding.BIT_PACKED) > 0] = -1
-    return encodings

@@ -11,13 +11,18 @@ What V2 headers say of nulls and rows is not used: the levels are at hand, exact
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from megablend.formats.parquet.by_headers import count_placed, count_walked
-from megablend.formats.parquet.by_page_index import are_told, count_told, read_column_indexes, read_offset_indexes
-from megablend.formats.parquet.checks import refuse, sum_by_chunk
+from megablend.formats.parquet.by_page_index import find_told, only_encodings, read_page_indexes
+from megablend.formats.parquet.checks import refuse
 from megablend.formats.parquet.chunk_pages import ChunkPages, Search, join_parts, without_empty
 from megablend.formats.parquet.column_chunk import Chunks
+from megablend.formats.parquet.count import tells_tokens
 from megablend.formats.parquet.schema import Column
+from megablend.kernels.documents import sum_chunks
+
+Int64s = npt.NDArray[np.int64]
 
 
 def find_pages(search: Search, chunks: Chunks) -> ChunkPages:
@@ -31,35 +36,32 @@ def find_pages(search: Search, chunks: Chunks) -> ChunkPages:
     parts = []
     if len(indexed):
         of_indexed = chunks[indexed]
-        places = read_offset_indexes(search, of_indexed)
-        counts = read_column_indexes(search, of_indexed, places)
-        told = are_told(of_indexed, counts, search.column)
+        places, counts = read_page_indexes(search, of_indexed)
+        encodings = only_encodings(of_indexed, search.column)
+        told = (of_indexed["column_index_bytes"] > 0) & (encodings >= 0) & tells_tokens(counts, search.column)
         if told.any():
-            of_told = counts.of(told, places.first_page)
-            parts.append((indexed[told], count_told(search, of_indexed[told], places.of(told), of_told)))
+            of_told = places.of(told), counts.of(told, places.first_page)
+            parts.append((indexed[told], find_told(search, of_indexed[told], encodings[told], *of_told)))
         if not told.all():
             parts.append((indexed[~told], count_placed(search, of_indexed[~told], places.of(~told))))
     if len(walked):
         parts.append((walked, count_walked(search, chunks[walked])))
-    found = without_empty(join_parts(len(chunks), parts))
+    found = join_parts(len(chunks), parts)
+    sums = np.empty((3, len(chunks)), np.int64)
+    all_filled = sum_chunks(found.pages, found.first_page, sums)
     with search.blamed(chunks):
-        _check_sums(found, chunks, search.column)
-    return found
+        _check_sums(sums, chunks, search.column)
+    return found if all_filled else without_empty(found)
 
 
-def _check_sums(found: ChunkPages, chunks: Chunks, column: Column) -> None:
+def _check_sums(sums: Int64s, chunks: Chunks, column: Column) -> None:
     """The pages together must be what the metadata of chunks and row groups says. Raises MalformedError."""
-    pages, first_page = found.pages, found.first_page
-    continues = np.zeros(len(chunks), bool)
-    filled = np.diff(first_page) > 0
-    continues[filled] = pages["continues"][first_page[:-1][filled]]
-    refuse(continues, lambda _: "its first page begins in the middle of a row")
-    rows, are_known = sum_by_chunk(pages["rows"], first_page), sum_by_chunk(pages["rows"] < 0, first_page) == 0
+    rows, tokens, continues = sums
+    refuse(continues > 0, lambda _: "its first page begins in the middle of a row")
     refuse(
-        are_known & (rows != chunks["num_rows"]),
+        (rows >= 0) & (rows != chunks["num_rows"]),
         lambda i: f"its pages have {rows[i]} rows, its row group {chunks['num_rows'][i]}",
     )
-    tokens = sum_by_chunk(pages["tokens"], first_page)
     refuse(
         (chunks["num_levels"] == column.max_def + 1) & (tokens != chunks["top_level"]),
         lambda i: f"its pages have {tokens[i]} tokens, its metadata says {chunks['top_level'][i]}",

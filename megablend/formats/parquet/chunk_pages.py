@@ -18,9 +18,6 @@ from megablend.formats.parquet.source import ByteSource
 
 Int64s = npt.NDArray[np.int64]
 
-MAX_BYTES = (1 << 32) - 1
-"""What a block's sizes can hold."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
@@ -71,9 +68,6 @@ def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> C
 
 def without_empty(found: ChunkPages) -> ChunkPages:
     """The same without the pages that have neither rows nor tokens."""
-    kept = (found.pages["rows"] != 0) | (found.pages["tokens"] > 0)
-    if kept.all():
-        return found
-    places = np.flatnonzero(kept)
+    places = np.flatnonzero((found.pages["rows"] != 0) | (found.pages["tokens"] > 0))
     first_page = np.searchsorted(places, found.first_page).astype(np.int64)
     return ChunkPages(first_page, found.pages[places], found.dictionaries, found.scanned_bytes)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.base import CARRIES, CLOSES, CONTINUES
-from megablend.formats.parquet.checks import refuse_pages
+from megablend.formats.base import BLOCK_DTYPE, CARRIES, CLOSES, CONTINUES, Array
+from megablend.formats.parquet.column_chunk import Chunks
 from megablend.formats.parquet.page import Pieces
 from megablend.formats.parquet.page_index import ColumnIndexes, OffsetIndexes
 from megablend.formats.parquet.schema import Column
-from megablend.kernels.documents import follow_documents
+from megablend.formats.parquet.thrift import MalformedError
+from megablend.kernels.documents import fill_blocks
+from megablend.kernels.told_pages import NONE, OTHER_ROWS, OTHER_VALUES, TOO_FEW_TOKENS, count_told_pages
 
 PAGE_DTYPE = np.dtype(
     [
@@ -59,32 +61,46 @@ def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
     pages["scan"] = rows < 0
 
 
-def count_by_page_index(pages: Pages, places: OffsetIndexes, counts: ColumnIndexes, column: Column) -> None:
-    """Count pages of chunks of which `tells_tokens` by what their page indices say. Raises MalformedError.
+def count_told(
+    places: OffsetIndexes, counts: ColumnIndexes, column: Column, chunks: Chunks, encodings: Counts, *, documents: bool
+) -> Pages:
+    """Locate and count the pages of chunks of which `tells_tokens` by what their page indices say: PAGE_DTYPE [num_pages].
 
-    With an OffsetIndex, pages begin with a row (parquet-format, PageIndex.md). Null elements make `scan` true: from the
-    counts alone one cannot tell whether they fill whole rows, which then are documents without tokens.
+    Args:
+        encodings: int64 [num_chunks], of the pages of each.
+        documents: whether rows have to be known; otherwise they are -1 where they are not sure.
+
+    Raises: MalformedError.
     """
-    rows, first_page = places.rows, places.first_page
-    tokens = ends = rows
-    most_ends = rows
-    if column.max_rep:
-        tokens, ends = counts.levels[column.max_def], rows - counts.levels[: column.slot_def].sum(0)
-        unsure = counts.levels[column.slot_def : column.max_def].sum(0) > 0
-        pages["scan"] = unsure
-        most_ends = tokens + unsure * rows
-        disagree = counts.starts != rows
-        disagree &= np.repeat(counts.has_starts, np.diff(first_page))
-        message = "its histograms of repetition levels and the first rows of its pages disagree"
-        refuse_pages(disagree, first_page, lambda _: message)
-    elif column.max_def:
-        tokens = ends = rows - counts.nulls
-    refuse_pages(
-        (tokens < 0) | (ends < 0) | (ends > most_ends),
-        first_page,
-        lambda _: "a page has more nulls than rows, or fewer tokens than rows with tokens",
+    pages = np.empty(len(places.offsets), PAGE_DTYPE)
+    chunk, problem, detail = count_told_pages(
+        places.first_page,
+        places.offsets,
+        places.sizes,
+        places.rows,
+        counts.nulls,
+        counts.starts,
+        counts.levels,
+        np.array([counts.has_levels, counts.has_starts]),
+        chunks["num_values"],
+        chunks["decoded_bytes"] / np.maximum(1, chunks["stored_bytes"]),
+        encodings,
+        column.max_rep,
+        column.slot_def,
+        documents,
+        pages,
     )
-    pages["tokens"], pages["rows"], pages["inner"] = tokens, rows, ends
+    if problem != NONE:
+        values = chunks["num_values"][chunk]
+        raise MalformedError(
+            {
+                OTHER_VALUES: f"its ColumnIndex has {detail} values, its metadata says {values}",
+                OTHER_ROWS: "its histograms of repetition levels and the first rows of its pages disagree",
+                TOO_FEW_TOKENS: "a page has more nulls than rows, or fewer tokens than rows with tokens",
+            }[problem],
+            chunk,
+        )
+    return pages
 
 
 def tells_tokens(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]:
@@ -94,13 +110,13 @@ def tells_tokens(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]
     return counts.has_nulls | (column.max_def == 0)
 
 
-def close_documents(pages: Pages) -> tuple[Counts, npt.NDArray[np.uint8]]:
-    """Follow the rows of chunks over their pages (of which each has rows or tokens, and rows are known).
+def blocks_of(pages: Pages, first_page: Counts) -> Array:
+    """Pages as blocks: BLOCK_DTYPE [num_pages]. Each page has rows or tokens; where rows of one are not known, none are.
 
-    Chunks may follow each other: the first page of each begins with a row.
-
-    Returns: documents with tokens that end in each page, int64 [num_pages]; flags of BLOCK_DTYPE, uint8 [num_pages].
+    Args:
+        first_page: int64 [num_chunks + 1], the pages of each chunk, of which the first begins with a row.
     """
-    ends, flags = np.zeros(len(pages), np.int64), np.zeros(len(pages), np.uint8)
-    follow_documents(pages, CONTINUES, CLOSES, CARRIES, ends, flags)
-    return ends, flags
+    blocks = np.empty(len(pages), BLOCK_DTYPE)
+    is_known = bool((pages["rows"] >= 0).all())
+    fill_blocks(pages, first_page, is_known, CONTINUES, CLOSES, CARRIES, blocks)
+    return blocks

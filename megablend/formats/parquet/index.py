@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex, FileToIndex
+from megablend.formats.base import CHUNK_DTYPE, Array, FileIndex, FileToIndex
 from megablend.formats.parquet.checks import refuse, sum_by_chunk
 from megablend.formats.parquet.chunk import find_pages
 from megablend.formats.parquet.chunk_pages import ChunkPages, Search
 from megablend.formats.parquet.codecs import CODECS, unreadable
 from megablend.formats.parquet.column_chunk import Chunks, column_chunks
-from megablend.formats.parquet.count import close_documents
+from megablend.formats.parquet.count import blocks_of
 from megablend.formats.parquet.footer import read_footer
 from megablend.formats.parquet.schema import Column, find_column
 from megablend.formats.parquet.source import ByteSource
@@ -51,7 +51,7 @@ def index_file(file: FileToIndex, storage: Storage, *, span: tuple[int, int] | N
         ),
         chunks,
     )
-    blocks = _block_table(found)
+    blocks = blocks_of(found.pages, found.first_page)
     return FileIndex(
         rows=int(chunks["num_rows"].sum()),
         tokens=int(blocks["tokens"].sum()),
@@ -75,21 +75,6 @@ def _check_chunks(chunks: Chunks, column: Column) -> None:
     if column.max_rep == 0:
         rows, values = chunks["num_rows"], chunks["num_values"]
         refuse(values != rows, lambda i: f"row group {i} has {values[i]} values for {rows[i]} rows")
-
-
-def _block_table(found: ChunkPages) -> Array:
-    pages = found.pages
-    blocks = np.zeros(len(pages), BLOCK_DTYPE)
-    blocks["chunk"] = np.repeat(np.arange(len(found.first_page) - 1), np.diff(found.first_page))
-    for name in ("offset", "stored_bytes", "decoded_bytes", "tokens", "encoding"):
-        blocks[name] = pages[name]
-    if (pages["rows"] >= 0).all():
-        blocks["rows"] = pages["rows"]
-        blocks["ends"], blocks["flags"] = close_documents(pages)
-    else:
-        blocks["rows"] = blocks["ends"] = -1
-    blocks["first_token"] = np.cumsum(blocks["tokens"]) - blocks["tokens"]
-    return blocks
 
 
 def _chunk_table(chunks: Chunks, found: ChunkPages, blocks: Array, first_rows: npt.NDArray[np.int64]) -> Array:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from megablend.formats import format_of
 from megablend.formats.base import FileIndex, FileToIndex
-from megablend.formats.parquet.by_page_index import read_column_indexes, read_offset_indexes
+from megablend.formats.parquet.by_page_index import read_page_indexes
 from megablend.formats.parquet.chunk_pages import Search
 from megablend.formats.parquet.column_chunk import column_chunks
 from megablend.formats.parquet.footer import read_footer
@@ -67,8 +67,7 @@ def parse_page_index(path: Path) -> Callable[[], int]:
     search = Search(source=source, column=column, limit=footer.offset, documents=True, in_flight=1)
 
     def parse() -> int:
-        places = read_offset_indexes(search, chunks)
-        read_column_indexes(search, chunks, places)
+        places, _ = read_page_indexes(search, chunks)
         return len(places.offsets)
 
     return parse

@@ -1,0 +1,96 @@
+"""Data pages as page indices tell them: located, and counted where the counts of levels are enough."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import kernel
+
+Int64s = npt.NDArray[np.int64]
+
+NONE = 0
+"""Nothing is wrong."""
+OTHER_VALUES = 1
+"""A chunk's counts are of `detail` levels, not of its values."""
+OTHER_ROWS = 2
+"""A page begins another number of rows than its levels say."""
+TOO_FEW_TOKENS = 3
+"""A page has more nulls than rows, or fewer tokens than rows with tokens."""
+
+MAX_BYTES = (1 << 32) - 1
+"""What a block's sizes can hold."""
+
+
+@kernel
+def count_told_pages(
+    first_page: Int64s,
+    offsets: Int64s,
+    sizes: Int64s,
+    rows: Int64s,
+    nulls: Int64s,
+    starts: Int64s,
+    levels: Int64s,
+    found: npt.NDArray[np.bool_],
+    num_values: Int64s,
+    growths: npt.NDArray[np.float64],
+    encodings: Int64s,
+    max_rep: int,
+    slot_def: int,
+    documents: bool,
+    pages: npt.NDArray[np.void],
+) -> tuple[int, int, int]:
+    """Count pages of rows that begin in them (with an OffsetIndex, all do: parquet-format, PageIndex.md).
+
+    Null elements make `scan` true: from the counts alone one cannot tell whether they fill whole rows, which then are documents
+    without tokens. Where nobody asks for documents, the rows of such a chunk are -1.
+
+    Args:
+        first_page: int64 [n + 1], the pages of each chunk.
+        offsets, sizes, rows: int64 [num_pages], as `kernels.page_index` reads them.
+        nulls: int64 [num_pages]: what makes the tokens of a flat column.
+        starts: int64 [num_pages], levels of repetition level 0.
+        levels: int64 [max_def + 1, num_pages], levels by definition level: what makes the tokens of lists.
+        found: bool [2, n], which chunks have `levels`, and which `starts`.
+        num_values: int64 [n], levels of each chunk.
+        growths: float64 [n], decoded bytes for a stored one: the index does not tell decoded sizes.
+        encodings: int64 [n].
+        slot_def: the definition level from which on a level stands for an element.
+        pages: PAGE_DTYPE [num_pages] of formats.parquet.count, filled.
+
+    Returns: the first chunk that is wrong, what is wrong with it, and a detail; n, NONE and 0 where none is.
+    """
+    max_def = len(levels) - 1
+    for i in range(len(num_values)):
+        total, is_sure = np.int64(0), True
+        for j in range(first_page[i], first_page[i + 1]):
+            page = pages[j]
+            tokens = ends = most = rows[j]
+            unsure = np.int64(0)
+            if max_rep:
+                tokens = most = levels[max_def, j]
+                for level in range(slot_def):
+                    ends -= levels[level, j]
+                for level in range(slot_def, max_def):
+                    unsure += levels[level, j]
+                if unsure:
+                    most += rows[j]
+                    is_sure = False
+                if found[1, i] and starts[j] != rows[j]:
+                    return i, OTHER_ROWS, 0
+            elif max_def:
+                tokens = ends = rows[j] - nulls[j]
+            if tokens < 0 or ends < 0 or ends > most:
+                return i, TOO_FEW_TOKENS, 0
+            for level in range(max_def + 1):
+                total += levels[level, j]
+            page["offset"], page["stored_bytes"], page["encoding"] = offsets[j], sizes[j], encodings[i]
+            page["decoded_bytes"] = min(np.ceil(sizes[j] * growths[i]), MAX_BYTES)
+            page["tokens"], page["rows"], page["inner"] = tokens, rows[j], ends
+            page["continues"], page["head"], page["tail"], page["scan"] = False, 0, 0, unsure > 0
+        if found[0, i] and total != num_values[i]:
+            return i, OTHER_VALUES, total
+        if not is_sure and not documents:
+            for j in range(first_page[i], first_page[i + 1]):
+                pages[j]["rows"] = -1
+    return len(num_values), NONE, 0

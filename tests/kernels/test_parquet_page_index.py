@@ -1,0 +1,296 @@
+"""The kernels that read page indices and count pages by them, against what was written, and rows counted one by one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megablend.formats.parquet.count import PAGE_DTYPE
+from megablend.formats.parquet.thrift import Kind, write_struct
+from megablend.kernels import page_index, told_pages
+from megablend.kernels.documents import sum_chunks
+from megablend.kernels.page_index import MIN_LOCATION_BYTES, page_counts, page_locations
+from megablend.kernels.told_pages import count_told_pages
+
+SETTINGS = settings(max_examples=150, derandomize=True, deadline=None)
+Int64s = npt.NDArray[np.int64]
+Fields = list[tuple[int, Kind, object]]
+Place = tuple[int, int, int]
+"""Offset, size, first row."""
+LIMIT = 1 << 40
+
+
+def side_by_side(parts: list[bytes]) -> tuple[npt.NDArray[np.uint8], Int64s, Int64s]:
+    """Parts with a byte between them, and where each begins and ends."""
+    ends = np.cumsum([len(part) + 1 for part in parts]) - 1
+    begins = ends - [len(part) for part in parts]
+    return np.frombuffer(b"\xff".join(parts) + b"\xff", np.uint8), begins, ends
+
+
+def offset_index(places: list[Place]) -> bytes:
+    kinds = Kind.I64, Kind.I32, Kind.I64
+    structs = [write_struct(list(zip((1, 2, 3), kinds, place, strict=True))) for place in places]
+    return write_struct([(1, Kind.LIST, (Kind.STRUCT, structs)), (2, Kind.LIST, (Kind.I64, [7, 8]))])
+
+
+def locations(parts: list[bytes], starts: list[int], num_rows: list[int]) -> tuple[tuple[int, int, int], list[Int64s]]:
+    data, begins, ends = side_by_side(parts)
+    offsets, sizes, rows = np.full((3, len(data) // MIN_LOCATION_BYTES), -9, np.int64)
+    first_page = np.full(len(parts) + 1, -9, np.int64)
+    found = page_locations(
+        data, begins, ends, np.array(starts), LIMIT, np.array(num_rows), first_page, offsets, sizes, rows
+    )
+    return found, [first_page, offsets, sizes, rows]
+
+
+@st.composite
+def chunks_of_places(draw: st.DrawFn) -> tuple[list[list[Place]], list[int], list[int]]:
+    """Pages of chunks, where each chunk begins, and its rows."""
+    chunks, starts, num_rows = [], [], []
+    for _ in range(draw(st.integers(1, 4))):
+        start = at = draw(st.integers(1, 2**39))
+        places, row = [], 0
+        for gap, size, rows in draw(
+            st.lists(
+                st.tuples(st.integers(0, 99), st.integers(0, 2**31 - 1), st.integers(0, 2**33)), min_size=1, max_size=9
+            )
+        ):
+            places.append((at + gap, size, row))
+            at, row = at + gap + size, row + rows
+        chunks.append(places)
+        starts.append(start)
+        num_rows.append(row)
+    return chunks, starts, num_rows
+
+
+@SETTINGS
+@given(chunks_of_places(), st.integers(1, 30))
+def test_places_of_pages(written: tuple[list[list[Place]], list[int], list[int]], cut: int) -> None:
+    chunks, starts, num_rows = written
+    parts = [offset_index(places) for places in chunks]
+    found, (first_page, offsets, sizes, rows) = locations(parts, starts, num_rows)
+    assert found == (len(chunks), page_index.NONE, 0)
+    assert first_page.tolist() == np.cumsum([0, *map(len, chunks)]).tolist()
+    pages = [place for places in chunks for place in places]
+    assert list(zip(offsets[: len(pages)].tolist(), sizes[: len(pages)].tolist(), strict=True)) == [
+        place[:2] for place in pages
+    ]
+    for places, total, begin in zip(chunks, num_rows, first_page[:-1].tolist(), strict=True):
+        rows_of_pages = rows[begin : begin + len(places)].tolist()
+        assert [sum(rows_of_pages[:i]) for i in range(len(places))] == [place[2] for place in places]
+        assert sum(rows_of_pages) == total
+    parts[-1] = parts[-1][:-cut]
+    assert locations(parts, starts, num_rows)[0] == (len(chunks) - 1, page_index.UNREADABLE, 0)
+
+
+@SETTINGS
+@given(chunks_of_places(), st.data())
+def test_places_that_cannot_be(written: tuple[list[list[Place]], list[int], list[int]], data: st.DataObject) -> None:
+    chunks, starts, num_rows = written
+    chunk = data.draw(st.integers(0, len(chunks) - 1))
+    places = chunks[chunk]
+    page, number = data.draw(st.integers(0, len(places) - 1)), data.draw(st.integers(0, 2))
+    extremes = st.sampled_from([-(2**63), -1, 0, 2**31, 2**48, 2**48 + 1, 2**63 - 1])
+    changed = list(places[page])
+    changed[number] = data.draw(extremes | st.integers(0, 2**41))
+    places[page] = changed[0], changed[1], changed[2]
+    covered = [byte for place in places for byte in (place[0], place[0] + place[1])]
+    firsts = [place[2] for place in places]
+    is_sound = (
+        all(0 <= value <= 2**48 for place in places for value in place)
+        and all(place[1] < 2**31 for place in places)
+        and [starts[chunk], *covered, LIMIT] == sorted([starts[chunk], *covered, LIMIT])
+        and (firsts[0] == 0 and [*firsts, num_rows[chunk]] == sorted([*firsts, num_rows[chunk]]))
+    )
+    (found, problem, _), _ = locations([offset_index(places) for places in chunks], starts, num_rows)
+    assert (found, problem == page_index.NONE) == ((len(chunks), True) if is_sound else (chunk, False))
+    if not 0 <= changed[number] <= 2**48:
+        assert problem == (page_index.BAD_OFFSET, page_index.BAD_SIZE, page_index.BAD_ROW)[number]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [],
+        [(1, Kind.I64, 5)],
+        [(1, Kind.LIST, (Kind.I64, [5]))],
+        [(1, Kind.LIST, (Kind.STRUCT, [write_struct([(1, Kind.I64, 5), (2, Kind.I32, 5)])]))],
+        [(1, Kind.LIST, (Kind.STRUCT, [write_struct([(1, Kind.BINARY, b"xxxxxxxxx")])]))],
+    ],
+)
+def test_what_is_no_offset_index(fields: Fields) -> None:
+    assert locations([write_struct(fields)], [4], [1])[0] == (0, page_index.UNREADABLE, 0)
+    no_pages = write_struct([(1, Kind.LIST, (Kind.STRUCT, []))])
+    assert locations([no_pages], [4], [1])[0] == (0, page_index.NO_PAGES, 0)
+
+
+HEIGHTS = 1, 2, 3
+"""Of counts of nulls, repetition levels, definition levels."""
+
+
+def counts(parts: list[bytes], num_pages: list[int]) -> tuple[tuple[int, int, int], Int64s, list[Int64s]]:
+    data, begins, ends = side_by_side(parts)
+    nulls, reps, defs = out = [np.full((height, sum(num_pages)), -9, np.int64) for height in HEIGHTS]
+    found, first_page = np.full((len(parts), 3), -9, np.int64), np.cumsum([0, *num_pages])
+    return page_counts(data, begins, ends, first_page, nulls, reps, defs, found), found, out
+
+
+def column_index(lists: list[list[int]]) -> bytes:
+    fields: Fields = [(i, Kind.LIST, (Kind.I64, values)) for i, values in enumerate(lists, 5) if values]
+    return write_struct([(2, Kind.LIST, (Kind.BINARY, [b"abc", b""])), *fields])
+
+
+@st.composite
+def lists_of_counts(draw: st.DrawFn) -> tuple[list[list[int]], int]:
+    """The three lists of a ColumnIndex, some of them empty, and its pages."""
+    pages = draw(st.integers(1, 4))
+    nulls = [draw(st.integers(0, 2**40)) for _ in range(pages)]
+    reps = [draw(st.integers(0, 2**38)) for _ in range(pages * 2)]
+    defs = []
+    for i in range(pages):
+        total = reps[2 * i] + reps[2 * i + 1]
+        cuts = sorted((draw(st.integers(0, total)), draw(st.integers(0, total))))
+        defs += [cuts[0], cuts[1] - cuts[0], total - cuts[1]]
+    return [values if draw(st.booleans()) else [] for values in (nulls, reps, defs)], pages
+
+
+@SETTINGS
+@given(st.lists(lists_of_counts(), min_size=1, max_size=4), st.data())
+def test_counts_of_column_indexes(chunks: list[tuple[list[list[int]], int]], data: st.DataObject) -> None:
+    absent = data.draw(st.integers(-1, len(chunks) - 1))
+    if absent >= 0:
+        chunks[absent] = [[], [], []], chunks[absent][1]
+    parts = [b"" if i == absent else column_index(lists) for i, (lists, _) in enumerate(chunks)]
+    num_pages = [pages for _, pages in chunks]
+    problem, found, out = counts(parts, num_pages)
+    assert problem == (len(chunks), page_index.NONE, 0)
+    assert found.tolist() == [[len(values) for values in lists] for lists, _ in chunks]
+    for kind, height in enumerate(HEIGHTS):
+        expected = [number for lists, pages in chunks for number in lists[kind] or [-9] * height * pages]
+        assert out[kind].T.ravel().tolist() == expected
+    chunk, kind = data.draw(st.integers(0, len(chunks) - 1)), data.draw(st.integers(0, 2))
+    if parts[chunk]:
+        assert counts([*parts[:chunk], parts[chunk][:-1]], num_pages[: chunk + 1])[0] == (
+            chunk,
+            page_index.UNREADABLE,
+            0,
+        )
+    values = chunks[chunk][0][kind]
+    if values:
+        values.append(5)
+        parts[chunk] = column_index(chunks[chunk][0])
+        assert counts(parts, num_pages)[0] == (chunk, page_index.INCOMPLETE, kind)
+        values.pop()
+        before, values[-1] = values[-1], data.draw(st.sampled_from([-1, -(2**63), 2**40 + 1, 2**63 - 1]))
+        parts[chunk] = column_index(chunks[chunk][0])
+        assert counts(parts, num_pages)[0] == (chunk, page_index.BAD_COUNT, kind)
+        values[-1] = before + 1
+        parts[chunk] = column_index(chunks[chunk][0])
+        differs = kind > 0 and all(chunks[chunk][0][1:])
+        if before < 2**40:
+            assert counts(parts, num_pages)[0][:2] == (
+                (chunk, page_index.SUMS_DIFFER) if differs else (len(chunks), page_index.NONE)
+            )
+
+
+ROWS = st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=4), max_size=5)
+
+
+def told(
+    chunks: list[list[list[list[int | None] | None]]], *, documents: bool, wrong: dict[str, int] | None = None
+) -> tuple[tuple[int, int, int], npt.NDArray[np.void]]:
+    """Pages of rows, as page indices have them: the numbers of nulls, empty lists, null elements and tokens."""
+    pages = [page for chunk in chunks for page in chunk]
+    levels = np.zeros((4, len(pages)), np.int64)
+    for i, page in enumerate(pages):
+        for row in page:
+            if not row:
+                levels[0 if row is None else 1, i] += 1
+            for element in row or []:
+                levels[2 if element is None else 3, i] += 1
+    rows = np.array([len(page) for page in pages], np.int64)
+    first_page = np.cumsum([0, *map(len, chunks)])
+    values = np.array([levels[:, a:b].sum() for a, b in pairwise(first_page)])
+    starts = rows.copy()
+    for name, i in (wrong or {}).items():
+        {"levels": levels[0], "starts": starts, "values": values}[name][i] += 1
+    numbers, kinds = np.arange(len(pages)), np.arange(len(chunks))
+    out = np.full(len(pages), -9, PAGE_DTYPE)
+    found = np.ones((2, len(chunks)), bool)
+    growths = (kinds + 1) / 3
+    problem = count_told_pages(
+        *(first_page, numbers * 100, numbers * 10, rows, np.zeros_like(rows), starts, levels, found, values),
+        *(growths, kinds, 1, 2, documents, out),
+    )
+    return problem, out
+
+
+@SETTINGS
+@given(st.lists(st.lists(ROWS, min_size=1, max_size=4), min_size=1, max_size=3), st.booleans())
+def test_pages_are_counted_as_their_rows_are(
+    chunks: list[list[list[list[int | None] | None]]], documents: bool
+) -> None:
+    problem, pages = told(chunks, documents=documents)
+    assert problem == (len(chunks), told_pages.NONE, 0)
+    i = 0
+    for number, chunk in enumerate(chunks):
+        has_nulls = [any(None in (row or []) for row in page) for page in chunk]
+        for page, scan in zip(chunk, has_nulls, strict=True):
+            found = pages[i]
+            assert found["tokens"] == sum(element is not None for row in page for element in row or [])
+            assert found["rows"] == (len(page) if documents or not any(has_nulls) else -1)
+            assert found["scan"] == scan
+            if not scan:
+                assert found["inner"] == sum(bool(row) for row in page)
+            assert (found["offset"], found["stored_bytes"], found["encoding"]) == (i * 100, i * 10, number)
+            assert found["decoded_bytes"] == -(-i * 10 * (number + 1) // 3)
+            assert not any(found[name] for name in ("continues", "head", "tail"))
+            i += 1
+
+
+def test_counts_that_cannot_be() -> None:
+    chunks: list[list[list[list[int | None] | None]]] = [[[[1, 2]]], [[[3]], [[4], [5]]]]
+    assert told(chunks, documents=True, wrong={"values": 1})[0] == (1, told_pages.OTHER_VALUES, 3)
+    assert told(chunks, documents=True, wrong={"starts": 2})[0] == (1, told_pages.OTHER_ROWS, 0)
+    assert told(chunks, documents=True, wrong={"levels": 1})[0] == (1, told_pages.OTHER_VALUES, 4)
+    chunks[1][0] = [None]  # a null more than it has rows
+    assert told(chunks, documents=True, wrong={"levels": 1})[0] == (1, told_pages.TOO_FEW_TOKENS, 0)
+
+
+def test_flat_columns() -> None:
+    """All values are rows; without definition levels there are no nulls either."""
+    first_page, rows, nulls = np.array([0, 2]), np.array([5, 3]), np.array([2, 3])
+    for max_def, expected in [(0, [5, 3]), (1, [3, 0])]:
+        out, levels = np.zeros(2, PAGE_DTYPE), np.zeros((max_def + 1, 2), np.int64)
+        problem = count_told_pages(
+            *(first_page, rows, rows, rows, nulls, rows, levels, np.zeros((2, 1), bool), np.array([8])),
+            *(np.array([1.0]), np.array([0]), 0, max_def, True, out),
+        )
+        assert problem == (1, told_pages.NONE, 0)
+        assert out["tokens"].tolist() == out["inner"].tolist() == expected
+        assert out["rows"].tolist() == [5, 3]
+
+
+@SETTINGS
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 2), st.booleans()), max_size=4), min_size=1, max_size=5
+    )
+)
+def test_sums_of_chunks(chunks: list[list[tuple[int, int, bool]]]) -> None:
+    pages = np.zeros(sum(map(len, chunks)), PAGE_DTYPE)
+    for page, (rows, tokens, continues) in zip(pages, (page for chunk in chunks for page in chunk), strict=True):
+        page["rows"], page["tokens"], page["continues"] = rows, tokens, continues
+    sums = np.full((3, len(chunks)), -9, np.int64)
+    all_filled = sum_chunks(pages, np.cumsum([0, *map(len, chunks)]), sums)
+    assert all_filled == all(rows or tokens for chunk in chunks for rows, tokens, _ in chunk)
+    for (rows, tokens, continues), chunk in zip(sums.T.tolist(), chunks, strict=True):
+        filled = [page for page in chunk if page[:2] != (0, 0)]
+        assert rows == (-1 if any(page[0] < 0 for page in filled) else sum(page[0] for page in filled))
+        assert tokens == sum(page[1] for page in filled)
+        assert continues == (bool(filled) and filled[0][2])
