@@ -42,57 +42,53 @@ def sum_chunks(pages: npt.NDArray[np.void], first_page: Int64s, sums: Int64s) ->
 def fill_blocks(
     pages: npt.NDArray[np.void],
     first_page: Int64s,
-    is_known: bool,
     continues_flag: int,
     closes_flag: int,
     carries_flag: int,
     blocks: npt.NDArray[np.void],
 ) -> None:
-    """Make blocks of pages.
+    """Make blocks of pages, of which each has rows or tokens, and follow the rows from page to page.
 
     Args:
         pages: [num_pages], records as formats.parquet.count has them; a chunk's first page begins with a row.
         first_page: int64 [num_chunks + 1], the pages of each chunk.
-        is_known: whether the rows of all pages are; otherwise `rows` and `ends` are -1, and no flags are set.
-        blocks: BLOCK_DTYPE [num_pages] of formats.base, filled.
+        blocks: BLOCK_DTYPE [num_pages] of formats.base, filled. Where the rows of a page are not known, `rows` and `ends` of all
+            are -1, and no flags are set.
     """
+    is_known = True
+    for i in range(len(pages)):
+        is_known &= pages[i]["rows"] >= 0
     first_token = np.int64(0)
     for chunk in range(len(first_page) - 1):
-        for i in range(first_page[chunk], first_page[chunk + 1]):
+        carried, begin, end = np.int64(0), first_page[chunk], first_page[chunk + 1]
+        for i in range(begin, end):
             page, block = pages[i], blocks[i]
             block["chunk"], block["offset"], block["encoding"] = chunk, page["offset"], page["encoding"]
             block["stored_bytes"], block["decoded_bytes"] = page["stored_bytes"], page["decoded_bytes"]
             block["tokens"], block["first_token"] = page["tokens"], first_token
-            block["rows"], block["ends"], block["flags"] = page["rows"] if is_known else -1, -1, 0
             first_token += page["tokens"]
-    if is_known:
-        _follow_documents(pages, continues_flag, closes_flag, carries_flag, blocks)
+            block["rows"], block["ends"], block["flags"] = -1, -1, 0
+            if is_known:
+                closes = i + 1 == end or not pages[i + 1]["continues"]
+                block["rows"] = page["rows"]
+                block["ends"], last = _documents(page, carried, closes)
+                if page["continues"]:
+                    block["flags"] = continues_flag | (carries_flag if carried > 0 else 0)
+                if closes:
+                    block["flags"] |= closes_flag
+                carried = np.int64(0) if closes else last
 
 
 @device
-def _follow_documents(
-    pages: npt.NDArray[np.void],
-    continues_flag: int,
-    closes_flag: int,
-    carries_flag: int,
-    blocks: npt.NDArray[np.void],
-) -> None:
-    """Follow rows from page to page: which documents with tokens end there, and the flags that hold."""
-    carried = np.int64(0)  # tokens, in earlier pages, of the row that is open at the page's beginning
-    for i in range(len(pages)):
-        page = pages[i]
-        closes = i + 1 == len(pages) or not pages[i + 1]["continues"]
-        flag = closes_flag if closes else 0
-        ends = page["inner"]
-        open_tokens = carried + page["head"]
-        if page["continues"]:
-            flag |= continues_flag
-            if carried > 0:
-                flag |= carries_flag
-            if page["rows"] > 0 and open_tokens > 0:
-                ends += 1
-        last = page["tail"] if page["rows"] > 0 else open_tokens
-        if closes and last > 0:
-            ends += 1
-        carried = np.int64(0) if closes else last
-        blocks[i]["ends"], blocks[i]["flags"] = ends, flag
+def _documents(page: np.void, carried: int, closes: bool) -> tuple[int, int]:
+    """Documents with tokens that end in a page; tokens, so far, of the row that is open at its end.
+
+    Args:
+        carried: tokens, in earlier pages, of the row that is open at the page's beginning.
+        closes: the page's last row ends in it.
+    """
+    open_tokens = carried + page["head"]
+    has_rows = page["rows"] > 0
+    last = page["tail"] if has_rows else open_tokens
+    ends = page["inner"] + (page["continues"] and has_rows and open_tokens > 0) + (closes and last > 0)
+    return ends, last

@@ -9,13 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.jit import Pointer, device, kernel, pointer_at
-from megablend.kernels.thrift import I8, I64, LIST, STRUCT, UNUSUAL, integer, list_header, next_field, skip
+from megablend.kernels.thrift import I8, I32, I64, LIST, STRUCT, UNUSUAL, integer, list_header, next_field, skip
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 
 MIN_LOCATION_BYTES = 7
 """A PageLocation: three fields of a header and a byte each, and its end."""
+FIRST_I64 = NEXT_I64 = 1 << 4 | I64
+"""A field's header: its number is by one higher than that of the field before it."""
+NEXT_I32 = 1 << 4 | I32
 MAX_OFFSET = 1 << 48
 """No honest place in a file, size or number of rows is larger."""
 MAX_PAGE_BYTES = (1 << 31) - 1
@@ -132,6 +135,14 @@ def _locations(data: Pointer, at: int, end: int, offsets: Int64s, sizes: Int64s,
 def _location(data: Pointer, at: int, end: int) -> tuple[int, int, int, int]:
     """Of a PageLocation: the position after it, offset, size, first row."""
     offset = size = row = np.int64(0)
+    if at < end and data[at] == FIRST_I64:  # as all writers write it
+        then, offset = integer(data, at + 1, end, I64)
+        if 0 <= then < end and data[then] == NEXT_I32:
+            then, size = integer(data, then + 1, end, I32)
+            if 0 <= then < end and data[then] == NEXT_I64:
+                then, row = integer(data, then + 1, end, I64)
+                if 0 <= then < end and data[then] == 0:
+                    return then + 1, offset, size, row
     field, seen = 0, 0
     while True:
         at, field, kind = next_field(data, at, end, field)
@@ -250,16 +261,17 @@ def _counts(
 
 @device
 def _integers(data: Pointer, at: int, end: int, kind: int, count: int, out: Int64s) -> int:
-    """Of a list's elements: the position after them. They are `out`'s columns, one after the other."""
+    """Of a list's elements: the position after them. They are `out`'s columns, one after the other; if not as many, left out."""
     height, width = out.shape
-    page, level = 0, 0
-    for _ in range(count):
-        if at < 0:
-            break
-        at, value = integer(data, at, end, kind)
-        if page < width:
-            out[level, page] = value
-        level += 1
-        if level == height:
-            page, level = page + 1, 0
+    if count != height * width:
+        for _ in range(count):
+            at, _ = integer(data, at, end, kind)
+            if at < 0:
+                break
+        return at
+    for page in range(width):
+        for level in range(height):
+            at, out[level, page] = integer(data, at, end, kind)
+            if at < 0:
+                return at
     return at

@@ -91,7 +91,20 @@ def list_header(data: Pointer, at: int, end: int) -> tuple[int, int, int]:
 @device
 def skip(data: Pointer, at: int, end: int, kind: int) -> int:
     """The position after a field's value."""
-    return _skip_nested(data, at, end, kind, 1) if kind in (LIST, SET, STRUCT) else _skip_plain(data, at, end, kind)
+    if kind not in (LIST, SET, STRUCT):
+        return _skip_plain(data, at, end, kind)
+    count = np.int64(1)
+    if kind != STRUCT:
+        at, count, kind = list_header(data, at, end)
+        if kind in (TRUE, FALSE):  # as an element, a boolean takes a byte
+            kind = I8
+        if at >= 0 and kind not in (LIST, SET, STRUCT):
+            for _ in range(count):
+                at = _skip_plain(data, at, end, kind)
+                if at < 0:
+                    break
+            return at
+    return _skip_nested(data, at, end, kind, count)
 
 
 @device

@@ -117,6 +117,5 @@ def blocks_of(pages: Pages, first_page: Counts) -> Array:
         first_page: int64 [num_chunks + 1], the pages of each chunk, of which the first begins with a row.
     """
     blocks = np.empty(len(pages), BLOCK_DTYPE)
-    is_known = bool((pages["rows"] >= 0).all())
-    fill_blocks(pages, first_page, is_known, CONTINUES, CLOSES, CARRIES, blocks)
+    fill_blocks(pages, first_page, CONTINUES, CLOSES, CARRIES, blocks)
     return blocks
