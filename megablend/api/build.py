@@ -17,6 +17,7 @@ from megablend.index.lock import build_lock
 from megablend.index.sources import SourceSpec
 from megablend.index.tabulate import TablesReport, build_tables
 from megablend.plan.ledger import Ledger, load_ledger, save_ledger
+from megablend.plan.memory import check_sample
 from megablend.plan.run import check_run, keep_orders, plan_run, store_of
 
 
@@ -60,6 +61,7 @@ def build(
     launch = launch or detect()
     try:
         checked = load_config(config, cache=cache)
+        check_sample(checked)
     except BaseException as error:
         launch.abort(error)
     sources = [

@@ -9,7 +9,7 @@ from typing import Any
 from megablend.api.runs import ConfigLike, newest_generation, open_run
 from megablend.config import SPLITS, load_config
 from megablend.config.numbers import whole_number
-from megablend.errors import CacheError, PlanError
+from megablend.errors import CacheError, ConfigError, PlanError
 from megablend.index.cache import Generation, list_generations
 from megablend.index.documents import table_bytes
 from megablend.plan.amplification import read_amplification
@@ -44,6 +44,8 @@ def describe(
     if micro_batch_size is not None:
         whole_number("micro_batch_size", micro_batch_size, least=1)
     if isinstance(what, str | Path) and Path(what).is_dir():
+        if cache is not None:
+            raise ConfigError(f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected one of them")
         return describe_cache(str(what))
     config = load_config(what, cache=cache)
     run = open_run(config, "train")

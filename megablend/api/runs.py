@@ -12,6 +12,7 @@ from megablend.errors import CacheError, ConfigError, StateError
 from megablend.index.cache import Generation, list_generations, open_generation
 from megablend.index.store import BlockStore
 from megablend.plan.ledger import Ledger, load_ledger
+from megablend.plan.memory import check_sample
 from megablend.plan.run import Run, plan_run, store_of
 from megablend.plan.state import State
 
@@ -22,6 +23,7 @@ def open_run(config: Config, split: str, state: State | None = None) -> Run:
     """The run behind a dataset. Raises as `megablend.open` does."""
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
+    check_sample(config)
     ledger = load_ledger(config.cache, config.run)
     if state is None:
         if ledger is None:

@@ -69,10 +69,12 @@ def _read(path: Path) -> tuple[dict[str, Any], _Places]:
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        language = "JSON" if path.suffix == ".json" else "YAML"
+        raise ConfigError(f"{where}: not valid {language}: {getattr(error, 'problem', None) or error}") from None
     places = _Places(str(path), node)
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: found {type(data).__name__}, expected keys such as cache, sequence_length, sources")
+        found = "nothing" if data is None else type(data).__name__
+        raise ConfigError(f"{path}: found {found}, expected keys such as cache, sequence_length, sources")
     for key, line in places.duplicates():
         raise ConfigError(f"{path}:{line}: {key}: given twice; keep one")
     return data, places
@@ -148,6 +150,8 @@ def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
             near = difflib.get_close_matches(str(problem["input"]), expected.replace("'", " ").split(), n=1)
             message = f"found {problem['input']!r}, expected {expected}"
             message += f"; did you mean {near[0]!r}?" if near else ""
+        elif problem["type"] == "tuple_type":
+            message = f"found {problem['input']!r}, expected a list"
         elif problem["type"] != "value_error":
             message = f"found {problem['input']!r}: {message[0].lower()}{message[1:]}"
         yield f"{places.line(location)}: {key}: {message}" if key else f"{places.name}: {message}"
@@ -172,6 +176,8 @@ def _absolute(config: Config, base: Path, places: _Places) -> Config:
 
 
 def _absolute_path(path: str, base: Path, place: str) -> str:
+    if "\0" in path:
+        raise ConfigError(f"{place}: found {path!r}, expected a path; none has NUL characters")
     if not path:
         raise ConfigError(f"{place}: found '', expected a path; `.` is the folder itself")
     if "://" in path:

@@ -110,6 +110,15 @@ def sample_bytes(config: Config) -> int:
     return found
 
 
+def check_sample(config: Config) -> None:
+    """Raises: ConfigError where a single sample takes more than `memory`: nothing could read it."""
+    if (size := sample_bytes(config)) > config.memory:
+        raise ConfigError(
+            f"memory: found {shown(config.memory)}, expected more than {shown(size)}, which one sample of sequence_length "
+            f"{config.sequence_length:,} takes in a batch; raise memory, or lower sequence_length"
+        )
+
+
 def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
     """How many of the run's lanes a process reads, of which each step begins `stride` samples after the one before."""
     return min(lanes, micro_batch_size * (lanes // math.gcd(lanes, stride)))

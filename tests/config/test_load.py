@@ -121,6 +121,7 @@ BAD = [
     ("split: 95,5,0", "split: 0,0,0", 6, "split", "not all 0"),
     ("split: 95,5,0", "split: 1,2,3,4", 6, "split", "up to three numbers"),
     ("lanes: 8", "lanes: 0", 8, "lanes", "greater than or equal to 1"),
+    ("max_epochs: 4", "extra_columns: mask", 12, "sources[1].extra_columns", "found 'mask', expected a list"),
     ("cache: cache", "cache: ''", 1, "cache", "found '', expected a path"),
     ("cache: cache", "cache: s3://bucket/c", 1, "cache", "object stores come in a later release"),
     ("data/docs_text", "s3://bucket/docs", 12, "sources[1].path", "object stores come in a later release"),
@@ -203,6 +204,25 @@ def test_json_with_tabs(tmp_path: Path) -> None:
     assert load_config(path).sequence_length == 8
 
 
+def test_json_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text('{"cache": ')
+    with pytest.raises(ConfigError, match=r"run\.json:2: not valid JSON: "):
+        load_config(path)
+
+
+def test_sources_of_a_split_are_a_list() -> None:
+    with pytest.raises(ConfigError, match=r"config: sources\.valid: found \{.*\}, expected a list"):
+        load_config(MINIMAL | {"sources": {"train": MINIMAL["sources"], "valid": {"name": "b", "path": "b.arrow"}}})
+
+
+def test_a_path_with_a_nul() -> None:
+    with pytest.raises(
+        ConfigError, match=r"config: sources\[0\]\.path: found 'a\\x00b', expected a path; none has NUL"
+    ):
+        load_config(MINIMAL | {"sources": [{"name": "a", "path": "a\0b"}]})
+
+
 def test_an_alias_of_itself(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sources\[0\]"):
         load_config(write(tmp_path, "cache: c\nsequence_length: 5\nsources: &a [*a]\n"))
@@ -211,7 +231,7 @@ def test_an_alias_of_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "found NoneType, expected keys"),
+        ("", "found nothing, expected keys"),
         ("- a", "found list, expected keys"),
         ("a: [", "not valid YAML"),
         ("a: b: c", "2?1: not valid YAML"),

@@ -47,6 +47,18 @@ def test_batches_are_counted_as_they_are(tmp_path: Path, settings: dict[str, Any
     assert 1 <= counted / made / sizes.get("num_batches", 2) <= 1.2
 
 
+@pytest.mark.parametrize("settings", [{"sequence_length": 10**15}, {"sequence_length": 8192, "memory": "255KiB"}])
+def test_a_sample_larger_than_the_memory_is_refused_before_anything_is_read(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    config = make_config(tmp_path, [{"name": "a", "path": "none.arrow", "weight": 1}], samples=1, **settings)
+    for function in (megablend.build, megablend.open, megablend.describe):
+        with pytest.raises(
+            megablend.ConfigError, match=r"memory: found .*, expected more than .* one sample of sequence_l"
+        ):
+            function(config)
+
+
 def test_what_is_refused_says_how_much_would_do(tmp_path: Path) -> None:
     run = run_of(tmp_path, memory=2000, cycle=64, sequence_length=20)
     with pytest.raises(
