@@ -1,0 +1,54 @@
+"""What was made last is kept, and made once for all threads."""
+
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from megablend.index.recent import Recent
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    recent, made = Recent[int](2), list[int]()
+
+    def get(key: int) -> int:
+        return recent.get(key, lambda: made.append(key) or -key)  # type: ignore[func-returns-value]
+
+    assert [get(key) for key in (1, 2, 1, 3, 1, 2)] == [-1, -2, -1, -3, -1, -2]
+    assert made == [1, 2, 3, 2]
+    recent.resize(1)
+    assert [get(key) for key in (2, 2, 1)] == [-2, -2, -1]
+    assert made == [1, 2, 3, 2, 1]
+
+
+@pytest.mark.timeout(60)
+def test_threads_that_make_a_value_at_the_same_time_get_the_same() -> None:
+    recent, both = Recent[object](2), threading.Barrier(2)
+
+    def make() -> object:
+        both.wait()
+        return object()
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: recent.get("x", make), range(2))
+    assert first is second is recent.get("x", object)
+
+
+@pytest.mark.timeout(60)
+def test_a_value_that_is_kept_is_there_for_all_threads_at_all_times() -> None:
+    recent, made = Recent[int](2), list[int]()
+    recent.get("x", lambda: 1)
+
+    def use(_: int) -> int:
+        return sum(recent.get("x", lambda: made.append(1) or 1) for _ in range(20_000))  # type: ignore[func-returns-value]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(use, range(4))) == 80_000
+    assert not made
+
+
+def test_it_is_pickled_without_its_values() -> None:
+    recent = Recent[int](2)
+    recent.get("x", lambda: 1)
+    assert pickle.loads(pickle.dumps(recent)).get("x", lambda: 2) == 2
