@@ -218,6 +218,30 @@ def _fadvise() -> Callable[[int, int, int, int], int]:
     return cast("Callable[[int, int, int, int], int]", found)
 
 
+def library_function(library: str, name: str, result: str, *arguments: str) -> Callable[..., int] | None:
+    """A C function of a shared library, for kernels to call; None where this system does not have it.
+
+    Args:
+        library: as the loader knows it, such as "libzstd.so.1".
+        result, arguments: numba's names of integer types; addresses are "uintp".
+    """
+    from llvmlite import binding as llvm
+    from numba.core import config, types
+
+    try:
+        found = getattr(ctypes.CDLL(library), name)
+        llvm.load_library_permanently(library)
+    except (OSError, AttributeError, RuntimeError):
+        return None
+    if vars(config)["DISABLE_JIT"]:
+        kinds = {"uintp": ctypes.c_size_t, "intc": ctypes.c_int}
+        found.restype, found.argtypes = kinds[result], [kinds[argument] for argument in arguments]
+        return cast("Callable[..., int]", lambda *values: found(*map(int, values)))
+    open_types: Any = types
+    kind = getattr(open_types, result)(*(getattr(open_types, argument) for argument in arguments))
+    return cast("Callable[..., int]", open_types.ExternalFunction(name, kind))
+
+
 load64 = _load64()
 """load64(pointer, index): the 8 bytes from `index` on, little-endian."""
 store64 = _store64()

@@ -123,7 +123,7 @@ NO_PIECES.setflags(write=False)
 class BlockReader(Protocol):
     """Reads blocks of one indexed file. Safe to share between threads, and after a fork."""
 
-    def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> list[DecodedBlock]:
+    def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> Sequence[DecodedBlock]:
         """Decode blocks.
 
         Args:

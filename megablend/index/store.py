@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from megablend.formats import FORMATS
 from megablend.formats.base import NO_PIECES, Array, BlockReader, DecodedBlock
+from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.eod import with_eod
-from megablend.formats.parquet.decode import DICTIONARY_ENCODINGS
+from megablend.formats.parquet.decode import is_by_dictionary
 from megablend.index.cache import Generation, SourceEntry
 from megablend.index.extra import ExtraColumn, beside
 from megablend.index.recent import Recent
@@ -94,7 +95,7 @@ class BlockStore:
         self._opened = Recent[_Opened](MAX_OPEN_FILES)
         self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
 
-    def read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> list[DecodedBlock]:
+    def read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> DecodedBlocks:
         """Decode blocks.
 
         Args:
@@ -105,19 +106,31 @@ class BlockStore:
             CorruptFileError.
         """
         numbers = self._checked(ids)
-        decoded: list[DecodedBlock] = [None] * len(numbers)  # type: ignore[list-item]
+        parts, places = list[DecodedBlocks](), list[npt.NDArray[np.int64]]()
         for here, opened, rows in self._by_reader(numbers):
-            with_pieces = pieces or opened.eod is not None or opened.source.name in self.extra
-            blocks = opened.reader.read(rows, opened.chunks, pieces=with_pieces)
-            extra = self._beside(opened, numbers[here], blocks)
-            if opened.eod is not None:
-                flags = rows["flags"].tolist()
-                blocks = [with_eod(block, flag, opened.eod) for block, flag in zip(blocks, flags, strict=True)]
-            if extra is not None:
-                blocks = [DecodedBlock(b.tokens, b.offsets, each) for b, each in zip(blocks, extra, strict=True)]
-            for i, block in zip(here.tolist(), blocks, strict=True):
-                decoded[i] = block if pieces else DecodedBlock(block.tokens, NO_PIECES, block.extra)
-        return decoded
+            parts.append(self._read(opened, numbers[here], rows, pieces=pieces))
+            places.append(here)
+        found = DecodedBlocks.joined(parts)
+        return found if len(parts) < 2 else found.taken(np.argsort(np.concatenate(places)))
+
+    def _read(self, opened: _Opened, ids: npt.NDArray[np.int64], rows: Array, *, pieces: bool) -> DecodedBlocks:
+        """Blocks of a file, with what is put in and what lies beside."""
+        columns, eod = self.extra.get(opened.source.name), opened.eod
+        blocks = opened.reader.read(rows, opened.chunks, pieces=pieces or eod is not None or columns is not None)
+        if eod is None and columns is None:
+            found = DecodedBlocks.of(blocks)
+            return found if pieces else found.without_offsets()
+        extra: list[tuple[Array, ...]] = [()] * len(ids)
+        if columns is not None:
+            extra = beside(self.generation, columns, opened.source, self._read_extra, ids, blocks, eod=eod is not None)
+        if eod is not None:
+            blocks = [with_eod(block, flag, eod) for block, flag in zip(blocks, rows["flags"].tolist(), strict=True)]
+        return DecodedBlocks.of(
+            [
+                DecodedBlock(block.tokens, block.offsets if pieces else NO_PIECES, each)
+                for block, each in zip(blocks, extra, strict=True)
+            ]
+        )
 
     def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
         """Where documents lie in blocks, end-of-document tokens not counted; see BlockReader.pieces. Raises as `read` does."""
@@ -169,7 +182,7 @@ class BlockStore:
     def dictionaries(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Dictionaries that blocks `ids` int64 [n] refer to: numbers, and bytes as they are stored (0: none). int64 [n] each."""
         numbers, sizes = self.generation.chunks_of(ids, "dictionary_bytes")
-        needed = np.isin(self.generation.blocks(ids)["encoding"], DICTIONARY_ENCODINGS)
+        needed = is_by_dictionary(self.generation.blocks(ids)["encoding"])
         return numbers, np.where(needed, sizes, 0).astype(np.int64)
 
     @cached_property
@@ -180,16 +193,6 @@ class BlockStore:
         ]
         extra = np.array(sizes, np.int64)[self.generation.file_sources]
         return _ByFile(eods[self.generation.file_sources], self.generation.file_token_bytes, extra)
-
-    def _beside(
-        self, opened: _Opened, ids: npt.NDArray[np.int64], blocks: list[DecodedBlock]
-    ) -> list[tuple[Array, ...]] | None:
-        """The numbers of extra columns for blocks of a file; None where none were asked for."""
-        columns = self.extra.get(opened.source.name)
-        if columns is None:
-            return None
-        eod = opened.eod is not None
-        return beside(self.generation, columns, opened.source, self._read_extra, ids, blocks, eod=eod)
 
     def _read_extra(self, ids: npt.NDArray[np.int64]) -> list[DecodedBlock]:
         """Blocks of extra columns, of which the last ones are kept. Needs no lock: each step on the dict is one of Python's."""
@@ -222,9 +225,9 @@ class BlockStore:
         """For each file that blocks lie in: which of them, the file, their rows of its block table."""
         files = self.generation.file_of(numbers)
         rows = self.generation.blocks(numbers)
-        for file in np.unique(files):
+        for file in sorted(set(files.tolist())):
             here = np.flatnonzero(files == file)
-            yield here, self._open(int(file)), rows[here]
+            yield here, self._open(file), rows[here]
 
     def _open(self, file: int) -> _Opened:
         def enter() -> _Opened:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import kernel, pointer_at
+from megablend.jit import device, pointer_at
 from megablend.kernels.hybrid import bits_at, next_run
 
 
-@kernel
+@device
 def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool_]) -> int:
     """Fill `out` from `size` bytes at `address`: the hybrid of runs and groups of one bit a value, or plain bits, lowest first.
 

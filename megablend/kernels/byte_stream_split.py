@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import kernel, pointer_at
+from megablend.jit import device, pointer_at
 
 Tokens = npt.NDArray[Any]
 
 
-@kernel
+@device
 def join_streams(address: int, out: Tokens) -> None:
     """Decode BYTE_STREAM_SPLIT.
 

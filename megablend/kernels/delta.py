@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import Pointer, device, kernel, load64, pointer_at
+from megablend.jit import Pointer, device, load64, pointer_at
 from megablend.kernels.hybrid import bits_at
 from megablend.kernels.thrift import varint
 
@@ -21,7 +21,7 @@ BROKEN = -1
 """The values break off, or their header is nothing that the format allows."""
 
 
-@kernel
+@device
 def decode_delta(address: int, size: int, out: Tokens) -> int:
     """Decode DELTA_BINARY_PACKED.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import kernel, load64, pointer_at
+from megablend.jit import device, load64, pointer_at
 from megablend.kernels.hybrid import bits_at, next_run
 
 Tokens = npt.NDArray[Any]
@@ -20,7 +20,7 @@ OUT_OF_RANGE = -2
 """An index is not in the dictionary."""
 
 
-@kernel
+@device
 def decode_dictionary(address: int, size: int, dictionary: Tokens, out: Tokens) -> int:
     """Look up a page's indices: a byte with their width, then a hybrid of runs and bit-packed groups.
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from megablend.jit import Pointer, device, kernel, load64, pointer_at, store64
+from megablend.jit import Pointer, device, load64, pointer_at, store64
 
 SLACK = 32
 """Words are copied, up to 16 bytes more than needed, where at least so many are left."""
 
 
-@kernel
+@device
 def decode_lz4(address: int, size: int, out_address: int, room: int) -> int:
     """Decode a block; returns its decoded length, -1 where it is damaged or longer than `room`.
 

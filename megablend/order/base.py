@@ -85,6 +85,9 @@ def joined(parts: Sequence[Spans]) -> Spans:
 
 def by_value(values: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
     """Each value that occurs, ascending, and where: int64 [...], ascending."""
+    if len(values) and (values == values[0]).all():  # as mostly
+        yield int(values[0]), np.arange(len(values))
+        return
     order = np.argsort(values, kind="stable")
     edges = np.flatnonzero(np.diff(values[order])) + 1
     for where in np.split(order, edges) if len(order) else ():

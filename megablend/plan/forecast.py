@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -112,10 +113,37 @@ def planned(run: Run, future: Future, budget: Budget) -> Iterator[Window]:
     return windows(run, forecasts(run, future, budget), budget)
 
 
-def forecast(run: Run, samples: Int64s, step_offsets: Int64s) -> Forecast:
-    """What steps of samples need; see Forecast."""
+class Located(NamedTuple):
+    """Steps of samples, and where their tokens lie."""
+
+    samples: Int64s
+    step_offsets: Int64s
+    sources: npt.NDArray[np.int32]
+    ordinals: Int64s
+    stretches: Spans
+
+    def until(self, step: int) -> Located:
+        """The steps before `step`."""
+        num_samples = int(self.step_offsets[step])
+        num_stretches = int(np.searchsorted(self.stretches.rows, num_samples))
+        return Located(
+            self.samples[:num_samples],
+            self.step_offsets[: step + 1],
+            self.sources[:num_samples],
+            self.ordinals[:num_samples],
+            Spans(*(column[:num_stretches] for column in self.stretches)),
+        )
+
+
+def located(run: Run, samples: Int64s, step_offsets: Int64s) -> Located:
+    """Steps of samples: int64 [n], int64 [num_steps + 1]."""
     sources, ordinals = run.plan.locate_many(samples)
-    stretches = run.stretches(sources, ordinals)
+    return Located(samples, step_offsets, sources, ordinals, run.stretches(sources, ordinals))
+
+
+def forecast(run: Run, found: Located) -> Forecast:
+    """What steps of samples need; see Forecast."""
+    samples, step_offsets, sources, ordinals, stretches = found
     ids, firsts, places = np.unique(stretches.blocks, return_index=True, return_inverse=True)
     stretch_offsets = np.searchsorted(stretches.rows, step_offsets)
     steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(stretch_offsets))
@@ -153,14 +181,15 @@ def forecasts(run: Run, future: Future, budget: Budget) -> Iterator[Forecast]:
     plannable = int(budget.planning / STRETCH_BYTES / stretches_of_a_sample(run))
     step, samples = 0, min(FIRST_SAMPLES, plannable)
     while len((given := future.samples(step, max(1, samples // future.micro_batch_size)))[0]):
-        found = forecast(run, *given)
+        places = located(run, *given)
+        found = forecast(run, places)
         plannable = int(budget.planning / STRETCH_BYTES * len(found.samples) / len(found.places))
         samples = min(2 * samples, WINDOW_SAMPLES, plannable)
         max_bytes = room(found, budget)
         order = np.argsort(found.first_use, kind="stable")
         fitting = int(np.searchsorted(np.cumsum(found.sizes[order]), max_bytes // 2, side="right"))
         if fitting < len(order) and found.num_steps > 1:
-            found = forecast(run, *future.samples(step, max(1, int(found.first_use[order[fitting]]))))
+            found = forecast(run, places.until(max(1, int(found.first_use[order[fitting]]))))
         if (needed := int(found.sizes.sum())) > (max_bytes := room(found, budget)):
             largest = int(found.reading.argmax())
             raise ConfigError(

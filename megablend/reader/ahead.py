@@ -19,15 +19,17 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.base import DecodedBlock
+from megablend.formats.decoded import DecodedBlocks
 from megablend.index.store import BlockStore
 from megablend.order.base import Spans
-from megablend.plan.forecast import Window
+from megablend.plan.forecast import Forecast, Window
 from megablend.plan.memory import Budget
 from megablend.plan.run import Run
 from megablend.reader.gate import Gate
 from megablend.reader.samples import Samples, continued, gather
-from megablend.reader.table import BlockTable, Entries, entries
+from megablend.reader.table import BlockTable
+
+Int64s = npt.NDArray[np.int64]
 
 READ_BYTES = 4 << 20
 """Blocks of a file that are read and decoded in one go, in decoded bytes; or one block. Less where memory is little."""
@@ -39,14 +41,14 @@ READS_AHEAD = 32
 class _Read:
     """Blocks on their way from the disk."""
 
-    places: list[int]
-    """In their window's forecast."""
+    places: Int64s
+    """int64 [n], in their window's forecast."""
     size: int
     """Bytes that they take in memory."""
     reading: int
     """Bytes that are needed besides while they are read."""
     first_use: int
-    blocks: Pending[Entries | None] | None = None
+    blocks: Pending[DecodedBlocks | None] | None = None
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ class ReadAhead:
         self._coming: Pending[Window | None] = self._threads.submit(next, windows, None)
         self._stages: deque[_Stage] = deque()
         self._bytes = 0  # of blocks that are held or on their way
-        self._held: dict[int, tuple[DecodedBlock, int]] = {}
+        self._table = BlockTable(np.zeros(0, np.int64))
         self._step = 0
 
     def next(self) -> Samples | None:
@@ -92,8 +94,8 @@ class ReadAhead:
             return None
         stage = self._stages[0]
         self._take(stage)
-        found = _gather(self._run, stage.window, self._table, self._step, self._continues)
-        self._let_go(stage.window)
+        found = self._gather(stage.window.forecast)
+        self._let_go()
         self._step += 1
         self._issue()
         return found
@@ -101,7 +103,7 @@ class ReadAhead:
     def close(self) -> None:
         """Stop the threads and let go of all blocks."""
         self._end()
-        self._held.clear()
+        self._table = BlockTable(np.zeros(0, np.int64))
         self._stages.clear()
 
     def _enter(self) -> bool:
@@ -111,17 +113,20 @@ class ReadAhead:
         if not self._stages and not self._plan():
             return False
         window = self._stages[0].window
-        for block in window.forgets.tolist():
-            self._drop(block)
-        ids = window.forecast.ids
-        self._step, self._table = 0, BlockTable(ids)
-        places = [place for place, block in enumerate(ids.tolist()) if block in self._held]
-        self._table.put(places, entries([self._held[block][0] for block in ids[places].tolist()]))
-        order = np.argsort(window.forecast.last_use, kind="stable")
-        self._leaving = deque(order[~window.keeps[order]].tolist())
+        now = window.forecast
+        self._bytes -= self._table.drop(np.searchsorted(self._table.ids, window.forgets))
+        waiting = self._table.ids[self._table.held()]
+        self._table = self._table.moved(np.union1d(now.ids, waiting))
+        self._places = np.searchsorted(self._table.ids, now.ids)  # of the forecast's blocks in the table
+        self._stretch_places = self._places[now.places]
+        order = np.argsort(now.last_use, kind="stable")
+        order = order[~window.keeps[order]]
+        self._leaving = self._places[order]
+        self._left = np.searchsorted(now.last_use[order], np.arange(-1, now.num_steps), side="right").tolist()
+        self._step = 0
         self._continues = None
         if self._run.config.inter_document_masking:
-            self._continues = continued(self._run.store.generation, ids)
+            self._continues = continued(self._run.store.generation, self._table.ids)
         self._issue()
         return True
 
@@ -166,25 +171,22 @@ class ReadAhead:
             assert read.blocks is not None
             if (found := read.blocks.result()) is None:
                 raise RuntimeError("the interpreter is about to end: nothing is read any more")
-            ids, sizes = (
-                column[read.places].tolist() for column in (stage.window.forecast.ids, stage.window.forecast.sizes)
-            )
-            self._held.update(zip(ids, zip(found.blocks, sizes, strict=True), strict=True))
-            self._table.put(read.places, found)
+            self._table.put(self._places[read.places], found, stage.window.forecast.sizes[read.places])
             stage.unfinished.popleft()
 
-    def _let_go(self, window: Window) -> None:
-        """Drop the blocks whose last step this was."""
-        ids, last_use, places = window.forecast.ids, window.forecast.last_use, []
-        while self._leaving and last_use[self._leaving[0]] <= self._step:
-            places.append(self._leaving.popleft())
-        if places:
-            self._table.drop(places)
-            for block in ids[places].tolist():
-                self._drop(block)
+    def _gather(self, now: Forecast) -> Samples:
+        """The samples of this step, whose blocks are in the table."""
+        first, last = now.stretch_offsets[self._step : self._step + 2]
+        begin, end = now.step_offsets[self._step : self._step + 2]
+        stretches = Spans(*(column[first:last] for column in now.stretches))
+        places = self._stretch_places[first:last]
+        return gather(self._run, self._table, places, stretches, now.sources[begin:end], self._continues)
 
-    def _drop(self, block: int) -> None:
-        self._bytes -= self._held.pop(block)[1]
+    def _let_go(self) -> None:
+        """Drop the blocks whose last step this was."""
+        first, last = self._left[self._step : self._step + 2]
+        if last > first:
+            self._bytes -= self._table.drop(self._leaving[first:last])
 
 
 def _shut_down(threads: ThreadPoolExecutor, process: int) -> None:
@@ -208,7 +210,7 @@ def _reads(window: Window, files: npt.NDArray[np.int32], read_bytes: int) -> lis
     edges = (np.diff(portions, prepend=-1, append=-1) != 0) | (np.diff(files, prepend=-1, append=-1) != 0)
     reads = [
         _Read(
-            places[start:stop].tolist(),
+            places[start:stop],
             int(sizes[start:stop].sum()),
             int(reading[start:stop].sum()),
             int(first_use[start]),
@@ -220,18 +222,9 @@ def _reads(window: Window, files: npt.NDArray[np.int32], read_bytes: int) -> lis
 
 def _fetch(
     store: BlockStore, ids: npt.NDArray[np.int64], gate: Gate, reading: int, *, documents: bool
-) -> Entries | None:
+) -> DecodedBlocks | None:
     """Read and decode blocks, which takes `reading` bytes for a while; where documents begin is kept where it is asked for."""
     if not threading.main_thread().is_alive():  # the interpreter is about to end, and waits for all that was handed out
         return None
     with gate.holding(reading):
-        return entries(store.read(ids, pieces=documents))
-
-
-def _gather(run: Run, window: Window, table: BlockTable, step: int, continues: npt.NDArray[np.bool_] | None) -> Samples:
-    """The samples of a step of a window, whose blocks are in the table."""
-    now = window.forecast
-    first, last = now.stretch_offsets[step : step + 2]
-    mine = now.step_offsets[step : step + 2]
-    stretches = Spans(*(column[first:last] for column in now.stretches))
-    return gather(run, table, now.places[first:last], stretches, now.sources[slice(*mine)], continues)
+        return store.read(ids, pieces=documents)

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.formats.base import CONTINUES
+from megablend.formats.decoded import DecodedBlocks
 from megablend.index.cache import Generation
 from megablend.order.base import Spans
 from megablend.plan.run import Run
-from megablend.reader.table import BlockTable, entries
+from megablend.reader.table import BlockTable
 from megablend.reader.window import Window
 
 
@@ -78,8 +79,8 @@ def read_samples(run: Run, window: Window, ks: npt.ArrayLike) -> Samples:
 
 def _read(run: Run, window: Window, sources: npt.NDArray[np.int32], stretches: Spans, *, documents: bool) -> Samples:
     ids, places = np.unique(stretches.blocks, return_inverse=True)
-    table = BlockTable(ids)
-    table.put(range(len(ids)), entries(window.get(ids.tolist())))
+    table, blocks = BlockTable(ids), window.get(ids.tolist())
+    table.put(np.arange(len(ids)), DecodedBlocks.of(blocks), np.zeros(len(ids), np.int64))
     continues = continued(run.store.generation, ids) if documents else None
     return gather(run, table, places, stretches, sources, continues)
 

@@ -2,93 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.base import NO_PIECES, DecodedBlock
+from megablend.formats.decoded import DTYPES, DecodedBlocks, address_of
 from megablend.kernels.gather import gather_tokens, mark_documents
 from megablend.order.base import Spans
 
 Int64s = npt.NDArray[np.int64]
 
-_LIKE = [np.empty(0, name) for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")]
-_KINDS = {like.dtype: kind for kind, like in enumerate(_LIKE)}
-
-
-class Entries(NamedTuple):
-    """Blocks, and what kernels need to know of each: [n]."""
-
-    blocks: list[DecodedBlock]
-    kinds: npt.NDArray[np.int8]
-    """Numbers of their types."""
-    sizes: Int64s
-    """Tokens."""
-    tokens: Int64s
-    """Addresses of their tokens."""
-    pieces: Int64s
-    """Addresses of their offsets."""
-    counts: Int64s
-    """How many offsets."""
-    extra: tuple[Entries, ...] = ()
-    """The bits of each extra column's numbers, as if they were tokens."""
-
-
-def entries(blocks: list[DecodedBlock]) -> Entries:
-    """What a table takes in; the blocks' arrays are contiguous."""
-    columns = zip(*(block.extra for block in blocks), strict=True)
-    return Entries(
-        blocks,
-        np.array([_KINDS[block.tokens.dtype] for block in blocks], np.int8),
-        np.array([len(block.tokens) for block in blocks], np.int64),
-        np.array([_address(block.tokens) for block in blocks], np.int64),
-        np.array([_address(block.offsets) for block in blocks], np.int64),
-        np.array([len(block.offsets) for block in blocks], np.int64),
-        tuple(
-            entries([DecodedBlock(each.view(f"i{each.itemsize}"), NO_PIECES) for each in column]) for column in columns
-        ),
-    )
+_LIKE = [np.empty(0, dtype) for dtype in DTYPES]
 
 
 class BlockTable:
     """Places for blocks, which come and go.
 
     Args:
-        ids: int64 [num_blocks], their numbers in the index.
+        ids: int64 [num_blocks], their numbers in the index, ascending.
     """
 
     def __init__(self, ids: Int64s) -> None:
         self.ids = ids
-        self._blocks: list[DecodedBlock | None] = [None] * len(ids)
+        self._owners: list[Any] = [None] * len(ids)
+        self._offsets: list[Int64s | None] = [None] * len(ids)
         self._extra: list[BlockTable] = []  # the bits of each extra column's numbers, as if they were tokens
         self._kinds = np.zeros(len(ids), np.int8)
         self._sizes = np.full(len(ids), -1)  # a block that is not here has no token, not even token 0
-        self._tokens, self._pieces, self._counts = (np.zeros(len(ids), np.int64) for _ in range(3))
+        self._tokens, self._pieces, self._counts, self._bytes = (np.zeros(len(ids), np.int64) for _ in range(4))
         self._kinds_seen: set[int] = set()
 
-    def put(self, places: Sequence[int], entries: Entries) -> None:
-        """Take blocks in."""
-        for place, block in zip(places, entries.blocks, strict=True):
-            self._blocks[place] = block
-        where = np.array(places, np.int64)
-        self._kinds_seen.update(np.unique(entries.kinds).tolist())
-        self._kinds[where], self._sizes[where], self._tokens[where] = entries.kinds, entries.sizes, entries.tokens
-        self._pieces[where], self._counts[where] = entries.pieces, entries.counts
-        for column, numbers in enumerate(entries.extra):
+    def put(self, places: Int64s, blocks: DecodedBlocks, sizes: Int64s) -> None:
+        """Take blocks in.
+
+        Args:
+            places: int64 [n], where.
+            sizes: int64 [n], bytes that they count as.
+        """
+        for place, owner in zip(places.tolist(), blocks.owners, strict=True):
+            self._owners[place] = owner
+        self._kinds_seen.update(set(blocks.kinds.tolist()))
+        self._kinds[places], self._sizes[places], self._tokens[places] = blocks.kinds, blocks.sizes, blocks.tokens
+        self._bytes[places] = sizes
+        if blocks.offsets is not None:
+            for place, offsets in zip(places.tolist(), blocks.offsets, strict=True):
+                self._offsets[place] = offsets
+            self._pieces[places] = [address_of(offsets) for offsets in blocks.offsets]
+            self._counts[places] = [len(offsets) for offsets in blocks.offsets]
+        for column, numbers in enumerate(blocks.extra):
             if column == len(self._extra):
                 self._extra.append(BlockTable(self.ids))
-            self._extra[column].put(places, numbers)
+            self._extra[column].put(places, numbers, np.zeros(len(places), np.int64))
 
-    def drop(self, places: Sequence[int]) -> None:
-        """Let blocks go."""
-        for place in places:
-            self._blocks[place] = None
+    def drop(self, places: Int64s) -> int:
+        """Let blocks go, which are here; returns the bytes that they counted as."""
+        for place in places.tolist():
+            self._owners[place] = self._offsets[place] = None
         for table in self._extra:
             table.drop(places)
         self._sizes[places] = -1
         self._counts[places] = 0
+        return int(self._bytes[places].sum())
+
+    def held(self) -> Int64s:
+        """Places of the blocks that are here: int64 [...]."""
+        return np.flatnonzero(self._sizes >= 0)
+
+    def moved(self, ids: Int64s) -> BlockTable:
+        """The blocks that are here, in a table of blocks `ids` int64 [...], ascending, which has them all."""
+        table, held = BlockTable(ids), self.held()
+        places = np.searchsorted(ids, self.ids[held])
+        for old, new in zip(held.tolist(), places.tolist(), strict=True):
+            table._owners[new], table._offsets[new] = self._owners[old], self._offsets[old]
+        for name in ("_kinds", "_sizes", "_tokens", "_pieces", "_counts", "_bytes"):
+            getattr(table, name)[places] = getattr(self, name)[held]
+        table._kinds_seen = self._kinds_seen
+        table._extra = [column.moved(ids) for column in self._extra]
+        return table
 
     def gather(self, places: Int64s, spans: Spans, width: int, tokens: Int64s, labels: Int64s) -> None:
         """Tokens of samples.
@@ -135,8 +126,3 @@ class BlockTable:
         wrong = mark_documents(*blocks, places, spans.epochs, spans.starts, spans.stops, width, out)
         assert wrong < 0, f"stretch {wrong} of {len(places)} is outside of its block"
         return out
-
-
-def _address(array: npt.NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -15,7 +15,7 @@ from runs import EOD, documents, make_config, write_source
 
 import megablend
 from megablend.plan.amplification import read_amplification
-from megablend.plan.forecast import Forecast, Future, forecast, forecasts, windows
+from megablend.plan.forecast import Forecast, Future, forecast, forecasts, located, windows
 from megablend.plan.memory import Budget, lanes_of
 from megablend.plan.run import Run
 
@@ -57,7 +57,7 @@ def test_a_long_future_costs_no_more_than_its_next_steps() -> None:
 def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
     rng = random.Random(1)
     samples, offsets = Future(first=3, micro_batch_size=4, stride=9, stop=480).samples(0, 30)
-    found = forecast(run, samples, offsets)
+    found = forecast(run, located(run, samples, offsets))
     sources, ordinals = run.plan.locate_many(samples)
     assert found.sources.tolist() == sources.tolist()
     touched: dict[int, list[int]] = {}
@@ -178,6 +178,7 @@ def test_lanes_of_a_process_are_counted(lanes: int, micro_batch: int, processes:
 
 
 def test_the_blocks_of_a_forecast_are_typed(run: Run) -> None:
-    found: Forecast = forecast(run, *Future(first=0, micro_batch_size=1, stride=1, stop=480).samples(0, 3))
+    given = Future(first=0, micro_batch_size=1, stride=1, stop=480).samples(0, 3)
+    found: Forecast = forecast(run, located(run, *given))
     decoded = run.store.read(found.ids)
     assert all(size >= block.tokens.nbytes for size, block in zip(found.sizes.tolist(), decoded, strict=True))

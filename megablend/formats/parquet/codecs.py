@@ -6,26 +6,38 @@ in memory before. So each codec is held to its length in a way of its own.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import zlib
 from collections.abc import Callable
-from typing import TypeAlias
+from functools import partial
+from typing import TypeAlias, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from megablend.formats.parquet.names import CodecId, name_of
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
-from megablend.kernels.lz4 import decode_lz4
+from megablend.kernels.bodies import (
+    ZSTD_LIBRARY,
+    expand_lz4,
+    expand_lz4_plainly,
+    expand_zstd,
+    lz4_decompress,
+    zstd_decompress,
+)
+from megablend.storage.base import Int64s
 
 Buffer: TypeAlias = "bytes | memoryview | pa.Buffer"
+Many: TypeAlias = Callable[[Int64s, Int64s, Int64s, Int64s], int]
 
 
 def decompress(codec: int, data: memoryview, size: int) -> Buffer:
     """`size` bytes out of `data`. Raises MalformedError, UnsupportedError (a codec that pyarrow does not have)."""
     if codec not in CODECS:
         raise UnsupportedError(unreadable(codec))
-    function, ratio = CODECS[codec]
-    if size > len(data) * ratio + SLACK_BYTES:
+    function, _ = CODECS[codec]
+    if size > longest(codec, len(data)):
         raise MalformedError(f"{len(data)} bytes of {name_of(CodecId, codec)} cannot hold the announced {size}")
     try:
         out = function(data, size)
@@ -34,6 +46,27 @@ def decompress(codec: int, data: memoryview, size: int) -> Buffer:
     if len(out) != size:
         raise MalformedError(f"it decompresses to {len(out)} bytes, its header says {size}")
     return out
+
+
+Size = TypeVar("Size", int, Int64s)
+
+
+def longest(codec: int, size: Size) -> Size:
+    """Bytes that `size` bytes of a codec can be decompressed to, generously: a lie claims no memory."""
+    return size * CODECS[codec][1] + SLACK_BYTES
+
+
+def decompress_many(codec: int) -> Many | None:
+    """What decompresses many bodies by one call; None where this system has nothing of the kind for the codec.
+
+    It takes addresses and sizes of bodies, addresses to write to, and the lengths expected there, int64 [n] each; and returns -1,
+    or the number of one that is damaged or of another length.
+    """
+    if codec == CodecId.ZSTD and _HELD.zstd is not None:
+        return partial(expand_zstd, _HELD.zstd.address)
+    if codec == CodecId.LZ4_RAW:
+        return expand_lz4 if lz4_decompress is not None else expand_lz4_plainly
+    return None
 
 
 def unreadable(codec: int) -> str:
@@ -79,10 +112,10 @@ def _brotli(data: memoryview, size: int) -> Buffer:
 
 def _lz4_raw(data: memoryview, size: int) -> Buffer:
     stored, out = pa.py_buffer(data), pa.allocate_buffer(size)
-    length = decode_lz4(stored.address, stored.size, out.address, size)
-    if length < 0:
-        raise MalformedError(f"LZ4 cannot be decompressed to {size} bytes")
-    return out.slice(0, length)
+    fields = (np.array([number], np.int64) for number in (stored.address, stored.size, out.address, size))
+    if expand_lz4_plainly(*fields) >= 0:
+        raise MalformedError(f"LZ4 cannot be decompressed to {size} bytes, as its header says")
+    return out
 
 
 def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
@@ -100,11 +133,25 @@ def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
     return _lz4_raw(data, size)
 
 
+class _Context:
+    """A ZSTD_DCtx of the system's library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.ZSTD_createDCtx.restype = ctypes.c_void_p
+        self._free = library.ZSTD_freeDCtx
+        self._free.argtypes = [ctypes.c_void_p]
+        self.address: int = library.ZSTD_createDCtx()
+
+    def __del__(self) -> None:
+        self._free(self.address)
+
+
 class _Held(threading.local):
-    """pyarrow's codecs by name: they keep state, so that each thread has its own."""
+    """What keeps state, so that each thread has its own: pyarrow's codecs by name, and a context of zstd."""
 
     def __init__(self) -> None:
         self.codecs: dict[str, pa.Codec] = {}
+        self.zstd = None if zstd_decompress is None else _Context(ctypes.CDLL(ZSTD_LIBRARY))
 
 
 _HELD = _Held()

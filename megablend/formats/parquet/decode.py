@@ -1,162 +1,157 @@
-"""From the encoded values of a page to tokens: one table says who decodes what.
+"""From the encoded values of pages to tokens: one table says which way, one kernel goes all of them.
 
-PLAIN is a view of the bytes; kernels decode the rest. An encoding that the table does not name is found when the file is
-indexed, and read by whole row groups.
+PLAIN values stay where they were decompressed to; others are decoded into memory of their own. An encoding that the table does
+not name is found when the file is indexed, and read by whole row groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megablend.formats.decoded import address_of, addresses_of
+from megablend.formats.parquet.bodies import Bodies
 from megablend.formats.parquet.codecs import Buffer
 from megablend.formats.parquet.names import Encoding, Physical, name_of
+from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
-from megablend.kernels.booleans import decode_bits
-from megablend.kernels.byte_stream_split import join_streams
-from megablend.kernels.delta import decode_delta
-from megablend.kernels.dictionary import OUT_OF_RANGE, decode_dictionary
+from megablend.kernels.values import BITS, COPY, JOIN, LOOK_UP, RUNS, SOUND, SUM, UNLISTED, VALUES_DTYPE, decode_values
+from megablend.storage.base import Int64s
 
 BY_ROW_GROUP = -1
 """In a block's `encoding`: the block is a whole column chunk, read through pyarrow."""
-DICTIONARY_ENCODINGS = (Encoding.PLAIN_DICTIONARY, Encoding.RLE_DICTIONARY)
+_DICTIONARY = (int(Encoding.PLAIN_DICTIONARY), int(Encoding.RLE_DICTIONARY))
+"""As plain numbers: NumPy compares arrays with members of an enum slowly."""
 
 Array = npt.NDArray[Any]
 
-
-def decode_values(
-    data: Buffer,
-    begin: int,
-    num_tokens: int,
-    physical: int,
-    encoding: int,
-    dtype: np.dtype[Any],
-    dictionary: Array | None,
-) -> Array:
-    """Tokens [num_tokens] of type `dtype`, read-only; a view of `data` where the values are stored as they are.
-
-    Args:
-        data: a page's body; its values begin at data[begin], which is not beyond its end.
-        dictionary: what indices stand for, int32 or int64 [num_entries]; None where the chunk has none.
-
-    Raises: MalformedError, UnsupportedError.
-    """
-    decoder = DECODERS.get((physical, encoding))
-    if decoder is None:
-        raise UnsupportedError(f"{name_of(Physical, physical)} values in {name_of(Encoding, encoding)} cannot be read")
-    if num_tokens == 0:
-        tokens: Array = np.empty(0, dtype)
-    else:
-        tokens = _as_dtype(decoder(data, begin, num_tokens, physical, dictionary), dtype)
-    tokens.setflags(write=False)
-    return tokens
-
-
-def plain_values(data: Buffer, begin: int, count: int, physical: int) -> Array:
-    """`count` PLAIN values from data[begin] on, int32 or int64 [count], as a view. Raises MalformedError."""
-    stored = STORED[physical]
-    left = len(data) - begin
-    if count * stored.itemsize > left:
-        raise MalformedError(f"{count} values need {count * stored.itemsize} bytes, {left} are left in the page")
-    values: Array = np.frombuffer(data, stored, count, begin)
-    return values
-
-
 STORED: dict[int, np.dtype[Any]] = {
+    Physical.BOOLEAN: np.dtype("u1"),
     Physical.INT32: np.dtype("<i4"),
     Physical.INT64: np.dtype("<i8"),
     Physical.FLOAT: np.dtype("<i4"),
     Physical.DOUBLE: np.dtype("<i8"),
 }
-"""How PLAIN values lie in memory; floats are handled as the integers of their bits."""
-
-
-def _as_dtype(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Narrow types are stored as 32 bits; unsigned ones of 32 bits by their bits."""
-    if values.dtype == dtype:
-        return values
-    return values.view(dtype) if values.dtype.itemsize == dtype.itemsize else values.astype(dtype)
-
-
-def copied(tokens: Array) -> Array:
-    """The same tokens in memory of their own, read-only."""
-    out = _room(len(tokens), tokens.dtype)
-    out[:] = tokens
-    out.setflags(write=False)
-    return out
-
-
-def _room(num_tokens: int, dtype: np.dtype[Any]) -> Array:
-    """An array to be filled, in Arrow's pool (see ByteSource.read_ranges)."""
-    room: Array = np.frombuffer(pa.allocate_buffer(num_tokens * dtype.itemsize), dtype, num_tokens)
-    return room
-
-
-def _plain(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
-    return plain_values(data, begin, num_tokens, physical)
-
-
-def _dictionary(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
-    if dictionary is None:
-        raise MalformedError("its values refer to a dictionary, but its column chunk has none")
-    values, out = pa.py_buffer(data), _room(num_tokens, STORED[physical])
-    found = decode_dictionary(values.address + begin, values.size - begin, dictionary, out)
-    if found == OUT_OF_RANGE:
-        raise MalformedError(f"it refers to an entry that its dictionary of {len(dictionary)} does not have")
-    if found < 0:
-        raise MalformedError(f"its indices break off before {num_tokens} tokens, or are too wide")
-    return out
-
-
-def _delta(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
-    values, out = pa.py_buffer(data), _room(num_tokens, STORED[physical])
-    if decode_delta(values.address + begin, values.size - begin, out) < 0:
-        raise MalformedError(f"its differences are damaged, or are fewer than those of {num_tokens} tokens")
-    return out
-
-
-def _byte_stream_split(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
-    values, out = pa.py_buffer(data), _room(num_tokens, STORED[physical])
-    if values.size - begin != out.nbytes:
-        raise MalformedError(f"{num_tokens} values need {out.nbytes} bytes, its streams have {values.size - begin}")
-    join_streams(values.address + begin, out)
-    return out
-
-
-def _bits(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
-    return _booleans(data, begin, num_tokens, in_runs=False)
-
-
-def _runs(data: Buffer, begin: int, num_tokens: int, physical: int, dictionary: Array | None) -> Array:
-    """The bytes of the runs are counted in front."""
-    size = int.from_bytes(bytes(data[begin : begin + 4]), "little")
-    if begin + 4 + size > len(data):
-        raise MalformedError(
-            f"its booleans should take {size} bytes, {max(0, len(data) - begin - 4)} are left in the page"
-        )
-    return _booleans(data[: begin + 4 + size], begin + 4, num_tokens, in_runs=True)
-
-
-def _booleans(data: Buffer, begin: int, num_tokens: int, *, in_runs: bool) -> Array:
-    values, out = pa.py_buffer(data), _room(num_tokens, np.dtype(np.bool_))
-    if decode_bits(values.address + begin, values.size - begin, in_runs, out) < 0:
-        raise MalformedError(f"its booleans break off before {num_tokens} of them")
-    return out
-
-
-DECODERS: dict[tuple[int, int], Callable[[Buffer, int, int, int, Array | None], Array]] = {
-    (physical, encoding): decoder
+"""How values lie in memory; floats are handled as the integers of their bits."""
+DECODERS: dict[tuple[int, int], int] = {
+    (physical, int(encoding)): way
     for physical in STORED
-    for encoding, decoder in {
-        Encoding.PLAIN: _plain,
-        Encoding.PLAIN_DICTIONARY: _dictionary,
-        Encoding.RLE_DICTIONARY: _dictionary,
-        Encoding.DELTA_BINARY_PACKED: _delta,
-        Encoding.BYTE_STREAM_SPLIT: _byte_stream_split,
+    if physical != Physical.BOOLEAN
+    for encoding, way in {
+        Encoding.PLAIN: COPY,
+        Encoding.PLAIN_DICTIONARY: LOOK_UP,
+        Encoding.RLE_DICTIONARY: LOOK_UP,
+        Encoding.DELTA_BINARY_PACKED: SUM,
+        Encoding.BYTE_STREAM_SPLIT: JOIN,
     }.items()
-} | {(Physical.BOOLEAN, Encoding.PLAIN): _bits, (Physical.BOOLEAN, Encoding.RLE): _runs}
-"""(physical type, encoding) -> decoder."""
+} | {(Physical.BOOLEAN, Encoding.PLAIN): BITS, (Physical.BOOLEAN, Encoding.RLE): RUNS}
+"""(physical type, encoding) -> how the kernel decodes it."""
+
+
+def tokens_of(
+    source: ByteSource,
+    offsets: Int64s,
+    bodies: Bodies,
+    begins: Int64s,
+    counts: Int64s,
+    encodings: Int64s,
+    physical: int,
+    dtype: np.dtype[Any],
+    dictionaries: Sequence[Array | None],
+) -> tuple[list[pa.Buffer | Array], Int64s]:
+    """Decode the values of pages.
+
+    Args:
+        offsets: int64 [n], bytes of the file to be blamed.
+        begins: int64 [n], where in what holds its values each page's begin; not beyond its end.
+        counts, encodings: int64 [n], values, and how they are encoded.
+        dtype: of the tokens.
+        dictionaries: [n], what indices stand for, int32 or int64 [num_entries]; None where a chunk has none, or none is needed.
+
+    Returns: what holds the tokens' memory, of that page alone; their addresses, int64 [n].
+    Raises: CorruptFileError, UnsupportedFileError.
+    """
+    stored = STORED[physical]
+    ways = _ways(source, offsets, encodings, physical)
+    pages = np.zeros(len(offsets), VALUES_DTYPE)
+    pages["way"], pages["count"] = ways, counts
+    pages["address"], pages["size"] = bodies.values + begins, bodies.value_sizes - begins
+    owners, found = list[pa.Buffer | Array](bodies.owners), pages["address"].copy()
+    in_place = np.array([owner is not None for owner in owners]) & (ways == COPY)
+    short = in_place & (counts * stored.itemsize > pages["size"])
+    made = np.flatnonzero(~in_place | short)
+    with source.blamed(0, "the page") as place:
+        for place.offset, i, count in zip(offsets[made].tolist(), made.tolist(), counts[made].tolist(), strict=True):
+            owners[i] = pa.allocate_buffer(count * stored.itemsize)
+        for i in np.flatnonzero(ways == LOOK_UP).tolist():
+            if (dictionary := dictionaries[i]) is not None:
+                pages["dictionary"][i], pages["entries"][i] = address_of(dictionary), len(dictionary)
+            elif counts[i]:
+                place.offset = int(offsets[i])
+                raise MalformedError("its values refer to a dictionary, but its column chunk has none")
+        found[made] = pages["out"][made] = addresses_of([owners[i] for i in made.tolist()])
+        mine = pages[made]
+        decode_values(mine, np.empty(0, stored))
+        for i in np.flatnonzero(mine["problem"] != SOUND).tolist():
+            place.offset = int(offsets[made[i]])
+            raise MalformedError(_problem(mine[i], stored.itemsize))
+    if dtype.itemsize != stored.itemsize:
+        for i, count in enumerate(counts.tolist()):
+            owners[i] = _narrowed(owners[i], int(found[i]), count, stored, dtype)
+            found[i] = address_of(owners[i])
+    return owners, found
+
+
+def is_by_dictionary(encodings: Array) -> npt.NDArray[np.bool_]:
+    """Which pages, by the encodings [n] of their values, have indices into a dictionary: bool [n]."""
+    found: npt.NDArray[np.bool_] = (encodings == _DICTIONARY[0]) | (encodings == _DICTIONARY[1])
+    return found
+
+
+def plain_values(data: Buffer, count: int, physical: int) -> Array:
+    """`count` PLAIN values at the start of `data`, int32 or int64 [count], as a view. Raises MalformedError."""
+    stored = STORED[physical]
+    if count * stored.itemsize > len(data):
+        raise MalformedError(f"{count} values need {count * stored.itemsize} bytes, {len(data)} are left in the page")
+    values: Array = np.frombuffer(data, stored, count)
+    return values
+
+
+def _ways(source: ByteSource, offsets: Int64s, encodings: Int64s, physical: int) -> Int64s:
+    """How each page's values are decoded: int64 [n]. Raises UnsupportedFileError."""
+    ways = np.zeros(len(encodings), np.int64)
+    for encoding in sorted(set(encodings.tolist())):
+        mine = encodings == encoding
+        if (way := DECODERS.get((physical, encoding))) is None:
+            with source.blamed(int(offsets[mine][0]), "the page"):
+                name = name_of(Encoding, encoding)
+                raise UnsupportedError(f"{name_of(Physical, physical)} values in {name} cannot be read")
+        ways[mine] = way
+    return ways
+
+
+def _problem(page: np.void, itemsize: int) -> str:
+    """What to say of a page (of VALUES_DTYPE) that could not be decoded."""
+    way, count, needed, size = page["way"], page["count"], page["count"] * itemsize, page["size"]
+    if page["problem"] == UNLISTED:
+        return f"it refers to an entry that its dictionary of {page['entries']} does not have"
+    return {
+        COPY: f"{count} values need {needed} bytes, {size} are left in the page",
+        LOOK_UP: f"its indices break off before {count} tokens, or are too wide",
+        SUM: f"its differences are damaged, or are fewer than those of {count} tokens",
+        JOIN: f"{count} values need {needed} bytes, its streams have {size}",
+        BITS: f"its booleans break off before {count} of them",
+        RUNS: f"its booleans break off before {count} of them, or should take more than the {size} bytes left in the page",
+    }[int(way)]
+
+
+def _narrowed(owner: Any, address: int, count: int, stored: np.dtype[Any], dtype: np.dtype[Any]) -> Array:
+    """Values of a type narrower than the one they are stored as."""
+    if not count:
+        return np.empty(0, dtype)
+    held = pa.py_buffer(owner)
+    return np.frombuffer(held, stored, count, address - held.address).astype(dtype)

@@ -1,26 +1,20 @@
-"""A page's body: checksum, decompression, and its three parts: repetition levels, definition levels, values.
+"""A page's levels: how they are encoded, and where rows begin by what they say.
 
-V1 compresses the three together; V2 leaves the levels uncompressed in front.
-
-Source: parquet-format, README.md ("Data Pages", "Checksumming") and Encodings.md.
+Source: parquet-format, README.md ("Data Pages") and Encodings.md.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from megablend.formats.parquet.codecs import Buffer, decompress
 from megablend.formats.parquet.names import Encoding, name_of
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
 from megablend.kernels.levels import BROKEN, LEVELS_DTYPE, NONE, TOO_HIGH, TOO_LONG, read_levels
-from megablend.kernels.page_headers import DATA, DATA_V2, Headers
+from megablend.kernels.page_headers import DATA_V2, Headers
 
 Int64s = npt.NDArray[np.int64]
 Levels = npt.NDArray[np.void]
@@ -47,13 +41,6 @@ class Pieces:
         return len(self.offsets) - 1 - self.continues
 
 
-def check_crc(crc: int, body: memoryview) -> None:
-    """Compare the body's checksum with the header's, a signed number. Raises MalformedError."""
-    found, expected = zlib.crc32(body), crc & 0xFFFF_FFFF
-    if found != expected:
-        raise MalformedError(f"its checksum is {found:08x}, its header says {expected:08x}")
-
-
 def check_level_encodings(headers: Headers, column: Column) -> None:
     """Refuse levels in BIT_PACKED, which RLE replaced: readers disagree about its order of bits (arrow issue 42368).
 
@@ -66,39 +53,21 @@ def check_level_encodings(headers: Headers, column: Column) -> None:
             raise UnsupportedError(f"its levels are in {name}, which readers disagree about; write the file again")
 
 
-def split_body(
-    kind: int, level_bytes: int, is_compressed: bool, decoded_bytes: int, body: memoryview, codec: int
-) -> tuple[Buffer, Buffer]:
-    """What begins with a data page's levels, and what holds its values; in V1 these are the same.
-
-    Raises: MalformedError, UnsupportedError.
-    """
-    if kind == DATA:
-        whole = decompress(codec, body, decoded_bytes)
-        return whole, whole
-    levels, values = body[:level_bytes], body[level_bytes:]
-    if is_compressed and decoded_bytes > level_bytes:
-        return levels, decompress(codec, values, decoded_bytes - level_bytes)
-    return levels, values
-
-
 def levels_of(
-    headers: Headers, buffers: Sequence[Buffer], column: Column, num_pieces: Int64s | None
+    headers: Headers, addresses: Int64s, sizes: Int64s, column: Column, num_pieces: Int64s | None
 ) -> tuple[Levels, Int64s, Int64s]:
     """Read the levels of many data pages; problems are left to `check_levels`.
 
     Args:
         headers: HEADER_DTYPE [n].
-        buffers: what begins with the levels of each.
+        addresses, sizes: int64 [n], of what begins with the levels of each.
         num_pieces: int64 [n], how many pieces each page is expected to have; below 0 where that is not known. None where
             nobody asks where pieces lie.
 
     Returns: LEVELS_DTYPE [n]; offsets of the pieces of all pages, int64; where those of each page begin there, int64 [n + 1].
     """
-    held = [buffer if isinstance(buffer, pa.Buffer) else pa.py_buffer(buffer) for buffer in buffers]
     levels = np.zeros(len(headers), LEVELS_DTYPE)
-    levels["address"] = [buffer.address for buffer in held]
-    levels["size"] = [buffer.size for buffer in held]
+    levels["address"], levels["size"] = addresses, sizes
     levels["num_levels"] = headers["num_values"]
     in_front = headers["type"] == DATA_V2
     levels["rep_bytes"] = np.where(in_front, headers["rep_bytes"], -1)

@@ -1,6 +1,6 @@
-"""Pages to tokens, many at a time: fetched by few reads, their headers and levels read by one kernel call each.
+"""Pages to tokens, many at a time: fetched by few reads; headers, bodies, levels and values each by one kernel call.
 
-Tokens stored as they are, are views of what was decompressed for their page alone; no block keeps another one's bytes.
+Tokens stored as they are stay where they were decompressed to, for their page alone; no block keeps another one's bytes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from megablend.formats.base import CONTINUES, NO_PIECES, Array, DecodedBlock
-from megablend.formats.parquet.codecs import Buffer, decompress
-from megablend.formats.parquet.decode import BY_ROW_GROUP, DICTIONARY_ENCODINGS, copied, decode_values, plain_values
+from megablend.formats.base import CONTINUES, Array, DecodedBlock
+from megablend.formats.decoded import KINDS, DecodedBlocks
+from megablend.formats.parquet.bodies import bodies_of, check_crc
+from megablend.formats.parquet.codecs import decompress
+from megablend.formats.parquet.decode import BY_ROW_GROUP, is_by_dictionary, plain_values, tokens_of
 from megablend.formats.parquet.dictionaries import CACHE, READERS
 from megablend.formats.parquet.headers import headers_in, is_data
-from megablend.formats.parquet.names import CodecId, Encoding
-from megablend.formats.parquet.page import Levels, check_crc, check_level_encodings, check_levels, levels_of, split_body
+from megablend.formats.parquet.names import Encoding
+from megablend.formats.parquet.page import Levels, check_level_encodings, check_levels, levels_of
 from megablend.formats.parquet.page_header import parse_page_header
 from megablend.formats.parquet.ranges import plan_reads
 from megablend.formats.parquet.row_group import read_row_group
@@ -28,8 +30,8 @@ from megablend.kernels.levels import NONE
 from megablend.kernels.page_headers import DATA, DICTIONARY, Headers
 from megablend.storage.base import Int64s
 
-UNCOMPRESSED, PLAIN, RLE = int(CodecId.UNCOMPRESSED), int(Encoding.PLAIN), int(Encoding.RLE)
-"""As plain numbers: NumPy compares arrays with members of an enum slowly."""
+RLE = int(Encoding.RLE)
+"""As a plain number: NumPy compares arrays with members of an enum slowly."""
 BATCH_BYTES = 32 << 20
 """Of blocks, decoded, that are worked on together: what a call needs beyond its result."""
 
@@ -46,18 +48,18 @@ class ParquetReader:
     def __reduce__(self) -> tuple[type[ParquetReader], tuple[ByteSource, Column]]:
         return ParquetReader, (self._source, self._column)
 
-    def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> list[DecodedBlock]:
+    def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> DecodedBlocks:
         """Decode blocks; see `BlockReader.read`. Raises CorruptFileError, UnsupportedFileError."""
-        wanted = blocks[np.unique(blocks["offset"], return_index=True)[1]]
-        is_group = wanted["encoding"] == BY_ROW_GROUP
-        decoded = {int(block["offset"]): self._read_group(block, chunks) for block in wanted[is_group]}
-        pages = wanted[~is_group]
+        firsts, places = _in_file_order(blocks["offset"])
+        wanted, is_group = blocks[firsts], blocks["encoding"][firsts] == BY_ROW_GROUP
+        pages = wanted[~is_group] if is_group.any() else wanted
         batches = (np.cumsum(pages["decoded_bytes"], dtype=np.int64) - 1) // BATCH_BYTES
         bounds = [0, *(np.flatnonzero(np.diff(batches)) + 1).tolist(), len(pages)]
-        for begin, end in itertools.pairwise(bounds):
-            part = pages[begin:end]
-            decoded |= zip(part["offset"].tolist(), self._read_pages(part, chunks, pieces=pieces), strict=True)
-        return [decoded[offset] for offset in blocks["offset"].tolist()]
+        parts = [self._read_pages(pages[b:e], chunks, pieces=pieces) for b, e in itertools.pairwise(bounds) if e > b]
+        if is_group.any():
+            parts.append(DecodedBlocks.of([self._read_group(block, chunks) for block in wanted[is_group]]))
+            places = np.argsort(np.argsort(is_group, kind="stable"))[places]  # the groups are behind the pages now
+        return DecodedBlocks.joined(parts).taken(places)
 
     def pieces(self, blocks: Array, chunks: Array) -> tuple[list[Int64s], int]:
         """See `BlockReader.pieces`. Levels lie within the pages, so these are read whole."""
@@ -71,49 +73,35 @@ class ParquetReader:
         pieces.offsets.setflags(write=False)
         return DecodedBlock(tokens, pieces.offsets)
 
-    def _read_pages(self, blocks: Array, chunks: Array, *, pieces: bool) -> list[DecodedBlock]:
+    def _read_pages(self, blocks: Array, chunks: Array, *, pieces: bool) -> DecodedBlocks:
         """Blocks that are pages, in the order of the file."""
         source, column = self._source, self._column
         data, begins = self._fetch(blocks)
         headers = headers_in(source, blocks["offset"], blocks["stored_bytes"].astype(np.int64), data, begins)
-        codecs = chunks["codec"][blocks["chunk"]]
         self._check_headers(headers, blocks)
-        bodies = self._split(headers, memoryview(data).cast("B"), begins, codecs)
+        bodies = bodies_of(source, headers, chunks["codec"][blocks["chunk"]], data, begins + headers["header_bytes"])
         num_pieces = None
         if pieces:
             continues = (blocks["flags"] & CONTINUES) > 0
             num_pieces = np.where(blocks["rows"] >= 0, blocks["rows"] + continues, -1)
-        levels, offsets, first = levels_of(headers, [front for front, _ in bodies], column, num_pieces)
+        levels, offsets, first = levels_of(headers, bodies.levels, bodies.level_sizes, column, num_pieces)
         self._check(blocks, levels)
-
-        # V1 values follow the levels; those of V2 have been split from them.
-        value_begins = np.where(headers["type"] == DATA, levels["begin"], 0)
-        is_shared = ((codecs == UNCOMPRESSED) | ~headers["is_compressed"]) & (headers["encoding"] == PLAIN)
-        fields = (
+        value_begins = np.where(
+            headers["type"] == DATA, levels["begin"], 0
+        )  # those of V2 have been split from the levels
+        owners, tokens = tokens_of(
+            source,
             blocks["offset"],
+            bodies,
             value_begins,
             levels["tokens"],
             headers["encoding"],
-            is_shared,
-            first[:-1],
-            first[1:],
+            column.physical,
+            self._dtype,
+            self._dictionaries(headers["encoding"], blocks["chunk"], chunks),
         )
-        decoded = []
-        with source.blamed(0, "the page") as place:
-            for chunk, (_, values), place.offset, begin, count, encoding, shared, low, high in zip(
-                blocks["chunk"].tolist(), bodies, *map(np.ndarray.tolist, fields), strict=True
-            ):
-                dictionary = self._dictionary(chunks[chunk]) if encoding in DICTIONARY_ENCODINGS else None
-                tokens = decode_values(values, begin, count, column.physical, encoding, self._dtype, dictionary)
-                if shared:
-                    tokens = copied(tokens)
-                if not pieces:
-                    decoded.append(DecodedBlock(tokens, NO_PIECES))
-                    continue
-                of_page = offsets[low:high].copy()
-                of_page.setflags(write=False)
-                decoded.append(DecodedBlock(tokens, of_page))
-        return decoded
+        kinds = np.full(len(blocks), KINDS[self._dtype], np.int8)
+        return DecodedBlocks(owners, kinds, levels["tokens"].copy(), tokens, _cut(offsets, first) if pieces else None)
 
     def _fetch(self, blocks: Array) -> tuple[pa.Buffer, Int64s]:
         """Pages, in one buffer; where in it each begins, int64 [n]."""
@@ -130,28 +118,12 @@ class ParquetReader:
             with self._source.blamed(int(headers["offset"][i]), "the page"):
                 check_level_encodings(headers[i : i + 1], self._column)
         left = blocks["stored_bytes"] - headers["header_bytes"]
-        for i in np.flatnonzero(~is_data(headers) | (left != headers["stored_bytes"])):
+        has_data = is_data(headers)
+        for i in np.flatnonzero(~has_data | (left != headers["stored_bytes"])):
             with self._source.blamed(int(headers["offset"][i]), "the page"):
-                if not is_data(headers)[i]:
+                if not has_data[i]:
                     raise MalformedError(f"it is a page of type {headers['type'][i]}, not of data")
                 _check_body(int(headers["stored_bytes"][i]), int(left[i]))
-
-    def _split(self, headers: Headers, data: memoryview, begins: Int64s, codecs: Array) -> list[tuple[Buffer, Buffer]]:
-        """Checksums compared, bodies decompressed: what begins with the levels of each page, and what holds its values."""
-        begins = begins + headers["header_bytes"]
-        names = ("offset", "type", "has_crc", "crc", "is_compressed", "decoded_bytes")
-        fields = [headers[name].tolist() for name in names]
-        places = (begins, begins + headers["stored_bytes"], headers["rep_bytes"] + headers["def_bytes"])
-        found = []
-        with self._source.blamed(0, "the page") as place:
-            for codec, begin, end, in_front, place.offset, kind, has_crc, crc, is_compressed, decoded in zip(
-                codecs.tolist(), *map(np.ndarray.tolist, places), *fields, strict=True
-            ):
-                body = data[begin:end]
-                if has_crc:
-                    check_crc(crc, body)
-                found.append(split_body(kind, in_front, is_compressed, decoded, body, codec))
-        return found
 
     def _check(self, blocks: Array, levels: Levels) -> None:
         """Levels must be sound, and say what the index says."""
@@ -163,6 +135,16 @@ class ParquetReader:
             with self._source.blamed(int(blocks["offset"][i]), "the page"):
                 check_levels(levels[i], self._column)
                 _check_counts(blocks[i], int(levels["tokens"][i]), int(rows[i]), bool(levels["continues"][i]))
+
+    def _dictionaries(self, encodings: Int64s, places: Array, chunks: Array) -> list[Array | None]:
+        """For each page what its indices stand for, int32 or int64 [num_entries]; None where it has none, or has no indices."""
+        found = list[Array | None]([None] * len(encodings))
+        needed = np.flatnonzero(is_by_dictionary(encodings))
+        if len(needed):
+            by_chunk = {place: self._dictionary(chunks[place]) for place in sorted(set(places[needed].tolist()))}
+            for i in needed.tolist():
+                found[i] = by_chunk[int(places[i])]
+        return found
 
     def _dictionary(self, chunk: np.void) -> Array | None:
         """What indices stand for in a chunk, int32 or int64 [num_entries]; None where it has no dictionary."""
@@ -185,9 +167,29 @@ class ParquetReader:
             if header.crc is not None:
                 check_crc(header.crc, body)
             values = decompress(codec, body, header.decoded_bytes)
-            found: Array = plain_values(values, 0, header.num_values, self._column.physical).copy()
+            found: Array = plain_values(values, header.num_values, self._column.physical).copy()
             found.setflags(write=False)
             return found
+
+
+def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
+    """Where each of `offsets` int64 [n] is met first, ascending, and each one's place among these: np.unique, but faster."""
+    order = np.argsort(offsets, kind="stable")
+    ascending = offsets[order]
+    is_new = np.ones(len(order), np.bool_)
+    np.not_equal(ascending[1:], ascending[:-1], out=is_new[1:])
+    places = np.empty(len(order), np.int64)
+    places[order] = np.cumsum(is_new) - 1
+    return order[is_new], places
+
+
+def _cut(offsets: Int64s, first: Int64s) -> list[Int64s]:
+    """The offsets of each page, in memory of their own."""
+    found = []
+    for low, high in itertools.pairwise(first.tolist()):
+        found.append(offsets[low:high].copy())
+        found[-1].setflags(write=False)
+    return found
 
 
 def _check_body(size: int, expected: int) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
-from megablend.formats.parquet.codecs import Buffer, decompress
+from megablend.formats.parquet.bodies import check_checksums, expand
 from megablend.formats.parquet.count import Pages, count_levels
-from megablend.formats.parquet.page import check_crc, check_levels, levels_of
+from megablend.formats.parquet.page import check_levels, levels_of
 from megablend.formats.parquet.ranges import plan_reads
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.side_by_side import side_by_side
 from megablend.formats.parquet.source import ByteSource
 from megablend.kernels.levels import NONE
 from megablend.kernels.page_headers import DATA, Headers
-
-Int64s = npt.NDArray[np.int64]
+from megablend.storage.base import Int64s
 
 
 def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, pages: Pages, in_flight: int) -> int:
@@ -36,10 +35,12 @@ def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, p
     def count(planned: tuple[range, int, int]) -> None:
         pages_of_run, start, stop = planned
         run = slice(pages_of_run.start, pages_of_run.stop)
-        buffer, _ = source.read_ranges(np.array([start]), np.array([stop - start]), "a run of pages")
-        data = memoryview(buffer).cast("B")
-        bodies = _bodies(source, headers[run], codecs[run], data, offsets[run] - start, sizes[run])
-        levels, _, _ = levels_of(headers[run], bodies, column, np.full(len(bodies), -1))
+        data, _ = source.read_ranges(np.array([start]), np.array([stop - start]), "a run of pages")
+        owners, addresses, held = _level_bytes(
+            source, headers[run], codecs[run], data, offsets[run] - start, sizes[run]
+        )
+        levels, _, _ = levels_of(headers[run], addresses, held, column, np.full(len(held), -1))
+        del owners  # which held what the levels were read from
         for i in np.flatnonzero(levels["problem"] != NONE):
             with source.blamed(int(headers["offset"][run][i]), "the page"):
                 check_levels(levels[i], column)
@@ -49,21 +50,14 @@ def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, p
     return int(sizes.sum())
 
 
-def _bodies(
-    source: ByteSource, headers: Headers, codecs: Int64s, data: memoryview, begins: Int64s, sizes: Int64s
-) -> list[Buffer]:
-    """What begins with the levels of each page."""
-    found: list[Buffer] = []
-    fields = [headers[name].tolist() for name in ("offset", "type", "has_crc", "crc", "decoded_bytes")]
-    with source.blamed(0, "the page") as place:
-        for begin, size, codec, place.offset, kind, has_crc, crc, decoded in zip(
-            begins.tolist(), sizes.tolist(), codecs.tolist(), *fields, strict=True
-        ):
-            body = data[begin : begin + size]
-            if kind == DATA:
-                if has_crc:
-                    check_crc(crc, body)
-                found.append(decompress(codec, body, decoded))
-            else:
-                found.append(body)
-    return found
+def _level_bytes(
+    source: ByteSource, headers: Headers, codecs: Int64s, data: pa.Buffer, begins: Int64s, sizes: Int64s
+) -> tuple[list[pa.Buffer | None], Int64s, Int64s]:
+    """What begins with the levels of each page: what holds it, where it lies, its bytes."""
+    is_v1 = np.flatnonzero(headers["type"] == DATA)
+    check_checksums(source, headers[is_v1], data, begins[is_v1])
+    addresses, sizes, v1 = data.address + begins, sizes.copy(), headers[is_v1]
+    parts = addresses[is_v1], sizes[is_v1], v1["decoded_bytes"]
+    owners, found = expand(source, v1["offset"], codecs[is_v1], data, *parts)
+    addresses[is_v1], sizes[is_v1] = found, v1["decoded_bytes"]
+    return owners, addresses, sizes

@@ -22,7 +22,12 @@ import pyarrow.parquet as pq
 from documents import CODECS, make_documents, write_parquet
 
 from megablend.formats import format_of
+<<<<<<< HEAD
 from megablend.formats.base import BlockReader, FileIndex, FileToIndex, OpenedFile
+=======
+from megablend.formats.base import BlockReader, FileIndex, OpenedFile
+from megablend.formats.decoded import DecodedBlocks
+>>>>>>> 0c85dfd (Parquet's pages are read many by one call: bodies by the system's zstd and LZ4, values by one kernel; what was decoded goes on in arrays)
 from megablend.storage import storage_for
 
 PAGES = {"8 KB": 8 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20}
@@ -52,10 +57,13 @@ def measure(path: Path, rounds: int) -> list[str]:
     found, reader = open_file(path)
     order = np.random.default_rng(1).permutation(len(found.blocks))
 
+    def decoded(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> DecodedBlocks:
+        return DecodedBlocks.of(reader.read(found.blocks[ids], found.chunks, pieces=False))
+
     def read(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
         batch = max(1, int(BATCH_BYTES * len(found.blocks) / 4 / found.tokens))
         parts = np.split(ids, range(batch, len(ids), batch))
-        return sum(sum(len(b.tokens) for b in reader.read(found.blocks[part], found.chunks)) for part in parts)
+        return sum(int(decoded(part).sizes.sum()) for part in parts)
 
     def scan() -> int:
         with pq.ParquetFile(path) as file:

@@ -1,0 +1,131 @@
+"""Decoded blocks by the hundred: arrays say where each one's tokens lie; single blocks are made for whoever asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from megablend.formats.base import NO_PIECES, Array, DecodedBlock
+
+Int64s = npt.NDArray[np.int64]
+
+DTYPES = tuple(
+    np.dtype(name)
+    for name in (
+        *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"),
+        *("uint64", "bool", "float16", "float32", "float64"),
+    )
+)
+"""Types of tokens, and of numbers beside them."""
+KINDS = {dtype: kind for kind, dtype in enumerate(DTYPES)}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBlocks(Sequence[DecodedBlock]):
+    """Several decoded blocks; as kernels see them, and as a sequence."""
+
+    owners: list[Any]
+    """Of each block what holds its tokens' memory, an Arrow buffer or an array; or the DecodedBlock itself."""
+    kinds: npt.NDArray[np.int8]
+    """int8 [n], places of their dtypes in DTYPES."""
+    sizes: Int64s
+    """int64 [n], tokens."""
+    tokens: Int64s
+    """int64 [n], addresses of their tokens."""
+    offsets: list[Int64s] | None
+    """Of each its `offsets`; None where nobody asked."""
+    extra: tuple[DecodedBlocks, ...] = ()
+    """The bits of each extra column's numbers, as if they were tokens."""
+
+    @staticmethod
+    def of(blocks: Sequence[DecodedBlock]) -> DecodedBlocks:
+        """The same blocks, whose arrays are contiguous."""
+        if isinstance(blocks, DecodedBlocks):
+            return blocks
+        columns = zip(*(block.extra for block in blocks), strict=True)
+        return DecodedBlocks(
+            list(blocks),
+            np.array([KINDS[block.tokens.dtype] for block in blocks], np.int8),
+            np.array([len(block.tokens) for block in blocks], np.int64),
+            np.array([address_of(block.tokens) for block in blocks], np.int64),
+            [block.offsets for block in blocks],
+            tuple(
+                DecodedBlocks.of([DecodedBlock(each.view(f"i{each.itemsize}"), NO_PIECES) for each in column])
+                for column in columns
+            ),
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[DecodedBlocks]) -> DecodedBlocks:
+        """All parts' blocks, one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        with_offsets = all(part.offsets is not None for part in parts)
+        kinds, sizes, tokens = (
+            np.concatenate([np.empty(0, kind), *(getattr(part, name) for part in parts)])
+            for name, kind in (("kinds", np.int8), ("sizes", np.int64), ("tokens", np.int64))
+        )
+        return DecodedBlocks(
+            [owner for part in parts for owner in part.owners],
+            kinds,
+            sizes,
+            tokens,
+            [each for part in parts for each in part.offsets or ()] if with_offsets else None,
+            tuple(DecodedBlocks.joined(column) for column in zip(*(part.extra for part in parts), strict=True)),
+        )
+
+    def taken(self, places: Int64s) -> DecodedBlocks:
+        """The blocks at `places` int64 [m], in their order; repeats allowed."""
+        listed = places.tolist()
+        return DecodedBlocks(
+            [self.owners[i] for i in listed],
+            self.kinds[places],
+            self.sizes[places],
+            self.tokens[places],
+            None if self.offsets is None else [self.offsets[i] for i in listed],
+            tuple(column.taken(places) for column in self.extra),
+        )
+
+    def without_offsets(self) -> DecodedBlocks:
+        """The same, of which nobody asks where documents lie."""
+        return DecodedBlocks(self.owners, self.kinds, self.sizes, self.tokens, None, self.extra)
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    @overload
+    def __getitem__(self, i: int) -> DecodedBlock: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[DecodedBlock]: ...
+    def __getitem__(self, i: int | slice) -> DecodedBlock | list[DecodedBlock]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        owner = self.owners[i]
+        if isinstance(owner, DecodedBlock):
+            return owner
+        dtype, size = DTYPES[self.kinds[i]], int(self.sizes[i])
+        held = pa.py_buffer(owner)
+        tokens: Array = (
+            np.frombuffer(held, dtype, size, int(self.tokens[i]) - held.address) if size else np.empty(0, dtype)
+        )
+        tokens.setflags(write=False)
+        return DecodedBlock(tokens, NO_PIECES if self.offsets is None else self.offsets[i])
+
+    def __iter__(self) -> Iterator[DecodedBlock]:
+        return (self[i] for i in range(len(self)))
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where an array's first item lies in memory."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def addresses_of(buffers: Iterable[pa.Buffer]) -> Int64s:
+    """Where Arrow buffers lie in memory: int64 [n]."""
+    return np.array([buffer.address for buffer in buffers], np.int64)
