@@ -25,7 +25,7 @@ DTYPES = tuple(
 KINDS = {dtype: kind for kind, dtype in enumerate(DTYPES)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DecodedBlocks(Sequence[DecodedBlock]):
     """Several decoded blocks; as kernels see them, and as a sequence."""
 

@@ -22,12 +22,8 @@ import pyarrow.parquet as pq
 from documents import CODECS, make_documents, write_parquet
 
 from megablend.formats import format_of
-<<<<<<< HEAD
 from megablend.formats.base import BlockReader, FileIndex, FileToIndex, OpenedFile
-=======
-from megablend.formats.base import BlockReader, FileIndex, OpenedFile
 from megablend.formats.decoded import DecodedBlocks
->>>>>>> 0c85dfd (Parquet's pages are read many by one call: bodies by the system's zstd and LZ4, values by one kernel; what was decoded goes on in arrays)
 from megablend.storage import storage_for
 
 PAGES = {"8 KB": 8 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20}
