@@ -181,7 +181,7 @@ def page_counts(
         indexes: uint8, ColumnIndexes.
         begins, ends: int64 [n], where each one lies there; of no bytes where there is none.
         first_page: int64 [n + 1], the pages of each.
-        nulls: int64 [1, num_pages], filled.
+        nulls: int64 [1, num_pages], filled; with 0 where there are no counts.
         rep_levels: int64 [max_rep + 1, num_pages], filled: levels of each height.
         def_levels: int64 [max_def + 1, num_pages], filled.
         found: int64 [n, 3], filled: how many counts of each kind there are: none, or all.
@@ -191,13 +191,13 @@ def page_counts(
     data = pointer_at(indexes.ctypes.data, len(indexes))
     found[:] = 0
     for i in range(len(begins)):
-        if begins[i] == ends[i]:
-            continue
         pages = slice(first_page[i], first_page[i + 1])
         kinds = nulls[:, pages], rep_levels[:, pages], def_levels[:, pages]
-        if _counts(data, begins[i], ends[i], kinds[0], kinds[1], kinds[2], found[i]) < 0:
+        if begins[i] < ends[i] and _counts(data, begins[i], ends[i], kinds[0], kinds[1], kinds[2], found[i]) < 0:
             return i, UNREADABLE, 0
         for kind in range(2, -1, -1):
+            if not found[i, kind]:
+                kinds[kind][:] = 0
             if found[i, kind] and found[i, kind] != kinds[kind].size:
                 return i, INCOMPLETE, kind
             if found[i, kind] and not _are_counts(kinds[kind]):

@@ -171,7 +171,7 @@ def test_counts_of_column_indexes(chunks: list[tuple[list[list[int]], int]], dat
     assert problem == (len(chunks), page_index.NONE, 0)
     assert found.tolist() == [[len(values) for values in lists] for lists, _ in chunks]
     for kind, height in enumerate(HEIGHTS):
-        expected = [number for lists, pages in chunks for number in lists[kind] or [-9] * height * pages]
+        expected = [number for lists, pages in chunks for number in lists[kind] or [0] * height * pages]
         assert out[kind].T.ravel().tolist() == expected
     chunk, kind = data.draw(st.integers(0, len(chunks) - 1)), data.draw(st.integers(0, 2))
     if parts[chunk]:

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from megablend.formats.base import BLOCK_DTYPE, CARRIES, CLOSES, CONTINUES, Array
 from megablend.formats.parquet.column_chunk import Chunks
+from megablend.formats.parquet.memory import fresh
 from megablend.formats.parquet.page import Pieces
 from megablend.formats.parquet.page_index import ColumnIndexes, OffsetIndexes
 from megablend.formats.parquet.schema import Column
@@ -72,7 +73,7 @@ def count_told(
 
     Raises: MalformedError.
     """
-    pages = np.empty(len(places.offsets), PAGE_DTYPE)
+    pages = fresh(len(places.offsets), PAGE_DTYPE)
     chunk, problem, detail = count_told_pages(
         places.first_page,
         places.offsets,

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.formats.parquet.checks import starts_of
+from megablend.formats.parquet.memory import fresh
 from megablend.formats.parquet.thrift import MalformedError, read_struct
 from megablend.kernels.page_index import (
     BAD_COUNT,
@@ -104,7 +105,7 @@ def parse_offset_indexes(
     Raises: MalformedError.
     """
     first_page = np.empty(len(begins) + 1, np.int64)
-    offsets, sizes, rows = np.empty((3, int((ends - begins).sum()) // MIN_LOCATION_BYTES), np.int64)
+    offsets, sizes, rows = fresh((3, int((ends - begins).sum()) // MIN_LOCATION_BYTES), np.int64)
     chunk, problem, page = page_locations(data, begins, ends, starts, limit, num_rows, first_page, offsets, sizes, rows)
     if problem == UNREADABLE:
         _complain(data[begins[chunk] : ends[chunk]], "OffsetIndex", chunk)
@@ -140,9 +141,9 @@ def parse_column_indexes(
     Raises: MalformedError.
     """
     num_pages = int(first_page[-1])
-    nulls = np.zeros((1, num_pages), np.int64)
-    starts = np.zeros((max_rep + 1, num_pages), np.int64)
-    levels = np.zeros((max_def + 1, num_pages), np.int64)
+    nulls = fresh((1, num_pages), np.int64)
+    starts = fresh((max_rep + 1, num_pages), np.int64)
+    levels = fresh((max_def + 1, num_pages), np.int64)
     found = np.empty((len(begins), 3), np.int64)
     chunk, problem, kind = page_counts(data, begins, ends, first_page, nulls, starts, levels, found)
     if problem == UNREADABLE:

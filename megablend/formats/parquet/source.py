@@ -10,14 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.formats.parquet.memory import fresh
 from megablend.formats.parquet.ranges import merge_ranges
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
 from megablend.storage.base import Bytes, Int64s, Storage
-
-
-def _allocate(size: int) -> Bytes:
-    """Arrow's pool keeps freed memory at hand; fresh pages from the system cost more than the copy into them."""
-    return np.frombuffer(pa.allocate_buffer(size), np.uint8)
 
 
 @dataclass(slots=True)
@@ -51,7 +47,7 @@ class ByteSource:
         """
         for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > self.size - sizes)):
             self._check(int(offsets[i]), int(sizes[i]), what)
-        out, begins = self.storage.read_ranges(self.path, offsets, sizes, _allocate)
+        out, begins = self.storage.read_ranges(self.path, offsets, sizes, lambda size: fresh(size, np.uint8))
         return pa.py_buffer(out), begins
 
     def read_near(self, offsets: Int64s, sizes: Int64s, what: str) -> tuple[Bytes, Int64s]:
