@@ -45,6 +45,7 @@ def fill_blocks(
     continues_flag: int,
     closes_flag: int,
     carries_flag: int,
+    first_tokens: Int64s,
     blocks: npt.NDArray[np.void],
 ) -> None:
     """Make blocks of pages, of which each has rows or tokens, and follow the rows from page to page.
@@ -52,6 +53,7 @@ def fill_blocks(
     Args:
         pages: [num_pages], records as formats.parquet.count has them; a chunk's first page begins with a row.
         first_page: int64 [num_chunks + 1], the pages of each chunk.
+        first_tokens: int64 [num_chunks + 1], filled: tokens before each chunk, and all.
         blocks: BLOCK_DTYPE [num_pages] of formats.base, filled. Where the rows of a page are not known, `rows` and `ends` of all
             are -1, and no flags are set.
     """
@@ -60,6 +62,7 @@ def fill_blocks(
         is_known &= pages[i]["rows"] >= 0
     first_token = np.int64(0)
     for chunk in range(len(first_page) - 1):
+        first_tokens[chunk] = first_token
         carried, begin, end = np.int64(0), first_page[chunk], first_page[chunk + 1]
         for i in range(begin, end):
             page, block = pages[i], blocks[i]
@@ -77,6 +80,7 @@ def fill_blocks(
                 if closes:
                     block["flags"] |= closes_flag
                 carried = np.int64(0) if closes else last
+    first_tokens[-1] = first_token
 
 
 @device

@@ -13,8 +13,10 @@ import numpy.typing as npt
 from megablend.jit import Pointer, device, kernel, pointer_at
 from megablend.kernels.thrift import LIST, STRUCT, UNUSUAL, integer, list_header, next_field, skip
 
-FOUND_DTYPE = np.dtype(
+CHUNK_DTYPE = np.dtype(
     [
+        ("row_group", "<i8"),
+        ("start", "<i8"),  # first byte of the first page, dictionary included
         ("num_rows", "<i8"),
         ("physical", "<i8"),
         ("encodings", "<u8"),  # of values and levels, all pages together; a bit each
@@ -29,39 +31,73 @@ FOUND_DTYPE = np.dtype(
         ("num_levels", "<i8"),  # counts in the histogram of definition levels; -1 where absent
         ("top_level", "<i8"),  # the last of them
         ("offset_index", "<i8"),  # -1 where absent
-        ("offset_index_bytes", "<i8"),
+        ("offset_index_bytes", "<i8"),  # 0 where absent
         ("column_index", "<i8"),  # -1 where absent
-        ("column_index_bytes", "<i8"),
+        ("column_index_bytes", "<i8"),  # 0 where absent
     ]
 )
-"""A column chunk as the footer has it, unchecked; encodings from NUMBERED on have no bit of their own: unusual."""
+"""A column chunk as the footer has it; encodings from NUMBERED on have no bit of their own: unusual."""
 
 ABSENT = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 NUMBERED = 63
+MAX_COUNT = 1 << 48
+"""No honest count of rows, values or bytes is larger; sums of thousands of them still fit in an int64."""
 REQUIRED = sum(1 << field for field in (1, 2, 3, 4, 5, 6, 7, 9))
 """Fields of ColumnMetaData that have to be there."""
 
 Bytes = npt.NDArray[np.uint8]
-Found = npt.NDArray[np.void]
+Chunks = npt.NDArray[np.void]
 
 
 @kernel
-def find_chunks(footer: Bytes, at: int, ordinal: int, num_leaves: int, path: Bytes, found: Found) -> bool:
+def find_chunks(footer: Bytes, at: int, ordinal: int, num_leaves: int, path: Bytes, limit: int, found: Chunks) -> bool:
     """Read the chunks of leaf number `ordinal` of `num_leaves`. False where anything needs care.
 
     Args:
         footer: uint8 [n], FileMetaData.
         at: where its row groups' first element lies.
         path: uint8 [m], the leaf's path_in_schema as the footer should have it; anything else needs care.
-        found: FOUND_DTYPE [num_row_groups], filled.
+        limit: the first byte of the footer in its file; no chunk, and no page index, reaches beyond it.
+        found: CHUNK_DTYPE [num_row_groups], filled.
     """
     data, end = pointer_at(footer.ctypes.data, len(footer)), len(footer)
     name, size = pointer_at(path.ctypes.data, len(path)), len(path)
     for i in range(len(found)):
         at = _row_group(data, at, end, ordinal, num_leaves, name, size, found[i])
-        if at < 0:
+        if at < 0 or not _is_sound(found[i], limit):
             return False
+        found[i]["row_group"] = i
     return True
+
+
+@device
+def _is_sound(chunk: np.void, limit: int) -> bool:
+    """Find `start`, and whether counts are honest, and all bytes lie before the limit."""
+    data, dictionary = chunk["data_page"], chunk["dictionary_page"]
+    start = dictionary if 0 < dictionary < data else data
+    chunk["start"] = start
+    if min(chunk["num_rows"], chunk["num_values"], chunk["decoded_bytes"], chunk["stored_bytes"], data) < 0:
+        return False
+    if max(chunk["num_rows"], chunk["num_values"], chunk["decoded_bytes"], chunk["stored_bytes"], data) > MAX_COUNT:
+        return False
+    if chunk["num_values"] and not 0 < start < start + chunk["stored_bytes"] <= limit:
+        return False
+    if chunk["null_count"] > MAX_COUNT:
+        return False
+    places = _is_before(chunk["offset_index"], chunk["offset_index_bytes"], limit)
+    places &= _is_before(chunk["column_index"], chunk["column_index_bytes"], limit)
+    if chunk["offset_index"] < 0:
+        chunk["offset_index_bytes"] = 0
+    if chunk["column_index"] < 0:
+        chunk["column_index_bytes"] = 0
+    return places
+
+
+@device
+def _is_before(offset: int, size: int, limit: int) -> bool:
+    if not 0 <= size <= MAX_COUNT or offset > MAX_COUNT:
+        return False
+    return offset < 0 or size == 0 or offset + size <= limit
 
 
 @device

@@ -58,9 +58,9 @@ def count_told_pages(
         slot_def: the definition level from which on a level stands for an element.
         pages: PAGE_DTYPE [num_pages] of formats.parquet.count, filled.
 
-    Returns: the first chunk that is wrong, what is wrong with it, and a detail; n, NONE and 0 where none is.
+    Returns: the first chunk that is wrong, what is wrong with it, and a detail; where none is n, NONE and the pages with `scan`.
     """
-    max_def = len(levels) - 1
+    max_def, num_unsure = len(levels) - 1, 0
     for i in range(len(num_values)):
         total, is_sure = np.int64(0), True
         for j in range(first_page[i], first_page[i + 1]):
@@ -76,6 +76,7 @@ def count_told_pages(
                 if unsure:
                     most += rows[j]
                     is_sure = False
+                    num_unsure += 1
                 if found[1, i] and starts[j] != rows[j]:
                     return i, OTHER_ROWS, 0
             elif max_def:
@@ -93,4 +94,4 @@ def count_told_pages(
         if not is_sure and not documents:
             for j in range(first_page[i], first_page[i + 1]):
                 pages[j]["rows"] = -1
-    return len(num_values), NONE, 0
+    return len(num_values), NONE, num_unsure

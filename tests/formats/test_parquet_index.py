@@ -114,13 +114,14 @@ def test_documents_are_followed_over_pages(lengths: list[int], cuts: set[int]) -
         ends = sum(last_slot[row] < end and lengths[row] > 0 for row in rows)
         carries = continues and any(is_token for r, is_token in slots[:begin] if r == rows[0])
         expected.append((ends, CONTINUES * continues | CLOSES * (last_slot[rows[-1]] < end) | CARRIES * carries))
-    found = blocks_of(pages, np.array([0, len(pages)]))
+    found, _ = blocks_of(pages, np.array([0, len(pages)]))
     assert found[["ends", "flags"]].tolist() == expected
     # and where another chunk comes before
     pages = np.concatenate((pages, pages))
-    found = blocks_of(pages, np.array([0, len(pages) // 2, len(pages)]))
+    found, first_tokens = blocks_of(pages, np.array([0, len(pages) // 2, len(pages)]))
     assert found[["ends", "flags"]].tolist() == expected * 2
     assert found["first_token"].tolist() == (np.cumsum(pages["tokens"]) - pages["tokens"]).tolist()
+    assert first_tokens.tolist() == [0, sum(lengths), 2 * sum(lengths)]
     assert found["chunk"].tolist() == [0] * len(expected) + [1] * len(expected)
 
 

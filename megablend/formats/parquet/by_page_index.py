@@ -68,8 +68,8 @@ def find_told(
 ) -> ChunkPages:
     """The pages of chunks whose page indices tell tokens and encodings. Raises CorruptFileError, UnsupportedFileError."""
     with search.blamed(chunks):
-        pages = count_told(places, counts, search.column, chunks, encodings, documents=search.documents)
-    scanned = _scan_unsure(search, chunks, places, pages) if search.documents else 0
+        pages, num_unsure = count_told(places, counts, search.column, chunks, encodings, documents=search.documents)
+    scanned = _scan_unsure(search, chunks, places, pages) if search.documents and num_unsure else 0
     before = dictionaries_before(search.source, chunks["start"], places.offsets[places.first_page[:-1]])
     return ChunkPages(places.first_page, pages, before, scanned)
 
@@ -77,8 +77,6 @@ def find_told(
 def _scan_unsure(search: Search, chunks: Chunks, places: OffsetIndexes, pages: Pages) -> int:
     """Count pages by their levels where the counts do not tell the documents; returns the bytes that were read."""
     unsure = np.flatnonzero(pages["scan"])
-    if not len(unsure):
-        return 0
     first_page = np.searchsorted(unsure, places.first_page)
     again = pages[unsure]
     headers = headers_at(search.source, again["offset"], np.full(len(again), search.limit))

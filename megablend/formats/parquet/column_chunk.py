@@ -8,11 +8,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.parquet.checks import refuse
 from megablend.formats.parquet.footer import Footer
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.thrift import (
-    MAX_COUNT,
     Kind,
     MalformedError,
     Struct,
@@ -20,46 +18,20 @@ from megablend.formats.parquet.thrift import (
     UnsupportedError,
     write_struct,
 )
-from megablend.kernels.footer import ABSENT, FOUND_DTYPE, NUMBERED, find_chunks
-
-CHUNK_FACTS = np.dtype(
-    [
-        ("row_group", "<i8"),
-        ("start", "<i8"),  # first byte of the first page, dictionary included
-        *[
-            (name, FOUND_DTYPE[name]) for name in FOUND_DTYPE.names or ()
-        ],  # offset_index_bytes 0: there is no OffsetIndex
-    ]
-)
-"""One column's part of a row group, checked: all of it lies before the footer."""
+from megablend.kernels.footer import ABSENT, CHUNK_DTYPE, NUMBERED, find_chunks
 
 Chunks = npt.NDArray[np.void]
+"""CHUNK_DTYPE [num_chunks]: a column's parts of row groups, checked: all of each lies before the footer."""
 
-_COUNTS = (
-    "num_rows",
-    "num_values",
-    "decoded_bytes",
-    "stored_bytes",
-    "data_page",
-    "offset_index_bytes",
-    "column_index_bytes",
-)
-_OPTIONAL = ("offset_index", "column_index", "null_count")
-"""-1 where absent."""
 _OTHER = 1 << NUMBERED
 """The bit of encodings that have none of their own."""
 
 
 def column_chunks(footer: Footer, column: Column, num_leaves: int) -> Chunks:
-    """The chunks of a column, one of `num_leaves`: CHUNK_FACTS [num_row_groups]. Raises MalformedError, UnsupportedError."""
-    found = _found_at_once(footer, column, num_leaves)
-    if found is None:
-        found = _read_slowly(footer, column, num_leaves)
-    chunks = np.zeros(len(found), CHUNK_FACTS)
-    for name in FOUND_DTYPE.names or ():
-        chunks[name] = found[name]
-    chunks["row_group"] = np.arange(len(chunks))
-    _check_bytes(chunks, footer.offset)
+    """The chunks of a column, one of `num_leaves`: CHUNK_DTYPE [num_row_groups]. Raises MalformedError, UnsupportedError."""
+    chunks = _found_at_once(footer, column, num_leaves)
+    if chunks is None:
+        chunks = _read_slowly(footer, column, num_leaves)
     rows = int(chunks["num_rows"].sum())
     if rows != footer.num_rows:
         raise MalformedError(f"num_rows is {footer.num_rows}, but the row groups have {rows}")
@@ -67,17 +39,14 @@ def column_chunks(footer: Footer, column: Column, num_leaves: int) -> Chunks:
 
 
 def _found_at_once(footer: Footer, column: Column, num_leaves: int) -> Chunks | None:
-    """FOUND_DTYPE [num_row_groups], as a kernel reads it; None where anything is unusual or damaged."""
+    """CHUNK_DTYPE [num_row_groups], as a kernel reads it; None where anything is unusual or damaged."""
     groups = footer.row_groups
     if not isinstance(groups, Structs):
         return None
-    found = np.zeros(len(groups), FOUND_DTYPE)
-    path = np.frombuffer(_path_bytes(column), np.uint8)
-    if not find_chunks(np.frombuffer(footer.data, np.uint8), groups.start, column.ordinal, num_leaves, path, found):
-        return None
-    if any((found[name] < 0).any() for name in _COUNTS):
-        return None
-    return None if any((found[name] > MAX_COUNT).any() for name in _COUNTS + _OPTIONAL) else found
+    found = np.zeros(len(groups), CHUNK_DTYPE)
+    data, path = np.frombuffer(footer.data, np.uint8), np.frombuffer(_path_bytes(column), np.uint8)
+    done = find_chunks(data, groups.start, column.ordinal, num_leaves, path, footer.offset, found)
+    return found if done else None
 
 
 def _path_bytes(column: Column) -> bytes:
@@ -89,20 +58,22 @@ def _path_bytes(column: Column) -> bytes:
 
 def _read_slowly(footer: Footer, column: Column, num_leaves: int) -> Chunks:
     """The same, read field by field. Raises MalformedError, UnsupportedError."""
-    found = np.zeros(len(footer.row_groups), FOUND_DTYPE)
+    found = np.zeros(len(footer.row_groups), CHUNK_DTYPE)
     for number, group in enumerate(footer.row_groups):
         columns = group.structs(1, f"columns of row group {number}")
         if len(columns) != num_leaves:
             raise MalformedError(f"row group {number} has {len(columns)} columns, the schema {num_leaves}")
         facts = _facts_in(columns[column.ordinal], number, column)
         facts["num_rows"] = group.count(3, "num_rows of a row group")
+        facts["row_group"] = number
+        _check_bytes(facts, footer.offset)
         for name, value in facts.items():
             found[number][name] = value
     return found
 
 
 def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
-    """What FOUND_DTYPE has of a column chunk."""
+    """What CHUNK_DTYPE has of a column chunk."""
     if 8 in chunk or 9 in chunk:
         raise UnsupportedError(f"the column is encrypted (row group {row_group}); decrypt the file")
     if 1 in chunk and chunk.text(1, "file_path"):
@@ -148,25 +119,21 @@ def _bits(encodings: list[int]) -> int:
     return bits
 
 
-def _check_bytes(chunks: Chunks, limit: int) -> None:
-    """Fill `start`, and check that all bytes of chunks and their page indices lie before byte `limit`. Raises MalformedError."""
+def _check_bytes(facts: dict[str, int], limit: int) -> None:
+    """Find `start`, and check that all bytes of a chunk and its page index lie before byte `limit`. Raises MalformedError."""
     # Some writers leave dictionary_page_offset out or 0 and let data_page_offset name the dictionary.
-    dictionary, data = chunks["dictionary_page"], chunks["data_page"]
-    chunks["start"] = start = np.where((dictionary > 0) & (dictionary < data), dictionary, data)
-    stop = start + chunks["stored_bytes"]
-    refuse(
-        (chunks["num_values"] > 0) & ~((start > 0) & (start < stop) & (stop <= limit)),
-        lambda i: f"row group {i} claims bytes {start[i]} to {stop[i]}, the footer begins at {limit}",
-    )
+    start, data, dictionary = facts["data_page"], facts["data_page"], facts["dictionary_page"]
+    if 0 < dictionary < data:
+        start = dictionary
+    stop = start + facts["stored_bytes"]
+    if facts["num_values"] and not 0 < start < stop <= limit:
+        raise MalformedError(
+            f"row group {facts['row_group']} claims bytes {start} to {stop}, the footer begins at {limit}"
+        )
+    facts["start"] = start
     for name in ("offset_index", "column_index"):
-        _check_place(name, chunks, limit)
-
-
-def _check_place(name: str, chunks: Chunks, limit: int) -> None:
-    begin, size = chunks[name], chunks[f"{name}_bytes"]
-    size[begin < 0] = 0
-    end = begin + size
-    refuse(
-        (size > 0) & (end > limit),
-        lambda i: f"{name} claims bytes {begin[i]} to {end[i]}, the footer begins at {limit}",
-    )
+        begin, size = facts[name], facts[f"{name}_bytes"]
+        if begin < 0:
+            facts[f"{name}_bytes"] = 0
+        elif size and begin + size > limit:
+            raise MalformedError(f"{name} claims bytes {begin} to {begin + size}, the footer begins at {limit}")

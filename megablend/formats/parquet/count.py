@@ -64,13 +64,14 @@ def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
 
 def count_told(
     places: OffsetIndexes, counts: ColumnIndexes, column: Column, chunks: Chunks, encodings: Counts, *, documents: bool
-) -> Pages:
-    """Locate and count the pages of chunks of which `tells_tokens` by what their page indices say: PAGE_DTYPE [num_pages].
+) -> tuple[Pages, int]:
+    """Locate and count the pages of chunks of which `tells_tokens` by what their page indices say.
 
     Args:
         encodings: int64 [num_chunks], of the pages of each.
         documents: whether rows have to be known; otherwise they are -1 where they are not sure.
 
+    Returns: PAGE_DTYPE [num_pages]; of how many `scan` is true.
     Raises: MalformedError.
     """
     pages = fresh(len(places.offsets), PAGE_DTYPE)
@@ -101,7 +102,7 @@ def count_told(
             }[problem],
             chunk,
         )
-    return pages
+    return pages, detail
 
 
 def tells_tokens(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]:
@@ -111,12 +112,14 @@ def tells_tokens(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]
     return counts.has_nulls | (column.max_def == 0)
 
 
-def blocks_of(pages: Pages, first_page: Counts) -> Array:
-    """Pages as blocks: BLOCK_DTYPE [num_pages]. Each page has rows or tokens; where rows of one are not known, none are.
+def blocks_of(pages: Pages, first_page: Counts) -> tuple[Array, Counts]:
+    """Pages as blocks. Each page has rows or tokens; where rows of one are not known, none are.
 
     Args:
         first_page: int64 [num_chunks + 1], the pages of each chunk, of which the first begins with a row.
+
+    Returns: BLOCK_DTYPE [num_pages]; the tokens before each chunk, and all, int64 [num_chunks + 1].
     """
-    blocks = np.empty(len(pages), BLOCK_DTYPE)
-    fill_blocks(pages, first_page, CONTINUES, CLOSES, CARRIES, blocks)
-    return blocks
+    blocks, first_tokens = np.empty(len(pages), BLOCK_DTYPE), np.empty(len(first_page), np.int64)
+    fill_blocks(pages, first_page, CONTINUES, CLOSES, CARRIES, first_tokens, blocks)
+    return blocks, first_tokens

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.formats.base import CHUNK_DTYPE, Array, FileIndex, FileToIndex
-from megablend.formats.parquet.checks import refuse, sum_by_chunk
+from megablend.formats.parquet.checks import refuse
 from megablend.formats.parquet.chunk import find_pages
 from megablend.formats.parquet.chunk_pages import ChunkPages, Search
 from megablend.formats.parquet.codecs import CODECS, unreadable
@@ -17,6 +17,8 @@ from megablend.formats.parquet.schema import Column, find_column
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import UnsupportedError
 from megablend.storage.base import Storage
+
+Int64s = npt.NDArray[np.int64]
 
 CHUNKS_IN_FLIGHT = 8
 THREADED_BYTES = 64 << 20
@@ -51,12 +53,12 @@ def index_file(file: FileToIndex, storage: Storage, *, span: tuple[int, int] | N
         ),
         chunks,
     )
-    blocks = blocks_of(found.pages, found.first_page)
+    blocks, first_tokens = blocks_of(found.pages, found.first_page)
     return FileIndex(
         rows=int(chunks["num_rows"].sum()),
-        tokens=int(blocks["tokens"].sum()),
+        tokens=int(first_tokens[-1]),
         token_dtype=leaf.dtype,
-        chunks=_chunk_table(chunks, found, blocks, first_rows),
+        chunks=_chunk_table(chunks, found, first_tokens, first_rows),
         blocks=blocks,
         structure=footer.digest,
         meta=leaf.to_meta(),
@@ -69,19 +71,18 @@ def _check_chunks(chunks: Chunks, column: Column) -> None:
     refuse(
         chunks["physical"] != column.physical, lambda i: f"row group {i} has another column in place of {column.name!r}"
     )
-    strange = np.flatnonzero(~np.isin(chunks["codec"], list(CODECS)))
-    if len(strange):
-        raise UnsupportedError(f"row group {strange[0]}: {unreadable(int(chunks['codec'][strange[0]]))}")
+    codecs = chunks["codec"].tolist()
+    for codec in set(codecs) - CODECS.keys():
+        raise UnsupportedError(f"row group {codecs.index(codec)}: {unreadable(codec)}")
     if column.max_rep == 0:
         rows, values = chunks["num_rows"], chunks["num_values"]
         refuse(values != rows, lambda i: f"row group {i} has {values[i]} values for {rows[i]} rows")
 
 
-def _chunk_table(chunks: Chunks, found: ChunkPages, blocks: Array, first_rows: npt.NDArray[np.int64]) -> Array:
+def _chunk_table(chunks: Chunks, found: ChunkPages, first_tokens: Int64s, first_rows: Int64s) -> Array:
     table = np.zeros(len(chunks), CHUNK_DTYPE)
     table["row_group"], table["codec"] = chunks["row_group"], chunks["codec"]
     table["dictionary_offset"], table["dictionary_bytes"] = found.dictionaries.T
     table["first_row"] = first_rows[chunks["row_group"]]
-    tokens = sum_by_chunk(blocks["tokens"], found.first_page)
-    table["first_token"] = np.cumsum(tokens) - tokens
+    table["first_token"] = first_tokens[:-1]
     return table

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from megablend.errors import ConfigError
 from megablend.formats.choose import choose_column
 from megablend.formats.parquet.names import Physical, Repetition, name_of
-from megablend.formats.parquet.thrift import MalformedError, Struct
+from megablend.formats.parquet.thrift import MalformedError, Struct, Structs
 
 CONVERTED_INTEGERS = {
     11: "uint8",
@@ -114,6 +115,12 @@ def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
         raise MalformedError("the schema ends before its groups are complete")
 
 
+@lru_cache(maxsize=16)
+def _known_leaves(schema: bytes, size: int) -> Sequence[Column]:
+    """The columns of a schema of `size` elements: thousands of files have the same."""
+    return tuple(leaves(Structs(schema, 0, size)))
+
+
 def find_column(schema: Sequence[Struct], name: str | None, path: str, *, numbers: bool = False) -> tuple[Column, int]:
     """The column called `name`, or the only one that can hold tokens; and the number of leaves.
 
@@ -122,7 +129,7 @@ def find_column(schema: Sequence[Struct], name: str | None, path: str, *, number
 
     Raises: ConfigError (no such column, several, or not of integers, or numbers), MalformedError.
     """
-    columns = list(leaves(schema))
+    columns = _known_leaves(schema.written(), len(schema)) if isinstance(schema, Structs) else list(leaves(schema))
     physical = {".".join(column.path): column.name for column in columns}  # the full path is good, too
     problems = {column.name: _problem(column, numbers=numbers) for column in columns}
     chosen = choose_column(path, physical.get(name, name) if name else name, problems, numbers=numbers)

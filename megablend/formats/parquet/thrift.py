@@ -16,14 +16,13 @@ from typing import TypeVar, overload
 
 import numpy as np
 
+from megablend.kernels.footer import MAX_COUNT
 from megablend.kernels.thrift import skip_structs
 
 T = TypeVar("T")
 
 MAX_DEPTH = 32
 """Deeper nesting than Parquet's metadata has (7)."""
-MAX_COUNT = 1 << 48
-"""No honest count of rows, values or bytes is larger; sums of thousands of them still fit in an int64."""
 
 
 class MalformedError(ValueError):
@@ -167,6 +166,10 @@ class Structs(Sequence[Struct]):
         for _ in range(self._size):
             struct, position = read_struct(self._data, position)
             yield struct
+
+    def written(self) -> bytes:
+        """The structs as they lie in the buffer."""
+        return bytes(self._data[self.start : self.find(self._size)])
 
     def find(self, index: int) -> int:
         """The position after `index` structs; below 0 where they are damaged, or unusual."""
