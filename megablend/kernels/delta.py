@@ -42,7 +42,7 @@ def decode_delta(address: int, size: int, out: Tokens) -> int:
     each = np.int64(block // miniblocks)
     if block % miniblocks or each % 32 or announced < np.uint64(len(out)):
         return BROKEN
-    out[0] = np.int64(value)
+    out[0] = out.dtype.type(value)
     filled = 1
     while filled < len(out):
         at, least = _zigzag(data, at, end)
@@ -62,11 +62,11 @@ def decode_delta(address: int, size: int, out: Tokens) -> int:
                 for j in range(count):
                     bit = at * 8 + j * width
                     value += least + (load64(data, bit >> 3) >> np.uint64(bit & 7) & mask)
-                    out[filled + j] = np.int64(value)
+                    out[filled + j] = out.dtype.type(value)
             else:
                 for j in range(count):
                     value += least + _wide_bits_at(data, end, at * 8 + j * width, width)
-                    out[filled + j] = np.int64(value)
+                    out[filled + j] = out.dtype.type(value)
             filled += count
             at += each * width // 8
     return 0
