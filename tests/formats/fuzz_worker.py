@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from guarded import guard
 from writers import index, opened, write_arrow, write_megatron
 
 from megablend.errors import DataError, MegablendError
@@ -31,6 +32,7 @@ RNG = random.Random(5)
 DOCUMENTS = [
     None if i % 13 == 3 else [RNG.randrange(1, 50_000) for _ in range(RNG.choice([0, 1, 4, 30]))] for i in range(60)
 ]
+INT32 = pa.int32()
 MEMORY_BYTES = 12 << 30
 EXTREMES = (
     b"\0" * 8,
@@ -45,8 +47,8 @@ EXTREMES = (
 Range = tuple[int, int]
 
 
-def write_parquet(path: Path, **options: Any) -> None:
-    table = pa.table({"ids": pa.array(DOCUMENTS, pa.list_(pa.int32()))})
+def write_parquet(path: Path, dtype: pa.DataType = INT32, **options: Any) -> None:
+    table = pa.table({"ids": pa.array(DOCUMENTS, pa.list_(dtype))})
     pq.write_table(table, path, data_page_size=150, write_batch_size=8, row_group_size=40, **options)
 
 
@@ -90,6 +92,8 @@ def footer_and_bodies(found: FileIndex, data: bytes) -> list[Range]:
 
 PLAIN: dict[str, Any] = {"use_dictionary": False, "write_page_index": True}
 DELTA: dict[str, Any] = {"use_dictionary": False, "column_encoding": {"ids.list.element": "DELTA_BINARY_PACKED"}}
+SPLIT: dict[str, Any] = {"use_dictionary": False, "column_encoding": {"ids.list.element": "BYTE_STREAM_SPLIT"}}
+V2_LZ4: dict[str, Any] = {"data_page_version": "2.0", "compression": "lz4"}
 BASES = [
     Base("v1.parquet", "ids", partial(write_parquet, **PLAIN, compression="none"), partial(footer, tail=8)),
     Base("crc.parquet", "ids", partial(write_parquet, **PLAIN, write_page_checksum=True), footer_and_bodies),
@@ -105,6 +109,10 @@ BASES = [
     Base("lz4.arrow", "ids", partial(write_arrow, documents=DOCUMENTS, codec="lz4"), partial(footer, tail=10)),
     Base("y.bin", None, partial(write_megatron, documents=DOCUMENTS), nothing),
     Base("delta.parquet", "ids", partial(write_parquet, **DELTA, compression="lz4"), partial(footer, tail=8)),
+    Base("split.parquet", "ids", partial(write_parquet, dtype=pa.int64(), **SPLIT, **V2_LZ4), partial(footer, tail=8)),
+    Base(
+        "narrow.parquet", "ids", partial(write_parquet, dtype=pa.uint16(), compression="zstd"), partial(footer, tail=8)
+    ),
     Base("zstd.arrow", "ids", partial(write_arrow, documents=DOCUMENTS, codec="zstd"), partial(footer, tail=10)),
 ]
 
@@ -131,7 +139,10 @@ def mutate(data: bytes, rng: random.Random, target: Range) -> bytes:
 
 
 def read_all(path: Path, column: str | None, found: FileIndex, size: int | None = None) -> None:
-    opened(path, column, found, size).read(found.blocks, found.chunks)
+    read = opened(path, column, found, size).read(found.blocks, found.chunks)
+    for block, tokens in zip(read, found.blocks["tokens"].tolist(), strict=True):
+        assert len(block.tokens) == tokens == block.offsets[-1]
+        block.tokens.max(initial=0)  # all of them lie in memory that is there
 
 
 def targets(base: Base, found: FileIndex, data: bytes) -> list[Range]:
@@ -163,6 +174,7 @@ def attempt(base: Base, path: Path, rng: random.Random) -> None:
 
 def main() -> None:
     folder, seed, start, stop = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    guard()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     for number in range(start, stop):
         base = BASES[number % len(BASES)]
