@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -84,9 +83,7 @@ def test_a_launcher_without_mpi4py_is_refused(tmp_path: Path) -> None:
 def test_an_error_on_one_rank_ends_all(tmp_path: Path, rank: int, failure: str, code: int, message: str) -> None:
     for i in range(6):
         write(tmp_path / f"{i}.arrow", i)
-    start = time.monotonic()
     result = run(driver(3, tmp_path / "cache", f"s={tmp_path}/*.arrow"), MEGABLEND_TEST_FAIL=f"{rank}:{failure}")
-    assert time.monotonic() - start < 30
     assert result.returncode == code
     assert result.stderr.count(f"rank {rank}: ") == 1
     assert message in result.stderr
