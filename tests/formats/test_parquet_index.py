@@ -12,8 +12,7 @@ from parquet_files import Rows, check
 from writers import index
 
 from megablend.formats.base import CARRIES, CLOSES, CONTINUES
-from megablend.formats.parquet.count import PAGE_DTYPE, blocks_of, count_pieces
-from megablend.formats.parquet.page import Pieces
+from megablend.formats.parquet.count import PAGE_DTYPE, blocks_of
 from megablend.formats.parquet.page_index import (
     ColumnIndexes,
     OffsetIndexes,
@@ -110,7 +109,10 @@ def test_documents_are_followed_over_pages(lengths: list[int], cuts: set[int]) -
         rows = sorted({row for row, _ in slots[begin:end]})
         tokens = [sum(is_token for r, is_token in slots[begin:end] if r == row) for row in rows]
         continues = begin > 0 and slots[begin - 1][0] == rows[0]
-        count_pieces(page, Pieces(offsets=np.cumsum([0, *tokens]), continues=continues))
+        begun = tokens[continues:]
+        page["tokens"], page["rows"], page["continues"] = sum(tokens), len(begun), continues
+        page["head"], page["inner"] = tokens[0] if continues else 0, sum(map(bool, begun[:-1]))
+        page["tail"] = begun[-1] if begun else 0
         ends = sum(last_slot[row] < end and lengths[row] > 0 for row in rows)
         carries = continues and any(is_token for r, is_token in slots[:begin] if r == rows[0])
         expected.append((ends, CONTINUES * continues | CLOSES * (last_slot[rows[-1]] < end) | CARRIES * carries))

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from megablend.formats.parquet.checks import refuse, starts_of, sum_by_chunk
 from megablend.formats.parquet.chunk_pages import ChunkPages, Search, join_parts
 from megablend.formats.parquet.column_chunk import Chunks
-from megablend.formats.parquet.count import PAGE_DTYPE, count_full, count_pieces
+from megablend.formats.parquet.count import PAGE_DTYPE, count_full, count_rows
 from megablend.formats.parquet.decode import BY_ROW_GROUP, DECODERS
 from megablend.formats.parquet.headers import (
     NO_DICTIONARY,
@@ -118,8 +118,8 @@ def _by_row_group(search: Search, chunks: Chunks) -> ChunkPages:
                 raise UnsupportedError(
                     "its pages can only be read all together, but are more than 4 GiB; write smaller row groups"
                 )
-            _, pieces = read_row_group(source, search.column, int(chunk["row_group"]))
-            count_pieces(pages[i], pieces)
+            _, offsets = read_row_group(source, search.column, int(chunk["row_group"]))
+            count_rows(pages[i], offsets)
 
     side_by_side(count, range(len(chunks)), search.in_flight)
     none = np.full((len(chunks), 2), NO_DICTIONARY)

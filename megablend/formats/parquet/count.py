@@ -8,7 +8,6 @@ import numpy.typing as npt
 from megablend.formats.base import BLOCK_DTYPE, CARRIES, CLOSES, CONTINUES, Array
 from megablend.formats.parquet.column_chunk import Chunks
 from megablend.formats.parquet.memory import fresh
-from megablend.formats.parquet.page import Pieces
 from megablend.formats.parquet.page_index import ColumnIndexes, OffsetIndexes
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.thrift import MalformedError
@@ -36,15 +35,11 @@ Pages = npt.NDArray[np.void]
 Counts = npt.NDArray[np.int64]
 
 
-def count_pieces(page: np.void, pieces: Pieces) -> None:
-    """Write what a page's own levels say into its record (of PAGE_DTYPE)."""
-    lengths = np.diff(pieces.offsets)
-    begun = lengths[int(pieces.continues) :]
-    page["tokens"], page["rows"], page["continues"] = pieces.num_tokens, pieces.num_rows, pieces.continues
-    page["head"] = lengths[0] if pieces.continues else 0
-    page["inner"] = np.count_nonzero(begun[:-1])
-    page["tail"] = begun[-1] if len(begun) else 0
-    page["scan"] = False
+def count_rows(page: np.void, offsets: Counts) -> None:
+    """Write into the record (of PAGE_DTYPE) of a whole chunk where its rows begin among its tokens, int64 [num_rows + 1]."""
+    lengths = np.diff(offsets)
+    page["tokens"], page["rows"] = offsets[-1], len(lengths)
+    page["inner"], page["tail"] = np.count_nonzero(lengths[:-1]), lengths[-1] if len(lengths) else 0
 
 
 def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:

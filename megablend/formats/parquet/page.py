@@ -5,8 +5,6 @@ Source: parquet-format, README.md ("Data Pages") and Encodings.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -19,26 +17,6 @@ from megablend.kernels.page_headers import DATA_V2, Headers
 Int64s = npt.NDArray[np.int64]
 Levels = npt.NDArray[np.void]
 """LEVELS_DTYPE [num_pages]."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
-    """What a page's levels say about rows."""
-
-    offsets: Int64s
-    """int64 [num_pieces + 1]: piece i is tokens[offsets[i]:offsets[i+1]]."""
-    continues: bool
-    """Whether the first piece continues a row of the page before."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Non-null values of the page."""
-        return int(self.offsets[-1])
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that begin in the page."""
-        return len(self.offsets) - 1 - self.continues
 
 
 def check_level_encodings(headers: Headers, column: Column) -> None:

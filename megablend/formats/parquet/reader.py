@@ -68,10 +68,10 @@ class ParquetReader:
     def _read_group(self, block: np.void, chunks: Array) -> DecodedBlock:
         """A block that is a whole chunk, through pyarrow."""
         with self._source.blamed(int(block["offset"]), "the page"):
-            tokens, pieces = read_row_group(self._source, self._column, int(chunks[block["chunk"]]["row_group"]))
-            _check_counts(block, pieces.num_tokens, pieces.num_rows, pieces.continues)
-        pieces.offsets.setflags(write=False)
-        return DecodedBlock(tokens, pieces.offsets)
+            tokens, offsets = read_row_group(self._source, self._column, int(chunks[block["chunk"]]["row_group"]))
+            _check_counts(block, len(tokens), len(offsets) - 1, continues=False)
+        offsets.setflags(write=False)
+        return DecodedBlock(tokens, offsets)
 
     def _read_pages(self, blocks: Array, chunks: Array, *, pieces: bool) -> DecodedBlocks:
         """Blocks that are pages, in the order of the file."""
@@ -134,7 +134,7 @@ class ParquetReader:
         for i in np.flatnonzero(wrong):
             with self._source.blamed(int(blocks["offset"][i]), "the page"):
                 check_levels(levels[i], self._column)
-                _check_counts(blocks[i], int(levels["tokens"][i]), int(rows[i]), bool(levels["continues"][i]))
+                _check_counts(blocks[i], int(levels["tokens"][i]), int(rows[i]), continues=bool(levels["continues"][i]))
 
     def _dictionaries(self, encodings: Int64s, places: Array, chunks: Array) -> list[Array | None]:
         """For each page what its indices stand for, int32 or int64 [num_entries]; None where it has none, or has no indices."""
@@ -197,7 +197,7 @@ def _check_body(size: int, expected: int) -> None:
         raise MalformedError(f"its body is of {size} bytes, the index says {expected}")
 
 
-def _check_counts(block: np.void, tokens: int, rows: int, continues: bool) -> None:
+def _check_counts(block: np.void, tokens: int, rows: int, *, continues: bool) -> None:
     if tokens != block["tokens"]:
         raise MalformedError(f"it has {tokens} tokens, the index says {block['tokens']}")
     if block["rows"] >= 0 and (rows, continues) != (block["rows"], bool(block["flags"] & CONTINUES)):

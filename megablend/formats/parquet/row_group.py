@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from megablend.formats.parquet.page import Pieces
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError
+from megablend.storage.base import Int64s
 
 
-def read_row_group(source: ByteSource, column: Column, row_group: int) -> tuple[npt.NDArray[Any], Pieces]:
-    """Tokens [num_tokens] of a column chunk, and its rows as pieces. Raises MalformedError."""
+def read_row_group(source: ByteSource, column: Column, row_group: int) -> tuple[npt.NDArray[Any], Int64s]:
+    """Tokens [num_tokens] of a column chunk, and its rows: row i is tokens[offsets[i]:offsets[i+1]]. Raises MalformedError."""
     try:
         with pq.ParquetFile(pa.PythonFile(_SourceFile(source), "r"), page_checksum_verification=True) as file:
             table = file.read_row_group(row_group, columns=[".".join(column.path)], use_threads=False)
@@ -27,8 +27,8 @@ def read_row_group(source: ByteSource, column: Column, row_group: int) -> tuple[
     return flatten(table.column(0).combine_chunks(), column.dtype)
 
 
-def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Pieces]:
-    """Tokens and pieces of an Arrow array of integers, of lists of them, or of structs around either."""
+def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
+    """Tokens and rows, as of `read_row_group`, of an Arrow array of integers, of lists of them, or of structs around either."""
     num_rows = len(rows)
     parents = np.arange(num_rows)
     while pa.types.is_nested(rows.type):
@@ -43,7 +43,7 @@ def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Pieces]:
     tokens = rows.drop_null().to_numpy(zero_copy_only=False).astype(dtype, copy=False)
     tokens.flags.writeable = False
     lengths = np.bincount(parents[valid], minlength=num_rows)
-    return tokens, Pieces(offsets=np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))), continues=False)
+    return tokens, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 class _SourceFile(io.RawIOBase):
