@@ -24,7 +24,7 @@ from megablend.formats.parquet import index as index_module
 from megablend.formats.parquet import ranges
 from megablend.formats.parquet.dictionaries import DictionaryCache
 from megablend.formats.parquet.headers import PART_PAGES
-from megablend.formats.parquet.ranges import GAP_BYTES, MERGED_BYTES, plan_reads
+from megablend.formats.parquet.ranges import GAP_BYTES, MERGED_BYTES, plan_reads, portions
 from megablend.formats.parquet.reader import ParquetReader
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.source import ByteSource
@@ -66,6 +66,15 @@ def store(path: Path, rows: Rows = ROWS, kind: pa.DataType = LISTS, **options: o
 
 def reader_of(path: Path, found: FileIndex, storage: Remote | LocalStorage) -> BlockReader:
     return ParquetReader(ByteSource(str(path), storage, path.stat().st_size), Column.from_meta(found.meta))
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 12)), st.integers(1, 9))
+def test_portions_are_neighbours_and_small(sizes: list[int], most: int) -> None:
+    parts = [sizes[part] for part in portions(np.array(sizes, np.int64), most)]
+    assert [size for part in parts for size in part] == sizes
+    assert all(parts)
+    assert all(sum(part[1:]) < most for part in parts)
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)

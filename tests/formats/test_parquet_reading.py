@@ -223,6 +223,25 @@ def test_an_encoding_outside_of_the_table_is_read_by_row_group(tmp_path: Path, m
         assert found.blocks["encoding"].tolist() == [-1] * len(found.chunks)
 
 
+@pytest.mark.parametrize("encoding", ["RLE_DICTIONARY", "DELTA_BINARY_PACKED"])
+def test_narrow_tokens_are_not_all_wide_at_once(tmp_path: Path, encoding: str) -> None:
+    rows = np.arange(1_000_000, dtype=np.uint8) // 64
+    encoded: dict[str, Any] = {"use_dictionary": encoding == "RLE_DICTIONARY"}
+    if not encoded["use_dictionary"]:
+        encoded["column_encoding"] = {"ids": encoding}
+    pq.write_table(pa.table({"ids": rows}), path := tmp_path / "x.parquet", **encoded)
+    found = index(path, "ids")
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        blocks = opened(path, "ids", found).read(found.blocks, found.chunks)
+    finally:
+        pa.set_memory_pool(before)
+    assert np.concatenate([block.tokens for block in blocks]).tolist() == rows.tolist()
+    assert len(blocks) == 50
+    assert 100_000 < pool.max_memory() < 2_500_000  # stored, decompressed, some of them as int32
+
+
 @pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.large_list(pa.int32()), pa.list_(pa.int32(), 2)], ids=str)
 def test_flattening_arrow_arrays(kind: pa.DataType) -> None:
     rows: Rows = [[1, 2], None, [None, 3], [4, 5]]

@@ -17,6 +17,7 @@ from megablend.formats.decoded import address_of, addresses_of
 from megablend.formats.parquet.bodies import Bodies
 from megablend.formats.parquet.codecs import Buffer
 from megablend.formats.parquet.names import Encoding, Physical, name_of
+from megablend.formats.parquet.ranges import portions
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
 from megablend.kernels.values import BITS, COPY, JOIN, LOOK_UP, RUNS, SOUND, SUM, UNLISTED, VALUES_DTYPE, decode_values
@@ -37,6 +38,8 @@ STORED: dict[int, np.dtype[Any]] = {
     Physical.DOUBLE: np.dtype("<i8"),
 }
 """How values lie in memory; floats are handled as the integers of their bits."""
+WIDE_BYTES = 1 << 20
+"""Of values that narrower tokens are made of: so many are there at a time."""
 DECODERS: dict[tuple[int, int], int] = {
     (physical, int(encoding)): way
     for physical in STORED
@@ -76,6 +79,30 @@ def tokens_of(
     Raises: CorruptFileError, UnsupportedFileError.
     """
     stored = STORED[physical]
+    if dtype.itemsize == stored.itemsize:
+        return _as_stored(source, offsets, bodies, begins, counts, encodings, physical, dictionaries)
+    owners, found = list[pa.Buffer | Array](), np.zeros(len(counts), np.int64)
+    for part in portions(counts * stored.itemsize, WIDE_BYTES):
+        fields = begins[part], counts[part], encodings[part], physical, dictionaries[part]
+        wide = _as_stored(source, offsets[part], Bodies._make(column[part] for column in bodies), *fields)
+        for owner, address, count in zip(wide[0], wide[1].tolist(), counts[part].tolist(), strict=True):
+            owners.append(_narrowed(owner, address, count, stored, dtype))
+        found[part] = [address_of(owner) for owner in owners[part]]
+    return owners, found
+
+
+def _as_stored(
+    source: ByteSource,
+    offsets: Int64s,
+    bodies: Bodies,
+    begins: Int64s,
+    counts: Int64s,
+    encodings: Int64s,
+    physical: int,
+    dictionaries: Sequence[Array | None],
+) -> tuple[list[pa.Buffer | Array], Int64s]:
+    """`tokens_of` in the type that they are stored as."""
+    stored = STORED[physical]
     ways = _ways(source, offsets, encodings, physical)
     pages = np.zeros(len(offsets), VALUES_DTYPE)
     pages["way"], pages["count"] = ways, counts
@@ -99,10 +126,6 @@ def tokens_of(
         for i in np.flatnonzero(mine["problem"] != SOUND).tolist():
             place.offset = int(offsets[made[i]])
             raise MalformedError(_problem(mine[i], stored.itemsize))
-    if dtype.itemsize != stored.itemsize:
-        for i, count in enumerate(counts.tolist()):
-            owners[i] = _narrowed(owners[i], int(found[i]), count, stored, dtype)
-            found[i] = address_of(owners[i])
     return owners, found
 
 

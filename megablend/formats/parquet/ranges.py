@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,6 +38,13 @@ def plan_reads(offsets: Sequence[int], sizes: Sequence[int], loads: Sequence[int
     if offsets:
         runs.append((range(begin, len(offsets)), first, stop))
     return runs
+
+
+def portions(sizes: Int64s, max_bytes: int) -> list[slice]:
+    """Cut things of `sizes` int64 [n] into neighbours that take about `max_bytes` together, or one that takes more."""
+    numbers = (np.cumsum(sizes, dtype=np.int64) - 1) // max_bytes
+    bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(sizes)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(bounds) if end > begin]
 
 
 def merge_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s, Int64s]:

@@ -21,7 +21,7 @@ from megablend.formats.parquet.headers import headers_in, is_data
 from megablend.formats.parquet.names import Encoding
 from megablend.formats.parquet.page import Levels, check_level_encodings, check_levels, levels_of
 from megablend.formats.parquet.page_header import parse_page_header
-from megablend.formats.parquet.ranges import plan_reads
+from megablend.formats.parquet.ranges import plan_reads, portions
 from megablend.formats.parquet.row_group import read_row_group
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.source import ByteSource
@@ -53,9 +53,8 @@ class ParquetReader:
         firsts, places = _in_file_order(blocks["offset"])
         wanted, is_group = blocks[firsts], blocks["encoding"][firsts] == BY_ROW_GROUP
         pages = wanted[~is_group] if is_group.any() else wanted
-        batches = (np.cumsum(pages["decoded_bytes"], dtype=np.int64) - 1) // BATCH_BYTES
-        bounds = [0, *(np.flatnonzero(np.diff(batches)) + 1).tolist(), len(pages)]
-        parts = [self._read_pages(pages[b:e], chunks, pieces=pieces) for b, e in itertools.pairwise(bounds) if e > b]
+        batches = portions(pages["decoded_bytes"], BATCH_BYTES)
+        parts = [self._read_pages(pages[batch], chunks, pieces=pieces) for batch in batches]
         if is_group.any():
             parts.append(DecodedBlocks.of([self._read_group(block, chunks) for block in wanted[is_group]]))
             places = np.argsort(np.argsort(is_group, kind="stable"))[places]  # the groups are behind the pages now
