@@ -169,6 +169,11 @@ def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
         ([data_page(b"", 6, decoded=-1)], {}, "uncompressed_page_size is -1"),
         ([data_page(b"", 1 << 31)], {}, "larger than a page can be"),
         ([data_page_v2(b"", hybrid([2] * 6, 2), b"", 6, 6)], {}, "level"),
+        (
+            [data_page_v2(b"", hybrid([1] * 6, 1), int32s(*range(6)), 6, 6, decoded_values=0)],
+            {"codec": 1},
+            "6 values need 24 bytes, 0 are left",
+        ),
         ([data_page(dictionary_values([1] * 6, 1, b"\x06"), 6, encoding=8)], {}, "refer to a dictionary, but"),
         ([flat_page()], {"footer": [(8, Kind.STRUCT, b"\0")]}, "its columns are encrypted"),
         ([flat_page()], {"chunk": [(8, Kind.STRUCT, b"\0")]}, "the column is encrypted"),

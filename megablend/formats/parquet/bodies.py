@@ -57,7 +57,9 @@ def bodies_of(
     in_front = np.where(is_v1, 0, np.minimum(headers["rep_bytes"] + headers["def_bytes"], sizes))
     lengths = headers["decoded_bytes"] - in_front
     values, stored = addresses + in_front, sizes - in_front
-    packed = np.flatnonzero(is_v1 | (headers["is_compressed"] & (lengths > 0)))
+    is_packed = headers["is_compressed"] & ~is_v1
+    stored[is_packed & (lengths == 0)] = 0  # whatever lies there, it is no value
+    packed = np.flatnonzero(is_v1 | (is_packed & (lengths > 0)))
     owners: list[pa.Buffer | None] = [None] * len(headers)
     found, at = expand(
         source, headers["offset"][packed], codecs[packed], data, values[packed], stored[packed], lengths[packed]
