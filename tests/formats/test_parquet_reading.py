@@ -242,6 +242,21 @@ def test_narrow_tokens_are_not_all_wide_at_once(tmp_path: Path, encoding: str) -
     assert 100_000 < pool.max_memory() < 2_500_000  # stored, decompressed, some of them as int32
 
 
+@pytest.mark.parametrize("token", ["int32", "uint16"])
+@pytest.mark.parametrize("page_index", [False, True])
+def test_row_groups_and_pages_side_by_side(
+    tmp_path: Path, token: str, page_index: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(2)
+    rows: Rows = [[chance.randrange(50_000 if i // 30 % 2 else 3) for _ in range(20)] for i in range(150)]
+    settings: dict[str, Any] = {"dictionary_pagesize_limit": 400, "row_group_size": 30, "page_index": page_index}
+    path = store(tmp_path / "x.parquet", rows, pa.list_(TOKENS[token]), encoding="dictionary", codec="zstd", **settings)
+    monkeypatch.delitem(DECODERS, (1, 0))  # what the chunks of many values fall back to
+    found = check(path, rows, "ids")
+    chunks = np.split(found.blocks["encoding"], np.flatnonzero(np.diff(found.blocks["chunk"])) + 1)
+    assert [set(chunk.tolist()) for chunk in chunks] == [{8}, {-1}, {8}, {-1}, {8}]
+
+
 @pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.large_list(pa.int32()), pa.list_(pa.int32(), 2)], ids=str)
 def test_flattening_arrow_arrays(kind: pa.DataType) -> None:
     rows: Rows = [[1, 2], None, [None, 3], [4, 5]]
