@@ -46,7 +46,9 @@ def cache_dir() -> Path:
     bases = [Path(base) for base in named if base]
     with contextlib.suppress(RuntimeError):  # a user without a home
         bases.append(Path("~/.cache").expanduser())
-    for base in [*bases, Path(tempfile.gettempdir()) / f"megablend-{os.getuid()}"]:
+    with contextlib.suppress(OSError):  # none that can be written to
+        bases.append(Path(tempfile.gettempdir()) / f"megablend-{os.getuid()}")
+    for base in bases:
         folder = base / "megablend" / "kernels" / f"{os.uname().nodename}-{text.hexdigest()}"
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -58,8 +60,9 @@ def cache_dir() -> Path:
 @contextlib.contextmanager
 def _turn() -> Iterator[None]:
     """Hold the node's lock: one process compiles or loads at a time."""
-    with open(cache_dir() / "lock", "w") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks: numba's own renames must do
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a full disk, a file system without locks: numba's own renames must do
+            lock = stack.enter_context(open(cache_dir() / "lock", "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -259,7 +262,10 @@ fadvise = _fadvise()
 def _taking_turns(compile_: Callable[..., Any]) -> Callable[..., Any]:
     def compile_or_load(signature: object) -> Any:
         with _turn():
-            return compile_(signature)
+            try:
+                return compile_(signature)
+            except OSError:  # it was compiled, and could not be kept (a full disk): asked again, numba has it
+                return compile_(signature)
 
     return compile_or_load
 

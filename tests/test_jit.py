@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,3 +37,23 @@ def test_whatever_is_compiled_is_compiled_in_turn(monkeypatch: pytest.MonkeyPatc
     documents.flags.writeable = False  # of another type for numba, as a memory-mapped file's are
     assert fresh(lengths, documents, out) == 6
     assert len(turns) == before + 1
+
+
+@pytest.mark.skipif(bool(vars(config)["DISABLE_JIT"]), reason="nothing is compiled")
+@pytest.mark.timeout(120)
+def test_a_kernel_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:
+    """On a full disk; a later process keeps it."""
+    code = (
+        "import sys, resource, numpy as np\n"
+        "from megablend.kernels.samples import gather_lengths\n"
+        "if sys.argv[1:]: resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))\n"
+        "lengths, out = np.arange(1, 4, dtype=np.int32), np.empty(3, np.int32)\n"
+        "print(gather_lengths(lengths, np.array([2, 0, 1], np.int32), out), out.tolist())\n"
+    )
+    environment = {**os.environ, "MEGABLEND_KERNEL_CACHE": str(tmp_path)}
+    for limit in (["0"], ["1000"], []):
+        command = [sys.executable, "-c", code, *limit]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "6 [3, 1, 2]\n"
+        assert bool(list(tmp_path.rglob("*.nbc"))) == (not limit)

@@ -151,8 +151,8 @@ def test_one_rank_without_a_cache_fails_them_all(tmp_path: Path) -> None:
 @slow
 @pytest.mark.parametrize("kind", ["megatron", "parquet"])
 def test_a_full_disk(tmp_path: Path, kind: str) -> None:
-    spec = spec_of(tmp_path, kind)
     for limit in (700, 3000):
+        spec = spec_of(tmp_path, kind, cache=str(tmp_path / f"cache{limit}"))
 
         def lower(limit: int = limit) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -160,8 +160,7 @@ def test_a_full_disk(tmp_path: Path, kind: str) -> None:
         found = run(tmp_path, spec, 2, before=lower)
         for each in found:
             assert "cannot write the cache (File too large)" in each["error"]
-        built = run(tmp_path, spec, 2)
-    assert [each["error"] for each in built] == [None, None]
+        assert [each["error"] for each in run(tmp_path, spec, 2)] == [None, None]
 
 
 def test_a_rank_is_killed(tmp_path: Path) -> None:
