@@ -11,9 +11,10 @@ from collections import OrderedDict
 import numpy as np
 import numpy.typing as npt
 
-from megablend.plan.forecast import Forecast, Future, planned
+from megablend.plan.forecast import Forecast, Future
 from megablend.plan.memory import batches_of, budget_of
 from megablend.plan.run import Run
+from megablend.plan.windows import planned
 
 Int64s = npt.NDArray[np.int64]
 

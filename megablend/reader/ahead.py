@@ -22,9 +22,10 @@ import numpy.typing as npt
 from megablend.formats.decoded import DecodedBlocks
 from megablend.index.store import BlockStore
 from megablend.order.base import Spans
-from megablend.plan.forecast import Forecast, Window
+from megablend.plan.forecast import Forecast
 from megablend.plan.memory import Budget
 from megablend.plan.run import Run
+from megablend.plan.windows import Window
 from megablend.reader.gate import Gate
 from megablend.reader.samples import Samples, continued, gather
 from megablend.reader.table import BlockTable

@@ -9,8 +9,9 @@ import torch
 import torch.utils.data
 
 from megablend.formats import bound_caches
-from megablend.plan.forecast import Future, planned
+from megablend.plan.forecast import Future
 from megablend.plan.memory import budget_of
+from megablend.plan.windows import planned
 from megablend.reader.ahead import ReadAhead
 from megablend.reader.dataset import Dataset
 from megablend.reader.tensors import batch_dict

@@ -15,9 +15,10 @@ from runs import EOD, documents, make_config, write_source
 
 import megablend
 from megablend.plan.amplification import read_amplification
-from megablend.plan.forecast import Forecast, Future, forecast, forecasts, located, windows
+from megablend.plan.forecast import Forecast, Future, forecast, located
 from megablend.plan.memory import Budget, lanes_of
 from megablend.plan.run import Run
+from megablend.plan.windows import forecasts, windows
 
 
 def run_of(folder: Path, kinds: list[str], **settings: Any) -> Run:

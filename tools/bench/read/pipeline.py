@@ -31,7 +31,7 @@ from documents import make_documents, write_parquet
 
 import megablend
 from megablend.plan.amplification import read_amplification
-from megablend.plan.forecast import WINDOW_SAMPLES
+from megablend.plan.windows import WINDOW_SAMPLES
 
 PAGE_BYTES, BATCH_PAGES = 64 << 10, 64
 
