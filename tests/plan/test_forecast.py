@@ -118,8 +118,8 @@ def blocks_used(run: Run, samples: Any) -> Counter[int]:
 def test_with_room_for_all_every_block_is_read_once_a_pass(
     run: Run, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megablend.plan.forecast.FIRST_SAMPLES", samples)
-    monkeypatch.setattr("megablend.plan.forecast.WINDOW_SAMPLES", 4 * samples)
+    monkeypatch.setattr("megablend.plan.windows.FIRST_SAMPLES", samples)
+    monkeypatch.setattr("megablend.plan.windows.WINDOW_SAMPLES", 4 * samples)
     future = Future(first=0, micro_batch_size=4, stride=4, stop=480)
     reads, used = hold(run, future, budget(1 << 30)), blocks_used(run, np.arange(480))
     assert all(reads[block] <= passes for block, passes in used.items())
