@@ -22,7 +22,7 @@ from megablend.plan.amplification import read_amplification
 from megablend.storage.base import Allocate, FileStat
 from megablend.storage.local import LocalStorage
 
-LANES, CYCLE = 8, 512
+LANES, CYCLE, SAMPLE_TOKENS = 8, 512, 4096
 
 
 class CountingStorage:
@@ -73,15 +73,18 @@ def main() -> None:
     """Make corpora, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sources", type=int, nargs="+", default=[1, 10, 100])
-    parser.add_argument("--mib", type=int, default=64, help="of tokens, 4 bytes each, in all sources together")
-    parser.add_argument("--cycles", type=int, default=16)
+    parser.add_argument("--mib", type=int, help="of tokens, 4 bytes each, in all sources together; default: one pass")
+    parser.add_argument("--cycles", type=int, default=8)
     parser.add_argument("--folder", help="where the corpora are made; a temporary folder where absent")
     args = parser.parse_args()
     samples = args.cycles * LANES * CYCLE
+    mib = args.mib or 1 + (
+        samples * SAMPLE_TOKENS >> 18
+    )  # more passes would find pages in memory that the last one read
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for number in args.sources:
-            config = make_corpus(Path(folder) / str(number), number, args.mib)
-            config |= {"sequence_length": 4096, "lanes": LANES, "cycle": CYCLE, "samples": samples}
+            config = make_corpus(Path(folder) / str(number), number, mib)
+            config |= {"sequence_length": SAMPLE_TOKENS, "lanes": LANES, "cycle": CYCLE, "samples": samples}
             megablend.build(config)
             run = megablend.open(config).run
             for micro_batch, ranks in ((8, 1), (1, 8), (4, 3)):
