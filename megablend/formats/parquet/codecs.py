@@ -140,10 +140,12 @@ class _Context:
         library.ZSTD_createDCtx.restype = ctypes.c_void_p
         self._free = library.ZSTD_freeDCtx
         self._free.argtypes = [ctypes.c_void_p]
-        self.address: int = library.ZSTD_createDCtx()
+        self.address: int = library.ZSTD_createDCtx() or 0
+        if not self.address:
+            raise MemoryError("there is no memory for a context of zstd")
 
     def __del__(self) -> None:
-        self._free(self.address)
+        self._free(self.address)  # which takes 0 for none
 
 
 class _Held(threading.local):
