@@ -6,15 +6,13 @@ not name is found when the file is indexed, and read by whole row groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from megablend.formats.decoded import address_of, addresses_of
-from megablend.formats.parquet.bodies import Bodies
 from megablend.formats.parquet.codecs import Buffer
 from megablend.formats.parquet.names import Encoding, Physical, name_of
 from megablend.formats.parquet.ranges import portions
@@ -55,59 +53,51 @@ DECODERS: dict[tuple[int, int], int] = {
 """(physical type, encoding) -> how the kernel decodes it."""
 
 
-def tokens_of(
-    source: ByteSource,
-    offsets: Int64s,
-    bodies: Bodies,
-    begins: Int64s,
-    counts: Int64s,
-    encodings: Int64s,
-    physical: int,
-    dtype: np.dtype[Any],
-    dictionaries: Sequence[Array | None],
-) -> tuple[list[pa.Buffer | Array], Int64s]:
-    """Decode the values of pages.
+class Encoded(NamedTuple):
+    """The values of pages [n], as they are stored."""
 
-    Args:
-        offsets: int64 [n], bytes of the file to be blamed.
-        begins: int64 [n], where in what holds its values each page's begin; not beyond its end.
-        counts, encodings: int64 [n], values, and how they are encoded.
-        dtype: of the tokens.
-        dictionaries: [n], what indices stand for, int32 or int64 [num_entries]; None where a chunk has none, or none is needed.
+    offsets: Int64s
+    """int64 [n], bytes of the file to be blamed."""
+    owners: list[pa.Buffer | None]
+    """What holds the values' memory, of that page alone; None where others' bytes lie there, too."""
+    addresses: Int64s
+    sizes: Int64s
+    """int64 [n], bytes there."""
+    counts: Int64s
+    """int64 [n], values."""
+    encodings: Int64s
+    dictionaries: list[Array | None]
+    """What indices stand for, int32 or int64 [num_entries]; None where a chunk has none, or none is needed."""
+
+
+def tokens_of(
+    source: ByteSource, encoded: Encoded, physical: int, dtype: np.dtype[Any]
+) -> tuple[list[pa.Buffer | Array], Int64s]:
+    """Decode the values of pages to tokens of type `dtype`.
 
     Returns: what holds the tokens' memory, of that page alone; their addresses, int64 [n].
     Raises: CorruptFileError, UnsupportedFileError.
     """
     stored = STORED[physical]
     if dtype.itemsize == stored.itemsize:
-        return _as_stored(source, offsets, bodies, begins, counts, encodings, physical, dictionaries)
-    owners, found = list[pa.Buffer | Array](), np.zeros(len(counts), np.int64)
-    for part in portions(counts * stored.itemsize, WIDE_BYTES):
-        fields = begins[part], counts[part], encodings[part], physical, dictionaries[part]
-        wide = _as_stored(source, offsets[part], Bodies._make(column[part] for column in bodies), *fields)
-        for owner, address, count in zip(wide[0], wide[1].tolist(), counts[part].tolist(), strict=True):
+        return _as_stored(source, encoded, physical)
+    owners, found = list[pa.Buffer | Array](), np.zeros(len(encoded.counts), np.int64)
+    for part in portions(encoded.counts * stored.itemsize, WIDE_BYTES):
+        mine = Encoded._make(column[part] for column in encoded)
+        wide = _as_stored(source, mine, physical)
+        for owner, address, count in zip(wide[0], wide[1].tolist(), mine.counts.tolist(), strict=True):
             owners.append(_narrowed(owner, address, count, stored, dtype))
         found[part] = [address_of(owner) for owner in owners[part]]
     return owners, found
 
 
-def _as_stored(
-    source: ByteSource,
-    offsets: Int64s,
-    bodies: Bodies,
-    begins: Int64s,
-    counts: Int64s,
-    encodings: Int64s,
-    physical: int,
-    dictionaries: Sequence[Array | None],
-) -> tuple[list[pa.Buffer | Array], Int64s]:
+def _as_stored(source: ByteSource, encoded: Encoded, physical: int) -> tuple[list[pa.Buffer | Array], Int64s]:
     """`tokens_of` in the type that they are stored as."""
-    stored = STORED[physical]
-    ways = _ways(source, offsets, encodings, physical)
+    stored, offsets, counts = STORED[physical], encoded.offsets, encoded.counts
+    ways = _ways(source, offsets, encoded.encodings, physical)
     pages = np.zeros(len(offsets), VALUES_DTYPE)
-    pages["way"], pages["count"] = ways, counts
-    pages["address"], pages["size"] = bodies.values + begins, bodies.value_sizes - begins
-    owners, found = list[pa.Buffer | Array](bodies.owners), pages["address"].copy()
+    pages["way"], pages["count"], pages["address"], pages["size"] = ways, counts, encoded.addresses, encoded.sizes
+    owners, found = list[pa.Buffer | Array](encoded.owners), pages["address"].copy()
     in_place = np.array([owner is not None for owner in owners]) & (ways == COPY)
     short = in_place & (counts * stored.itemsize > pages["size"])
     made = np.flatnonzero(~in_place | short)
@@ -115,7 +105,7 @@ def _as_stored(
         for place.offset, i, count in zip(offsets[made].tolist(), made.tolist(), counts[made].tolist(), strict=True):
             owners[i] = pa.allocate_buffer(count * stored.itemsize)
         for i in np.flatnonzero(ways == LOOK_UP).tolist():
-            if (dictionary := dictionaries[i]) is not None:
+            if (dictionary := encoded.dictionaries[i]) is not None:
                 pages["dictionary"][i], pages["entries"][i] = address_of(dictionary), len(dictionary)
             elif counts[i]:
                 place.offset = int(offsets[i])

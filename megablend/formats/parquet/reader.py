@@ -15,7 +15,7 @@ from megablend.formats.base import CONTINUES, Array, DecodedBlock
 from megablend.formats.decoded import KINDS, DecodedBlocks
 from megablend.formats.parquet.bodies import bodies_of, check_crc
 from megablend.formats.parquet.codecs import decompress
-from megablend.formats.parquet.decode import BY_ROW_GROUP, is_by_dictionary, plain_values, tokens_of
+from megablend.formats.parquet.decode import BY_ROW_GROUP, Encoded, is_by_dictionary, plain_values, tokens_of
 from megablend.formats.parquet.dictionaries import CACHE, READERS
 from megablend.formats.parquet.headers import headers_in, is_data
 from megablend.formats.parquet.names import Encoding
@@ -88,17 +88,16 @@ class ParquetReader:
         value_begins = np.where(
             headers["type"] == DATA, levels["begin"], 0
         )  # those of V2 have been split from the levels
-        owners, tokens = tokens_of(
-            source,
+        encoded = Encoded(
             blocks["offset"],
-            bodies,
-            value_begins,
+            bodies.owners,
+            bodies.values + value_begins,
+            bodies.value_sizes - value_begins,
             levels["tokens"],
             headers["encoding"],
-            column.physical,
-            self._dtype,
             self._dictionaries(headers["encoding"], blocks["chunk"], chunks),
         )
+        owners, tokens = tokens_of(source, encoded, column.physical, self._dtype)
         kinds = np.full(len(blocks), KINDS[self._dtype], np.int8)
         return DecodedBlocks(owners, kinds, levels["tokens"].copy(), tokens, _cut(offsets, first) if pieces else None)
 
