@@ -190,6 +190,25 @@ def test_damaged_and_unsupported_files(path: Path, pages: list[bytes], options: 
     assert str(caught.value).startswith(str(path))
 
 
+@pytest.mark.parametrize(("codec", "name"), [(0, None), (1, "snappy"), (6, "zstd"), (7, "lz4_raw")])
+@pytest.mark.parametrize("version", [1, 2])
+def test_values_that_end_before_the_levels_do(path: Path, codec: int, name: str | None, version: int) -> None:
+    """Such a page's memory is handed on as it is, unless this is seen."""
+    levels, values = hybrid([1] * 6, 1), int32s(*range(5))
+
+    def packed(data: bytes) -> bytes:
+        return data if name is None else pa.Codec(name).compress(data, asbytes=True)
+
+    if version == 1:
+        body = prefixed(levels) + values
+        short = data_page(packed(body), 6, decoded=len(body))
+    else:
+        short = data_page_v2(b"", levels, packed(values), 6, 6, decoded_values=len(values))
+    write(path, [short], num_values=6, num_rows=6, schema=FLAT, codec=codec)
+    with pytest.raises(CorruptFileError, match=r"byte 4: the page is damaged: 6 values need 24 bytes, 20 are left"):
+        check(path, VALUES)
+
+
 def test_a_level_above_the_column(path: Path) -> None:
     required = [*LIST[:3], element("element", 0, type=1)]  # levels up to 2, in 2 bits
     write(path, [list_page([0], [3], 1)], num_values=1, num_rows=1, schema=required, names=LIST_NAMES)
