@@ -209,6 +209,28 @@ def test_values_that_end_before_the_levels_do(path: Path, codec: int, name: str 
         check(path, VALUES)
 
 
+def test_levels_that_are_not_those_of_the_page_index(path: Path) -> None:
+    """Where documents are asked for, and nulls make these unsure, pages' levels are read; and must agree page by page."""
+    rows = [[1, None, 2]] * 40 + [[1, None, None]] * 40
+    table = pa.table({"ids": pa.array(rows, pa.list_(pa.int32()))})
+    pq.write_table(table, path, use_dictionary=False, write_page_index=True, data_page_size=1, write_batch_size=40)
+    found = check(path, rows)
+    tokens = found.blocks["tokens"].tolist()
+    nulls = [3 * rows - tokens for rows, tokens in zip(found.blocks["rows"].tolist(), tokens, strict=True)]
+    histograms = [[0, 0, *page] for page in zip(nulls, tokens, strict=True)]
+
+    def stored(pages: list[list[int]]) -> bytes:
+        return bytes(2 * count for page in pages for count in page)  # varints of one byte, zigzag
+
+    data = path.read_bytes()
+    assert data.count(stored(histograms)) == 1
+    assert (tokens[0], nulls[0]) == (nulls[3], tokens[3]) == (28, 14)
+    swapped = [histograms[3], *histograms[1:3], histograms[0], *histograms[4:]]
+    path.write_bytes(data.replace(stored(histograms), stored(swapped)))
+    with pytest.raises(CorruptFileError, match="damaged: a page has 28 tokens, its ColumnIndex says 14"):
+        index(path, "ids")
+
+
 def test_a_level_above_the_column(path: Path) -> None:
     required = [*LIST[:3], element("element", 0, type=1)]  # levels up to 2, in 2 bits
     write(path, [list_page([0], [3], 1)], num_values=1, num_rows=1, schema=required, names=LIST_NAMES)

@@ -1,0 +1,55 @@
+"""Values of many pages by one call: none reads beyond its page, whatever it claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+from parquet_streams import run
+
+from megablend.kernels.values import COPY, JOIN, LOOK_UP, RUNS, SHORT, SOUND, UNLISTED, VALUES_DTYPE, decode_values
+
+
+def decoded(way: int, data: bytes, count: int, like: npt.NDArray[Any]) -> tuple[int, list[int]]:
+    """The problem, and the values, of one page; its dictionary has two entries."""
+    held, entries, out = pa.py_buffer(data), np.array([70, 80], like.dtype), np.full(count, 5, like.dtype)
+    addresses = (array.__array_interface__["data"][0] for array in (out, entries))
+    pages = np.array([(way, held.address, held.size, count, *addresses, len(entries), -1)], VALUES_DTYPE)
+    decode_values(pages, like)
+    return int(pages["problem"][0]), out.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["i4", "i8"])
+def test_bytes_must_be_enough_and_streams_exactly_so_many(dtype: str) -> None:
+    like = np.empty(0, dtype)
+    data = np.array([1, 2, 3], dtype).tobytes()
+    assert decoded(COPY, data, 3, like) == (SOUND, [1, 2, 3])
+    assert decoded(COPY, data + b"?", 3, like) == (SOUND, [1, 2, 3])
+    assert decoded(COPY, data[:-1], 3, like)[0] == SHORT
+    split = np.frombuffer(data, np.uint8).reshape(3, -1).T.tobytes()
+    assert decoded(JOIN, split, 3, like) == (SOUND, [1, 2, 3])
+    assert decoded(JOIN, split + b"?", 3, like)[0] == decoded(JOIN, split[:-1], 3, like)[0] == SHORT
+
+
+def test_indices_must_be_listed() -> None:
+    like = np.empty(0, np.int32)
+    assert decoded(LOOK_UP, b"\x01" + run(1, 3, 1), 3, like) == (SOUND, [80, 80, 80])
+    assert decoded(LOOK_UP, b"\x02" + run(2, 3, 2), 3, like)[0] == UNLISTED
+    assert decoded(LOOK_UP, b"\x01", 3, like)[0] == SHORT
+
+
+def test_runs_of_booleans_are_as_long_as_they_are_told_and_within_the_page() -> None:
+    like, runs = np.empty(0, np.uint8), run(1, 3, 1)
+    assert decoded(RUNS, len(runs).to_bytes(4, "little") + runs, 3, like) == (SOUND, [1, 1, 1])
+    for told in (len(runs) - 1, len(runs) + 1, len(runs) + 4, 0xFFFF_FFFF):
+        assert decoded(RUNS, told.to_bytes(4, "little") + runs, 3, like)[0] == SHORT
+    for size in range(4):
+        assert decoded(RUNS, b"\0\0\0"[:size], 3, like)[0] == SHORT
+
+
+def test_a_page_of_no_values_is_sound() -> None:
+    for way in (COPY, LOOK_UP, JOIN, RUNS):
+        assert decoded(way, b"", 0, np.empty(0, np.int32)) == (SOUND, [])
