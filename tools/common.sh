@@ -4,10 +4,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf '\n== %s\n' "$*"; }
 
-# use_venv FOLDER PIP-ARGUMENTS...: make the environment where it is missing, install into it, put it first on PATH.
-use_venv() {
+# make_venv FOLDER: make the environment where it is missing, and put it first on PATH.
+make_venv() {
     local folder=$1 python=${PYTHON:-python3}
-    shift
     if ! command -v "$python" >/dev/null; then
         echo "$python is not there: install Python 3.10 or newer, or name one: PYTHON=/path/to/python3 bash $0" >&2
         exit 1
@@ -21,9 +20,16 @@ use_venv() {
         echo "Or name a Python that can: PYTHON=/path/to/python3 bash $0" >&2
         exit 1
     fi
-    say "Virtual environment $folder (the first time takes some minutes: PyTorch is large)"
+    say "Virtual environment $folder"
     [ -x "$folder/bin/pip" ] || "$python" -m venv "$folder"
     export PATH="$PWD/$folder/bin:$PATH"
+}
+
+# use_venv FOLDER PIP-ARGUMENTS...: the same, with PyTorch and PIP-ARGUMENTS installed.
+use_venv() {
+    make_venv "$1"
+    shift
+    echo "Installing (the first time takes some minutes: PyTorch is large)"
     pip show --quiet torch 2>/dev/null || pip install --quiet torch==2.13.0
     pip install --quiet "$@"
 }

@@ -1,4 +1,4 @@
-"""The example configs are valid, and the README's tables name every key of a config and nothing else."""
+"""The example configs are valid, and the tables of docs/configuration.md name every key of a config and nothing else."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
 def table_keys(heading: str) -> set[str]:
     """Names in backquotes in the first column of the table that follows `heading`."""
     table = (
-        (ROOT / "README.md").read_text(encoding="utf-8").split(heading, 1)[1].split("|---|", 1)[1].split("\n\n", 1)[0]
+        (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8").split(heading, 1)[1].split("|---|", 1)[1].split("\n\n", 1)[0]
     )
     cells = [line.split("|")[1] for line in table.splitlines()[1:]]
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
@@ -30,9 +30,9 @@ def test_there_are_examples() -> None:
     assert {path.name for path in EXAMPLES} == {"demo.yaml", "megatron_prefix.yaml", "per_split.yaml"}
 
 
-def test_readme_names_every_key_of_a_config() -> None:
-    assert table_keys("## Config\n") == set(Config.model_fields)
+def test_the_docs_name_every_key_of_a_config() -> None:
+    assert table_keys("## Keys of the run\n") == set(Config.model_fields)
 
 
-def test_readme_names_every_key_of_a_source() -> None:
-    assert table_keys("Of a source:\n") == set(Source.model_fields)
+def test_the_docs_name_every_key_of_a_source() -> None:
+    assert table_keys("## Keys of a source\n") == set(Source.model_fields)
