@@ -13,13 +13,8 @@ EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
 
 def table_keys(heading: str) -> set[str]:
     """Names in backquotes in the first column of the table that follows `heading`."""
-    table = (
-        (ROOT / "docs" / "configuration.md")
-        .read_text(encoding="utf-8")
-        .split(heading, 1)[1]
-        .split("|---|", 1)[1]
-        .split("\n\n", 1)[0]
-    )
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    table = page.split(heading, 1)[1].split("|---|", 1)[1].split("\n\n", 1)[0]
     cells = [line.split("|")[1] for line in table.splitlines()[1:]]
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
