@@ -16,6 +16,7 @@ import pyarrow as pa
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE
 from megablend.index.cache import arrival, generations
+from megablend.index.checked import complete_checks, write_checks
 from megablend.index.disk import (
     checksum,
     finished,
@@ -106,7 +107,8 @@ def _write_tables(folder: Path, listings: Sequence[SourceListing], load: Load) -
         "num_blocks": totals.blocks,
         "num_chunks": totals.chunks,
         "tables": {
-            name: {"bytes": (folder / name).stat().st_size, "blake2b": checksum(folder / name)} for name in TABLES
+            **{name: {"bytes": (folder / name).stat().st_size, "blake2b": checksum(folder / name)} for name in TABLES},
+            **write_checks(folder, folder),
         },
     }
 
@@ -174,6 +176,7 @@ def _commit(folder: Path, final: Path, roots: Mapping[str, str]) -> bool:
     arrivals = [arrival(final.parent / name) for name in finished(final.parent)]
     text = json.dumps({"arrival": 1 + max(arrivals, default=0), "roots": roots}, sort_keys=True, indent=1).encode()
     if final.exists() and _is_whole(final):
+        complete_checks(final)
         replace_file(final / ROOTS, text)
         return False
     write_flushed(folder / ROOTS, [text])

@@ -155,11 +155,12 @@ class BlockStore:
 
     def num_tokens(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of blocks `ids` int64 [n], end-of-document tokens included where their source has them: int64 [n]."""
-        running, with_eod = self.generation.running, self._by_file.has_eod[self.generation.file_of(ids)]
-        tokens = running("tokens_before", ids + 1) - running("tokens_before", ids)
-        mine = ids[with_eod]
-        tokens[with_eod] += running("ends_before", mine + 1) - running("ends_before", mine)
-        return tokens
+        return self._with_eod(ids, self.generation.blocks(ids))
+
+    def _with_eod(self, ids: npt.NDArray[np.int64], rows: Array) -> npt.NDArray[np.int64]:
+        """Tokens of blocks `ids`, whose rows of the block table are given: int64 [n]."""
+        has_eod = self._by_file.has_eod[self.generation.file_of(ids)]
+        return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
 
     def memory_bytes(
         self, ids: npt.NDArray[np.int64], *, documents: bool
@@ -170,8 +171,7 @@ class BlockStore:
             documents: what is kept of a block says where its documents begin.
         """
         rows, files = self.generation.blocks(ids), self.generation.file_of(ids)
-        has_eod = self._by_file.has_eod[files]
-        num_tokens = rows["tokens"] + np.where(has_eod, rows["ends"], 0)
+        num_tokens = self._with_eod(ids, rows)
         # Tokens may be a view of the decoded page, levels and all.
         kept = np.maximum(num_tokens * self._by_file.token_bytes[files], rows["decoded_bytes"]) + BLOCK_OVERHEAD_BYTES
         kept += num_tokens * self._by_file.extra_bytes[files]
@@ -215,7 +215,7 @@ class BlockStore:
         if given.size and given.dtype.kind not in "iu":
             raise TypeError(f"block numbers must be integers, not {given.dtype}")
         numbers: npt.NDArray[np.int64] = given.astype(np.int64).reshape(-1)
-        num_blocks = len(self.generation.tokens_before) - 1
+        num_blocks = self.generation.num_blocks
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < num_blocks):
             bad = numbers[(numbers < 0) | (numbers >= num_blocks)][0]
             raise IndexError(f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}")

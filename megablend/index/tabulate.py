@@ -140,7 +140,7 @@ def stretches(generation: Generation, source: int) -> Iterator[Stretch]:
         end = file.first_block + file.num_blocks
         cuts = sorted({file.first_block, *(next_cut(generation, int(edge), end) for edge in edges), end})
         for first, stop in pairwise(cuts):
-            rows = int(generation.rows_before[stop] - generation.rows_before[first])
+            rows = int(np.diff(generation.running("rows_before", [first, stop]))[0])
             size = int(
                 stored[stop - 1 - file.first_block] - (stored[first - 1 - file.first_block] if first > cuts[0] else 0)
             )
@@ -154,7 +154,7 @@ def _count_share(store: BlockStore, parts: Sequence[Stretch], launch: Launch) ->
         if _read(parts[i]) is not None:
             continue
         lengths = np.empty(parts[i].documents, np.int32)
-        first_document = int(store.generation.rows_before[parts[i].first_block])
+        first_document = int(store.generation.running("rows_before", [parts[i].first_block])[0])
         for first, found, size in count_documents(store, parts[i].first_block, parts[i].stop_block):
             if found.max(initial=0) > _LONGEST:
                 file = int(store.generation.file_of([parts[i].first_block])[0])
