@@ -4,6 +4,7 @@
     <cache>/fragments/<place>-<version> what indexing found in one file
     <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json, and *.check.arrow
                           roots.json    where each source's files lay at the last build of it; replaced atomically
+                          seen.bin      sizes and times that the last build of it saw; likewise
     <cache>/documents/, lengths/        tables of single documents, where an order needs them: see documents.py, tabulate.py
     <cache>/splits/<digest>-<what>      where the splits of a generation begin and end; tokens of groups of their blocks
     <cache>/runs/<run>.json             the run's ledger
@@ -41,6 +42,7 @@ from megablend.index.checked import (
 )
 from megablend.index.disk import checksum, finished
 from megablend.index.manifest import BLOCKS, FILES, MANIFEST, ROOTS, read_manifest, read_roots
+from megablend.index.seen import read_seen, tell_unknown
 from megablend.index.tables import CHUNK_COLUMNS, FILE_SCHEMA, read_batch
 
 Int64Array = npt.NDArray[np.int64]
@@ -176,6 +178,18 @@ class Generation:
                 meta=json.loads(row["meta"]),
             ),
         )
+
+    @cached_property
+    def seen(self) -> npt.NDArray[np.uint64]:
+        """uint64 [num_files]: the version of each file that the last build saw, see `index.seen`; 0 where unknown.
+
+        Raises: CacheError.
+        """
+        found = read_seen(self.folder, self.num_files)
+        if found is None:
+            tell_unknown(self.folder)
+            return np.zeros(self.num_files, np.uint64)
+        return found
 
     def file_names(self) -> list[str]:
         """Names of all files, relative to their sources' roots."""
