@@ -90,7 +90,7 @@ class CheckedTable:
         for place, name in enumerate(names):
             values[place] = self.mapped.take(name, rows)
         if self._checks is not None and len(rows):
-            found = (plain_row_checks if plainly else _computed)(rows, values)
+            found = (plain_row_checks if plainly else compute_checks)(rows, values)
             wrong = np.flatnonzero(found != self._checks.take(group, rows))
             if len(wrong):
                 raise CacheError(
@@ -134,7 +134,8 @@ def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x
 
 
-def _computed(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
+def compute_checks(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
+    """The checks of `rows` int64 [n], numbers, and `values` int64 [num_columns, n]: uint32 [n]."""
     found = np.empty(len(rows), np.uint32)
     row_checks(np.ascontiguousarray(rows).view(np.uint64), values.view(np.uint64), found)
     return found
@@ -153,7 +154,7 @@ def write_checks(folder: Path, into: Path) -> dict[str, dict[str, Any]]:
         with TableWriter(into / layout.checks, layout.check_columns) as checks:
             for start in range(0, table.num_rows, _PASS):
                 rows = np.arange(start, min(start + _PASS, table.num_rows))
-                checks.append({name: _computed(rows, table.take(name, rows)) for name in layout.groups})
+                checks.append({name: compute_checks(rows, table.take(name, rows)) for name in layout.groups})
             checks.finish()
         path = into / layout.checks
         entries[layout.checks] = {"bytes": path.stat().st_size, "blake2b": checksum(path)}
