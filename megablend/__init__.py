@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megablend.api.build import Built, build
+    from megablend.api.check import Checked, check
     from megablend.api.describe import describe
     from megablend.api.gc import gc
     from megablend.api.open import open_dataset as open
@@ -40,6 +41,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "build": "megablend.api.build",
     "Built": "megablend.api.build",
+    "check": "megablend.api.check",
+    "Checked": "megablend.api.check",
     "describe": "megablend.api.describe",
     "gc": "megablend.api.gc",
     "open": "megablend.api.open",
@@ -67,6 +70,7 @@ __all__ = [
     "BlockStore",
     "Built",
     "CacheError",
+    "Checked",
     "Config",
     "ConfigError",
     "DataError",
@@ -80,6 +84,7 @@ __all__ = [
     "StateError",
     "TransformError",
     "build",
+    "check",
     "describe",
     "gc",
     "load_config",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megablend.api.check import check_store
 from megablend.config import Config, load_config
 from megablend.index.build import BuildReport, Progress, build_index
 from megablend.index.cache import open_generation
@@ -32,6 +33,8 @@ class Built:
     """The run's, as it stands now."""
     stages_before: int
     """Stages that the run had before; 0 for a new run."""
+    problems: tuple[str, ...]
+    """Files of the older index that the run keeps reading which are missing or changed: the run cannot be read to its end."""
 
     @property
     def pinned(self) -> bool:
@@ -123,4 +126,6 @@ def _promise(config: Config, report: BuildReport, documents: TablesReport | None
     if extended != ledger:
         save_ledger(config.cache, extended)
     stages_before = len(ledger.ends) if ledger else 0
-    return Built(index=report, documents=documents, ledger=extended, stages_before=stages_before)
+    # Of the files of an index that was built now, all has just been looked at.
+    problems = check_store(config, store).problems if generation.digest != report.digest else ()
+    return Built(index=report, documents=documents, ledger=extended, stages_before=stages_before, problems=problems)

@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from megablend.api.check import check_store
 from megablend.api.runs import ConfigLike, newest_generation, open_run
 from megablend.config import SPLITS, load_config
 from megablend.config.numbers import whole_number
@@ -68,6 +69,7 @@ def describe(
         "sequence_length": config.sequence_length,
         "index": _describe_generation(generation, config.cache),
         "splits": splits,
+        "problems": list(check_store(config, run.store).problems),
     }
     if micro_batch_size is not None:
         for described in splits.values():

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from megablend import __version__
+from megablend.cli.check import check
 from megablend.cli.megatron_cache import megatron_cache
 from megablend.errors import ConfigError, MegablendError
 
@@ -55,6 +56,7 @@ def build(config: str, cache: str | None, as_json: bool) -> None:
             "stages": list(built.ledger.ends),
             "stages_before": built.stages_before,
             "pinned": built.pinned,
+            "problems": list(built.problems),
         }
         documents = None if built.documents is None else asdict(built.documents)
         _print_json({"index": asdict(built.index), "documents": documents, "run": run, "ranks": launch.size})
@@ -62,6 +64,8 @@ def build(config: str, cache: str | None, as_json: bool) -> None:
         from megablend.cli.tables import print_built
 
         print_built(built, ranks=launch.size)
+    if built.problems:
+        sys.exit(3)
 
 
 @cli.command()
@@ -159,6 +163,7 @@ def gc(cache: str, dry_run: bool, older_than: float, as_json: bool) -> None:
     )
 
 
+cli.add_command(check)
 cli.add_command(megatron_cache)
 
 

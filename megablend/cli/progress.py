@@ -61,8 +61,11 @@ class _Lines:
             return
         self._next = time.monotonic() + LOG_SECONDS
         files = f"{progress.files:,} of {progress.num_files:,} files"
-        print(f"megablend: {self.done} {files}, {_megabytes(progress)}", file=self.stream, flush=True)
+        told = ", ".join(filter(None, [files, _megabytes(progress)]))
+        print(f"megablend: {self.done} {told}", file=self.stream, flush=True)
 
 
 def _megabytes(progress: Progress) -> str:
+    if not progress.num_bytes:
+        return ""
     return f"{progress.bytes / 1e6:,.0f} of {progress.num_bytes / 1e6:,.0f} MB"

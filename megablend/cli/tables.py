@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -9,6 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from megablend.api.build import Built
+
+SHOWN_PROBLEMS = 10
+"""Files that are missing or changed."""
 
 
 def new_console() -> Console:
@@ -65,6 +69,15 @@ def print_built(built: Built, *, ranks: int) -> None:
             f"to use the new index, give the run another name (`run:`)",
             markup=False,
         )
+    print_problems(console, built.problems)
+
+
+def print_problems(console: Console, problems: Sequence[str]) -> None:
+    """Files that a run needs and that are missing or changed, the first few of them."""
+    for problem in problems[:SHOWN_PROBLEMS]:
+        console.print(f"problem: {problem}", markup=False)
+    if len(problems) > SHOWN_PROBLEMS:
+        console.print(f"problem: {len(problems) - SHOWN_PROBLEMS:,} more files; `megablend check CONFIG` lists all")
 
 
 def print_description(found: dict[str, Any]) -> None:
@@ -102,6 +115,7 @@ def print_description(found: dict[str, Any]) -> None:
             )
     stages = ", ".join(f"{end:,}" for end in found["stages"])
     console.print(f"run {found['run']!r}: stages end at sample {stages}; plan {found['plan']}", markup=False)
+    print_problems(console, found["problems"])
     if "read_amplification" in found:
         console.print(f"read amplification: {found['read_amplification']:.3f}")
         if found["order"] == "row":

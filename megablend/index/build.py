@@ -22,6 +22,7 @@ from pathlib import Path
 
 from megablend.errors import CacheError, ConfigError
 from megablend.index.cache import Generation, folders, fragments, generations, list_generations, open_generation
+from megablend.index.complete import complete_generations
 from megablend.index.disk import remove_leftovers, writing
 from megablend.index.fragments import Fragment
 from megablend.index.launch import Launch
@@ -215,6 +216,7 @@ def _commit(
         return await_fragment(fragments(cache) / str(by_file[source, file.name]))
 
     digest, created = write_generation(cache, prepared.listings, load)
+    notes = (*prepared.notes, *complete_generations(cache, digest))
     here = {(listing.spec.name, file.name) for listing in prepared.listings for file in listing.files}
     names = {listing.spec.name for listing in prepared.listings}
     before = {(source, name) for source, name in _files(newest) if source in names}
@@ -232,7 +234,7 @@ def _commit(
         removed=len(before - here),
         scanned_bytes=sum(result.scanned_bytes for result in results.values()),
         seconds=time.monotonic() - start,
-        notes=prepared.notes + tuple(note for _, result in sorted(results.items()) if (note := result.note)),
+        notes=notes + tuple(note for _, result in sorted(results.items()) if (note := result.note)),
     )
 
 

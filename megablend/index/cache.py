@@ -2,16 +2,17 @@
 
     <cache>/.lock                       held by the build that runs
     <cache>/fragments/<place>-<version> what indexing found in one file
-    <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json
+    <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json, and *.check.arrow
                           roots.json    where each source's files lay at the last build of it; replaced atomically
+                          seen.bin      sizes and times that the last build of it saw; likewise
     <cache>/documents/, lengths/        tables of single documents, where an order needs them: see documents.py, tabulate.py
     <cache>/splits/<digest>-<what>      where the splits of a generation begin and end; tokens of groups of their blocks
     <cache>/runs/<run>.json             the run's ledger
 
 Names that begin with a dot are work under way. A generation is whole once it has its name, since it gets it last;
-opening checks the manifest, the table of files and the tables' sizes, and takes the same time for any number of blocks. All that
-is in a generation, but for its roots, is the same for the same data, options and version, wherever and by however many
-processes it was made.
+opening checks the manifest, the table of files and the tables' sizes, and takes the same time for any number of blocks; rows of
+the larger tables are verified as they are taken (`checked`). All that is in a generation, but for its roots, is the same for the
+same data, options and version, wherever and by however many processes it was made.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,10 +31,19 @@ import numpy.typing as npt
 
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, OpenedFile
+from megablend.index.checked import (
+    BLOCK_LAYOUT,
+    CHUNK_LAYOUT,
+    PLACE,
+    RUNNING,
+    CheckedTable,
+    has_checks,
+    warn_unchecked,
+)
 from megablend.index.disk import checksum, finished
-from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_manifest, read_roots
-from megablend.index.mapped import MappedTable
-from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, read_batch
+from megablend.index.manifest import BLOCKS, FILES, MANIFEST, ROOTS, read_manifest, read_roots
+from megablend.index.seen import read_seen, tell_unknown
+from megablend.index.tables import CHUNK_COLUMNS, FILE_SCHEMA, read_batch
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -88,24 +98,27 @@ class Generation:
     Attributes:
         digest: its name.
         sources: in the order of the build.
-        num_files: of all sources.
-        tokens_before, rows_before, ends_before: int64 [num_blocks + 1], running counts over the blocks, memory-mapped.
+        num_files, num_blocks: of all sources.
+        tokens_before, rows_before, ends_before: int64 [num_blocks + 1], running counts over the blocks, memory-mapped and not
+            verified; `running`, `count_tokens_before` and `find_blocks` verify what they give.
     """
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any], roots: Mapping[str, str]) -> None:
         self.folder = folder
         self.digest = folder.name
-        self._blocks = MappedTable(folder / BLOCKS, BLOCK_COLUMNS)
+        self._has_checks = has_checks(manifest)
+        if not self._has_checks:
+            warn_unchecked(folder)
+        self._blocks = CheckedTable(folder, BLOCK_LAYOUT, checks=self._has_checks)
         self._files = read_batch(folder / FILES, FILE_SCHEMA)
         self.num_files: int = self._files.num_rows
-        self.tokens_before: Int64Array = self._blocks["tokens_before"]
-        self.rows_before: Int64Array = self._blocks["rows_before"]
-        self.ends_before: Int64Array = self._blocks["ends_before"]
+        columns = self._blocks.mapped
+        self.tokens_before, self.rows_before, self.ends_before = (columns[name] for name in RUNNING)
+        self.num_blocks = self._blocks.num_rows - 1
         self._num_chunks: int = manifest["num_chunks"]
-        self._first_block = self._offsets("first_block", len(self.tokens_before) - 1)
+        self._first_block = self._offsets("first_block", self.num_blocks)
         self._first_chunk = self._offsets("first_chunk", self._num_chunks)
-        self._chunk_counts = np.diff(self._first_chunk)
-        self.sources = tuple(self._source(entry, roots) for entry in manifest["sources"])
+        self.sources = self._sources(manifest["sources"], roots)
 
     def __reduce__(self) -> tuple[Callable[..., Generation], tuple[str, str]]:
         return open_generation, (str(self.cache), self.digest)
@@ -119,20 +132,28 @@ class Generation:
         """CHUNK_DTYPE [file.num_chunks]: the column chunks of a file; `file` in them is its number."""
         rows = np.arange(file.first_chunk, file.first_chunk + file.num_chunks)
         chunks = np.empty(len(rows), CHUNK_DTYPE)
-        for name in CHUNK_DTYPE.names or ():
-            chunks[name] = self._chunks.take(name, rows)
+        for name, values in zip(CHUNK_COLUMNS.names or (), self._chunks.take("row", rows), strict=True):
+            chunks[name] = values
         chunks.flags.writeable = False
         return chunks
 
     def chunks_of(self, ids: npt.ArrayLike, column: str) -> tuple[Int64Array, npt.NDArray[Any]]:
         """Column chunks that blocks `ids` int64 [n] lie in: their numbers in the index, int64 [n], and what `column` says."""
-        ids = np.asarray(ids, np.int64)
-        numbers = self._blocks.take("chunk", ids).astype(np.int64)
-        return numbers, self._chunks.take(column, numbers)
+        numbers = self._blocks.take("place", np.asarray(ids, np.int64))[PLACE.index("chunk")]
+        distinct, places = np.unique(numbers, return_inverse=True)
+        self._check_chunks(distinct, 0, self._num_chunks)
+        return numbers, self._chunks.take("row", distinct)[(CHUNK_COLUMNS.names or ()).index(column)][places]
+
+    def _check_chunks(self, chunks: Int64Array, low: int | Int64Array, high: int | Int64Array) -> None:
+        """Refuse numbers of chunks outside [low, high)."""
+        if ((chunks < low) | (chunks >= high)).any():
+            raise CacheError(
+                f"{self.folder / BLOCKS}: damaged table: a block's chunk is none of its file's; build again to mend it"
+            )
 
     @cached_property
-    def _chunks(self) -> MappedTable:
-        return MappedTable(self.folder / CHUNKS, CHUNK_COLUMNS)
+    def _chunks(self) -> CheckedTable:
+        return CheckedTable(self.folder, CHUNK_LAYOUT, checks=self._has_checks)
 
     def file(self, i: int) -> FileEntry:
         """File number i. Raises: IndexError."""
@@ -157,6 +178,18 @@ class Generation:
                 meta=json.loads(row["meta"]),
             ),
         )
+
+    @cached_property
+    def seen(self) -> npt.NDArray[np.uint64]:
+        """uint64 [num_files]: the version of each file that the last build saw, see `index.seen`; 0 where unknown.
+
+        Raises: CacheError.
+        """
+        found = read_seen(self.folder, self.num_files)
+        if found is None:
+            tell_unknown(self.folder)
+            return np.zeros(self.num_files, np.uint64)
+        return found
 
     def file_names(self) -> list[str]:
         """Names of all files, relative to their sources' roots."""
@@ -203,30 +236,48 @@ class Generation:
         """
         ids = np.asarray(ids, np.int64)
         files = self.file_of(ids)
-        counted = self._counted[files]
-        rows, take = np.empty(len(ids), BLOCK_DTYPE), self._blocks.take
-        for name in ("offset", "stored_bytes", "decoded_bytes", "encoding", "flags", "chunk"):
-            rows[name] = take(name, ids)
-        rows["first_token"] = before = take("tokens_before", ids)
-        rows["tokens"] = take("tokens_before", ids + 1) - before
-        for name in ("rows", "ends"):
-            rows[name] = np.where(counted, take(f"{name}_before", ids + 1) - take(f"{name}_before", ids), -1)
-        rows["chunk"] -= self._first_chunk[files].astype(np.int32)
-        if ((rows["chunk"] < 0) | (rows["chunk"] >= self._chunk_counts[files])).any():
-            raise CacheError(
-                f"{self.folder / BLOCKS}: damaged table: a block's chunk is none of its file's; build again to mend it"
-            )
-        rows["first_token"] -= self._first_token[files]
+        rows = np.empty(len(ids), BLOCK_DTYPE)
+        for name, values in zip(PLACE, self._blocks.take("place", ids), strict=True):
+            rows[name] = values
+        chunks, first_chunk = rows["chunk"], self._first_chunk[files]
+        self._check_chunks(chunks, first_chunk, self._first_chunk[files + 1])
+        rows["chunk"] = chunks - first_chunk
+        running = self._blocks.take("running", np.concatenate((ids, ids + 1)))
+        before, counts = running[:, : len(ids)], running[:, len(ids) :] - running[:, : len(ids)]
+        rows["tokens"], counted = counts[0], self._counted[files]
+        rows["first_token"] = before[0] - self._first_token[files]
+        for name, values in zip(("rows", "ends"), counts[1:], strict=True):
+            rows[name] = np.where(counted, values, -1)
         return rows
 
-    def running(self, name: str, ids: Int64Array) -> Int64Array:
-        """One of tokens_before, rows_before and ends_before at `ids` int64 [n], for many ids of a large index: int64 [n]."""
-        return self._blocks.take(name, ids)
+    def running(self, name: str, ids: npt.ArrayLike) -> Int64Array:
+        """One of tokens_before, rows_before and ends_before at `ids` int64 [n], verified: int64 [n]. Raises: CacheError."""
+        counts: Int64Array = self._blocks.take("running", np.asarray(ids, np.int64))[RUNNING.index(name)]
+        return counts
+
+    def count_tokens_before(self, ids: npt.ArrayLike, *, eod: bool) -> Int64Array:
+        """Tokens before blocks `ids` int64 [n], with an end-of-document token a document or without: int64 [n].
+
+        Raises: CacheError.
+        """
+        counts = self._blocks.take("running", np.asarray(ids, np.int64))
+        tokens: Int64Array = counts[0] + counts[2] if eod else counts[0]
+        return tokens
+
+    def find_blocks(self, name: str, span: range, values: Int64Array) -> Int64Array:
+        """The last blocks of `span` before which a running count is at most `values` int64 [n]: int64 [n].
+
+        Args:
+            values: at least the count before the span's first block, and less than the count after its last one.
+
+        Raises: CacheError.
+        """
+        return self._blocks.find_last("running", name, span, values)
 
     @cached_property
     def _first_token(self) -> Int64Array:
         """int64 [num_files + 1]: tokens before each file."""
-        return self._blocks.take("tokens_before", self._first_block)
+        return self.running("tokens_before", self._first_block)
 
     @cached_property
     def file_sources(self) -> npt.NDArray[np.int32]:
@@ -258,22 +309,26 @@ class Generation:
             )
         return offsets
 
-    def _source(self, entry: Mapping[str, Any], roots: Mapping[str, str]) -> SourceEntry:
-        files = range(entry["first_file"], entry["first_file"] + entry["num_files"])
-        blocks = range(int(self._first_block[files.start]), int(self._first_block[files.stop]))
-        ends = int(self.ends_before[blocks.stop] - self.ends_before[blocks.start]) if entry["documents"] else -1
-        return SourceEntry(
-            name=entry["name"],
-            format=entry["format"],
-            column=entry["column"],
-            documents=entry["documents"],
-            files=files,
-            blocks=blocks,
-            tokens=int(self.tokens_before[blocks.stop] - self.tokens_before[blocks.start]),
-            rows=entry["rows"],
-            ends=ends,
-            extra_of=entry.get("extra_of"),
-            root=roots[entry["name"]],
+    def _sources(self, entries: Sequence[Mapping[str, Any]], roots: Mapping[str, str]) -> tuple[SourceEntry, ...]:
+        files = [range(entry["first_file"], entry["first_file"] + entry["num_files"]) for entry in entries]
+        borders = self._first_block[np.array([[each.start, each.stop] for each in files], np.int64).reshape(-1)]
+        counts = self._blocks.take("running", borders, plainly=True).reshape(len(RUNNING), -1, 2)
+        tokens, _, ends = (counts[..., 1] - counts[..., 0]).tolist()
+        return tuple(
+            SourceEntry(
+                name=entry["name"],
+                format=entry["format"],
+                column=entry["column"],
+                documents=entry["documents"],
+                files=files[i],
+                blocks=range(int(borders[2 * i]), int(borders[2 * i + 1])),
+                tokens=tokens[i],
+                rows=entry["rows"],
+                ends=ends[i] if entry["documents"] else -1,
+                extra_of=entry.get("extra_of"),
+                root=roots[entry["name"]],
+            )
+            for i, entry in enumerate(entries)
         )
 
 

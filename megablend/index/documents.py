@@ -2,6 +2,7 @@
 
     <cache>/documents/<digest>/   lengths.arrow   int32, a source's documents in the order of its files
                                   starts.arrow    running counts before every EVERY-th of them, and the totals
+                                  groups.check.arrow  see document_checks.py
                                   manifest.json   sizes and checksums; its folder gets its name last
 
 A table follows from what a generation says of a source's files, so it stands beside the generations and is named by that: those
@@ -21,7 +22,14 @@ import numpy.typing as npt
 
 from megablend.errors import CacheError
 from megablend.index.cache import Generation
+from megablend.index.checked import warn_unchecked
 from megablend.index.disk import checksum
+from megablend.index.document_checks import (
+    GROUP_CHECKS,
+    GROUP_COLUMNS,
+    complete_group_checks,
+    find_wrong_group,
+)
 from megablend.index.manifest import MANIFEST, read_manifest
 from megablend.index.mapped import MappedTable
 from megablend.index.totals import keep_totals, kept_totals
@@ -40,7 +48,7 @@ START_COLUMNS = np.dtype(
     ]
 )
 _CHECKED_BYTES = 16 << 20
-"""A file up to this size is compared with its checksum when it is opened, in a few ms; larger ones by `build` and `verify`."""
+"""A file up to this size is compared with its checksum when it is opened, in a few ms; of larger ones what is looked up is."""
 _PASS = 1 << 20
 """Documents whose lengths are read at once."""
 Int64s = npt.NDArray[np.int64]
@@ -49,7 +57,8 @@ Int64s = npt.NDArray[np.int64]
 class DocumentTable:
     """An opened table, memory-mapped. Picklable: it is opened again where it arrives. Raises: CacheError."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, checks: bool = False) -> None:
+        """Args: checks: verify documents as they are looked up."""
         self.folder = folder
         self._lengths, self._starts = (
             MappedTable(folder / LENGTHS, LENGTH_COLUMNS),
@@ -57,6 +66,7 @@ class DocumentTable:
         )
         self.num_documents = len(self._lengths["tokens"])
         self.num_tokens = int(self._starts["tokens"][-1])
+        self._checks = MappedTable(folder / GROUP_CHECKS, GROUP_COLUMNS) if checks else None
         if len(self._starts["tokens"]) != -(-self.num_documents // EVERY) + 1:
             raise self.damaged(f"{self.num_documents:,} lengths, {len(self._starts['tokens']):,} running counts")
 
@@ -66,6 +76,7 @@ class DocumentTable:
 
     def lengths(self, documents: Int64s, *, eod: bool) -> Int64s:
         """Tokens of each of `documents` int64 [n], an end-of-document one included where there are tokens, or not: int64 [n]."""
+        self._verify(documents)
         found: Int64s = self._lengths.take("tokens", documents).astype(np.int64)
         if eod:
             found += found > 0
@@ -76,6 +87,7 @@ class DocumentTable:
 
         Raises: CacheError where lengths and running counts around one of them do not agree.
         """
+        self._verify(documents)
         marks = documents // EVERY
         last = len(self._starts["tokens"]) - 1
         starts = self._counted(marks, eod=eod)
@@ -86,6 +98,17 @@ class DocumentTable:
             if wrong >= 0:
                 raise self.damaged(f"lengths and running counts around document {asked[0][wrong]:,} do not agree")
         return starts
+
+    def complete(self) -> None:
+        """Write the checks that a table of an older version lacks. Raises: CacheError."""
+        complete_group_checks(self.folder, (self._lengths, self._starts), EVERY)
+
+    def _verify(self, documents: Int64s) -> None:
+        if self._checks is None or not self.num_documents:
+            return
+        wrong = find_wrong_group(self._checks, self._lengths, self._starts, EVERY, documents)
+        if wrong is not None:
+            raise self.damaged(f"documents from {wrong * EVERY:,} on do not match their checksum in {GROUP_CHECKS}")
 
     def _counted(self, marks: Int64s, *, eod: bool) -> Int64s:
         """Running counts at `marks` int64 [n]: int64 [n], in memory of their own."""
@@ -175,12 +198,18 @@ def open_table(generation: Generation, source: int) -> DocumentTable:
 @lru_cache(maxsize=256)
 def _opened(folder: Path) -> DocumentTable:
     """One memory map for all splits and datasets of a process."""
-    for name, committed in read_manifest(folder)["tables"].items():
+    committed_tables = read_manifest(folder)["tables"]
+    is_large = False
+    for name, committed in committed_tables.items():
         size = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if size != committed["bytes"]:
             raise CacheError(
                 f"{folder / name}: has {size} bytes, {committed['bytes']} were committed; build again to mend it"
             )
-        if size <= _CHECKED_BYTES and checksum(folder / name) != committed["blake2b"]:
+        if size > _CHECKED_BYTES:
+            is_large = True
+        elif checksum(folder / name) != committed["blake2b"]:
             raise CacheError(f"{folder / name}: damaged table (its checksum is wrong); build again to mend it")
-    return DocumentTable(folder)
+    if is_large and GROUP_CHECKS not in committed_tables:
+        warn_unchecked(folder)
+    return DocumentTable(folder, checks=is_large and GROUP_CHECKS in committed_tables)

@@ -68,7 +68,8 @@ def beside(
             first = rows
         else:
             counts = np.array([len(block.tokens) for block in blocks])
-            first = generation.tokens_before[ids] - generation.tokens_before[tokens.blocks.start]
+            before = generation.running("tokens_before", np.append(ids, tokens.blocks.start))
+            first = before[:-1] - before[-1]
         # A document may end in a block that has none of its tokens: its last number is the one before.
         in_front = (first > 0) & (not column.flat) & eod
         found, read_blocks = _fetch(generation, column, read, first - in_front, counts + in_front)
@@ -101,20 +102,24 @@ def _fetch(
         starts, counts: int64 [n], of the column's numbers.
     """
     span = column.source.blocks
-    running = generation.tokens_before[span.start : span.stop + 1]
-    starts = starts + int(running[0])
-    firsts = np.searchsorted(running, starts, side="right") - 1
-    stops = np.searchsorted(running, starts + counts, side="left")
-    needed = sorted(
-        {i for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True) for i in range(first, stop)}
+    origin = generation.running("tokens_before", [span.start])[0]
+    firsts = np.full(len(starts), span.start)
+    stops, filled = firsts.copy(), np.flatnonzero(counts > 0)
+    begins = origin + starts[filled]
+    firsts[filled] = generation.find_blocks("tokens_before", span, begins)
+    stops[filled] = generation.find_blocks("tokens_before", span, begins + counts[filled] - 1) + 1
+    needed = np.array(
+        sorted({i for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True) for i in range(first, stop)}),
+        np.int64,
     )
-    decoded = dict(zip(needed, read(span.start + np.array(needed, np.int64)), strict=True))
+    before = (generation.running("tokens_before", needed) - origin).tolist()
+    decoded = dict(zip(needed.tolist(), zip(before, read(needed), strict=True), strict=True))
     found = []
-    for start, count, first, stop in zip(*(each.tolist() for each in (starts, counts, firsts, stops)), strict=True):
-        inside = [(decoded[i].tokens, start - int(running[i])) for i in range(first, stop)]
-        parts = [numbers[max(0, begin) : begin + count] for numbers, begin in inside]
+    for start, size, first, stop in zip(*(each.tolist() for each in (starts, counts, firsts, stops)), strict=True):
+        inside = [(block.tokens, start - count) for count, block in (decoded[i] for i in range(first, stop))]
+        parts = [numbers[max(0, begin) : begin + size] for numbers, begin in inside]
         found.append(np.concatenate([*parts, np.zeros(0, column.dtype)]))
-    return found, {i: (int(running[i] - running[0]), block) for i, block in decoded.items()}
+    return found, decoded
 
 
 def _check_rows(
@@ -135,7 +140,7 @@ def _check_rows(
 
     Raises: CorruptFileError.
     """
-    places = column.source.blocks.start + np.array(sorted(decoded), np.int64)
+    places = np.array(sorted(decoded), np.int64)
     theirs = [decoded[i] for i in sorted(decoded)]
     flags = generation.blocks(places)["flags"]
     their_rows = _first_rows(generation, column.source, places, flags)
@@ -164,7 +169,8 @@ def _check_rows(
 
 def _first_rows(generation: Generation, source: SourceEntry, ids: Int64s, flags: npt.NDArray[np.uint8]) -> Int64s:
     """The row of each block's first piece, counted from the source's first row."""
-    rows: Int64s = generation.rows_before[ids] - generation.rows_before[source.blocks.start]
+    counts = generation.running("rows_before", np.append(ids, source.blocks.start))
+    rows: Int64s = counts[:-1] - counts[-1]
     return rows - ((flags & CONTINUES) > 0)
 
 
@@ -177,7 +183,7 @@ def _unlike(generation: Generation, column: ExtraColumn, tokens: SourceEntry, i:
     """What to say of a row of a source, in its block i."""
     file = int(generation.file_of([i])[0])
     first_block = generation.file(file).first_block
-    row -= int(generation.rows_before[first_block] - generation.rows_before[tokens.blocks.start])
+    row -= int(np.diff(generation.running("rows_before", [tokens.blocks.start, first_block]))[0])
     return CorruptFileError(
         generation.path(file),
         f"row {row}: its list in column {column.column!r} is not as long as its tokens (nulls not counted); write the "

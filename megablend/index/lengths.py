@@ -24,17 +24,17 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
     Yields: number of the batch's first document; int64 [n], tokens, end-of-document ones not included; bytes of bodies read.
     Raises: as BlockStore.read does.
     """
-    rows = store.generation.rows_before
     while first < end:
         stop = next_cut(store.generation, min(first + _BATCH_BLOCKS, end), end)
         ids = np.arange(first, stop)
-        lengths = np.zeros(int(rows[stop] - rows[first]), np.int64)
+        rows = store.generation.running("rows_before", np.append(ids, stop))
+        lengths = np.zeros(int(rows[-1] - rows[0]), np.int64)
         continues = store.generation.blocks(ids)["flags"] & CONTINUES
         offsets, scanned_bytes = store.pieces(ids)
-        for number, pieces, continued in zip(ids, offsets, continues, strict=True):
-            begin = int(rows[number] - rows[first]) - bool(continued)
+        for row, pieces, continued in zip(rows[:-1].tolist(), offsets, continues, strict=True):
+            begin = row - int(rows[0]) - bool(continued)
             lengths[begin : begin + len(pieces) - 1] += np.diff(pieces)
-        yield int(rows[first]), lengths, scanned_bytes
+        yield int(rows[0]), lengths, scanned_bytes
         first = stop
 
 

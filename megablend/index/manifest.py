@@ -13,6 +13,8 @@ from megablend.index.disk import checksum
 
 FORMAT_VERSION = 1
 BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS = "blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json", "roots.json"
+SEEN = "seen.bin"
+"""See `index.seen`."""
 TABLES = (BLOCKS, CHUNKS, FILES)
 
 
@@ -44,6 +46,9 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 def read_roots(folder: Path) -> dict[str, Any]:
     """roots.json: {"arrival": number of the build, "roots": {source name: folder}}. Raises: CacheError."""
     roots = _read_json(folder / ROOTS)
+    committed = roots.pop("checksum", None)  # version 0.1.0 wrote none
+    if set(roots) != {"arrival", "roots"} or committed not in (None, _checksum(roots)):
+        raise CacheError(f"{folder / ROOTS}: damaged (its checksum is wrong); build again to mend it")
     if not isinstance(roots.get("arrival"), int) or not isinstance(roots.get("roots"), dict):
         raise CacheError(f"{folder / ROOTS}: damaged; build again to mend it")
     return roots

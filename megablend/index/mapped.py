@@ -72,12 +72,10 @@ class MappedTable:
         if not self._is_large or not len(rows):
             return column[rows]
         found = np.empty(len(rows), column.dtype)
-        size, starts, counts = column.itemsize, rows, np.ones(1, np.int64)
-        if (np.diff(rows) == 1).all():
-            starts, counts = rows[:1], np.array([len(rows)])
-        begins = np.arange(len(starts), dtype=np.int64) * size
-        sizes = np.broadcast_to(counts * size, len(starts)).copy()
-        ahead = len(rows) >= _AHEAD_ROWS
+        size, firsts = column.itemsize, np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)  # of runs of neighbours
+        starts, begins = rows[firsts], firsts * size
+        sizes = np.diff(begins, append=len(rows) * size)
+        ahead = len(starts) >= _AHEAD_ROWS
         if read_ranges(self._fd, self._begins[name] + starts * size, sizes, begins, ahead, found.view(np.uint8)) < len(
             starts
         ):

@@ -16,6 +16,7 @@ import pyarrow as pa
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE
 from megablend.index.cache import arrival, generations
+from megablend.index.checked import complete_checks, write_checks
 from megablend.index.disk import (
     checksum,
     finished,
@@ -33,11 +34,13 @@ from megablend.index.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     ROOTS,
+    SEEN,
     TABLES,
     damaged_tables,
     read_manifest,
     sealed,
 )
+from megablend.index.seen import number_of, seen_bytes
 from megablend.index.sources import SourceFile, SourceListing
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, TableWriter, write_batch
 
@@ -60,7 +63,8 @@ def write_generation(cache: Path, listings: Sequence[SourceListing], load: Load)
             manifest = _write_tables(folder, listings, load)
             write_flushed(folder / MANIFEST, [sealed(manifest)])
             roots = {listing.spec.name: listing.root for listing in listings}
-            return manifest["digest"], _commit(folder, generations(cache) / manifest["digest"], roots)
+            seen = np.array([number_of(file.etag) for listing in listings for file in listing.files], np.uint64)
+            return manifest["digest"], _commit(folder, generations(cache) / manifest["digest"], roots, seen)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -106,7 +110,8 @@ def _write_tables(folder: Path, listings: Sequence[SourceListing], load: Load) -
         "num_blocks": totals.blocks,
         "num_chunks": totals.chunks,
         "tables": {
-            name: {"bytes": (folder / name).stat().st_size, "blake2b": checksum(folder / name)} for name in TABLES
+            **{name: {"bytes": (folder / name).stat().st_size, "blake2b": checksum(folder / name)} for name in TABLES},
+            **write_checks(folder, folder),
         },
     }
 
@@ -169,13 +174,17 @@ def _filled(rows: np.ndarray[Any, Any], value: int) -> np.ndarray[Any, Any]:
     return np.full(len(rows), value, np.int32)
 
 
-def _commit(folder: Path, final: Path, roots: Mapping[str, str]) -> bool:
+def _commit(folder: Path, final: Path, roots: Mapping[str, str], seen: np.ndarray[Any, Any]) -> bool:
     """Give a written generation its name; True where it is new (or takes the place of a damaged one)."""
     arrivals = [arrival(final.parent / name) for name in finished(final.parent)]
-    text = json.dumps({"arrival": 1 + max(arrivals, default=0), "roots": roots}, sort_keys=True, indent=1).encode()
+    text = sealed({"arrival": 1 + max(arrivals, default=0), "roots": roots})
+    numbers = seen_bytes(final.name, seen)
     if final.exists() and _is_whole(final):
+        complete_checks(final)
+        replace_file(final / SEEN, numbers)
         replace_file(final / ROOTS, text)
         return False
+    write_flushed(folder / SEEN, [numbers])
     write_flushed(folder / ROOTS, [text])
     flush_folder(folder)
     if final.exists():

@@ -17,6 +17,7 @@ from pathlib import Path
 from megablend.errors import ConfigError
 from megablend.formats import FORMATS, format_of
 from megablend.formats.base import Format
+from megablend.index.seen import join_etags
 from megablend.storage import storage_for
 
 
@@ -163,5 +164,5 @@ def stat_file(paths: Sequence[str], root: str) -> SourceFile:
         name=name,
         path=paths[0],
         size=stats[0].size,
-        etag=" ".join(f"{stat.size}:{stat.etag}" for stat in stats),
+        etag=join_etags(stats),
     )

@@ -108,16 +108,15 @@ def _border(store: BlockStore, source: int, document: int) -> tuple[int, int]:
         return entry.blocks.start, 0
     if document == entry.rows:
         return entry.blocks.stop, 0
-    rows = generation.rows_before
-    row = int(rows[entry.blocks.start]) + document
-    block = int(np.searchsorted(rows[entry.blocks.start : entry.blocks.stop + 1], row, side="right")) - 1
-    block += entry.blocks.start
-    piece = row - int(rows[block]) + bool(generation.blocks(np.array([block]))["flags"][0] & CONTINUES)
+    row = generation.running("rows_before", [entry.blocks.start]) + document
+    block = int(generation.find_blocks("rows_before", entry.blocks, row)[0])
+    piece = int((row - generation.running("rows_before", [block]))[0])
+    piece += bool(generation.blocks(np.array([block]))["flags"][0] & CONTINUES)
     return block, int(store.read([block])[0].offsets[piece])
 
 
 def _tokens_before(generation: Generation, block: int, eod: bool) -> int:
-    return int(generation.tokens_before[block]) + (int(generation.ends_before[block]) if eod else 0)
+    return int(generation.count_tokens_before([block], eod=eod)[0])
 
 
 class PartBlocks:
@@ -133,11 +132,8 @@ class PartBlocks:
 
     def before(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of the local blocks before each of `blocks` int64 [n], which are from 0 to num_blocks: int64 [n]."""
-        tokens = np.zeros(len(blocks), np.int64)
-        for name in ("tokens_before", "ends_before") if self.eod else ("tokens_before",):
-            tokens += self.generation.running(name, self.first_block + blocks)
-            tokens -= int(getattr(self.generation, name)[self.first_block])
-        tokens = np.where(blocks < self.num_blocks, tokens - self._skip, self.num_tokens)
+        counts = self.generation.count_tokens_before(np.append(blocks, 0) + self.first_block, eod=self.eod)
+        tokens = np.where(blocks < self.num_blocks, counts[:-1] - counts[-1] - self._skip, self.num_tokens)
         return np.where(blocks > 0, tokens, 0)
 
     def group_totals(self, num_groups: int, run: int) -> npt.NDArray[np.int64]:

@@ -15,9 +15,10 @@ from megablend.formats.base import NO_PIECES, Array, BlockReader, DecodedBlock
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.eod import with_eod
 from megablend.formats.parquet.decode import is_by_dictionary
-from megablend.index.cache import Generation, SourceEntry
+from megablend.index.cache import FileEntry, Generation, SourceEntry
 from megablend.index.extra import ExtraColumn, beside
 from megablend.index.recent import Recent
+from megablend.index.seen import check_body, join_etags, number_of, tell_moved
 from megablend.storage import storage_for
 
 MIN_OPEN_FILES, MAX_OPEN_FILES = 1 << 10, 1 << 14
@@ -93,6 +94,7 @@ class BlockStore:
         self.extra_bytes = extra_bytes
         self._extra_blocks: dict[int, DecodedBlock] = {}  # the last one used is the last one put in
         self._opened = Recent[_Opened](MAX_OPEN_FILES)
+        self._same: dict[int, int] = {}  # by file, another version of it than the build saw, whose content was compared
         self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
 
     def read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> DecodedBlocks:
@@ -155,11 +157,12 @@ class BlockStore:
 
     def num_tokens(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of blocks `ids` int64 [n], end-of-document tokens included where their source has them: int64 [n]."""
-        running, with_eod = self.generation.running, self._by_file.has_eod[self.generation.file_of(ids)]
-        tokens = running("tokens_before", ids + 1) - running("tokens_before", ids)
-        mine = ids[with_eod]
-        tokens[with_eod] += running("ends_before", mine + 1) - running("ends_before", mine)
-        return tokens
+        return self._with_eod(ids, self.generation.blocks(ids))
+
+    def _with_eod(self, ids: npt.NDArray[np.int64], rows: Array) -> npt.NDArray[np.int64]:
+        """Tokens of blocks `ids`, whose rows of the block table are given: int64 [n]."""
+        has_eod = self._by_file.has_eod[self.generation.file_of(ids)]
+        return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
 
     def memory_bytes(
         self, ids: npt.NDArray[np.int64], *, documents: bool
@@ -170,8 +173,7 @@ class BlockStore:
             documents: what is kept of a block says where its documents begin.
         """
         rows, files = self.generation.blocks(ids), self.generation.file_of(ids)
-        has_eod = self._by_file.has_eod[files]
-        num_tokens = rows["tokens"] + np.where(has_eod, rows["ends"], 0)
+        num_tokens = self._with_eod(ids, rows)
         # Tokens may be a view of the decoded page, levels and all.
         kept = np.maximum(num_tokens * self._by_file.token_bytes[files], rows["decoded_bytes"]) + BLOCK_OVERHEAD_BYTES
         kept += num_tokens * self._by_file.extra_bytes[files]
@@ -215,7 +217,7 @@ class BlockStore:
         if given.size and given.dtype.kind not in "iu":
             raise TypeError(f"block numbers must be integers, not {given.dtype}")
         numbers: npt.NDArray[np.int64] = given.astype(np.int64).reshape(-1)
-        num_blocks = len(self.generation.tokens_before) - 1
+        num_blocks = self.generation.num_blocks
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < num_blocks):
             bad = numbers[(numbers < 0) | (numbers >= num_blocks)][0]
             raise IndexError(f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}")
@@ -240,9 +242,23 @@ class BlockStore:
             )
             self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks)
             reader = kind.open(path, source.column, entry.opened, storage=storage_for(path, direct=self.direct))
+            self._check_version(file, entry, path)
             return _Opened(reader, chunks, self.eods[entry.source], source)
 
         return self._opened.get(file, enter)
+
+    def _check_version(self, number: int, file: FileEntry, path: str) -> None:
+        """The file that was opened must be the one that was indexed. Raises: ChangedFileError; as Storage.read does."""
+        source = self.generation.sources[file.source]
+        storage = storage_for(path, direct=self.direct)
+        version = number_of(join_etags([storage.stat_opened(each) for each in FORMATS[source.format].files(path)]))
+        seen = int(self.generation.seen[number])
+        if version in (seen, self._same.get(number)):
+            return
+        check_body(path, file.opened.size, file.body, storage)
+        if seen:
+            tell_moved(self.generation.folder, path)
+        self._same[number] = version
 
     def _make_room(self, size: int) -> None:
         """Keep as many readers as there would be room for, were all as large as the largest so far."""

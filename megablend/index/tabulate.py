@@ -32,12 +32,14 @@ from megablend.index.disk import (
     write_flushed,
     writing,
 )
+from megablend.index.document_checks import write_group_checks
 from megablend.index.documents import (
     EVERY,
     LENGTH_COLUMNS,
     LENGTHS,
     START_COLUMNS,
     STARTS,
+    DocumentTable,
     table_bytes,
     table_folder,
     tables,
@@ -46,6 +48,7 @@ from megablend.index.launch import Launch
 from megablend.index.lengths import count_documents, next_cut
 from megablend.index.lock import build_lock
 from megablend.index.manifest import FORMAT_VERSION, MANIFEST, damaged_tables, read_manifest, sealed
+from megablend.index.mapped import MappedTable
 from megablend.index.share import share
 from megablend.index.store import BlockStore
 from megablend.index.tables import TableWriter
@@ -100,6 +103,9 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Launch) -
                 stack.enter_context(build_lock(cache))
                 for folder in (tables(cache), _counts(cache)):
                     remove_leftovers(folder)
+            for folder in (table_folder(generation, i) for i in sources):
+                if (folder / MANIFEST).is_file() and _is_whole(folder):
+                    DocumentTable(folder).complete()
             missing = {i: list(stretches(generation, i)) for i in sources if not _is_whole(table_folder(generation, i))}
         missing = launch.bcast(missing)
         assert missing is not None
@@ -140,7 +146,7 @@ def stretches(generation: Generation, source: int) -> Iterator[Stretch]:
         end = file.first_block + file.num_blocks
         cuts = sorted({file.first_block, *(next_cut(generation, int(edge), end) for edge in edges), end})
         for first, stop in pairwise(cuts):
-            rows = int(generation.rows_before[stop] - generation.rows_before[first])
+            rows = int(np.diff(generation.running("rows_before", [first, stop]))[0])
             size = int(
                 stored[stop - 1 - file.first_block] - (stored[first - 1 - file.first_block] if first > cuts[0] else 0)
             )
@@ -154,7 +160,7 @@ def _count_share(store: BlockStore, parts: Sequence[Stretch], launch: Launch) ->
         if _read(parts[i]) is not None:
             continue
         lengths = np.empty(parts[i].documents, np.int32)
-        first_document = int(store.generation.rows_before[parts[i].first_block])
+        first_document = int(store.generation.running("rows_before", [parts[i].first_block])[0])
         for first, found, size in count_documents(store, parts[i].first_block, parts[i].stop_block):
             if found.max(initial=0) > _LONGEST:
                 file = int(store.generation.file_of([parts[i].first_block])[0])
@@ -206,6 +212,8 @@ def _commit(final: Path, parts: Sequence[Stretch]) -> None:
                 name: {"bytes": (folder / name).stat().st_size, "blake2b": checksum(folder / name)}
                 for name in (LENGTHS, STARTS)
             }
+            mapped = MappedTable(folder / LENGTHS, LENGTH_COLUMNS), MappedTable(folder / STARTS, START_COLUMNS)
+            sizes |= write_group_checks(folder, folder, mapped, EVERY)
             write_flushed(folder / MANIFEST, [sealed({"format_version": FORMAT_VERSION, "tables": sizes})])
             flush_folder(folder)
             shutil.rmtree(final, ignore_errors=True)  # a damaged one

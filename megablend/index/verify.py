@@ -16,6 +16,7 @@ from megablend.index.disk import finished
 from megablend.index.documents import tables
 from megablend.index.fragments import read_fragment
 from megablend.index.manifest import damaged_tables, read_manifest, read_roots
+from megablend.index.seen import read_seen
 from megablend.storage import storage_for
 
 _BATCH_BLOCKS = 64
@@ -39,6 +40,7 @@ def verify(cache: str, *, data: bool) -> list[str]:
         try:
             damaged = damaged_tables(folder, read_manifest(folder))
             read_roots(folder)
+            read_seen(folder, read_manifest(folder)["num_files"])
             problems.extend(damaged)
             if damaged:  # what is in damaged tables says nothing more
                 continue

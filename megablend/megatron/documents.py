@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from megablend.errors import ChangedFileError
+from megablend.errors import CacheError, ChangedFileError
 from megablend.formats.base import CONTINUES, Array
 from megablend.formats.megatron.idx import HEADER_BYTES
 from megablend.megatron.address import Address
@@ -100,12 +100,15 @@ class TableDocuments:
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
         """See Documents.get. Raises: MissingFileError, ChangedFileError, CorruptFileError."""
         count = int(self.sequence_lengths[idx]) - offset if length is None else int(length)
-        start = self._position(int(idx)) + int(offset)
-        tokens, parts = self._tokens_before, []
-        block = int(np.searchsorted(tokens, start, side="right")) - 1
+        start, parts = self._position(int(idx)) + int(offset), []
+        block = int(np.searchsorted(self._tokens_before, start, side="right")) - 1
         while count > 0:
+            inside = start - self._count_before(block)
             (decoded,) = self._window.get([block])
-            inside = start - int(tokens[block])
+            if not 0 <= inside <= max(0, len(decoded.tokens) - 1):
+                raise CacheError(
+                    f"{self._generation.folder}: damaged index: block {block:,} lacks token {start:,}; rebuild it"
+                )
             part = decoded.tokens[inside : inside + count]
             parts.append(part)
             start, count, block = start + len(part), count - len(part), block + 1
@@ -113,20 +116,27 @@ class TableDocuments:
 
     def _position(self, idx: int) -> int:
         """Tokens before a document, over all files."""
-        rows = self._generation.rows_before
-        block = int(np.searchsorted(rows, idx, side="right")) - 1
-        position = int(self._tokens_before[block]) + int(self.sequence_lengths[rows[block] : idx].sum(dtype=np.int64))
+        generation = self._generation
+        block = int(generation.find_blocks("rows_before", range(generation.num_blocks), np.array([idx]))[0])
+        row = int(generation.running("rows_before", [block])[0])
+        position = self._count_before(block) + int(self.sequence_lengths[row:idx].sum(dtype=np.int64))
         if self._generation.blocks(np.array([block]))["flags"][0] & CONTINUES:
             position += int(self._window.get([block])[0].offsets[1])
         return position
 
+    def _count_before(self, block: int) -> int:
+        """Tokens before a block, end-of-document tokens included. Raises: CacheError."""
+        eod = self._made_of[1].append_eod is not None
+        return int(self._generation.count_tokens_before([block], eod=eod)[0])
+
     @cached_property
     def _tokens_before(self) -> Array:
-        """int64 [num_blocks + 1], end-of-document tokens included."""
+        """int64 [num_blocks + 1], end-of-document tokens included; not verified."""
         generation, (_, address, _) = self._generation, self._made_of
         if address.append_eod is None:
             return generation.tokens_before
-        return generation.tokens_before + generation.ends_before
+        tokens: Array = generation.tokens_before + generation.ends_before
+        return tokens
 
     def __reduce__(self) -> tuple[Callable[..., TableDocuments], tuple[Any, ...]]:
         return TableDocuments, self._made_of

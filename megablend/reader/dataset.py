@@ -13,11 +13,12 @@ import torch
 import torch.utils.data
 
 from megablend.config.numbers import whole_number
-from megablend.errors import StateError
+from megablend.errors import DataError, StateError
 from megablend.index.store import Pages
 from megablend.plan.memory import divided, sample_bytes
 from megablend.plan.run import Run
 from megablend.plan.state import State
+from megablend.reader.blame import name_sample
 from megablend.reader.samples import Sample, read_sample, read_samples
 from megablend.reader.tensors import sample_dict
 from megablend.reader.transform import Transform, apply, checked
@@ -73,7 +74,10 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     def untransformed(self, k: int | None) -> dict[str, Any]:
         """What `self[k]` gives to the transform. Raises as indexing does."""
         ks = [0 if k is None else operator.index(k)]
-        found = sample_dict(self.run.config, read_samples(self.run, self.window, ks))
+        try:
+            found = sample_dict(self.run.config, read_samples(self.run, self.window, ks))
+        except DataError as error:
+            raise name_sample(self.run, ks, error) from error
         if k is None:
             found["loss_mask"].zero_()
         return found

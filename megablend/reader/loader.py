@@ -9,12 +9,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from megablend.errors import ConfigError
+from megablend.index.check import FileChecker, files_of
 from megablend.plan.memory import batches_of, budget_of
 from megablend.reader.dataset import Dataset
 from megablend.reader.options import checked_options
 from megablend.reader.sampler import PretrainingSampler, check_dataset
 from megablend.reader.steps import Steps
 from megablend.reader.transform import AHEAD, Threads, Transform, TransformedSteps, transformed
+from megablend.reader.watch import FileWatch
 
 
 class Loader:
@@ -62,6 +64,7 @@ class Loader:
         """Samples, over all ranks, of the batches handed out."""
         self._steps: Steps | None = None
         self._threads = Threads()
+        self._watch = _watch_of(dataset, data_parallel_rank, data_parallel_size)
         options = checked_options(options)
         if "collate_fn" in options:  # it is for single samples
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
@@ -85,6 +88,8 @@ class Loader:
             self.consumed_samples = 0
         self.sampler.consumed_samples = self.consumed_samples
         for batch in self._batches():
+            self._watch.start()  # not before a DataLoader's workers were forked
+            self._watch.raise_found()
             self.consumed_samples = min(self.consumed_samples + self.sampler.step_samples, len(self.dataset))
             yield batch
         self.close()
@@ -105,6 +110,7 @@ class Loader:
 
     def close(self) -> None:
         """Stop reading and transforming ahead in this process, and let go of what was read; going on is possible, from new."""
+        self._watch.close()
         self._threads.close()
         if self._steps is not None:
             self._steps.close()
@@ -117,6 +123,14 @@ class Loader:
         """Go on where a state was taken, with any number of ranks and any micro batch. Raises StateError."""
         self.sampler.load_state_dict(state)
         self.consumed_samples = self.sampler.consumed_samples
+
+
+def _watch_of(dataset: Dataset, rank: int, size: int) -> FileWatch:
+    """Looks at this rank's share of the files that the split's sources have."""
+    run = dataset.run
+    store, names = run.store, list(run.config.sources_of(run.split))
+    files = files_of(store.generation, names)[rank::size]
+    return FileWatch(FileChecker(store.generation, store.roots), files, per_second=run.config.file_checks_per_second)
 
 
 def _pinned(value: Any) -> Any:

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from megablend.errors import DataError
 from megablend.formats import bound_caches
 from megablend.plan.forecast import Future
 from megablend.plan.memory import budget_of
 from megablend.plan.windows import planned
 from megablend.reader.ahead import ReadAhead
+from megablend.reader.blame import name_sample
 from megablend.reader.dataset import Dataset
 from megablend.reader.tensors import batch_dict
 
@@ -45,6 +47,9 @@ class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             return padding
         try:
             samples = self._at(ks[0]).next()
+        except DataError as error:
+            self.close()
+            raise name_sample(self._dataset.run, ks, error) from error
         except BaseException:  # an interrupt, too, may come at any line: begin anew
             self.close()
             raise

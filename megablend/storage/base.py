@@ -36,6 +36,10 @@ class Storage(Protocol):
         """Size and identity. Raises MissingFileError."""
         ...
 
+    def stat_opened(self, path: str) -> FileStat:
+        """The same of the file that reads of `path` go to, whatever `path` names by now. Raises as `read` does."""
+        ...
+
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`.
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from megablend.errors import DataError
 from megablend.kernels.file_ranges import read_ranges
-from megablend.storage.base import Allocate, Bytes, Int64s
-from megablend.storage.local import DIRECT_POOL, LocalStorage, data_error, ends_early
+from megablend.storage.base import Allocate, Bytes, FileStat, Int64s
+from megablend.storage.local import DIRECT_POOL, LocalStorage, data_error, ends_early, file_stat
 
 ALIGNMENT = 4096
 """Bytes; of logical blocks, which are of 512 or of 4096."""
@@ -24,6 +24,18 @@ ALIGNMENT = 4096
 @dataclass(frozen=True, slots=True)
 class DirectStorage(LocalStorage):
     """Local files, of which several ranges at a time are read past the page cache."""
+
+    def stat_opened(self, path: str) -> FileStat:
+        """See Storage.stat_opened. Pages and footers are read through two descriptors, which must be of one file."""
+        found = LocalStorage.stat_opened(self, path)
+        try:
+            with DIRECT_POOL.lend(path) as fd:
+                direct = file_stat(os.fstat(fd))
+        except OSError as error:
+            raise _direct_error(path, error) from error
+        if direct != found:
+            raise data_error(path, OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
+        return found
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         """Several ranges, each with what lies around it; see Storage.read_ranges.
@@ -50,10 +62,13 @@ class DirectStorage(LocalStorage):
                         raise ends_early(path, int(offsets[done]), int(sizes[done]), os.fstat(fd).st_size)
                     done += 1
         except OSError as error:
-            if error.errno == errno.EINVAL:
-                problem = "its file system does not read past the page cache (O_DIRECT); set direct_io: false"
-                raise DataError(path, problem) from error
-            raise data_error(path, error) from error
+            raise _direct_error(path, error) from error
+
+
+def _direct_error(path: str, error: OSError) -> DataError:
+    if error.errno == errno.EINVAL:
+        return DataError(path, "its file system does not read past the page cache (O_DIRECT); set direct_io: false")
+    return data_error(path, error)
 
 
 def _read_to_end(fd: int, offset: int, room: memoryview) -> int:

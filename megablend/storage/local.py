@@ -63,7 +63,15 @@ class LocalStorage:
             raise DataError(path, "is not a regular file")
         self.pool.drop_replaced(path, state)
         DIRECT_POOL.drop_replaced(path, state)
-        return FileStat(size=state.st_size, etag=f"{state.st_mtime_ns:x}-{state.st_ctime_ns:x}-{state.st_ino:x}")
+        return file_stat(state)
+
+    def stat_opened(self, path: str) -> FileStat:
+        """See Storage.stat_opened."""
+        try:
+            with self.pool.lend(path) as fd:
+                return file_stat(os.fstat(fd))
+        except OSError as error:
+            raise data_error(path, error) from error
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`.
@@ -104,6 +112,11 @@ class LocalStorage:
             except OSError as error:
                 raise data_error(path, error) from error
             yield fd
+
+
+def file_stat(state: os.stat_result) -> FileStat:
+    """Size and identity of a file in this state."""
+    return FileStat(size=state.st_size, etag=f"{state.st_mtime_ns:x}-{state.st_ctime_ns:x}-{state.st_ino:x}")
 
 
 def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> None:

@@ -164,3 +164,15 @@ def test_blocks_are_neighbouring_whole_sequences(lengths: list[int], block_bytes
         for i in range(first + 1, last):
             assert pointers[i] == pointers[i - 1] + 2 * lengths[i - 1]
             assert pointers[i] - pointers[first] < block_bytes
+
+
+def test_a_bin_that_is_longer_than_its_idx_says_is_noted(path: Path, megatron: Any) -> None:
+    assert index(path, None).note is None
+    size = path.stat().st_size
+    with open(path, "ab") as file:
+        file.write(bytes(6))
+    assert [sequence.tolist() for sequence in megatron.IndexedDataset(str(path)[:-4])] == DOCUMENTS
+    note = index(path, None).note
+    assert note is not None
+    assert note.startswith(f"has {size + 6:,} bytes, of which {path.with_suffix('.idx')} describes the first {size:,};")
+    assert read(path) == DOCUMENTS

@@ -388,3 +388,29 @@ def test_mutated_files_give_clear_errors(tmp_path: Path, version: str, page_inde
     assert all(str(path) in message for message in messages)
     shutil.copy(whole, path)
     check(path, rows)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_flipped_bit_of_a_page_header_never_gives_other_tokens(path: Path, version: str) -> None:
+    tokens = np.arange(64, dtype=np.int32) * 1001
+    options = {"use_dictionary": False, "compression": "none", "data_page_version": version}
+    schema = pa.schema([pa.field("tokens", pa.int32(), nullable=False)])
+    pq.write_table(pa.table({"tokens": tokens}, schema), path, write_statistics=False, **options)
+    found, whole = index(path, None), path.read_bytes()
+    begin, end = int(found.blocks["offset"][0]), whole.index(tokens.tobytes())
+    messages = []
+    for bit in range(8 * begin, 8 * end):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            (block,) = opened(path, None, found).read(found.blocks, found.chunks)
+            assert block.tokens.tolist() == tokens.tolist(), f"bit {bit - 8 * begin} of the header"
+        except DataError as error:
+            messages.append(error.problem)
+    path.write_bytes(whole)
+    other = found.blocks.copy()
+    other["encoding"] = 9
+    with pytest.raises(CorruptFileError, match="its values are of encoding PLAIN, the index says BYTE_STREAM_SPLIT"):
+        opened(path, None, found).read(other, found.chunks)
+    assert any("the index says PLAIN" in message for message in messages)

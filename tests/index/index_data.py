@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from megablend.index.build import BuildReport, SourceSpec, build_index
 from megablend.index.launch import OneProcess
+from megablend.index.manifest import TABLES, read_manifest, sealed
 
 ROOT = Path(__file__).parent.parent.parent
 DRIVER = Path(__file__).with_name("build_driver.py")
@@ -45,6 +47,19 @@ def build(cache: Path, *specs: SourceSpec) -> BuildReport:
 
 def generation_bytes(cache: Path, digest: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((cache / "generations" / digest).iterdir())}
+
+
+def strip_checks(folder: Path) -> None:
+    """Make a generation one of version 0.1.0: no checksums of rows, and nothing of what the build saw of its files."""
+    manifest = read_manifest(folder)
+    tables = {name: entry for name, entry in manifest["tables"].items() if name in TABLES}
+    (folder / "manifest.json").write_bytes(sealed(manifest | {"tables": tables}))
+    for path in folder.iterdir():
+        if path.name not in (*TABLES, "manifest.json", "roots.json"):
+            path.unlink()
+    roots = json.loads((folder / "roots.json").read_bytes())
+    roots.pop("checksum", None)
+    (folder / "roots.json").write_text(json.dumps(roots, sort_keys=True, indent=1))
 
 
 def driver(num_ranks: int, *args: object) -> list[str]:

@@ -64,6 +64,7 @@ class MegatronFormat:
             structure=_digest(data),
             meta={"idx_bytes": idx_bytes, "block_bytes": file.block_bytes},
             scanned_bytes=0,
+            note=_describe_rest(idx_path, sequences, bin_bytes),
         )
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
@@ -138,6 +139,18 @@ class MegatronReader:
                 offset=offset,
             )
         return offsets
+
+
+def _describe_rest(idx_path: str, sequences: Sequences, bin_bytes: int) -> str | None:
+    """A note about bytes at the end of a `.bin` that no sequence lies in: Megatron takes such a pair without a word."""
+    ends = sequences.pointers + sequences.lengths.astype(np.int64) * np.dtype(sequences.token_dtype).itemsize
+    used = int(ends.max(initial=0))
+    if used == bin_bytes:
+        return None
+    return (
+        f"has {bin_bytes:,} bytes, of which {idx_path} describes the first {used:,}; the rest is never read: check that the "
+        "two belong together"
+    )
 
 
 def _digest(data: bytes) -> str:

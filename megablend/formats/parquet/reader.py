@@ -18,7 +18,7 @@ from megablend.formats.parquet.codecs import decompress
 from megablend.formats.parquet.decode import BY_ROW_GROUP, Encoded, is_by_dictionary, plain_values, tokens_of
 from megablend.formats.parquet.dictionaries import CACHE, READERS
 from megablend.formats.parquet.headers import headers_in, is_data
-from megablend.formats.parquet.names import Encoding
+from megablend.formats.parquet.names import Encoding, name_of
 from megablend.formats.parquet.page import Levels, check_level_encodings, check_levels, levels_of
 from megablend.formats.parquet.page_header import parse_page_header
 from megablend.formats.parquet.ranges import plan_reads, portions
@@ -115,6 +115,7 @@ class ParquetReader:
         for i in np.flatnonzero((headers["def_encoding"] != RLE) | (headers["rep_encoding"] != RLE)):
             with self._source.blamed(int(headers["offset"][i]), "the page"):
                 check_level_encodings(headers[i : i + 1], self._column)
+        self._check_encodings(headers, blocks)
         left = blocks["stored_bytes"] - headers["header_bytes"]
         has_data = is_data(headers)
         for i in np.flatnonzero(~has_data | (left != headers["stored_bytes"])):
@@ -122,6 +123,17 @@ class ParquetReader:
                 if not has_data[i]:
                     raise MalformedError(f"it is a page of type {headers['type'][i]}, not of data")
                 _check_body(int(headers["stored_bytes"][i]), int(left[i]))
+
+    def _check_encodings(self, headers: Headers, blocks: Array) -> None:
+        """Values must be encoded as they were when they were indexed; the two names of dictionaries mean the same."""
+        found, expected = headers["encoding"], blocks["encoding"]
+        by_dictionary = is_by_dictionary(found) & is_by_dictionary(expected)
+        for i in np.flatnonzero(is_data(headers) & (found != expected) & ~by_dictionary):
+            with self._source.blamed(int(headers["offset"][i]), "the page"):
+                raise MalformedError(
+                    f"its values are of encoding {name_of(Encoding, int(found[i]))}, the index says "
+                    f"{name_of(Encoding, int(expected[i]))}"
+                )
 
     def _check(self, blocks: Array, levels: Levels) -> None:
         """Levels must be sound, and say what the index says."""

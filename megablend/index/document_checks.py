@@ -1,0 +1,85 @@
+"""Checks of a table of documents: 4 bytes for every EVERY documents, from their lengths and the running counts before them.
+
+    <cache>/documents/<digest>/groups.check.arrow   uint32, a row for each running count but the last
+
+They are verified as documents are looked up where a table is too large to be compared with its checksum as a whole at opening.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.index.checked import compute_checks
+from megablend.index.disk import checksum, replace_file, temporary_beside, writing
+from megablend.index.manifest import MANIFEST, damaged_tables, read_manifest, sealed
+from megablend.index.mapped import MappedTable
+from megablend.index.tables import TableWriter
+
+GROUP_CHECKS = "groups.check.arrow"
+GROUP_COLUMNS = np.dtype([("group", "<u4")])
+_PASS = 1 << 12
+"""Groups whose checks are computed at once."""
+Int64s = npt.NDArray[np.int64]
+
+
+def check_groups(lengths: MappedTable, starts: MappedTable, every: int, groups: Int64s) -> npt.NDArray[np.uint32]:
+    """The checks of `groups` int64 [n], numbers of running counts: uint32 [n].
+
+    Args:
+        lengths, starts: the tables; `every` documents to a running count.
+    """
+    num_documents = len(lengths["tokens"])
+    documents = groups[:, np.newaxis] * every + np.arange(every)  # (groups, documents of a group)
+    inside = documents < num_documents
+    found = np.zeros(documents.shape, np.int32)
+    found[inside] = lengths.take("tokens", documents[inside])
+    values = np.empty((2 + every // 2, len(groups)), np.int64)
+    values[0], values[1] = starts.take("tokens", groups), starts.take("filled", groups)
+    values[2:] = found.view(np.int64).T
+    return compute_checks(groups, values)
+
+
+def write_group_checks(folder: Path, into: Path, tables: tuple[MappedTable, MappedTable], every: int) -> dict[str, Any]:
+    """Write the checks of the tables in `folder` to a table in `into`; returns its entry of the manifest."""
+    num_groups = len(tables[1]["tokens"]) - 1
+    with TableWriter(into / GROUP_CHECKS, GROUP_COLUMNS) as checks:
+        for start in range(0, num_groups, _PASS):
+            groups = np.arange(start, min(start + _PASS, num_groups))
+            checks.append({"group": check_groups(*tables, every, groups)})
+        checks.finish()
+    path = into / GROUP_CHECKS
+    return {GROUP_CHECKS: {"bytes": path.stat().st_size, "blake2b": checksum(path)}}
+
+
+def complete_group_checks(folder: Path, tables: tuple[MappedTable, MappedTable], every: int) -> None:
+    """Give a table of an older version its checks; the manifest that lists them comes last. Raises: CacheError."""
+    manifest = read_manifest(folder)
+    if GROUP_CHECKS in manifest["tables"] or damaged_tables(folder, manifest):
+        return
+    aside = temporary_beside(folder / "checks")
+    with writing(folder):
+        aside.mkdir()
+        try:
+            entry = write_group_checks(folder, aside, tables, every)
+            (aside / GROUP_CHECKS).replace(folder / GROUP_CHECKS)
+        finally:
+            aside.rmdir()
+    replace_file(folder / MANIFEST, sealed({**manifest, "tables": {**manifest["tables"], **entry}}))
+
+
+def find_wrong_group(
+    checks: MappedTable, lengths: MappedTable, starts: MappedTable, every: int, documents: Int64s
+) -> int | None:
+    """The first of the groups that `documents` int64 [n] are in which is not what was committed."""
+    last = len(starts["tokens"]) - 2
+    groups = np.unique(np.minimum(documents // every, last))
+    for start in range(0, len(groups), _PASS):
+        part = groups[start : start + _PASS]
+        wrong = np.flatnonzero(check_groups(lengths, starts, every, part) != checks.take("group", part))
+        if len(wrong):
+            return int(part[wrong[0]])
+    return None

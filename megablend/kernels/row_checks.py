@@ -1,0 +1,31 @@
+"""Checks of a table's rows: 4 bytes that follow from a row's number and its values, as they are stored beside the table.
+
+h = mix(number + GOLDEN); for each value h = mix(h ^ value); the check is the upper half of h. `mix` is one to one, so that rows
+that differ in one value never share h. Part of the format on disk: another formula needs another version.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import kernel
+from megablend.kernels.mixing import mix
+
+_GOLDEN, _32 = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
+
+
+@kernel
+def row_checks(rows: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64], out: npt.NDArray[np.uint32]) -> None:
+    """The checks of rows.
+
+    Args:
+        rows: uint64 [n], their numbers.
+        values: uint64 [num_columns, n], of each row; negative ones as two's complement.
+        out: uint32 [n], filled.
+    """
+    for i in range(len(rows)):
+        h = mix(rows[i] + _GOLDEN)
+        for j in range(len(values)):
+            h = mix(h ^ values[j, i])
+        out[i] = np.uint32(h >> _32)

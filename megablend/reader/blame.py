@@ -1,0 +1,26 @@
+"""Errors of data files, told with the sample that needed the file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megablend.errors import DataError, MegablendError
+from megablend.formats import FORMATS
+from megablend.plan.run import Run
+
+
+def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
+    """The error with the first of samples `ks` that needs its file, the sample's source, and what helps."""
+    try:
+        sources, ordinals = run.plan.locate_many(ks)
+        stretches = run.stretches(sources, ordinals)
+    except MegablendError:  # the cache is damaged, too
+        return error
+    generation = run.store.generation
+    for row, file in zip(stretches.rows.tolist(), generation.file_of(stretches.blocks).tolist(), strict=True):
+        entry = generation.sources[int(generation.file_sources[file])]
+        if error.path in FORMATS[entry.format].files(generation.path(file, run.store.roots)):
+            needed = f"needed for sample {ks[row]:,} of {run.split}, source {entry.name!r}"
+            remedy = "restore the file and resume; `megablend check CONFIG` lists all files that are missing or changed"
+            return type(error)(error.path, f"{error.problem} ({needed}; {remedy})", offset=error.offset)
+    return error

@@ -1,0 +1,185 @@
+"""Files that are missing or changed are found before a sample needs them, and errors while reading say which sample does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import documents, make_config, write_source
+
+import megablend
+from megablend.errors import CacheError, ChangedFileError, MissingFileError
+from megablend.index.build import Progress
+from megablend.reader import watch
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    sources = [
+        write_source(tmp_path, number, kind, documents(number, 40, 30, 1), num_files=4) | {"weight": 1}
+        for number, kind in enumerate(("arrow", "megatron"))
+    ]
+    config = make_config(tmp_path, sources, samples=40)
+    megablend.build(config)
+    return config
+
+
+def files(tmp_path: Path, source: int) -> list[Path]:
+    return sorted(path for path in (tmp_path / f"source{source}").iterdir() if path.suffix != ".idx")
+
+
+def command(tmp_path: Path, config: dict[str, Any], *args: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = [sys.executable, "-m", "megablend", args[0], str(tmp_path / "config.json"), *args[1:]]
+    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_all_files_as_indexed(config: dict[str, Any]) -> None:
+    seen: list[Progress] = []
+    found = megablend.check(config, progress=seen.append)
+    assert (found.files, found.problems) == (8, ())
+    assert (seen[-1].files, seen[-1].num_files) == (8, 8)
+    assert megablend.describe(config)["problems"] == []
+
+
+def test_a_missing_a_replaced_and_a_shorter_file_are_listed(config: dict[str, Any], tmp_path: Path) -> None:
+    missing, shorter, touched, _ = files(tmp_path, 0)
+    missing.rename(tmp_path / "aside")
+    os.truncate(shorter, shorter.stat().st_size - 8)
+    os.utime(touched, ns=(1, 1))
+    pair = files(tmp_path, 1)[2]
+    pair.write_bytes(bytes(reversed(pair.read_bytes())))
+    gone = files(tmp_path, 1)[3].with_suffix(".idx")
+    gone.unlink()
+    problems = megablend.check(config).problems
+    assert len(problems) == 4
+    assert problems[0] == f"{missing}: no such file (source 's0')"
+    assert problems[1].startswith(
+        f"{shorter}: has {shorter.stat().st_size} bytes, had {shorter.stat().st_size + 8} when"
+    )
+    assert problems[2].startswith(f"{pair}: was replaced")
+    assert problems[3] == f"{gone}: no such file (source 's1')"
+    assert megablend.describe(config)["problems"] == list(problems)
+
+
+def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
+    done = command(tmp_path, config, "check")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "megablend: checked 8 of 8 files")
+    assert done.stdout.startswith("8 files of index ")
+    assert done.stdout.endswith(": all as indexed\n")
+    path = files(tmp_path, 0)[1]
+    path.unlink()
+    done = command(tmp_path, config, "check", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["problems"] == [f"{path}: no such file (source 's0')"]
+    done = command(tmp_path, config, "describe")
+    assert f"problem: {path}: no such file (source 's0')" in done.stdout.replace("\n", " ").replace("  ", " ")
+
+
+def test_what_was_not_built_cannot_be_checked(tmp_path: Path) -> None:
+    source = write_source(tmp_path, 0, "arrow", documents(0, 5, 9, 1))
+    with pytest.raises(CacheError, match="holds no index; run `megablend build` first"):
+        megablend.check(make_config(tmp_path, [source], samples=5))
+
+
+def test_a_build_says_what_the_older_index_of_its_run_lacks(config: dict[str, Any], tmp_path: Path) -> None:
+    path = files(tmp_path, 0)[1]
+    path.unlink()
+    built = megablend.build(config)
+    assert built.pinned
+    assert built.problems == (f"{path}: no such file (source 's0')",)
+    assert command(tmp_path, config, "build").returncode == 3
+
+
+@pytest.mark.parametrize("how", ["dataset", "loader"])
+def test_an_error_while_reading_names_the_sample_and_its_source(
+    config: dict[str, Any], tmp_path: Path, how: str
+) -> None:
+    dataset = megablend.open(config | {"file_checks_per_second": 0})
+    path = files(tmp_path, 1)[2]
+    needing = [
+        k for k in range(len(dataset)) if str(path) in {piece["file"] for piece in megablend.show(config, k)["pieces"]}
+    ]
+    path.unlink()
+    told = (
+        rf"{path}: no such file \(needed for sample {needing[0]} of train, source 's1'; restore the file and resume; "
+    )
+    loader = megablend.Loader(dataset, micro_batch_size=1, data_parallel_rank=0, data_parallel_size=1)
+    samples = map(dataset.__getitem__, range(len(dataset))) if how == "dataset" else loader
+    with pytest.raises(MissingFileError, match=told + "`megablend check CONFIG` lists"):
+        list(samples)
+
+
+def batches_until_error(loader: megablend.Loader) -> int:
+    """Batches that came before the error; fails where none comes in good time."""
+    deadline, count = time.monotonic() + 60, 0
+    while time.monotonic() < deadline:
+        for _ in loader:
+            count += 1
+            time.sleep(0.01)
+        loader.load_state_dict(loader.dataset.state_dict(0))
+    raise AssertionError(f"no error after {count} batches")
+
+
+def test_a_file_that_went_is_an_error_at_the_next_batch(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "ROUND_SECONDS", 0.05)
+    dataset = megablend.open(config | {"file_checks_per_second": 1000})
+    loader = megablend.Loader(dataset, micro_batch_size=2, data_parallel_rank=0, data_parallel_size=1)
+    assert len(list(loader)) == 20
+    loader.load_state_dict(dataset.state_dict(0))
+    # All blocks of it stay in memory, or are read through the descriptor: reading alone would not notice.
+    path = files(tmp_path, 0)[1]
+    path.rename(tmp_path / "aside")
+    with pytest.raises(
+        MissingFileError, match=rf"{path}: no such file \(source 's0'\): found by the check of files in the"
+    ):
+        batches_until_error(loader)
+    loader.close()
+
+
+def test_ranks_check_shares_of_the_files(config: dict[str, Any], tmp_path: Path) -> None:
+    dataset = megablend.open(config)
+    shares = [
+        megablend.Loader(dataset, micro_batch_size=1, data_parallel_rank=rank, data_parallel_size=3)._watch._files
+        for rank in range(3)
+    ]
+    assert shares == [[0, 3, 6], [1, 4, 7], [2, 5]]
+
+
+def test_a_check_leaves_readers_their_files(config: dict[str, Any], tmp_path: Path) -> None:
+    """A reader that opened a file goes on in it, and is told when it must open another one."""
+    dataset = megablend.open(config)
+    expected = [dataset[k]["tokens"].tolist() for k in range(len(dataset))]
+    path = files(tmp_path, 0)[1]
+    other = tmp_path / "other"
+    other.write_bytes(path.read_bytes()[:-1] + b"\0")
+    other.replace(path)
+    (problem,) = megablend.check(config).problems
+    assert problem.startswith(str(path))
+    dataset.window.resize(0)
+    assert [dataset[k]["tokens"].tolist() for k in range(len(dataset))] == expected
+
+
+def test_what_is_replaced_while_training_is_an_error(config: dict[str, Any], tmp_path: Path) -> None:
+    loader = megablend.Loader(
+        megablend.open(config | {"file_checks_per_second": 1000}),
+        micro_batch_size=2,
+        data_parallel_rank=0,
+        data_parallel_size=1,
+    )
+    path = files(tmp_path, 0)[1]
+    next(iter(loader))
+    loader.close()
+    content = path.read_bytes()
+    path.write_bytes(content[:16] + bytes(reversed(content[16:-400])) + content[-400:])
+    with pytest.raises(ChangedFileError, match=rf"{path}"):
+        batches_until_error(loader)
+    loader.close()
