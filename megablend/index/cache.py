@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import CacheError
-from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, OpenedFile
+from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, OpenedFile
 from megablend.index.disk import checksum, finished
 from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_manifest, read_roots
 from megablend.index.mapped import MappedTable
@@ -198,19 +198,22 @@ class Generation:
         Args:
             ids: int64 [n], block numbers of the generation.
 
-        Returns: BLOCK_DTYPE [n]; `chunk` counts the file's own chunks; rows and ends are -1 where not counted.
+        Returns: PLACED_BLOCK_DTYPE [n]; `chunk` counts the file's own chunks; rows, first_row and ends are -1 where not counted.
         Raises: CacheError where the table is damaged, and that is seen.
         """
         ids = np.asarray(ids, np.int64)
         files = self.file_of(ids)
         counted = self._counted[files]
-        rows, take = np.empty(len(ids), BLOCK_DTYPE), self._blocks.take
+        rows, take = np.empty(len(ids), PLACED_BLOCK_DTYPE), self._blocks.take
         for name in ("offset", "stored_bytes", "decoded_bytes", "encoding", "flags", "chunk"):
             rows[name] = take(name, ids)
         rows["first_token"] = before = take("tokens_before", ids)
         rows["tokens"] = take("tokens_before", ids + 1) - before
         for name in ("rows", "ends"):
-            rows[name] = np.where(counted, take(f"{name}_before", ids + 1) - take(f"{name}_before", ids), -1)
+            before = take(f"{name}_before", ids)
+            rows[name] = np.where(counted, take(f"{name}_before", ids + 1) - before, -1)
+            if name == "rows":
+                rows["first_row"] = np.where(counted, before - self._first_row[files], -1)
         rows["chunk"] -= self._first_chunk[files].astype(np.int32)
         if ((rows["chunk"] < 0) | (rows["chunk"] >= self._chunk_counts[files])).any():
             raise CacheError(
@@ -227,6 +230,11 @@ class Generation:
     def _first_token(self) -> Int64Array:
         """int64 [num_files + 1]: tokens before each file."""
         return self._blocks.take("tokens_before", self._first_block)
+
+    @cached_property
+    def _first_row(self) -> Int64Array:
+        """int64 [num_files + 1]: counted documents before each file."""
+        return self._blocks.take("rows_before", self._first_block)
 
     @cached_property
     def file_sources(self) -> npt.NDArray[np.int32]:

@@ -10,7 +10,7 @@ from index_data import build, spec, write
 
 from megablend.errors import CacheError
 from megablend.formats import FORMATS
-from megablend.formats.base import BLOCK_DTYPE, FileToIndex
+from megablend.formats.base import PLACED_BLOCK_DTYPE, FileToIndex
 from megablend.index.cache import Generation, list_generations, open_generation
 from megablend.storage import storage_for
 
@@ -70,7 +70,7 @@ def test_blocks_in_any_order_with_repeats_and_none(generation: Generation) -> No
     whole = generation.blocks(np.arange(len(generation.tokens_before) - 1))
     ids = np.array([5, 0, 5, len(whole) - 1])
     np.testing.assert_array_equal(generation.blocks(ids), whole[ids])
-    assert generation.blocks([]).dtype == BLOCK_DTYPE
+    assert generation.blocks([]).dtype == PLACED_BLOCK_DTYPE
 
 
 def test_sources_tile_files_and_blocks(generation: Generation) -> None:
