@@ -24,6 +24,7 @@ from megablend.errors import CacheError, ConfigError
 from megablend.index.cache import Generation, folders, fragments, generations, list_generations, open_generation
 from megablend.index.disk import remove_leftovers, writing
 from megablend.index.fragments import Fragment
+from megablend.index.idx_digests import LongIdx, find_missing, idx_digests, make_digests
 from megablend.index.launch import Launch
 from megablend.index.lock import build_lock, check_shared
 from megablend.index.merge import write_generation
@@ -117,10 +118,14 @@ def _build(
         items = items_of(prepared.work)
         done = _index_share(prepared, items, fragments(cache), launch, progress)
         gathered = launch.gather(done)
-        report = None
+        report, long_idx = None, tuple[LongIdx, ...]()
         if launch.rank == 0:
             results = {number: result for rank in gathered for number, result in rank.items()}
             report = _commit(cache, prepared, items, results, start)
+            long_idx = tuple(find_missing(open_generation(cache, report.digest)))
+        for each in launch.bcast(long_idx)[launch.rank :: launch.size]:
+            make_digests(cache, each)
+        launch.barrier()
         report = launch.bcast(report)
         assert report is not None
         return report
@@ -140,7 +145,7 @@ def _list_files(sources: Sequence[SourceSpec], launch: Launch) -> tuple[SourceLi
 def _prepare(cache: Path, listings: tuple[SourceListing, ...], stack: contextlib.ExitStack) -> _Prepared:
     """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work."""
     with writing(cache):
-        for folder in (fragments(cache), generations(cache)):
+        for folder in (fragments(cache), generations(cache), idx_digests(cache)):
             folder.mkdir(parents=True, exist_ok=True)
         held = stack.enter_context(build_lock(cache))
         for folder in (*folders(cache), *generations(cache).iterdir()):

@@ -6,6 +6,7 @@
                           roots.json    where each source's files lay at the last build of it; replaced atomically
     <cache>/documents/, lengths/        tables of single documents, where an order needs them: see documents.py, tabulate.py
     <cache>/splits/<digest>-<what>      where the splits of a generation begin and end; tokens of groups of their blocks
+    <cache>/idx/                        digests of parts of long `.idx` files: see idx_digests.py
     <cache>/runs/<run>.json             the run's ledger
 
 Names that begin with a dot are work under way. A generation is whole once it has its name, since it gets it last;
@@ -350,5 +351,6 @@ def pins(cache: str | Path) -> Path:
 def folders(cache: str | Path) -> list[Path]:
     """The folders of a cache that builds write to."""
     return [
-        Path(cache).absolute() / name for name in ("fragments", "generations", "lengths", "documents", "splits", "runs")
+        Path(cache).absolute() / name
+        for name in ("fragments", "generations", "lengths", "documents", "splits", "idx", "runs")
     ]

@@ -3,6 +3,7 @@
     generations   all but the newest and those that runs stand on
     fragments     of files that no generation holds which stays; the parts of large files
     documents     and their lengths, where no generation that stays holds the files
+    idx           digests of `.idx` files that no generation holds which stays
     splits        what was computed of generations and documents that are gone
 
 None goes before it was out of use for some days: a job may have opened a generation while it was the newest, and a build that was
@@ -86,7 +87,9 @@ def collect(
 
 def _folders(cache: Path) -> list[Path]:
     """The folders of what belongs to generations."""
-    return [folder for folder in folders(cache) if folder.name in ("fragments", "documents", "lengths", "splits")]
+    return [
+        folder for folder in folders(cache) if folder.name in ("fragments", "documents", "lengths", "splits", "idx")
+    ]
 
 
 def _old_generations(cache: Path, needed: set[str], before: float) -> list[str]:
@@ -120,9 +123,12 @@ class _Held:
         self._files: set[str] = set()
         self._tables: set[str] = set()
         self._generations = set(kept)
+        self._structures: set[str] = set()
         for digest in kept:
             generation = open_generation(cache, digest)
-            self._contents.update(generation.file_contents())
+            contents = generation.file_contents()
+            self._contents.update(contents)
+            self._structures.update(structure for structure, _ in contents)
             for number, source in enumerate(generation.sources):
                 self._files.update(generation.file_keys(source))
                 self._tables.add(table_folder(generation, number).name)
@@ -133,6 +139,8 @@ class _Held:
         owner = name.partition("-")[0]
         if kind == "fragments":
             return not is_part(name) and fragment_content(path) in self._contents
+        if kind == "idx":
+            return name in self._structures
         if kind == "lengths":
             return owner in self._files
         return owner in self._tables or (kind == "splits" and owner in self._generations)

@@ -15,6 +15,7 @@ from megablend.index.cache import Generation, fragments, generations, open_gener
 from megablend.index.disk import finished
 from megablend.index.documents import tables
 from megablend.index.fragments import read_fragment
+from megablend.index.idx_digests import damaged_digests
 from megablend.index.manifest import damaged_tables, read_manifest, read_roots
 from megablend.storage import storage_for
 
@@ -22,7 +23,7 @@ _BATCH_BLOCKS = 64
 
 
 def verify(cache: str, *, data: bool) -> list[str]:
-    """Check all of a cache: fragments, document tables, and every generation's checksums and sums.
+    """Check all of a cache: fragments, document tables, digests of `.idx` files, and every generation's checksums and sums.
 
     Args:
         data: read every block of every file too, and compare counts, checksums and the sampled ranges.
@@ -32,7 +33,11 @@ def verify(cache: str, *, data: bool) -> list[str]:
     """
     if not generations(cache).is_dir():
         raise CacheError(f"{cache}: there is no cache here: build one, or name another directory")
-    problems = [*_fragment_problems(fragments(cache)), *_document_problems(tables(cache))]
+    problems = [
+        *_fragment_problems(fragments(cache)),
+        *_document_problems(tables(cache)),
+        *damaged_digests(cache),
+    ]
     seen: set[tuple[object, ...]] = set()
     for digest in finished(generations(cache)):
         folder = generations(cache) / digest
