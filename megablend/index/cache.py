@@ -2,6 +2,7 @@
 
     <cache>/.lock                       held by the build that runs
     <cache>/fragments/<place>-<version> what indexing found in one file
+    <cache>/packs/<digest>              the same of many files: see packs.py
     <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json
                           roots.json    where each source's files lay at the last build of it; replaced atomically
     <cache>/documents/, lengths/        tables of single documents, where an order needs them: see documents.py, tabulate.py
@@ -352,5 +353,5 @@ def folders(cache: str | Path) -> list[Path]:
     """The folders of a cache that builds write to."""
     return [
         Path(cache).absolute() / name
-        for name in ("fragments", "generations", "lengths", "documents", "splits", "idx", "runs")
+        for name in ("fragments", "packs", "generations", "lengths", "documents", "splits", "idx", "runs")
     ]

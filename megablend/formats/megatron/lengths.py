@@ -30,8 +30,8 @@ class LengthReader:
     Args:
         path: of the `.idx`.
         idx_bytes, structure: its size and its digest (see `digest_idx`) when it was indexed.
-        digests: of its groups, as `digest_idx` returns them; None where `build` made none: a long file is then read to its end once,
-            and a warning is logged.
+        digests: of its groups, as `digest_idx` returns them; None where `build` made none: a long file is then read to its end
+            once, and a warning is logged.
 
     Raises: ChangedFileError where it is not the file that was indexed; MissingFileError.
     """
@@ -88,7 +88,7 @@ class LengthReader:
 def digest_idx(path: str, idx_bytes: int, storage: Storage) -> tuple[str, Digests]:
     """Digest an `.idx` in one pass and in constant memory.
 
-    Returns: hex digest (blake2b, 16 bytes) of the whole file; uint64 [num_groups], the digests of the groups of header and lengths.
+    Returns: hex digest (blake2b, 16 bytes) of the whole file; uint64 [num_groups], digests of the groups of header and lengths.
     Raises: as `parse_header` and Storage.read do.
     """
     whole, digests = hashlib.blake2b(digest_size=16), list[int]()

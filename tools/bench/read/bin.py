@@ -98,7 +98,7 @@ def measure(config: Path, reads: int) -> dict[str, float]:
     from megablend.index.cache import list_generations, open_generation
     from megablend.index.store import BlockStore
 
-    megablend.Loader  # noqa: B018  (imports torch)
+    _ = megablend.Loader  # imports torch
     start = time.perf_counter()
     with Peak() as peak:
         dataset = megablend.open(config)
