@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, Array
@@ -12,6 +14,11 @@ def single_chunk() -> Array:
     chunks = np.zeros(1, CHUNK_DTYPE)
     chunks["dictionary_offset"] = -1
     return chunks
+
+
+def join_tables(tables: Iterable[Array], columns: np.dtype[np.void]) -> Array:
+    """Tables of these columns, one after the other. Joins bytes: numpy's own way looks at all columns of each of them."""
+    return np.frombuffer(bytearray().join(np.ascontiguousarray(table, columns) for table in tables), columns)
 
 
 def place_blocks(blocks: Array) -> Array:

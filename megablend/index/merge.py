@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from megablend.errors import CacheError
-from megablend.formats.base import BLOCK_DTYPE
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
+from megablend.formats.blocks import join_tables
 from megablend.index.cache import arrival, generations
 from megablend.index.disk import (
     checksum,
@@ -138,7 +139,7 @@ class _Totals:
         Where documents are not asked for, some formats know them and some fragments have them all the same; they are
         left out, and blocks without tokens with them, so that a generation does not depend on what the cache held.
         """
-        blocks = np.concatenate([facts.blocks for _, facts in batch])
+        blocks = join_tables((facts.blocks for _, facts in batch), BLOCK_DTYPE)
         counts = np.array([len(facts.blocks) for _, facts in batch], np.int64)
         owners = np.repeat(np.arange(len(batch)), counts)
         if not documents:
@@ -181,7 +182,7 @@ def _batches(files: Sequence[SourceFile], facts: Iterator[FileFacts]) -> Iterato
 
 def _chunk_columns(batch: _Batch, first_file: int) -> dict[str, npt.NDArray[Any]]:
     """The columns of all chunks of some files, of which the first has number `first_file`."""
-    chunks = np.concatenate([facts.chunks for _, facts in batch])
+    chunks = join_tables((facts.chunks for _, facts in batch), CHUNK_DTYPE)
     files = np.repeat(np.arange(first_file, first_file + len(batch)), [len(facts.chunks) for _, facts in batch])
     return _columns(chunks) | {"file": files}
 

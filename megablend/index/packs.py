@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array
+from megablend.formats.blocks import join_tables
 from megablend.index.disk import replace_file
 from megablend.index.fragments import Fragment, FragmentName, write_fragment
 
@@ -191,20 +192,26 @@ class Packed:
     def __init__(self) -> None:
         self.places: set[str] = set()
         """Of the fragments' names."""
-        self._found: dict[str, tuple[Pack, int]] = {}
+        self._found: dict[str, tuple[Pack, int, str]] = {}
 
     def add(self, pack: Pack) -> None:
         """Count a pack in."""
-        self.places.update(pack.names("place"))
-        self._found.update((answer, (pack, number)) for number, answer in enumerate(pack.names("answer")))
+        names = zip(pack.names("place"), pack.names("answer"), strict=True)
+        for number, (place, answer) in enumerate(names):
+            self.places.add(place)
+            self._found[answer] = pack, number, place
 
     def __contains__(self, answer: str) -> bool:
         return answer in self._found
 
     def facts(self, answer: str) -> FileFacts:
         """What the index keeps of a file. Raises: KeyError."""
-        pack, number = self._found[answer]
+        pack, number, _ = self._found[answer]
         return pack.facts(number)
+
+    def name(self, answer: str) -> FragmentName:
+        """The name of a fragment. Raises: KeyError."""
+        return FragmentName(place=self._found[answer][2], answer=answer)
 
 
 def packs(cache: str | Path) -> Path:
@@ -233,15 +240,15 @@ def _pack(found: Sequence[tuple[FragmentName, FileFacts]]) -> bytes:
     with pa.ipc.new_stream(sink, _ENTRIES) as writer:
         writer.write_batch(batch)
     stream = sink.getvalue().to_pybytes()
-    chunks = np.concatenate([np.empty(0, CHUNK_DTYPE), *(each.chunks for _, each in found)])
-    blocks = np.concatenate([np.empty(0, BLOCK_DTYPE), *(each.blocks for _, each in found)])
+    chunks = join_tables((each.chunks for _, each in found), CHUNK_DTYPE)
+    blocks = join_tables((each.blocks for _, each in found), BLOCK_DTYPE)
     data = b"".join(
         [
             _MAGIC,
             _LENGTH.pack(len(stream)),
             stream,
-            chunks.astype(CHUNK_DTYPE).tobytes(),
-            blocks.astype(BLOCK_DTYPE).tobytes(),
+            chunks.tobytes(),
+            blocks.tobytes(),
         ]
     )
     return data + hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

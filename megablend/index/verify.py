@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from megablend.index.documents import tables
 from megablend.index.fragments import read_fragment
 from megablend.index.idx_digests import damaged_digests
 from megablend.index.manifest import damaged_tables, read_manifest, read_roots
+from megablend.index.packs import Pack, packs
 from megablend.storage import storage_for
 
 _BATCH_BLOCKS = 64
@@ -35,6 +36,7 @@ def verify(cache: str, *, data: bool) -> list[str]:
         raise CacheError(f"{cache}: there is no cache here: build one, or name another directory")
     problems = [
         *_fragment_problems(fragments(cache)),
+        *_pack_problems(packs(cache)),
         *_document_problems(tables(cache)),
         *damaged_digests(cache),
     ]
@@ -59,7 +61,14 @@ def verify(cache: str, *, data: bool) -> list[str]:
 
 def _fragment_problems(folder: Path) -> Iterator[str]:
     for name in finished(folder):
-        problem = _fragment_problem(folder / name)
+        problem = _fragment_problem(folder / name, read_fragment)
+        if problem is not None:
+            yield problem
+
+
+def _pack_problems(folder: Path) -> Iterator[str]:
+    for name in finished(folder):
+        problem = _fragment_problem(folder / name, Pack)
         if problem is not None:
             yield problem
 
@@ -76,9 +85,9 @@ def _table_folder_problems(folder: Path) -> list[str]:
         return [str(error)]
 
 
-def _fragment_problem(path: Path) -> str | None:
+def _fragment_problem(path: Path, read: Callable[[Path], object]) -> str | None:
     try:
-        read_fragment(path)
+        read(path)
     except FileNotFoundError:  # removed meanwhile
         return None
     except CacheError as error:

@@ -15,6 +15,7 @@ from megablend.index.disk import finished
 from megablend.index.fragments import (
     Fragment,
     FragmentName,
+    fragment_answer,
     fragment_name,
     fragment_names,
     part_path,
@@ -85,11 +86,11 @@ def plan_work(listings: Sequence[SourceListing], folder: Path, packed: Packed | 
     for source, listing in enumerate(listings):
         for file in listing.files:
             serving = [True] if listing.spec.documents else [True, False]
-            names = {documents: fragment_name(listing, file, documents=documents) for documents in serving}
-            in_pack = [documents for documents in serving if names[documents].answer in packed]
-            known = in_pack or [documents for documents in serving if names[documents].answer in answers]
+            asked = {documents: fragment_answer(listing, file, documents=documents) for documents in serving}
+            in_pack = [documents for documents in serving if asked[documents] in packed]
+            known = in_pack or [documents for documents in serving if asked[documents] in answers]
             documents = known[0] if known else listing.spec.documents
-            name = names[documents]
+            name = packed.name(asked[documents]) if in_pack else fragment_name(listing, file, documents=documents)
             work.append(
                 Work(
                     source=source,
