@@ -58,6 +58,7 @@ def make(folder: Path, documents: int, block_bytes: int) -> Path:
         "sequence_length": 2048,
         "samples": 10_000,
         "memory": "64MiB",
+        "cycle": 8,  # blocks of 16 bytes take 1 KiB each in memory
         "block_bytes": block_bytes,
         "sources": [{"name": "pairs", "path": str(folder / "x.bin")}],
     }
@@ -153,7 +154,8 @@ def main() -> None:
             made = time.perf_counter() - start
             command = [sys.executable, __file__, "--reads", str(args.reads), "--one", str(config)]
             rounds = [
-                json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(args.rounds)
+                json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+                for _ in range(args.rounds)
             ]
         medians = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
         told = ", ".join(f"{name} {value:,.2f}" for name, value in medians.items())
