@@ -52,6 +52,14 @@ BLOCK_DTYPE = np.dtype(
 )
 """A block as its format finds it; the index stores running sums of the counts instead."""
 
+PLACED_BLOCK_DTYPE = np.dtype(
+    [
+        *((name, BLOCK_DTYPE[name]) for name in BLOCK_DTYPE.names or ()),
+        ("first_row", "<i8"),  # documents of the file that begin before the block; -1 where not known
+    ]
+)
+"""A block as readers take it: what the running sums of the index add, so that no reader needs a table of its file's blocks."""
+
 Array = npt.NDArray[Any]
 
 
@@ -103,6 +111,9 @@ class OpenedFile:
     token_dtype: str
     structure: str
     meta: dict[str, Any]
+    group_digests: npt.NDArray[np.uint64] | None = None
+    """What `build` found in the file's description, group by group, for a reader that looks at some of it (a large `.idx`);
+    None where there is no such table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +140,7 @@ class BlockReader(Protocol):
         """Decode blocks.
 
         Args:
-            blocks: BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes `chunks`); any order, repeats allowed.
+            blocks: PLACED_BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes `chunks`); any order, repeats allowed.
             chunks: CHUNK_DTYPE [m], the file's chunk table.
             pieces: whether somebody will look at the blocks' `offsets`; otherwise they may be NO_PIECES.
 

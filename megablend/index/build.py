@@ -6,8 +6,8 @@
     each rank  takes its share of the files and of large files' parts: a fragment that is there serves, else the file is indexed
     rank 0     merges the fragments in source and file order, commits -> the report, everybody
 
-Nothing but the fragments and the commit outlives a build that is killed: the next one goes on from the fragments. An
-error on any rank ends all of them.
+Nothing but the fragments, many of them in packs, and the commit outlives a build that is killed: the next one goes on from the
+fragments. An error on any rank ends all of them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,25 @@ from pathlib import Path
 from megablend.errors import CacheError, ConfigError
 from megablend.index.cache import Generation, folders, fragments, generations, list_generations, open_generation
 from megablend.index.complete import complete_generations
-from megablend.index.disk import remove_leftovers, writing
-from megablend.index.fragments import Fragment
+from megablend.index.disk import finished, remove_leftovers, writing
+from megablend.index.idx_digests import LongIdx, find_missing, idx_digests, make_digests
 from megablend.index.launch import Launch
 from megablend.index.lock import build_lock, check_shared
 from megablend.index.merge import write_generation
+from megablend.index.packs import Pack, Packed, PackWriter, facts_of, packs
 from megablend.index.share import share
-from megablend.index.sources import SourceFile, SourceListing, SourceSpec, find_source
-from megablend.index.work import Done, Item, Work, await_fragment, ensure_fragment, items_of, join_parts, plan_work
+from megablend.index.sources import SourceListing, SourceSpec, find_source
+from megablend.index.work import (
+    Done,
+    Item,
+    Work,
+    await_fragment,
+    await_pack,
+    ensure_fragment,
+    items_of,
+    join_parts,
+    plan_work,
+)
 
 __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
@@ -111,17 +122,24 @@ def _build(
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         listings = _list_files(sources, launch)
-        prepared = launch.bcast(_prepare(cache, listings, stack) if launch.rank == 0 else None)
+        packed = Packed()
+        prepared = launch.bcast(_prepare(cache, listings, packed, stack) if launch.rank == 0 else None)
         assert prepared is not None
         if launch.rank > 0:
             check_shared(cache, prepared.nonce)
         items = items_of(prepared.work)
-        done = _index_share(prepared, items, fragments(cache), launch, progress)
-        gathered = launch.gather(done)
-        report = None
+        done, written = _index_share(prepared, items, cache, launch, progress)
+        gathered = launch.gather((done, written))
+        report, long_idx = None, tuple[LongIdx, ...]()
         if launch.rank == 0:
-            results = {number: result for rank in gathered for number, result in rank.items()}
-            report = _commit(cache, prepared, items, results, start)
+            results = {number: result for rank, _ in gathered for number, result in rank.items()}
+            for name in chain(*(names for _, names in gathered)):
+                packed.add(await_pack(packs(cache) / name))
+            report = _commit(cache, prepared, items, results, packed, start)
+            long_idx = tuple(find_missing(open_generation(cache, report.digest)))
+        for each in launch.bcast(long_idx)[launch.rank :: launch.size]:
+            make_digests(cache, each)
+        launch.barrier()
         report = launch.bcast(report)
         assert report is not None
         return report
@@ -138,25 +156,42 @@ def _list_files(sources: Sequence[SourceSpec], launch: Launch) -> tuple[SourceLi
     return tuple(each.listing(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)) if ranks else ()
 
 
-def _prepare(cache: Path, listings: tuple[SourceListing, ...], stack: contextlib.ExitStack) -> _Prepared:
-    """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work."""
+def _prepare(
+    cache: Path, listings: tuple[SourceListing, ...], packed: Packed, stack: contextlib.ExitStack
+) -> _Prepared:
+    """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work; fills `packed`."""
     with writing(cache):
-        for folder in (fragments(cache), generations(cache)):
+        for folder in (fragments(cache), packs(cache), generations(cache), idx_digests(cache)):
             folder.mkdir(parents=True, exist_ok=True)
         held = stack.enter_context(build_lock(cache))
         for folder in (*folders(cache), *generations(cache).iterdir()):
             if folder.is_dir():
                 remove_leftovers(folder)
-    notes = () if held.exclusive else (f"{cache}: the file system has no locks; run one build at a time",)
-    work = plan_work(listings, fragments(cache))
-    return _Prepared(nonce=held.nonce, listings=listings, work=tuple(work), notes=notes)
+    notes = [] if held.exclusive else [f"{cache}: the file system has no locks; run one build at a time"]
+    notes += filter(None, [_open_pack(packed, packs(cache) / name) for name in finished(packs(cache))])
+    work = plan_work(listings, fragments(cache), packed)
+    return _Prepared(nonce=held.nonce, listings=listings, work=tuple(work), notes=tuple(notes))
+
+
+def _open_pack(packed: Packed, path: Path) -> str | None:
+    """Count a pack in; one that is damaged is removed, since its files are read again: what was wrong with it."""
+    try:
+        packed.add(Pack(path))
+    except CacheError as error:
+        if error.__cause__ is None:  # damaged, not merely unreadable just now
+            path.unlink(missing_ok=True)
+        return str(error)
+    return None
 
 
 def _index_share(
-    prepared: _Prepared, items: Sequence[Item], folder: Path, launch: Launch, progress: Callable[[Progress], None]
-) -> dict[int, Done]:
-    """Do this rank's share of the work, and wait for the others; what became of each item, by its number."""
-    work = prepared.work
+    prepared: _Prepared, items: Sequence[Item], cache: Path, launch: Launch, progress: Callable[[Progress], None]
+) -> tuple[dict[int, Done], list[str]]:
+    """Do this rank's share of the work, and wait for the others.
+
+    Returns: what became of each item, by its number; names of the packs that this rank wrote.
+    """
+    work, folder = prepared.work, fragments(cache)
     tally = _Tally(work, items)
 
     def tell() -> None:
@@ -168,20 +203,27 @@ def _index_share(
     untold: list[int] = []
     posted = time.monotonic()
     mine = share([item.cost for item in items], launch.size)[launch.rank]
-    for number in mine:
-        item = items[number]
-        file = work[item.number]
-        done[number] = ensure_fragment(file, item.part, prepared.listings[file.source], folder)
-        untold.append(number)
-        if len(done) == len(mine) or time.monotonic() > posted + _POST_SECONDS:
-            launch.post(untold)
-            untold, posted = [], time.monotonic()
-        tell()
+    writer = PackWriter(packs(cache), folder)
+    try:
+        for number in mine:
+            item = items[number]
+            file = work[item.number]
+            done[number] = ensure_fragment(file, item.part, prepared.listings[file.source], folder, writer)
+            untold.append(number)
+            if len(done) == len(mine) or time.monotonic() > posted + _POST_SECONDS:
+                launch.post(untold)
+                untold, posted = [], time.monotonic()
+                tell()
+    except BaseException:
+        with contextlib.suppress(CacheError):  # what was found until then serves the next build
+            writer.flush()
+        raise
+    writer.flush()
     launch.barrier(tell)
     divided = [file for file in work if file.num_parts > 1]
     for file in divided[launch.rank :: launch.size]:
         join_parts(file, folder)
-    return done
+    return done, writer.written
 
 
 class _Tally:
@@ -190,7 +232,8 @@ class _Tally:
     def __init__(self, work: Sequence[Work], items: Sequence[Item]) -> None:
         self._items = items
         self._left = [file.num_parts for file in work]
-        self._files = self._bytes = 0
+        self._files = sum(file.packed for file in work)
+        self._bytes = sum(file.file.size for file in work if file.packed)
         self._num_bytes = sum(file.file.size for file in work)
 
     def add(self, numbers: Iterable[int]) -> None:
@@ -207,19 +250,24 @@ class _Tally:
 
 
 def _commit(
-    cache: Path, prepared: _Prepared, items: Sequence[Item], results: dict[int, Done], start: float
+    cache: Path,
+    prepared: _Prepared,
+    items: Sequence[Item],
+    results: dict[int, Done],
+    packed: Packed,
+    start: float,
 ) -> BuildReport:
     newest = _newest(cache)
-    by_file = {(item.source, item.file.name): item.fragment for item in prepared.work}
-
-    def load(source: int, file: SourceFile) -> Fragment:
-        return await_fragment(fragments(cache) / str(by_file[source, file.name]))
-
-    digest, created = write_generation(cache, prepared.listings, load)
+    names = (work.fragment for work in prepared.work)
+    facts = (
+        packed.facts(name.answer) if name.answer in packed else facts_of(await_fragment(fragments(cache) / str(name)))
+        for name in names
+    )
+    digest, created = write_generation(cache, prepared.listings, facts)
     notes = (*prepared.notes, *complete_generations(cache, digest))
     here = {(listing.spec.name, file.name) for listing in prepared.listings for file in listing.files}
-    names = {listing.spec.name for listing in prepared.listings}
-    before = {(source, name) for source, name in _files(newest) if source in names}
+    sources = {listing.spec.name for listing in prepared.listings}
+    before = {(source, name) for source, name in _files(newest) if source in sources}
     read = {items[number].number for number, result in results.items() if result.read}
     return BuildReport(
         digest=digest,

@@ -2,11 +2,13 @@
 
     <cache>/.lock                       held by the build that runs
     <cache>/fragments/<place>-<version> what indexing found in one file
+    <cache>/packs/<digest>              the same of many files: see packs.py
     <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json, and *.check.arrow
                           roots.json    where each source's files lay at the last build of it; replaced atomically
                           seen.bin      sizes and times that the last build of it saw; likewise
     <cache>/documents/, lengths/        tables of single documents, where an order needs them: see documents.py, tabulate.py
     <cache>/splits/<digest>-<what>      where the splits of a generation begin and end; tokens of groups of their blocks
+    <cache>/idx/                        digests of parts of long `.idx` files: see idx_digests.py
     <cache>/runs/<run>.json             the run's ledger
 
 Names that begin with a dot are work under way. A generation is whole once it has its name, since it gets it last;
@@ -30,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import CacheError
-from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, OpenedFile
+from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, OpenedFile
 from megablend.index.checked import (
     BLOCK_LAYOUT,
     CHUNK_LAYOUT,
@@ -231,12 +233,12 @@ class Generation:
         Args:
             ids: int64 [n], block numbers of the generation.
 
-        Returns: BLOCK_DTYPE [n]; `chunk` counts the file's own chunks; rows and ends are -1 where not counted.
+        Returns: PLACED_BLOCK_DTYPE [n]; `chunk` counts the file's own chunks; rows, first_row and ends are -1 where not counted.
         Raises: CacheError where the table is damaged, and that is seen.
         """
         ids = np.asarray(ids, np.int64)
         files = self.file_of(ids)
-        rows = np.empty(len(ids), BLOCK_DTYPE)
+        rows = np.empty(len(ids), PLACED_BLOCK_DTYPE)
         for name, values in zip(PLACE, self._blocks.take("place", ids), strict=True):
             rows[name] = values
         chunks, first_chunk = rows["chunk"], self._first_chunk[files]
@@ -246,6 +248,7 @@ class Generation:
         before, counts = running[:, : len(ids)], running[:, len(ids) :] - running[:, : len(ids)]
         rows["tokens"], counted = counts[0], self._counted[files]
         rows["first_token"] = before[0] - self._first_token[files]
+        rows["first_row"] = np.where(counted, before[1] - self._first_row[files], -1)
         for name, values in zip(("rows", "ends"), counts[1:], strict=True):
             rows[name] = np.where(counted, values, -1)
         return rows
@@ -278,6 +281,11 @@ class Generation:
     def _first_token(self) -> Int64Array:
         """int64 [num_files + 1]: tokens before each file."""
         return self.running("tokens_before", self._first_block)
+
+    @cached_property
+    def _first_row(self) -> Int64Array:
+        """int64 [num_files + 1]: counted documents before each file."""
+        return self.running("rows_before", self._first_block)
 
     @cached_property
     def file_sources(self) -> npt.NDArray[np.int32]:
@@ -397,5 +405,6 @@ def pins(cache: str | Path) -> Path:
 def folders(cache: str | Path) -> list[Path]:
     """The folders of a cache that builds write to."""
     return [
-        Path(cache).absolute() / name for name in ("fragments", "generations", "lengths", "documents", "splits", "runs")
+        Path(cache).absolute() / name
+        for name in ("fragments", "packs", "generations", "lengths", "documents", "splits", "idx", "runs")
     ]

@@ -56,13 +56,17 @@ class FragmentName:
 
 def fragment_name(listing: SourceListing, file: SourceFile, *, documents: bool) -> FragmentName:
     """The name of a file's fragment, made with documents counted or not."""
+    answer = fragment_answer(listing, file, documents=documents)
+    return FragmentName(place=_digest(json.dumps([listing.spec.name, file.name]), 8), answer=answer)
+
+
+def fragment_answer(listing: SourceListing, file: SourceFile, *, documents: bool) -> str:
+    """The answer in the name of a file's fragment, which alone decides whether it serves."""
     spec = listing.spec
-    place = [spec.name, file.name]
     asked = [FORMAT_VERSION, listing.format, spec.column, spec.block_bytes, documents]
     if spec.extra_of is not None:
         asked.append("numbers")
-    answer = [*asked, file.size, file.etag]
-    return FragmentName(place=_digest(json.dumps(place), 8), answer=_digest(json.dumps(answer), 16))
+    return _digest(json.dumps([*asked, file.size, file.etag]), 16)
 
 
 def fragment_names(names: Iterable[str]) -> list[FragmentName]:

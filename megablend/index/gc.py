@@ -1,8 +1,10 @@
 """Removing from a cache what nothing needs any more.
 
     generations   all but the newest and those that runs stand on
-    fragments     of files that no generation holds which stays; the parts of large files
+    fragments     of files that no generation holds which stays, or that a pack has; the parts of large files
+    packs         of which no file is in a generation that stays
     documents     and their lengths, where no generation that stays holds the files
+    idx           digests of `.idx` files that no generation holds which stays
     splits        what was computed of generations and documents that are gone
 
 None goes before it was out of use for some days: a job may have opened a generation while it was the newest, and a build that was
@@ -12,6 +14,7 @@ that is killed is gone on with by the next one, or by a build.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -21,9 +24,10 @@ from megablend.errors import CacheError
 from megablend.index.cache import arrival, folders, fragments, generations, list_generations, open_generation
 from megablend.index.disk import finished, flush_folder, remove_leftovers, temporary_beside, writing
 from megablend.index.documents import table_folder
-from megablend.index.fragments import fragment_content, is_part
+from megablend.index.fragments import fragment_content, fragment_names
 from megablend.index.lock import build_lock, lock_time
 from megablend.index.manifest import MANIFEST, ROOTS
+from megablend.index.packs import Pack, Packed, packs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +90,11 @@ def collect(
 
 def _folders(cache: Path) -> list[Path]:
     """The folders of what belongs to generations."""
-    return [folder for folder in folders(cache) if folder.name in ("fragments", "documents", "lengths", "splits")]
+    return [
+        folder
+        for folder in folders(cache)
+        if folder.name in ("fragments", "packs", "documents", "lengths", "splits", "idx")
+    ]
 
 
 def _old_generations(cache: Path, needed: set[str], before: float) -> list[str]:
@@ -120,19 +128,37 @@ class _Held:
         self._files: set[str] = set()
         self._tables: set[str] = set()
         self._generations = set(kept)
+        self._structures: set[str] = set()
+        self._packs: set[str] = set()
+        self._packed = Packed()
         for digest in kept:
             generation = open_generation(cache, digest)
-            self._contents.update(generation.file_contents())
+            contents = generation.file_contents()
+            self._contents.update(contents)
+            self._structures.update(structure for structure, _ in contents)
             for number, source in enumerate(generation.sources):
                 self._files.update(generation.file_keys(source))
                 self._tables.add(table_folder(generation, number).name)
+        for name in finished(packs(cache)):
+            with contextlib.suppress(CacheError):  # a damaged one goes
+                pack = Pack(packs(cache) / name)
+                if not self._contents.isdisjoint(pack.contents()):
+                    self._packs.add(name)
+                    self._packed.add(pack)
 
     def needs(self, path: Path) -> bool:
         """Whether one of the generations has a use for what lies at `path`."""
         kind, name = path.parent.name, path.name
         owner = name.partition("-")[0]
         if kind == "fragments":
-            return not is_part(name) and fragment_content(path) in self._contents
+            (single,) = fragment_names([name]) or [None]
+            if single is None or single.answer in self._packed:
+                return False
+            return fragment_content(path) in self._contents
+        if kind == "packs":
+            return name in self._packs
+        if kind == "idx":
+            return name in self._structures
         if kind == "lengths":
             return owner in self._files
         return owner in self._tables or (kind == "splits" and owner in self._generations)

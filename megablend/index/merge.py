@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from megablend.errors import CacheError
-from megablend.formats.base import BLOCK_DTYPE
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
+from megablend.formats.blocks import join_tables
 from megablend.index.cache import arrival, generations
 from megablend.index.checked import complete_checks, write_checks
 from megablend.index.disk import (
@@ -26,7 +28,6 @@ from megablend.index.disk import (
     write_flushed,
     writing,
 )
-from megablend.index.fragments import Fragment
 from megablend.index.manifest import (
     BLOCKS,
     CHUNKS,
@@ -40,27 +41,33 @@ from megablend.index.manifest import (
     read_manifest,
     sealed,
 )
+from megablend.index.packs import FileFacts
 from megablend.index.seen import number_of, seen_bytes
 from megablend.index.sources import SourceFile, SourceListing
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, TableWriter, write_batch
 
-Load = Callable[[int, SourceFile], Fragment]
-"""The fragment of a file of a source (by the source's index)."""
+_Batch = list[tuple[SourceFile, FileFacts]]
+Int64s = npt.NDArray[np.int64]
+_BATCH_FILES, _BATCH_BLOCKS = 1 << 12, 1 << 16
+"""Files whose tables are written at once, unless they have so many blocks."""
 
 
-def write_generation(cache: Path, listings: Sequence[SourceListing], load: Load) -> tuple[str, bool]:
-    """Merge the fragments of all files into a generation and commit it.
+def write_generation(cache: Path, listings: Sequence[SourceListing], facts: Iterator[FileFacts]) -> tuple[str, bool]:
+    """Merge what was found in all files into a generation and commit it.
 
-    One fragment is held at a time; all but the table of files goes to the disk as it comes.
+    A batch of files is held at a time; all but the table of files goes to the disk as it comes.
+
+    Args:
+        facts: of each file, in the order of the listings.
 
     Returns: its digest, and whether it is new.
-    Raises: CacheError where the cache cannot be written; as `load` does.
+    Raises: CacheError where the cache cannot be written; as `facts` does.
     """
     folder = temporary_beside(generations(cache) / "generation")
     with writing(folder):
         folder.mkdir()
         try:
-            manifest = _write_tables(folder, listings, load)
+            manifest = _write_tables(folder, listings, facts)
             write_flushed(folder / MANIFEST, [sealed(manifest)])
             roots = {listing.spec.name: listing.root for listing in listings}
             seen = np.array([number_of(file.etag) for listing in listings for file in listing.files], np.uint64)
@@ -69,7 +76,7 @@ def write_generation(cache: Path, listings: Sequence[SourceListing], load: Load)
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_tables(folder: Path, listings: Sequence[SourceListing], load: Load) -> dict[str, Any]:
+def _write_tables(folder: Path, listings: Sequence[SourceListing], facts: Iterator[FileFacts]) -> dict[str, Any]:
     """Write the three tables; returns the manifest."""
     totals = _Totals()
     files: list[dict[str, Any]] = []
@@ -77,14 +84,13 @@ def _write_tables(folder: Path, listings: Sequence[SourceListing], load: Load) -
     with TableWriter(folder / BLOCKS, BLOCK_COLUMNS) as blocks, TableWriter(folder / CHUNKS, CHUNK_COLUMNS) as chunks:
         for source, listing in enumerate(listings):
             first_file = len(files)
-            for file in listing.files:
-                fragment = load(source, file)
-                files.append(_file_row(source, file, fragment, totals))
-                chunks.append(
-                    _columns(fragment.index.chunks) | {"file": _filled(fragment.index.chunks, len(files) - 1)}
-                )
-                blocks.append(totals.block_columns(fragment.index.blocks, documents=listing.spec.documents))
-                totals.chunks += len(fragment.index.chunks)
+            for batch in _batches(listing.files, facts):
+                first_chunks = totals.chunk_numbers(batch)
+                chunks.append(_chunk_columns(batch, len(files)))
+                first_blocks, columns = totals.block_columns(batch, first_chunks, documents=listing.spec.documents)
+                blocks.append(columns)
+                firsts = zip(first_blocks.tolist(), first_chunks.tolist(), strict=True)
+                files += [_file_row(source, *each, *first) for each, first in zip(batch, firsts, strict=True)]
             extra = {} if listing.spec.extra_of is None else {"extra_of": listing.spec.extra_of}
             sources.append(
                 {
@@ -100,7 +106,8 @@ def _write_tables(folder: Path, listings: Sequence[SourceListing], load: Load) -
             )
         blocks.append(totals.last_row())
         values = {BLOCKS: blocks.finish(), CHUNKS: chunks.finish()}
-    write_batch(folder / FILES, pa.RecordBatch.from_pylist(files, schema=FILE_SCHEMA))
+    table = [pa.array([file[name] for file in files], FILE_SCHEMA.field(name).type) for name in FILE_SCHEMA.names]
+    write_batch(folder / FILES, pa.RecordBatch.from_arrays(table, schema=FILE_SCHEMA))
     content = {"format_version": FORMAT_VERSION, "sources": sources, "values": values}
     return {
         **content,
@@ -122,24 +129,39 @@ class _Totals:
     def __init__(self) -> None:
         self.blocks = self.chunks = self.tokens = self.rows = self.ends = 0
 
-    def block_columns(self, blocks: np.ndarray[Any, Any], *, documents: bool) -> dict[str, Any]:
-        """Columns of one file's blocks (BLOCK_DTYPE [n]), counted on.
+    def chunk_numbers(self, batch: _Batch) -> Int64s:
+        """Number of each file's first chunk, int64 [num_files], counted on."""
+        counts = np.array([len(facts.chunks) for _, facts in batch], np.int64)
+        firsts: Int64s = self.chunks + np.cumsum(counts) - counts
+        self.chunks += int(counts.sum())
+        return firsts
+
+    def block_columns(
+        self, batch: _Batch, first_chunks: Int64s, *, documents: bool
+    ) -> tuple[Int64s, dict[str, npt.NDArray[Any]]]:
+        """Number of each file's first block, int64 [num_files], and the columns of all their blocks, counted on.
 
         Where documents are not asked for, some formats know them and some fragments have them all the same; they are
         left out, and blocks without tokens with them, so that a generation does not depend on what the cache held.
         """
+        blocks = join_tables((facts.blocks for _, facts in batch), BLOCK_DTYPE)
+        counts = np.array([len(facts.blocks) for _, facts in batch], np.int64)
+        owners = np.repeat(np.arange(len(batch)), counts)
         if not documents:
-            blocks = blocks[blocks["tokens"] > 0].copy()
+            kept = blocks["tokens"] > 0
+            blocks, owners = blocks[kept], owners[kept]
             blocks["rows"] = blocks["ends"] = blocks["flags"] = 0
+            counts = np.bincount(owners, minlength=len(batch))
+        first_blocks: Int64s = self.blocks + np.cumsum(counts) - counts
         columns = _columns(blocks)
-        columns["chunk"] = blocks["chunk"] + self.chunks
+        columns["chunk"] = blocks["chunk"] + first_chunks[owners]
         for name, before in (("tokens", self.tokens), ("rows", self.rows), ("ends", self.ends)):
             columns[f"{name}_before"] = before + np.cumsum(blocks[name]) - blocks[name]
         self.blocks += len(blocks)
         self.tokens += int(blocks["tokens"].sum())
         self.rows += int(blocks["rows"].sum())
         self.ends += int(blocks["ends"].sum())
-        return columns
+        return first_blocks, columns
 
     def last_row(self) -> dict[str, Any]:
         """The row after the last block: the totals, and zeros."""
@@ -149,29 +171,45 @@ class _Totals:
         return row
 
 
-def _file_row(source: int, file: SourceFile, fragment: Fragment, totals: _Totals) -> dict[str, Any]:
-    index = fragment.index
+def _batches(files: Sequence[SourceFile], facts: Iterator[FileFacts]) -> Iterator[_Batch]:
+    """The files with what was found in each, some at a time."""
+    batch: _Batch = []
+    num_blocks = 0
+    for file in files:
+        batch.append((file, next(facts)))
+        num_blocks += len(batch[-1][1].blocks)
+        if len(batch) == _BATCH_FILES or num_blocks >= _BATCH_BLOCKS:
+            yield batch
+            batch, num_blocks = [], 0
+    if batch:
+        yield batch
+
+
+def _chunk_columns(batch: _Batch, first_file: int) -> dict[str, npt.NDArray[Any]]:
+    """The columns of all chunks of some files, of which the first has number `first_file`."""
+    chunks = join_tables((facts.chunks for _, facts in batch), CHUNK_DTYPE)
+    files = np.repeat(np.arange(first_file, first_file + len(batch)), [len(facts.chunks) for _, facts in batch])
+    return _columns(chunks) | {"file": files}
+
+
+def _file_row(source: int, file: SourceFile, facts: FileFacts, first_block: int, first_chunk: int) -> dict[str, Any]:
     return {
         "source": source,
         "name": file.name,
         "size": file.size,
-        "rows": index.rows,
-        "tokens": index.tokens,
-        "token_dtype": index.token_dtype,
-        "first_block": totals.blocks,
-        "first_chunk": totals.chunks,
-        "structure": index.structure,
-        "body": fragment.body,
-        "meta": json.dumps(index.meta, sort_keys=True, separators=(",", ":")),
+        "rows": facts.rows,
+        "tokens": facts.tokens,
+        "token_dtype": facts.token_dtype,
+        "first_block": first_block,
+        "first_chunk": first_chunk,
+        "structure": facts.structure,
+        "body": facts.body,
+        "meta": facts.meta,
     }
 
 
 def _columns(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {name: rows[name] for name in rows.dtype.names or ()}
-
-
-def _filled(rows: np.ndarray[Any, Any], value: int) -> np.ndarray[Any, Any]:
-    return np.full(len(rows), value, np.int32)
 
 
 def _commit(folder: Path, final: Path, roots: Mapping[str, str], seen: np.ndarray[Any, Any]) -> bool:

@@ -154,9 +154,17 @@ def _format(spec: SourceSpec, path: str) -> Format:
         raise spec.complaint(error) from error
 
 
+def _relative(path: str, root: str) -> str:
+    """A path relative to the root. Of a plain path below it, what is behind the root: relpath takes much longer."""
+    inside = path[len(root) + 1 :]
+    if path.startswith(f"{root}/") and os.path.normpath(inside) == inside and not inside.startswith(("..", "/")):
+        return inside
+    return os.path.relpath(path, root)
+
+
 def stat_file(paths: Sequence[str], root: str) -> SourceFile:
     """A data file (first of `paths`) with all that it stands for. Raises: MissingFileError, ConfigError."""
-    name = os.path.relpath(paths[0], root)
+    name = _relative(paths[0], root)
     if not name.isprintable():  # a byte that is no UTF-8 is not printable either
         raise ConfigError(f"{paths[0]!r}: its name has characters that no table can hold; rename it")
     stats = [storage_for(path).stat(path) for path in paths]

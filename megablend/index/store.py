@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from megablend.formats.eod import with_eod
 from megablend.formats.parquet.decode import is_by_dictionary
 from megablend.index.cache import FileEntry, Generation, SourceEntry
 from megablend.index.extra import ExtraColumn, beside
+from megablend.index.idx_digests import read_digests
 from megablend.index.recent import Recent
 from megablend.index.seen import check_body, join_etags, number_of, tell_moved
 from megablend.storage import storage_for
@@ -241,7 +243,9 @@ class BlockStore:
                 self.generation.chunks(entry),
             )
             self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks)
-            reader = kind.open(path, source.column, entry.opened, storage=storage_for(path, direct=self.direct))
+            digests = read_digests(self.generation.cache, source.format, entry)
+            known = dataclasses.replace(entry.opened, group_digests=digests)
+            reader = kind.open(path, source.column, known, storage=storage_for(path, direct=self.direct))
             self._check_version(file, entry, path)
             return _Opened(reader, chunks, self.eods[entry.source], source)
 

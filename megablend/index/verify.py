@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,9 @@ from megablend.index.cache import Generation, fragments, generations, open_gener
 from megablend.index.disk import finished
 from megablend.index.documents import tables
 from megablend.index.fragments import read_fragment
+from megablend.index.idx_digests import damaged_digests
 from megablend.index.manifest import damaged_tables, read_manifest, read_roots
+from megablend.index.packs import Pack, packs
 from megablend.index.seen import read_seen
 from megablend.storage import storage_for
 
@@ -23,7 +25,7 @@ _BATCH_BLOCKS = 64
 
 
 def verify(cache: str, *, data: bool) -> list[str]:
-    """Check all of a cache: fragments, document tables, and every generation's checksums and sums.
+    """Check all of a cache: fragments, document tables, digests of `.idx` files, and every generation's checksums and sums.
 
     Args:
         data: read every block of every file too, and compare counts, checksums and the sampled ranges.
@@ -33,7 +35,12 @@ def verify(cache: str, *, data: bool) -> list[str]:
     """
     if not generations(cache).is_dir():
         raise CacheError(f"{cache}: there is no cache here: build one, or name another directory")
-    problems = [*_fragment_problems(fragments(cache)), *_document_problems(tables(cache))]
+    problems = [
+        *_fragment_problems(fragments(cache)),
+        *_pack_problems(packs(cache)),
+        *_document_problems(tables(cache)),
+        *damaged_digests(cache),
+    ]
     seen: set[tuple[object, ...]] = set()
     for digest in finished(generations(cache)):
         folder = generations(cache) / digest
@@ -56,7 +63,14 @@ def verify(cache: str, *, data: bool) -> list[str]:
 
 def _fragment_problems(folder: Path) -> Iterator[str]:
     for name in finished(folder):
-        problem = _fragment_problem(folder / name)
+        problem = _fragment_problem(folder / name, read_fragment)
+        if problem is not None:
+            yield problem
+
+
+def _pack_problems(folder: Path) -> Iterator[str]:
+    for name in finished(folder):
+        problem = _fragment_problem(folder / name, Pack)
         if problem is not None:
             yield problem
 
@@ -73,9 +87,9 @@ def _table_folder_problems(folder: Path) -> list[str]:
         return [str(error)]
 
 
-def _fragment_problem(path: Path) -> str | None:
+def _fragment_problem(path: Path, read: Callable[[Path], object]) -> str | None:
     try:
-        read_fragment(path)
+        read(path)
     except FileNotFoundError:  # removed meanwhile
         return None
     except CacheError as error:

@@ -15,12 +15,14 @@ from megablend.index.disk import finished
 from megablend.index.fragments import (
     Fragment,
     FragmentName,
+    fragment_answer,
     fragment_name,
     fragment_names,
     part_path,
     read_fragment,
     write_fragment,
 )
+from megablend.index.packs import Pack, Packed, PackWriter
 from megablend.index.parts import join, num_parts, part_span
 from megablend.index.sources import SourceFile, SourceListing, stat_file
 from megablend.storage import storage_for
@@ -44,6 +46,8 @@ class Work:
     fragment: FragmentName
     known: bool
     """There is such a fragment (whole or not)."""
+    packed: bool
+    """It lies in a pack, which is whole: there is nothing to do."""
     changed: bool
     """There is none, but one of another version of the file."""
     num_parts: int
@@ -74,18 +78,19 @@ class Done:
     """What was wrong with the fragment that should have served, or with the file, and did no harm."""
 
 
-def plan_work(listings: Sequence[SourceListing], folder: Path) -> list[Work]:
-    """The work of all files, in source and file order, given the fragments in `folder`."""
-    present = fragment_names(finished(folder))
-    answers, places = {name.answer: name for name in present}, {name.place for name in present}
+def plan_work(listings: Sequence[SourceListing], folder: Path, packed: Packed | None = None) -> list[Work]:
+    """The work of all files, in source and file order, given the single fragments in `folder` and those in packs."""
+    present, packed = fragment_names(finished(folder)), packed or Packed()
+    answers, places = {name.answer: name for name in present}, packed.places | {name.place for name in present}
     work = []
     for source, listing in enumerate(listings):
         for file in listing.files:
-            names = {documents: fragment_name(listing, file, documents=documents) for documents in (True, False)}
             serving = [True] if listing.spec.documents else [True, False]
-            known = [documents for documents in serving if names[documents].answer in answers]
+            asked = {documents: fragment_answer(listing, file, documents=documents) for documents in serving}
+            in_pack = [documents for documents in serving if asked[documents] in packed]
+            known = in_pack or [documents for documents in serving if asked[documents] in answers]
             documents = known[0] if known else listing.spec.documents
-            name = names[documents]
+            name = packed.name(asked[documents]) if in_pack else fragment_name(listing, file, documents=documents)
             work.append(
                 Work(
                     source=source,
@@ -93,6 +98,7 @@ def plan_work(listings: Sequence[SourceListing], folder: Path) -> list[Work]:
                     documents=documents,
                     fragment=answers.get(name.answer, name),
                     known=bool(known),
+                    packed=bool(in_pack),
                     changed=not known and name.place in places,
                     num_parts=1 if known or listing.format not in DIVISIBLE else num_parts(file.size),
                 )
@@ -104,6 +110,8 @@ def items_of(work: Sequence[Work]) -> list[Item]:
     """What there is to do for all files, in order."""
     items = []
     for number, each in enumerate(work):
+        if each.packed:
+            continue
         for part in range(each.num_parts):
             start, stop = part_span(each.file.size, part, each.num_parts)
             cost = _FRAGMENT_COST if each.known else _FILE_COST + stop - start
@@ -111,8 +119,8 @@ def items_of(work: Sequence[Work]) -> list[Item]:
     return items
 
 
-def ensure_fragment(work: Work, part: int, listing: SourceListing, folder: Path) -> Done:
-    """Make sure that a whole fragment of the file, or of the part, lies in `folder`.
+def ensure_fragment(work: Work, part: int, listing: SourceListing, folder: Path, packs: PackWriter) -> Done:
+    """Make sure that what is in the file goes into `packs`, or that a whole fragment of the part lies in `folder`.
 
     Raises: DataError, ConfigError of its format; ChangedFileError where the file changes meanwhile; CacheError.
     """
@@ -120,15 +128,20 @@ def ensure_fragment(work: Work, part: int, listing: SourceListing, folder: Path)
     note = None
     if work.known or work.num_parts > 1:
         try:
-            read_fragment(path)
+            fragment = read_fragment(path)
         except FileNotFoundError:
             note = f"{path}: vanished" if work.known else None
         except CacheError as error:
             note = str(error)
         else:
+            if work.num_parts == 1:
+                packs.add(work.fragment, fragment, is_single=True)
             return Done(read=False, scanned_bytes=0, note=None)
     fragment = _index(work, part, listing)
-    write_fragment(path, fragment)
+    if work.num_parts == 1:
+        packs.add(work.fragment, fragment, is_single=False)
+    else:
+        write_fragment(path, fragment)
     if fragment.index.note:
         note = "; ".join(filter(None, [note, f"{work.file.path}: {fragment.index.note}"]))
     return Done(read=True, scanned_bytes=fragment.index.scanned_bytes, note=note)
@@ -157,15 +170,25 @@ def await_fragment(path: Path) -> Fragment:
 
     Raises: CacheError where it does not appear, or is damaged.
     """
+    _await(path)
+    return read_fragment(path)
+
+
+def await_pack(path: Path) -> Pack:
+    """A pack that another rank has written. Raises: as `await_fragment` does."""
+    _await(path)
+    return Pack(path)
+
+
+def _await(path: Path) -> None:
     deadline = time.monotonic() + _SEEN_SECONDS
     while not path.is_file():
         if time.monotonic() > deadline:
             raise CacheError(
-                f"{path}: another rank wrote this fragment, but rank 0 does not see it: the cache must lie on a file "
-                "system that all ranks share; choose such a directory, or build with the ranks of one node"
+                f"{path}: another rank wrote this file, but rank 0 does not see it: the cache must lie on a file system "
+                "that all ranks share; choose such a directory, or build with the ranks of one node"
             )
         time.sleep(0.1)
-    return read_fragment(path)
 
 
 def _path(work: Work, part: int, folder: Path) -> Path:

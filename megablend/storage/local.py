@@ -48,7 +48,7 @@ class LocalStorage:
         """Paths of files that match `pattern`, sorted; see Storage.glob. Directories are no files."""
         if Path(pattern).is_file():
             return [pattern]
-        return sorted(path for path in set(glob.glob(pattern, recursive=True)) if Path(path).is_file())
+        return sorted(path for path in set(glob.glob(pattern, recursive=True)) if os.path.isfile(path))  # noqa: PTH113
 
     def stat(self, path: str) -> FileStat:
         """Size and identity of a file. A descriptor of a file that `path` no longer names is let go.
@@ -56,7 +56,7 @@ class LocalStorage:
         Raises: MissingFileError; DataError where it is no file or cannot be reached.
         """
         try:
-            state = Path(path).stat()
+            state = os.stat(path)  # noqa: PTH116  (of 100,000 files, a Path of each takes as long as its stat)
         except OSError as error:
             raise data_error(path, error) from error
         if not stat.S_ISREG(state.st_mode):

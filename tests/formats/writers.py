@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megablend.formats import format_of
-from megablend.formats.base import CARRIES, CLOSES, CONTINUES, Array, BlockReader, FileIndex, FileToIndex, OpenedFile
+from megablend.formats.base import (
+    BLOCK_DTYPE,
+    CARRIES,
+    CLOSES,
+    CONTINUES,
+    Array,
+    BlockReader,
+    FileIndex,
+    FileToIndex,
+    OpenedFile,
+)
+from megablend.formats.blocks import place_blocks
 from megablend.storage import storage_for
 from megablend.storage.base import Storage
 
@@ -79,8 +91,11 @@ KINDS = {
 
 
 def index(path: Path, column: str | None, *, documents: bool = True, storage: Storage | None = None) -> FileIndex:
+    """What a format finds in a file, its blocks as readers take them."""
     file = FileToIndex(path=str(path), column=column, documents=documents, block_bytes=BLOCK_BYTES)
-    return format_of(file.path).index(file, storage=storage or storage_for(file.path))
+    found = format_of(file.path).index(file, storage=storage or storage_for(file.path))
+    assert found.blocks.dtype == BLOCK_DTYPE
+    return dataclasses.replace(found, blocks=place_blocks(found.blocks))
 
 
 def opened(path: Path, column: str | None, found: FileIndex, size: int | None = None) -> BlockReader:

@@ -10,7 +10,8 @@ from index_data import build, spec, strip_checks, write
 
 from megablend.errors import CacheError
 from megablend.formats import FORMATS
-from megablend.formats.base import BLOCK_DTYPE, FileToIndex
+from megablend.formats.base import PLACED_BLOCK_DTYPE, FileToIndex
+from megablend.formats.blocks import place_blocks
 from megablend.index.cache import Generation, list_generations, open_generation
 from megablend.storage import storage_for
 
@@ -47,7 +48,7 @@ def test_blocks_are_what_the_formats_found(generation: Generation) -> None:
         if not source.documents:
             expected = expected[expected["tokens"] > 0]
             expected["rows"], expected["ends"], expected["flags"] = -1, -1, 0
-        np.testing.assert_array_equal(blocks, expected)
+        np.testing.assert_array_equal(blocks, place_blocks(expected))
         chunks = generation.chunks(entry).copy()
         assert (chunks["file"] == i).all()
         chunks["file"] = 0
@@ -70,7 +71,7 @@ def test_blocks_in_any_order_with_repeats_and_none(generation: Generation) -> No
     whole = generation.blocks(np.arange(len(generation.tokens_before) - 1))
     ids = np.array([5, 0, 5, len(whole) - 1])
     np.testing.assert_array_equal(generation.blocks(ids), whole[ids])
-    assert generation.blocks([]).dtype == BLOCK_DTYPE
+    assert generation.blocks([]).dtype == PLACED_BLOCK_DTYPE
 
 
 def test_sources_tile_files_and_blocks(generation: Generation) -> None:

@@ -12,6 +12,7 @@ from megablend.index.cache import open_generation
 from megablend.index.fragments import Fragment
 from megablend.index.manifest import FORMAT_VERSION
 from megablend.index.merge import write_generation
+from megablend.index.packs import facts_of
 from megablend.index.sources import SourceFile, SourceListing, SourceSpec
 
 DIGESTS = {1: "4ba1284d92ee303541f687266c2b586c"}
@@ -57,7 +58,8 @@ def load(source: int, file: SourceFile) -> Fragment:
 def write(cache: Path, root: str = "/data") -> str:
     (cache / "generations").mkdir(parents=True)
     listings = [listing("one", 4, documents=True, root=root), listing("two", 3, documents=False, root=root)]
-    digest, created = write_generation(cache, listings, load)
+    found = (facts_of(load(source, file)) for source, each in enumerate(listings) for file in each.files)
+    digest, created = write_generation(cache, listings, found)
     assert created
     return digest
 

@@ -38,7 +38,7 @@ class ArrowFormat:
     name = "arrow"
     suffixes: Sequence[str] = (".arrow", ".feather", ".ipc")
     documents_known: bool = True
-    reader_block_bytes: int = 24
+    reader_block_bytes: int = 32
 
     def files(self, path: str) -> Sequence[str]:
         """The file itself."""
@@ -81,7 +81,9 @@ class ArrowFormat:
             places = batch_places(path, size, footer)
         except (CorruptFileError, UnsupportedFileError) as error:
             raise ChangedFileError(path, f"changed since it was indexed; build again: {error.problem}") from error
-        return ArrowReader(path, Column.from_json(file.meta["column"]), np.sort(places, order="offset"), storage)
+        places = np.sort(places, order="offset")
+        offsets = np.ascontiguousarray(places["offset"])
+        return ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets, storage)
 
 
 ARROW = ArrowFormat()
@@ -95,6 +97,8 @@ class ArrowReader:
     column: Column
     places: Array
     """PLACE_DTYPE [num_batches], sorted by offset."""
+    offsets: Array
+    """int64 [num_batches]: the places' offsets, side by side: a search in a field of a table copies all of it."""
     storage: Storage
 
     def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> list[DecodedBlock]:
@@ -128,8 +132,8 @@ class ArrowReader:
     def _batch(self, block: np.void) -> tuple[Batch, np.void]:
         """The message of a block, and where its batch lies."""
         offset = int(block["offset"])
-        number = int(np.searchsorted(self.places["offset"], offset))
-        if number == len(self.places) or self.places[number]["offset"] != offset:
+        number = int(np.searchsorted(self.offsets, offset))
+        if number == len(self.offsets) or self.offsets[number] != offset:
             raise CorruptFileError(self.path, "no record batch begins here; verify the cache", offset=offset)
         place = self.places[number]
         try:

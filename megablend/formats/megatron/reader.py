@@ -1,7 +1,7 @@
 """Megatron `.bin/.idx` pairs: a block is a span of whole sequences of the `.bin`; a document is a sequence.
 
 The `.idx` says all that the index needs, so that no byte of the `.bin` is read to build it. Sequence lengths stay in
-the `.idx`: a reader keeps where blocks begin, and reads the lengths of the blocks it is asked for.
+the `.idx`: a reader holds nothing of it, and reads the lengths of the blocks it is asked for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from megablend.formats.base import (
     OpenedFile,
 )
 from megablend.formats.blocks import single_chunk
-from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts, parse_idx
+from megablend.formats.megatron.idx import Sequences, block_starts, parse_idx
+from megablend.formats.megatron.lengths import LengthReader
 from megablend.storage.base import Storage
 
 _MAX_BYTES = (1 << 32) - 1
@@ -38,7 +39,7 @@ class MegatronFormat:
     name = "megatron"
     suffixes: Sequence[str] = (".bin", ".idx")
     documents_known: bool = True
-    reader_block_bytes: int = 16
+    reader_block_bytes: int = 0
 
     def files(self, path: str) -> Sequence[str]:
         """The `.bin` and the `.idx`."""
@@ -74,19 +75,12 @@ class MegatronFormat:
             found = storage.stat(name).size
             if found != size:
                 raise ChangedFileError(name, f"has {found} bytes, had {size} when it was indexed; build again")
-        data = storage.read(idx_path, 0, file.meta["idx_bytes"])
-        if _digest(data) != file.structure:
-            raise ChangedFileError(
-                idx_path, f"has digest {_digest(data)}, had {file.structure} when it was indexed; build again"
-            )
-        sequences = parse_idx(idx_path, data, file.size)
-        starts = block_starts(sequences, file.meta["block_bytes"])
+        lengths = LengthReader(idx_path, file.meta["idx_bytes"], file.structure, file.group_digests, storage)
         return MegatronReader(
             data_path=data_path,
             idx_path=idx_path,
             token_dtype=file.token_dtype,
-            starts=starts,
-            first_tokens=_block_table(data_path, sequences, starts)["first_token"],
+            lengths=lengths,
             storage=storage,
         )
 
@@ -101,10 +95,7 @@ class MegatronReader:
     data_path: str
     idx_path: str
     token_dtype: str
-    starts: Array
-    """int64 [num_blocks + 1]: the first sequence of each block."""
-    first_tokens: Array
-    """int64 [num_blocks]: tokens of the file before each block."""
+    lengths: LengthReader
     storage: Storage
 
     def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> list[DecodedBlock]:
@@ -126,16 +117,21 @@ class MegatronReader:
         rows, tokens, offset = int(block["rows"]), int(block["tokens"]), int(block["offset"])
         if not tokens:
             return np.zeros(rows + 1, np.int64)
-        # Of the blocks that begin at one token, all but the last are without tokens.
-        number = int(np.searchsorted(self.first_tokens, block["first_token"], side="right")) - 1
-        first = int(self.starts[number])
-        lengths = np.frombuffer(self.storage.read(self.idx_path, HEADER_BYTES + 4 * first, 4 * rows), "<i4")
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-        if first + rows != self.starts[number + 1] or offsets[-1] != tokens:
+        first, there = int(block["first_row"]), self.lengths.num_sequences
+        if first < 0 or rows < 0 or first + rows > there:
             raise CorruptFileError(
                 self.data_path,
-                f"block of {rows} sequences and {tokens} tokens, where {self.idx_path} has "
-                f"{int(self.starts[number + 1]) - first} and {offsets[-1]}; verify the cache, or build again",
+                f"block of {rows} sequences from {first} on, where {self.idx_path} has {there} in all; verify the cache, or "
+                "build again",
+                offset=offset,
+            )
+        offsets = np.zeros(rows + 1, np.int64)
+        np.cumsum(self.lengths.read(first, rows), out=offsets[1:])
+        if offsets[-1] != tokens:
+            raise CorruptFileError(
+                self.data_path,
+                f"block of {rows} sequences and {tokens} tokens, where those of {self.idx_path} have {offsets[-1]}; verify the "
+                "cache, or build again",
                 offset=offset,
             )
         return offsets

@@ -1,9 +1,8 @@
-"""How fast the pages of Parquet files are found and counted, on one core, warm; and what a build takes around that.
+"""How fast the pages of Parquet files are found and counted, on one core, warm. Whole builds: see builds.py.
 
 Claims: by OffsetIndex and ColumnIndex, about 10 M pages/s are found and counted, all that is around it included; a walk from
 header to header passes over 300 k pages/s; whole files of thousands of columns, or of row groups, cost at most a few times what
-pyarrow takes to read their footers alone; files are opened one at a time, however many there are. CPU time of this process, so
-that threads count; medians of --rounds; builds, of which the first has to read all, once each.
+pyarrow takes to read their footers alone. CPU time of this process, so that threads count; medians of --rounds.
 
     python tools/bench/read/indexing.py
 """
@@ -11,7 +10,6 @@ that threads count; medians of --rounds; builds, of which the first has to read 
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import tempfile
 import time
@@ -30,8 +28,6 @@ from megablend.formats.parquet.column_chunk import column_chunks
 from megablend.formats.parquet.footer import read_footer
 from megablend.formats.parquet.schema import find_column
 from megablend.formats.parquet.source import ByteSource
-from megablend.index.build import SourceSpec, build_index
-from megablend.index.launch import OneProcess
 from megablend.storage import storage_for
 
 
@@ -85,32 +81,11 @@ def rate(work: Callable[[], int], rounds: int) -> float:
     return statistics.median(rates)
 
 
-def builds(folder: Path, files: int) -> None:
-    """Whole builds of many small files: new, again, and with one more."""
-    first = folder / "many" / "0.parquet"
-    first.parent.mkdir()
-    write_pages(first, 100, 20, write_page_index=True)
-    for i in range(1, files):
-        shutil.copy(first, first.with_name(f"{i}.parquet"))
-    spec = SourceSpec(
-        name="many", patterns=(str(first.with_name("*.parquet")),), column=None, documents=True, block_bytes=0
-    )
-    print(f"\n{f'builds of {files:,} files of 100 pages':40}{'files/s':>12}{'us CPU/file':>14}")
-    for name in ("new", "again", "one file more"):
-        if name == "one file more":
-            shutil.copy(first, first.with_name("more.parquet"))
-        cpu, wall = time.process_time(), time.perf_counter()
-        build_index(str(folder / "cache"), [spec], launch=OneProcess())
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        print(f"{name:40}{files / wall:12,.0f}{cpu / files * 1e6:14,.0f}")
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pages", type=int, default=50_000, help="pages a file (default: 50000)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of which medians are taken (default: 5)")
-    parser.add_argument("--files", type=int, default=10_000, help="files of a whole build (default: 10000)")
     parser.add_argument(
         "--footers",
         default="1x1,10x10,1000x10,5000x10,2x10000",
@@ -146,7 +121,6 @@ def main() -> None:
             rates.append(rate(lambda: bool(pq.read_metadata(path)), args.rounds))
             headers, indices, theirs = (1e3 / each for each in rates)
             print(f"{f'{columns} x {groups}':40}{headers:12.2f}{indices:14.2f}{theirs:23.2f}")
-        builds(Path(folder), args.files)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,260 @@
+"""What indexing found in many files, in one file: a build of 100,000 small files flushes some ten files, not 100,000.
+
+    <cache>/packs/<digest>   magic, length of the entries (uint64, little-endian), entries as an Arrow IPC stream, the files'
+                             chunk tables, their block tables, a blake2b digest (16 bytes) of all before
+
+A build writes a pack now and then (see PackWriter), so that one that is killed loses little. Entries are found by the answer in
+their fragment's name. A pack whose digest is wrong is never trusted: its files are read again. Few files at a time, parts of
+large ones, and what megablend 0.1.0 found, have single fragments (see fragments.py); a build puts many of these into a pack.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from megablend.errors import CacheError
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array
+from megablend.formats.blocks import join_tables
+from megablend.index.disk import replace_file
+from megablend.index.fragments import Fragment, FragmentName, write_fragment
+
+PACK_MIN_FILES = 32
+PACK_FILES, PACK_BYTES, PACK_SECONDS = 1 << 14, 16 << 20, 10.0
+"""A pack is written once so many files are found, or so many bytes of tables, or the first of them is so old."""
+_MAGIC = b"megablend pack 1\n"
+_LENGTH = struct.Struct("<Q")
+_DIGEST_BYTES = 16
+_ENTRIES = pa.schema(
+    [
+        ("place", pa.string()),
+        ("answer", pa.string()),
+        ("rows", pa.int64()),
+        ("tokens", pa.int64()),
+        ("token_dtype", pa.string()),
+        ("structure", pa.string()),
+        ("body", pa.string()),
+        ("meta", pa.string()),  # JSON, as the index has it
+        ("num_chunks", pa.int64()),
+        ("num_blocks", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """What the index keeps of one file, as it lies in the tables."""
+
+    rows: int
+    tokens: int
+    token_dtype: str
+    structure: str
+    body: str
+    meta: str
+    """JSON."""
+    chunks: Array
+    """CHUNK_DTYPE [num_chunks]."""
+    blocks: Array
+    """BLOCK_DTYPE [num_blocks]."""
+
+
+def facts_of(fragment: Fragment) -> FileFacts:
+    """What the index keeps of a fragment's file."""
+    index = fragment.index
+    return FileFacts(
+        rows=index.rows,
+        tokens=index.tokens,
+        token_dtype=index.token_dtype,
+        structure=index.structure,
+        body=fragment.body,
+        meta=json.dumps(index.meta, sort_keys=True, separators=(",", ":")),
+        chunks=index.chunks,
+        blocks=index.blocks,
+    )
+
+
+class Pack:
+    """A pack, opened, compared with its digest, and mapped into memory.
+
+    Raises: CacheError where it is damaged; with a cause where it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as error:  # ValueError: of an empty file
+            raise CacheError(f"{path}: cannot be read ({error}); the next build makes it again") from error
+        body, start = data[:-_DIGEST_BYTES], len(_MAGIC) + _LENGTH.size
+        if (
+            len(data) < start + _DIGEST_BYTES
+            or body[: len(_MAGIC)] != _MAGIC
+            or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != data[-_DIGEST_BYTES:]
+        ):
+            raise CacheError(
+                f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); the next build makes it again"
+            )
+        (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
+        self._entries = pa.ipc.open_stream(pa.py_buffer(body[start : start + length])).read_next_batch()
+        self._first_chunk = _offsets(self._entries.column("num_chunks"))
+        self._first_block = _offsets(self._entries.column("num_blocks"))
+        self._chunks = np.frombuffer(body, CHUNK_DTYPE, self._first_chunk[-1], start + length)
+        self._blocks = np.frombuffer(body, BLOCK_DTYPE, self._first_block[-1], start + length + self._chunks.nbytes)
+
+    def names(self, part: str) -> list[str]:
+        """One part of its fragments' names, `place` or `answer`, in order."""
+        names: list[str] = self._entries.column(part).to_pylist()
+        return names
+
+    def contents(self) -> list[tuple[str, str]]:
+        """What tells each file's content from others': digests of its structure, and of its body."""
+        return list(zip(self._columns["structure"], self._columns["body"], strict=True))
+
+    def facts(self, number: int) -> FileFacts:
+        """What the index keeps of one of its files."""
+        columns, (chunk, next_chunk) = self._columns, self._first_chunk[number : number + 2]
+        block, next_block = self._first_block[number : number + 2]
+        return FileFacts(
+            rows=columns["rows"][number],
+            tokens=columns["tokens"][number],
+            token_dtype=columns["token_dtype"][number],
+            structure=columns["structure"][number],
+            body=columns["body"][number],
+            meta=columns["meta"][number],
+            chunks=self._chunks[chunk:next_chunk],
+            blocks=self._blocks[block:next_block],
+        )
+
+    @cached_property
+    def _columns(self) -> dict[str, list[Any]]:
+        names = ("rows", "tokens", "token_dtype", "structure", "body", "meta")
+        return {name: self._entries.column(name).to_pylist() for name in names}
+
+
+class PackWriter:
+    """Keeps what is found in files: many at a time in a pack, fewer than PACK_MIN_FILES as single fragments.
+
+    Args:
+        folder: of the packs.
+        singles: folder of the single fragments.
+    """
+
+    def __init__(self, folder: Path, singles: Path) -> None:
+        self.written: list[str] = []
+        """Names of the packs so far."""
+        self._folder, self._singles = folder, singles
+        self._found: list[tuple[FragmentName, Fragment, bool]] = []
+        self._bytes, self._since = 0, 0.0
+
+    def add(self, name: FragmentName, fragment: Fragment, *, is_single: bool) -> None:
+        """Take what was found in a file; write where it is time. Raises: CacheError.
+
+        Args:
+            is_single: there is a single fragment of it.
+        """
+        if not self._found:
+            self._since = time.monotonic()
+        self._found.append((name, fragment, is_single))
+        self._bytes += fragment.index.chunks.nbytes + fragment.index.blocks.nbytes
+        is_old = time.monotonic() > self._since + PACK_SECONDS
+        if is_old or len(self._found) >= PACK_FILES or self._bytes >= PACK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is left. Raises: CacheError."""
+        if len(self._found) >= PACK_MIN_FILES:
+            data = _pack([(name, facts_of(fragment)) for name, fragment, _ in self._found])
+            name = data[-_DIGEST_BYTES:].hex()
+            replace_file(self._folder / name, data)
+            self.written.append(name)
+        else:
+            for each, fragment, is_single in self._found:
+                if not is_single:
+                    write_fragment(self._singles / str(each), fragment)
+        self._found, self._bytes = [], 0
+
+
+class Packed:
+    """What packs hold, by the answers in the fragments' names."""
+
+    def __init__(self) -> None:
+        self.places: set[str] = set()
+        """Of the fragments' names."""
+        self._found: dict[str, tuple[Pack, int, str]] = {}
+
+    def add(self, pack: Pack) -> None:
+        """Count a pack in."""
+        names = zip(pack.names("place"), pack.names("answer"), strict=True)
+        for number, (place, answer) in enumerate(names):
+            self.places.add(place)
+            self._found[answer] = pack, number, place
+
+    def __contains__(self, answer: str) -> bool:
+        return answer in self._found
+
+    def facts(self, answer: str) -> FileFacts:
+        """What the index keeps of a file. Raises: KeyError."""
+        pack, number, _ = self._found[answer]
+        return pack.facts(number)
+
+    def name(self, answer: str) -> FragmentName:
+        """The name of a fragment. Raises: KeyError."""
+        return FragmentName(place=self._found[answer][2], answer=answer)
+
+
+def packs(cache: str | Path) -> Path:
+    """The folder of a cache's packs."""
+    return Path(cache).absolute() / "packs"
+
+
+def _pack(found: Sequence[tuple[FragmentName, FileFacts]]) -> bytes:
+    entries = [
+        {
+            "place": name.place,
+            "answer": name.answer,
+            "rows": each.rows,
+            "tokens": each.tokens,
+            "token_dtype": each.token_dtype,
+            "structure": each.structure,
+            "body": each.body,
+            "meta": each.meta,
+            "num_chunks": len(each.chunks),
+            "num_blocks": len(each.blocks),
+        }
+        for name, each in found
+    ]
+    batch = pa.RecordBatch.from_pylist(entries, schema=_ENTRIES)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, _ENTRIES) as writer:
+        writer.write_batch(batch)
+    stream = sink.getvalue().to_pybytes()
+    chunks = join_tables((each.chunks for _, each in found), CHUNK_DTYPE)
+    blocks = join_tables((each.blocks for _, each in found), BLOCK_DTYPE)
+    data = b"".join(
+        [
+            _MAGIC,
+            _LENGTH.pack(len(stream)),
+            stream,
+            chunks.tobytes(),
+            blocks.tobytes(),
+        ]
+    )
+    return data + hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+def _offsets(counts: pa.Array) -> list[int]:
+    """Running counts, one more than `counts`."""
+    ends: list[int] = np.cumsum(counts.to_numpy(zero_copy_only=True)).tolist()
+    return [0, *ends]

@@ -1,0 +1,176 @@
+"""Long `.idx` files: readers look at the groups of lengths that they need, compared with digests that `build` made."""
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from index_data import build
+
+from megablend.errors import ChangedFileError, DataError
+from megablend.formats.megatron.idx import HEADER_BYTES
+from megablend.formats.megatron.lengths import GROUP_BYTES, WHOLE_BYTES
+from megablend.index.build import SourceSpec
+from megablend.index.cache import generations, open_generation
+from megablend.index.gc import collect
+from megablend.index.idx_digests import idx_digests
+from megablend.index.store import BlockStore
+from megablend.index.verify import verify
+from megablend.storage.local import LocalStorage
+
+NUM_SEQUENCES = 100_000
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, np.ndarray]:
+    """Bytes of a `.bin` and of its `.idx` of 2 MB, and the lengths."""
+    rng = np.random.default_rng(5)
+    lengths = rng.integers(0, 9, NUM_SEQUENCES).astype("<i4")
+    tokens = rng.integers(0, 60_000, lengths.sum()).astype("<u2")
+    pointers = 2 * (np.cumsum(lengths, dtype="<i8") - lengths)
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, NUM_SEQUENCES, NUM_SEQUENCES + 1)
+    boundaries = np.arange(NUM_SEQUENCES + 1, dtype="<i8")
+    return tokens.tobytes(), head + lengths.tobytes() + pointers.tobytes() + boundaries.tobytes(), lengths
+
+
+@pytest.fixture
+def pair(tmp_path: Path, written: tuple[bytes, bytes, np.ndarray]) -> Path:
+    path = tmp_path / "long.bin"
+    path.write_bytes(written[0])
+    path.with_suffix(".idx").write_bytes(written[1])
+    assert path.with_suffix(".idx").stat().st_size > WHOLE_BYTES
+    return path
+
+
+def spec(path: Path) -> SourceSpec:
+    return SourceSpec(name="long", patterns=(str(path),), column=None, documents=True, block_bytes=4096)
+
+
+def open_store(path: Path) -> BlockStore:
+    digest = build(path.parent / "cache", spec(path)).digest
+    return BlockStore(open_generation(path.parent / "cache", digest))
+
+
+def flip(path: Path, offset: int) -> None:
+    """Change a byte of a file; its size and times stay."""
+    state = path.stat()
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def reads_of(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[int]:
+    """Sizes of the reads of a file, from now on."""
+    sizes: list[int] = []
+    read = LocalStorage.read
+
+    def counted(self: LocalStorage, name: str, offset: int, size: int) -> bytes:
+        if name == str(path):
+            sizes.append(size)
+        return read(self, name, offset, size)
+
+    monkeypatch.setattr(LocalStorage, "read", counted)
+    return sizes
+
+
+def test_a_reader_reads_the_groups_that_it_needs_alone(
+    pair: Path,
+    written: tuple[bytes, bytes, np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = open_store(pair)
+    sizes = reads_of(monkeypatch, pair.with_suffix(".idx"))
+    middle = len(store.generation.tokens_before) // 2
+    store.read([middle])
+    assert 0 < sum(sizes) < 4 * GROUP_BYTES
+    ids = np.random.default_rng(0).permutation(len(store.generation.tokens_before) - 1)
+    read = store.read(ids)
+    assert max(sizes) <= GROUP_BYTES
+    in_order = [read[i] for i in np.argsort(ids)]
+    assert b"".join(block.tokens.tobytes() for block in in_order) == written[0]
+    assert np.concatenate([np.diff(block.offsets) for block in in_order]).tolist() == written[2].tolist()
+    assert not caplog.records
+
+
+def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
+    pair: Path,
+    written: tuple[bytes, bytes, np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = open_store(pair)
+    (made,) = idx_digests(pair.parent / "cache").iterdir()
+    content = made.read_bytes()
+    for damage in (lambda: made.unlink(), lambda: flip(made, 30), lambda: made.write_bytes(b"")):
+        damage()
+        problems = (
+            [f"{made}: damaged digests of an .idx file; the next build makes them again"] if made.exists() else []
+        )
+        assert verify(str(pair.parent / "cache"), data=False) == problems
+        caplog.clear()
+        sizes = reads_of(monkeypatch, pair.with_suffix(".idx"))
+        store = BlockStore(store.generation)
+        ids = np.arange(len(store.generation.tokens_before) - 1)
+        assert b"".join(block.tokens.tobytes() for block in store.read(ids)) == written[0]
+        assert max(sizes) <= 1 << 20 < sum(sizes)
+        assert "long.idx: the cache has no digests of its parts" in caplog.text
+        assert "the next `megablend build` makes them" in caplog.text
+        assert build(pair.parent / "cache", spec(pair)).read == 0
+        assert made.read_bytes() == content
+    made.unlink()
+    flip(pair.with_suffix(".idx"), HEADER_BYTES + 4 * NUM_SEQUENCES + 3)  # a pointer, which no reader looks at
+    with pytest.raises(ChangedFileError, match=r"long\.idx: has digest .*, had .* when it was indexed; build again"):
+        BlockStore(store.generation).read([0])
+
+
+def test_a_changed_length_is_found_when_its_group_is_read(pair: Path) -> None:
+    store = open_store(pair)
+    last = len(store.generation.tokens_before) - 2
+    place = HEADER_BYTES + 4 * (NUM_SEQUENCES - 2)
+    flip(pair.with_suffix(".idx"), place)
+    store.read([0, 1])
+    begin = place // GROUP_BYTES * GROUP_BYTES
+    with pytest.raises(
+        ChangedFileError, match=rf"long\.idx: its bytes from {begin} to .* are others than when it was indexed"
+    ):
+        store.read([last])
+    flip(pair.with_suffix(".idx"), place)
+    assert len(store.read([last])) == 1
+    flip(pair.with_suffix(".idx"), 18)  # the number of sequences
+    with pytest.raises(DataError, match=r"long\.idx"):
+        BlockStore(store.generation).read([0])
+
+
+def test_short_files_have_no_digests_of_parts_and_are_compared_when_they_are_opened(tmp_path: Path) -> None:
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2)
+    (tmp_path / "short.idx").write_bytes(head + struct.pack("<iqqq", 2, 0, 0, 1))
+    (tmp_path / "short.bin").write_bytes(b"abcd")
+    store = open_store(tmp_path / "short.bin")
+    assert list(idx_digests(tmp_path / "cache").iterdir()) == []
+    flip(tmp_path / "short.idx", HEADER_BYTES + 4)
+    with pytest.raises(ChangedFileError, match=r"short\.idx: has digest"):
+        store.read([0])
+
+
+def test_digests_go_with_the_last_index_that_holds_the_file(pair: Path) -> None:
+    cache, digest = pair.parent / "cache", open_store(pair).generation.digest
+    assert verify(str(cache), data=True) == []
+    (made,) = idx_digests(cache).iterdir()
+    assert collect(cache, lambda: [], min_age_seconds=-9, dry_run=False).others == 0
+    flip(pair.with_suffix(".idx"), HEADER_BYTES + 12 * NUM_SEQUENCES + 8 * 5)
+    flip(pair.with_suffix(".idx"), HEADER_BYTES + 12 * NUM_SEQUENCES + 8 * 5)  # as it was, with another ctime
+    assert build(cache, spec(pair)).digest == digest
+    assert made.is_file()
+    other = pair.with_name("other.bin")
+    other.write_bytes(b"")
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 0, 1)
+    other.with_suffix(".idx").write_bytes(head + struct.pack("<q", 0))
+    build(cache, spec(other))
+    collect(cache, lambda: [], min_age_seconds=-9, dry_run=False)
+    assert not made.exists()
+    assert not (generations(cache) / digest).exists()
