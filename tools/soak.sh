@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # All tests, the long ones too, and how long they took: bash tools/soak.sh [pytest arguments]
+# MEGABLEND_MUTATIONS (2000; 100000 for a release) and MEGABLEND_SEED (17) set the campaign of damaged caches and data.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

@@ -68,7 +68,7 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
     if (found := body_digest(path, size, storage)) != body:
         raise ChangedFileError(
             path,
-            f"was replaced: its size is that of the file that was indexed, but its content has digest {found}, was {body}: "
+            f"changed since it was indexed: it has the same size, but its content has digest {found}, was {body}: "
             "restore the original file, or build the index again for a new run",
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from megablend.errors import ConfigError
+from megablend.errors import ConfigError, MegablendError
 from megablend.index.check import FileChecker, files_of
 from megablend.plan.memory import batches_of, budget_of
 from megablend.reader.dataset import Dataset
@@ -87,11 +87,17 @@ class Loader:
         if len(self) == 0 and self.dataset.run.split != "train":
             self.consumed_samples = 0
         self.sampler.consumed_samples = self.consumed_samples
-        for batch in self._batches():
-            self._watch.start()  # not before a DataLoader's workers were forked
-            self._watch.raise_found()
-            self.consumed_samples = min(self.consumed_samples + self.sampler.step_samples, len(self.dataset))
-            yield batch
+        try:
+            for batch in self._batches():
+                self._watch.start()  # not before a DataLoader's workers were forked
+                self._watch.raise_found()
+                self.consumed_samples = min(self.consumed_samples + self.sampler.step_samples, len(self.dataset))
+                yield batch
+        except MegablendError:
+            self.close()
+            raise
+        finally:
+            self._watch.close()
         self.close()
 
     def _batches(self) -> Iterator[dict[str, Any]]:

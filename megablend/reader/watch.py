@@ -27,6 +27,7 @@ class FileWatch:
     def __init__(self, checker: FileChecker, files: Sequence[int], *, per_second: float) -> None:
         self._checker, self._files, self._pause = checker, list(files), 1 / per_second if per_second else 0.0
         self._found: list[Exception] = []
+        self._place = [0]  # in `files`, of the next one, also where the watch was stopped meanwhile
         self._end: weakref.finalize[..., FileWatch] | None = None
 
     def start(self) -> None:
@@ -34,7 +35,7 @@ class FileWatch:
         if (self._end is not None and self._end.alive) or not self._pause or not self._files or self._found:
             return
         stop = threading.Event()
-        arguments = (self._checker, self._files, self._pause, stop, self._found)
+        arguments = (self._checker, self._files, self._pause, stop, self._found, self._place)
         thread = threading.Thread(target=_look, args=arguments, name="megablend-watch", daemon=True)
         self._end = weakref.finalize(self, _shut_down, thread, stop)
         thread.start()
@@ -51,13 +52,18 @@ class FileWatch:
 
 
 def _look(
-    checker: FileChecker, files: Sequence[int], pause: float, stop: threading.Event, found: list[Exception]
+    checker: FileChecker,
+    files: Sequence[int],
+    pause: float,
+    stop: threading.Event,
+    found: list[Exception],
+    place: list[int],
 ) -> None:
     while True:
         start = time.monotonic()
-        for number in files:
+        while place[0] < len(files):
             try:
-                error = checker.check(number)
+                error = checker.check(files[place[0]])
             except Exception as failed:  # such as a damaged cache: for whoever asks for the next batch
                 found.append(failed)
                 return
@@ -65,8 +71,10 @@ def _look(
             if isinstance(error, MissingFileError | ChangedFileError):
                 found.append(_explained(error))
                 return
+            place[0] += 1
             if stop.wait(pause):
                 return
+        place[0] = 0
         if stop.wait(max(0.0, start + ROUND_SECONDS - time.monotonic())):
             return
 

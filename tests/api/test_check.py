@@ -63,7 +63,7 @@ def test_a_missing_a_replaced_and_a_shorter_file_are_listed(config: dict[str, An
     assert problems[1].startswith(
         f"{shorter}: has {shorter.stat().st_size} bytes, had {shorter.stat().st_size + 8} when"
     )
-    assert problems[2].startswith(f"{pair}: was replaced")
+    assert problems[2].startswith(f"{pair}: changed since it was indexed")
     assert problems[3] == f"{gone}: no such file (source 's1')"
     assert megablend.describe(config)["problems"] == list(problems)
 

@@ -43,7 +43,7 @@ class Remote:
     local: LocalStorage = field(default_factory=LocalStorage)
 
     def __post_init__(self) -> None:
-        self.glob, self.stat = self.local.glob, self.local.stat
+        self.glob, self.stat, self.stat_opened = self.local.glob, self.local.stat, self.local.stat_opened
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         self.reads.append((offset, size))

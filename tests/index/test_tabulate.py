@@ -201,12 +201,12 @@ def test_a_table_too_large_for_a_checksum_at_opening_is_never_read_as_other_toke
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
     table = open_table(store.generation, 0)
     with pytest.raises(
-        CacheError, match=rf"{path.parent}: damaged table of documents \((lengths and running counts|documents from 64)"
+        CacheError, match=rf"{path.parent}: damaged table of documents \((lengths and|documents from 64)"
     ):
         PartDocuments(table, range(150), eod=True).before(np.array([3, 80]))
     if name == "lengths.arrow":
         with pytest.raises(
-            CacheError, match=r"\(documents from 64 on do not match their checksum in groups.check.arrow\); build again"
+            CacheError, match=r"\(documents from 64 on do not match their checksum in groups.check.arrow"
         ):
             PartDocuments(table, range(150), eod=True).group_totals(7, 1)
 

@@ -105,7 +105,7 @@ def test_errors_of_threads_reach_the_loop(tmp_path: Path, config: dict[str, Any]
         data = bytearray(path.read_bytes())
         data[place : place + 8] = bytes(8)  # the first page's header
         path.write_bytes(data)
-    with pytest.raises(megablend.DataError, match=r"source0/\d\.parquet at byte \d+: the page"):
+    with pytest.raises(megablend.DataError, match=r"source0/\d\.parquet: changed since it was indexed"):
         list(loader)
     assert not threads()
 
@@ -204,6 +204,9 @@ class CountingStorage:
 
     def stat(self, path: str) -> FileStat:
         return self.local.stat(path)
+
+    def stat_opened(self, path: str) -> FileStat:
+        return self.local.stat_opened(path)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         self.bytes += size * path.endswith(".bin")

@@ -41,6 +41,9 @@ class LoggingStorage:
     def stat(self, path: str) -> FileStat:
         return self.local.stat(path)
 
+    def stat_opened(self, path: str) -> FileStat:
+        return self.local.stat_opened(path)
+
     def glob(self, pattern: str) -> list[str]:
         return self.local.glob(pattern)
 
