@@ -5,9 +5,9 @@ the tree's leaf order; lane l owns the positions x of one residue x % K, so that
 source, and at slot p takes x = (firsts[l] + K * ((stride * p + shift) % b)) % (b * K), `shift` being keyed by the cycle.
 megablend.plan.weave says how firsts and stride are chosen. What a stage has beyond a multiple of K follows the tree's own order.
 
-A source's ordinals in a *period* (spans[source] cycles from a multiple of it on, full cycles alone; the cut cycle is one by
-itself) are dealt to the lanes in runs of neighbours, by residue. A lane walks its run front to back, each cycle's part of it in
-a keyed order.
+A source's ordinals in a *period* (megablend.kernels.periods: up to spans[source] cycles) are dealt to the lanes in runs of
+neighbours, by residue. A lane walks its run front to back, each cycle's part of it in a keyed order, where an epoch ends each
+epoch's part.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from megablend.jit import device, kernel
 from megablend.kernels.bijection import permuted
 from megablend.kernels.mixing import draw, fold
+from megablend.kernels.periods import epoch_of, find_period, permuted_by_epoch
 from megablend.kernels.tree import leaf_at, leaf_counts
 
 Int32s = npt.NDArray[np.int32]
@@ -33,10 +34,13 @@ def locate(
     left_samples: Int64s,
     leaf_sources: Int32s,
     leaf_ordinals: Int64s,
+    leaf_samples: Int64s,
     weaves: Int64s,
     firsts: Int64s,
     strides: Int64s,
     spans: Int64s,
+    epochs: Int64s,
+    sample_tokens: int,
     slots: int,
     seed: int,
     sources: Int32s,
@@ -45,13 +49,16 @@ def locate(
     """Fill sources int32 [n] and ordinals int64 [n] of the samples ks int64 [n], each in [0, starts[-1]).
 
     Of stages: starts [num_stages + 1], first samples; leaf_offsets [num_stages + 1]; weaves [num_stages], the cut cycle's row.
-    Of leaves, stage after stage: the trees (megablend.kernels.tree); leaf_sources; leaf_ordinals, the stage's first.
+    Of leaves, stage after stage: the trees (megablend.kernels.tree); leaf_sources; leaf_ordinals, the stage's first; leaf_samples.
     Of weaves, row 0 that of full cycles: firsts [num_weaves, K]; strides [num_weaves].
+    Of sources: spans; epochs, tokens of an epoch of each, or 0 (megablend.kernels.periods).
     """
     lanes = firsts.shape[1]
     cycle_samples = lanes * slots
-    # Of each leaf, the period that was met last: its first cycle, the leaf's ordinal there, and its positions in each cycle.
-    periods, bases = np.full(len(leaf_sources), -1), np.empty(len(leaf_sources), np.int64)
+    # Of each leaf, the period that was met last: its cycles [begin, end), whether an epoch ends in it, the leaf's ordinal at its
+    # begin, and the leaf's positions in each of its cycles.
+    periods, bases = np.zeros((len(leaf_sources), 2), np.int64), np.empty(len(leaf_sources), np.int64)
+    mixed = np.empty(len(leaf_sources), np.bool_)
     parts = np.empty((len(leaf_sources), max(spans), 4), np.int64)
     for i in range(len(ks)):
         stage = _interval(starts, int(ks[i]))
@@ -77,12 +84,24 @@ def locate(
         rank = leaf_at(left_leaves, left_samples, leaf, size, total, low, high, position)
         source = int(leaf_sources[leaf + rank])
 
-        begin, end = cycle, cycle + 1
-        if full:
-            begin -= cycle % int(spans[source])
-            end = min(begin + int(spans[source]), dealt // cycle_samples)
-        if periods[leaf + rank] != begin:
-            periods[leaf + rank] = begin
+        if not periods[leaf + rank, 0] <= cycle < periods[leaf + rank, 1]:
+            begin, end = find_period(
+                left_leaves,
+                left_samples,
+                leaf,
+                size,
+                total,
+                rank,
+                int(leaf_samples[leaf + rank]),
+                int(leaf_ordinals[leaf + rank]),
+                lanes,
+                slots,
+                cycle,
+                int(spans[source]),
+                int(epochs[source]),
+                sample_tokens,
+            )
+            periods[leaf + rank, 0], periods[leaf + rank, 1] = begin, end
             passed, seen = leaf_counts(left_leaves, left_samples, leaf, size, total, begin * cycle_samples, rank)
             bases[leaf + rank] = seen
             for other in range(begin, end):
@@ -93,9 +112,13 @@ def locate(
                 part = parts[leaf + rank, other - begin]
                 part[0], part[1], part[2], part[3] = left // lanes, left % lanes, right // lanes, right % lanes
                 passed, seen = passed_stop, seen_stop
+            mixed[leaf + rank] = epochs[source] > 0 and epoch_of(
+                leaf_ordinals[leaf + rank] + bases[leaf + rank], epochs[source], sample_tokens
+            ) != epoch_of(leaf_ordinals[leaf + rank] + seen, epochs[source], sample_tokens)
 
+        begin, end = int(periods[leaf + rank, 0]), int(periods[leaf + rank, 1])
         turn, residue = position // lanes, position % lanes
-        ordinal = bases[leaf + rank]
+        ordinal = leaf_ordinals[leaf + rank] + bases[leaf + rank]
         for other in range(end - begin):
             left, left_rest, right, right_rest = parts[leaf + rank, other]
             ordinal += (right - left) * residue + min(right_rest, residue) - min(left_rest, residue)  # of earlier lanes
@@ -104,8 +127,12 @@ def locate(
             if begin + other < cycle:
                 ordinal += mine
             elif begin + other == cycle:
-                ordinal += permuted(turn - first, mine, fold(fold(key, source), lane))
-        sources[i], ordinals[i] = source, leaf_ordinals[leaf + rank] + ordinal
+                chosen = fold(fold(key, source), lane)
+                if mixed[leaf + rank]:  # the period is this cycle alone
+                    ordinal += permuted_by_epoch(turn - first, ordinal, mine, chosen, epochs[source], sample_tokens)
+                else:
+                    ordinal += permuted(turn - first, mine, chosen)
+        sources[i], ordinals[i] = source, ordinal
 
 
 @kernel

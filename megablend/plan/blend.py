@@ -36,18 +36,30 @@ class BlendPlan:
         slots: B, samples of a lane in a cycle.
         spans: cycles over which a source's ordinals are dealt in runs, [D], each at least 1.
         seed: chooses the order; taken modulo 2^63.
+        epoch_tokens: tokens of an epoch of each source, [D]; runs then end where its epochs do. Where absent they do not.
+        sample_tokens: tokens by which samples advance.
 
     Raises: PlanError, naming the stage or source.
     """
 
     def __init__(
-        self, totals: Sequence[Sequence[int]], *, lanes: int, slots: int, spans: Sequence[int], seed: int
+        self,
+        totals: Sequence[Sequence[int]],
+        *,
+        lanes: int,
+        slots: int,
+        spans: Sequence[int],
+        seed: int,
+        epoch_tokens: Sequence[int] | None = None,
+        sample_tokens: int = 1,
     ) -> None:
         _check(totals, lanes, slots, spans)
         self.num_sources = len(spans)
         self._lanes, self._slots, self._seed = lanes, slots, seed & MASK
         self._cycle_samples = lanes * slots
         self._spans = np.array(spans, np.int64)
+        self._epochs = np.array(epoch_tokens or [0] * len(spans), np.int64)
+        self._sample_tokens = sample_tokens
         self._trees = [plant(np.array(stage, np.int64)) for stage in totals]
         self._starts = _offsets([sum(stage) for stage in totals])
         self._leaf_offsets = _offsets([len(tree.sources) for tree in self._trees])
@@ -102,7 +114,9 @@ class BlendPlan:
         dealt = total - total % self._lanes
         rank = int(leaves[which] - self._leaf_offsets[stage])
         missing = count - int(self._leaf_ordinals[leaves[which]])
-        ends = first_multiple(tree.left_leaves, tree.left_samples, total, rank, missing, self._cycle_samples)
+        ends = first_multiple(
+            tree.left_leaves, tree.left_samples, total, int(tree.samples[rank]), rank, missing, self._cycle_samples
+        )
         low, high = (ends - 1) * self._cycle_samples, min(ends * self._cycle_samples, dealt)
         before = tree.counts(low)
         mine = tree.counts(high) - before
@@ -139,10 +153,13 @@ class BlendPlan:
             self._left_samples,
             self._leaf_sources,
             self._leaf_ordinals,
+            self._leaf_samples,
             self._weaves,
             self._firsts,
             self._strides,
             spans,
+            self._epochs,
+            self._sample_tokens,
             self._slots,
             self._seed,
             sources,

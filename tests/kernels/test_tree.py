@@ -78,7 +78,7 @@ def test_first_multiple_is_the_least(totals: list[int], step: int, data: st.Data
     tree, total = arrays(totals), sum(totals)
     rank = data.draw(st.integers(0, len(totals) - 1))
     count = data.draw(st.integers(1, int(tree.samples[rank])))
-    found = first_multiple(tree.left_leaves, tree.left_samples, total, rank, count, step)
+    found = first_multiple(tree.left_leaves, tree.left_samples, total, int(tree.samples[rank]), rank, count, step)
     assert tree.counts(min(found * step, total))[rank] >= count
     assert tree.counts((found - 1) * step)[rank] < count
 
