@@ -28,7 +28,9 @@ def open_run(config: Config, split: str, state: State | None = None) -> Run:
     if state is None:
         if ledger is None:
             raise CacheError(f"{config.cache}: run {config.run!r} was not built there; run `megablend build` first")
-        run = as_promised(plan_run(config, split, store_of(config, open_generation(config.cache, ledger.index))), ledger)
+        run = as_promised(
+            plan_run(config, split, store_of(config, open_generation(config.cache, ledger.index))), ledger
+        )
         return _keep_promise(run, ledger) if split == "train" else run
     if state.index not in list_generations(config.cache):
         raise StateError(
@@ -80,7 +82,7 @@ def _keep_promise(run: Run, ledger: Ledger) -> Run:
 
 
 def _in_version_of(run: Run, state: State) -> Run:
-    """The run in the version of the plan whose digest is the state's; in the newest, where none is: the state is refused later."""
+    """The run in the plan version whose digest is the state's; in the newest where none is: then the state is refused."""
     for version in range(PLAN_VERSION, 0, -1):
         ledger = run.ledger.in_version(version)
         if _begins_with(ledger, state):

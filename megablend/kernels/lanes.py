@@ -39,7 +39,7 @@ def locate(
     firsts: Int64s,
     strides: Int64s,
     spans: Int64s,
-    epochs: Int64s,
+    epoch_tokens: Int64s,
     sample_tokens: int,
     slots: int,
     seed: int,
@@ -49,9 +49,10 @@ def locate(
     """Fill sources int32 [n] and ordinals int64 [n] of the samples ks int64 [n], each in [0, starts[-1]).
 
     Of stages: starts [num_stages + 1], first samples; leaf_offsets [num_stages + 1]; weaves [num_stages], the cut cycle's row.
-    Of leaves, stage after stage: the trees (megablend.kernels.tree); leaf_sources; leaf_ordinals, the stage's first; leaf_samples.
+    Of leaves, stage after stage: the trees (megablend.kernels.tree); leaf_sources; leaf_ordinals, the stage's first;
+    leaf_samples, the stage's totals.
     Of weaves, row 0 that of full cycles: firsts [num_weaves, K]; strides [num_weaves].
-    Of sources: spans; epochs, tokens of an epoch of each, or 0 (megablend.kernels.periods).
+    Of sources: spans; epoch_tokens, of an epoch of each, or 0 (megablend.kernels.periods).
     """
     lanes = firsts.shape[1]
     cycle_samples = lanes * slots
@@ -98,7 +99,7 @@ def locate(
                 slots,
                 cycle,
                 int(spans[source]),
-                int(epochs[source]),
+                int(epoch_tokens[source]),
                 sample_tokens,
             )
             periods[leaf + rank, 0], periods[leaf + rank, 1] = begin, end
@@ -112,9 +113,9 @@ def locate(
                 part = parts[leaf + rank, other - begin]
                 part[0], part[1], part[2], part[3] = left // lanes, left % lanes, right // lanes, right % lanes
                 passed, seen = passed_stop, seen_stop
-            mixed[leaf + rank] = epochs[source] > 0 and epoch_of(
-                leaf_ordinals[leaf + rank] + bases[leaf + rank], epochs[source], sample_tokens
-            ) != epoch_of(leaf_ordinals[leaf + rank] + seen, epochs[source], sample_tokens)
+            mixed[leaf + rank] = epoch_tokens[source] > 0 and epoch_of(
+                leaf_ordinals[leaf + rank] + bases[leaf + rank], epoch_tokens[source], sample_tokens
+            ) != epoch_of(leaf_ordinals[leaf + rank] + seen, epoch_tokens[source], sample_tokens)
 
         begin, end = int(periods[leaf + rank, 0]), int(periods[leaf + rank, 1])
         turn, residue = position // lanes, position % lanes
@@ -129,7 +130,9 @@ def locate(
             elif begin + other == cycle:
                 chosen = fold(fold(key, source), lane)
                 if mixed[leaf + rank]:  # the period is this cycle alone
-                    ordinal += permuted_by_epoch(turn - first, ordinal, mine, chosen, epochs[source], sample_tokens)
+                    ordinal += permuted_by_epoch(
+                        turn - first, ordinal, mine, chosen, epoch_tokens[source], sample_tokens
+                    )
                 else:
                     ordinal += permuted(turn - first, mine, chosen)
         sources[i], ordinals[i] = source, ordinal

@@ -14,13 +14,46 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import device
+from megablend.jit import device, kernel
 from megablend.kernels.bijection import permuted
 from megablend.kernels.mixing import fold
 from megablend.kernels.tree import leaf_counts, least_multiple
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+
+
+@kernel
+def period_of(
+    left_leaves: Int32s,
+    left_samples: Int64s,
+    leaf_samples: Int64s,
+    rank: int,
+    leaf_ordinal: int,
+    lanes: int,
+    slots: int,
+    cycle: int,
+    span: int,
+    epoch_tokens: int,
+    sample_tokens: int,
+) -> tuple[int, int]:
+    """As `find_period` does, for a stage whose tree is all there is: leaf_samples int64 [size], by rank."""
+    return find_period(
+        left_leaves,
+        left_samples,
+        0,
+        len(leaf_samples),
+        int(leaf_samples.sum()),
+        rank,
+        int(leaf_samples[rank]),
+        leaf_ordinal,
+        lanes,
+        slots,
+        cycle,
+        span,
+        epoch_tokens,
+        sample_tokens,
+    )
 
 
 @device

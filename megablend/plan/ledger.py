@@ -146,7 +146,8 @@ def load_ledger(cache: str, run: str) -> Ledger | None:
         raise CacheError(f"{path}: the ledger does not match its own digest: it was edited or damaged; restore it")
     if ledger.plan_version not in range(1, PLAN_VERSION + 1):
         raise CacheError(
-            f"{path}: found plan version {ledger.plan_version!r}, expected at most {PLAN_VERSION}; use the megablend that wrote it"
+            f"{path}: found plan version {ledger.plan_version!r}, expected {PLAN_VERSION} or an earlier one; use the megablend "
+            "that wrote it"
         )
     return ledger
 
