@@ -1,5 +1,6 @@
 import pickle
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import oracle
@@ -201,7 +202,7 @@ def test_wrong_plans_are_refused() -> None:
         make([[1]], lanes=0)
     with pytest.raises(PlanError, match="source 1 is dealt over 0 cycles"):
         make([[1, 1]], spans=[1, 0])
-    epochs = {"lanes": 1, "slots": 1, "spans": [1, 1], "seed": 0}
+    epochs: Any = {"lanes": 1, "slots": 1, "spans": [1, 1], "seed": 0}
     with pytest.raises(PlanError, match="source 1 has epochs of 0 tokens; expected at least 1"):
         BlendPlan([[1, 1]], **epochs, epoch_tokens=[1, 0])
     with pytest.raises(PlanError, match="samples advance by 0 tokens; expected at least 1"):

@@ -75,6 +75,19 @@ def test_a_state_finds_its_plan_where_the_run_was_planned_again(folder: Path, re
         assert digest_numbers(tokens) == expected["tokens"]
 
 
+def test_new_runs_of_these_configs_have_another_order(tmp_path: Path) -> None:
+    """So that the tests above can fail: version 1 of the plan is not what is planned today."""
+    folder = copy_release("v0_1_0", tmp_path)
+    shutil.rmtree(folder / "cache" / "runs")
+    for name in ("pages train stage 1", "pages valid stage 1", "rows train stage 0", "in_place train stage 0"):
+        taken, expected = expected_of("v0_1_0", name)
+        config = folder / f"{taken['run']}.json"
+        megablend.build(config)
+        dataset = megablend.open(config, taken["split"])
+        assert dataset.run.ledger.plan_version == 2
+        assert read_samples(dataset)["ordinals"] != expected["ordinals"]
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_run_of_the_release_is_lengthened_and_keeps_its_past(folder: Path, release: str) -> None:
     config = json.loads((folder / "pages.json").read_text())
