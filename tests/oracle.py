@@ -11,7 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import count, groupby, pairwise
+from itertools import count
 from math import floor, gcd, isqrt
 from typing import NamedTuple, TypedDict
 
@@ -171,45 +171,47 @@ class Periods:
     """Deals a source's ordinals, period by period, to the lanes. A cycle's part of a lane is a list of samples by position."""
 
     def __init__(self, span: int, ordinal: int, epoch_tokens: int | None, sample_tokens: int) -> None:
-        self.span, self.ordinal = span, ordinal
+        self.span, self.ordinal, self.promised = span, ordinal, ordinal
         self.epoch_tokens, self.sample_tokens = epoch_tokens, sample_tokens
+        self.epoch = self._epoch_of(ordinal)
         self.waiting: list[dict[int, tuple[list[int], int]]] = []
         """Cycles of the period: residue -> (samples, key)."""
         self.dealt: list[tuple[int, int]] = []
         """(sample, ordinal)"""
 
     def add_cycle(self, parts: dict[int, tuple[list[int], int]], *, cut: bool) -> None:
-        """The next cycle of the stage."""
-        begin = self.ordinal + sum(len(samples) for cycle in self.waiting for samples, _ in cycle.values())
-        ends_epoch = self._ends_epoch(begin, begin + sum(len(samples) for samples, _ in parts.values()))
-        if ends_epoch or cut:
+        """The next cycle of the stage. Its first samples, lane by lane, are of the epoch that lasts; others of the next ones."""
+        if cut:
             self.close()
-        self.waiting.append(parts)
-        if ends_epoch or cut or len(self.waiting) == self.span:
-            self.close(by_epoch=ends_epoch)
+        by_epoch: dict[int, dict[int, tuple[list[int], int]]] = {}
+        for residue in sorted(parts):
+            samples, key = parts[residue]
+            for sample in samples:
+                of_epoch = by_epoch.setdefault(self._epoch_of(self.promised), {})
+                of_epoch.setdefault(residue, ([], key))[0].append(sample)
+                self.promised += 1
+        for epoch, lanes in sorted(by_epoch.items()) or [(self.epoch, {})]:
+            if epoch != self.epoch:
+                self.close()
+                self.epoch = epoch
+            if len(by_epoch) > 1:
+                lanes = {residue: (samples, fold(key, epoch)) for residue, (samples, key) in lanes.items()}
+            self.waiting.append(lanes)
+            if len(self.waiting) == self.span or cut:
+                self.close()
 
-    def close(self, *, by_epoch: bool = False) -> None:
+    def close(self) -> None:
         """Deal what waits."""
         for residue in sorted({residue for cycle in self.waiting for residue in cycle}):
             for cycle in self.waiting:
                 samples, key = cycle.get(residue, ([], 0))
-                ordinals = [self.ordinal + i for i in range(len(samples))]
+                ranks = permutation(len(samples), key)
+                self.dealt += [(sample, self.ordinal + rank) for sample, rank in zip(samples, ranks, strict=True)]
                 self.ordinal += len(samples)
-                parts = [(key, ordinals)]
-                if by_epoch:
-                    parts = [(fold(key, epoch), list(part)) for epoch, part in groupby(ordinals, self._epoch)]
-                taken = iter(samples)
-                for chosen, part in parts:
-                    self.dealt += [(next(taken), part[rank]) for rank in permutation(len(part), chosen)]
         self.waiting = []
 
-    def _epoch(self, ordinal: int) -> int:
-        assert self.epoch_tokens is not None
-        return ordinal * self.sample_tokens // self.epoch_tokens
-
-    def _ends_epoch(self, begin: int, stop: int) -> bool:
-        """Whether the last token of an epoch is among those of ordinals [begin, stop)."""
-        return self.epoch_tokens is not None and self._epoch(begin) < self._epoch(stop)
+    def _epoch_of(self, ordinal: int) -> int:
+        return ordinal * self.sample_tokens // self.epoch_tokens if self.epoch_tokens else 0
 
 
 def _walk_stage(
@@ -297,9 +299,3 @@ def draw_plan(rng: random.Random, *, most_samples: int) -> Plan:
         "epoch_tokens": [max(1, floor(n * rng.choice([0.03, 0.2, 0.5, 1, 2]) * rng.random())) for n in tokens],
         "sample_tokens": sample_tokens,
     }
-
-
-def edges(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(start, stop) of stretches of these sizes, one after the other."""
-    ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-    return pairwise(ends)

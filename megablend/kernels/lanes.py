@@ -18,7 +18,19 @@ import numpy.typing as npt
 from megablend.jit import device, kernel
 from megablend.kernels.bijection import permuted
 from megablend.kernels.mixing import draw, fold
-from megablend.kernels.periods import epoch_of, find_period, permuted_by_epoch
+from megablend.kernels.periods import (
+    BEGIN,
+    END,
+    EPOCH,
+    HEAD,
+    HIGH,
+    LOW,
+    ORDINAL,
+    PURE_BEGIN,
+    PURE_END,
+    count_ranks,
+    enter_period,
+)
 from megablend.kernels.tree import leaf_at, leaf_counts
 
 Int32s = npt.NDArray[np.int32]
@@ -56,11 +68,10 @@ def locate(
     """
     lanes = firsts.shape[1]
     cycle_samples = lanes * slots
-    # Of each leaf, the period that was met last: its cycles [begin, end), whether an epoch ends in it, the leaf's ordinal at its
-    # begin, and the leaf's positions in each of its cycles.
-    periods, bases = np.zeros((len(leaf_sources), 2), np.int64), np.empty(len(leaf_sources), np.int64)
-    mixed = np.empty(len(leaf_sources), np.bool_)
-    parts = np.empty((len(leaf_sources), max(spans), 4), np.int64)
+    # Of each leaf, two periods and which of them was met last.
+    latest = np.zeros(len(leaf_sources), np.int64)
+    heads = np.zeros((len(leaf_sources), 2, HEAD), np.int64)
+    parts = np.empty((len(leaf_sources), 2, max(spans), 4), np.int64)
     for i in range(len(ks)):
         stage = _interval(starts, int(ks[i]))
         start, leaf = int(starts[stage]), int(leaf_offsets[stage])
@@ -85,56 +96,60 @@ def locate(
         rank = leaf_at(left_leaves, left_samples, leaf, size, total, low, high, position)
         source = int(leaf_sources[leaf + rank])
 
-        if not periods[leaf + rank, 0] <= cycle < periods[leaf + rank, 1]:
-            begin, end = find_period(
+        at = leaf + rank
+        which = int(latest[at])
+        if not heads[at, which, PURE_BEGIN] <= cycle < heads[at, which, PURE_END]:
+            which = latest[at] = enter_period(
                 left_leaves,
                 left_samples,
                 leaf,
                 size,
                 total,
                 rank,
-                int(leaf_samples[leaf + rank]),
-                int(leaf_ordinals[leaf + rank]),
+                int(leaf_samples[at]),
+                int(leaf_ordinals[at]),
                 lanes,
                 slots,
                 cycle,
+                position,
                 int(spans[source]),
                 int(epoch_tokens[source]),
                 sample_tokens,
+                heads[at],
+                parts[at],
             )
-            periods[leaf + rank, 0], periods[leaf + rank, 1] = begin, end
-            passed, seen = leaf_counts(left_leaves, left_samples, leaf, size, total, begin * cycle_samples, rank)
-            bases[leaf + rank] = seen
-            for other in range(begin, end):
-                stop = min((other + 1) * cycle_samples, dealt)
-                passed_stop, seen_stop = leaf_counts(left_leaves, left_samples, leaf, size, total, stop, rank)
-                left = passed_stop - passed  # the source's positions in that cycle are [left, right)
-                right = left + seen_stop - seen
-                part = parts[leaf + rank, other - begin]
-                part[0], part[1], part[2], part[3] = left // lanes, left % lanes, right // lanes, right % lanes
-                passed, seen = passed_stop, seen_stop
-            mixed[leaf + rank] = epoch_tokens[source] > 0 and epoch_of(
-                leaf_ordinals[leaf + rank] + bases[leaf + rank], epoch_tokens[source], sample_tokens
-            ) != epoch_of(leaf_ordinals[leaf + rank] + seen, epoch_tokens[source], sample_tokens)
 
-        begin, end = int(periods[leaf + rank, 0]), int(periods[leaf + rank, 1])
+        begin, end = int(heads[at, which, BEGIN]), int(heads[at, which, END])
         turn, residue = position // lanes, position % lanes
-        ordinal = leaf_ordinals[leaf + rank] + bases[leaf + rank]
-        for other in range(end - begin):
-            left, left_rest, right, right_rest = parts[leaf + rank, other]
-            ordinal += (right - left) * residue + min(right_rest, residue) - min(left_rest, residue)  # of earlier lanes
-            first = left + (left_rest > residue)  # of the positions of this residue, [first, first + mine)
-            mine = right + (right_rest > residue) - first
-            if begin + other < cycle:
-                ordinal += mine
-            elif begin + other == cycle:
-                chosen = fold(fold(key, source), lane)
-                if mixed[leaf + rank]:  # the period is this cycle alone
-                    ordinal += permuted_by_epoch(
-                        turn - first, ordinal, mine, chosen, epoch_tokens[source], sample_tokens
-                    )
-                else:
+        chosen = fold(fold(key, source), lane)
+        ordinal = int(heads[at, which, ORDINAL])
+        if heads[at, which, PURE_BEGIN] == begin and heads[at, which, PURE_END] == end:
+            for other in range(end - begin):
+                left, left_rest, right, right_rest = parts[at, which, other]
+                # those of earlier lanes
+                ordinal += (right - left) * residue + min(right_rest, residue) - min(left_rest, residue)
+                first = left + (left_rest > residue)  # of the positions of this residue, [first, first + mine)
+                mine = right + (right_rest > residue) - first
+                if begin + other < cycle:
+                    ordinal += mine
+                elif begin + other == cycle:
                     ordinal += permuted(turn - first, mine, chosen)
+        else:  # the same, with ranks cut to those of the period's epoch
+            for other in range(end - begin):
+                left, left_rest, right, right_rest = parts[at, which, other]
+                count = (right - left) * lanes + right_rest - left_rest
+                lowest = int(heads[at, which, LOW]) if other == 0 else 0
+                highest = int(heads[at, which, HIGH]) if begin + other == end - 1 else count
+                before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
+                after = min(max(before + mine, lowest), highest)
+                place, before = before + turn - first, min(max(before, lowest), highest)
+                ordinal += before - lowest
+                if begin + other < cycle:
+                    ordinal += after - before
+                elif begin + other == cycle:
+                    if highest - lowest < count:
+                        chosen = fold(chosen, heads[at, which, EPOCH])
+                    ordinal += permuted(place - before, after - before, chosen)
         sources[i], ordinals[i] = source, ordinal
 
 

@@ -128,18 +128,8 @@ class BlendPlan:
         cycle = first_multiple(*shape, total, int(tree.samples[rank]), rank, missing, self._cycle_samples) - 1
         if cycle * self._cycle_samples < dealt:
             source = tree.sources[rank]
-            begin, end = period_of(
-                *shape,
-                tree.samples,
-                rank,
-                first,
-                self._lanes,
-                self._slots,
-                cycle,
-                int(self._spans[source]),
-                int(self._epoch_tokens[source]),
-                self._sample_tokens,
-            )
+            of_source = int(self._spans[source]), ordinal, int(self._epoch_tokens[source]), self._sample_tokens
+            begin, end = period_of(*shape, tree.samples, rank, first, self._cycle_samples, cycle, *of_source)
             for each in range(begin, end):
                 yield start + self._samples_in_cycle(stage, rank, each, dealt)
         yield np.arange(start + dealt, stop)

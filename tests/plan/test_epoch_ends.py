@@ -107,16 +107,21 @@ def test_an_epoch_begins_when_the_last_one_has_ended(
         assert max(end.early - end.cycle_samples / 4 for end in early["not"]) > 20
 
 
-def test_a_period_after_an_epoch_begins_with_the_next_cycle() -> None:
-    """Lanes walk neighbours in whole periods of the epoch, counted from its begin."""
-    lanes, slots, span = 4, 8, 3
-    plan = BlendPlan([[32 * 20]], lanes=lanes, slots=slots, spans=[span], seed=1, epoch_tokens=[32 * 5 - 7])
+def test_periods_begin_and_end_with_an_epoch() -> None:
+    """A lane's part of a period is a run of neighbours, from the first cycle that has some of the epoch to its last."""
+    lanes, slots, span, epoch = 4, 8, 3, 32 * 5 - 7
+    plan = BlendPlan([[32 * 20]], lanes=lanes, slots=slots, spans=[span], seed=1, epoch_tokens=[epoch])
     _, ordinals = plan.locate_many(np.arange(32 * 20))
-    for begin, end in ((0, 3), (3, 4), (4, 5), (5, 8), (8, 9), (9, 10), (10, 13), (13, 14), (14, 15)):
-        period = ordinals[32 * begin : 32 * end].reshape(-1, lanes)
-        assert sorted(period.ravel()) == list(range(32 * begin, 32 * end))
-        for lane in range(lanes):
-            assert np.ptp(period[:, lane]) == slots * (end - begin) - 1
+    samples = np.arange(32 * 20)
+    begins = {0: 0, 1: 4, 2: 9, 3: 14}  # epoch -> the cycle in which it begins
+    for number, begin in begins.items():
+        for low in range(begin, begins.get(number + 1, 19) + 1, span):
+            inside = (samples // 32 >= low) & (samples // 32 < low + span) & (ordinals // epoch == number)
+            period = np.sort(ordinals[inside])
+            assert np.array_equal(period, np.arange(period[0], period[-1] + 1))
+            for lane in range(lanes):
+                of_lane = np.sort(ordinals[inside & (samples % lanes == lane)])
+                assert len(of_lane) == 0 or len(of_lane) == np.ptp(of_lane) + 1
 
 
 def test_epochs_of_less_than_a_sample_and_of_more_than_a_run() -> None:
