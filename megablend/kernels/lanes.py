@@ -70,8 +70,8 @@ def locate(
     cycle_samples = lanes * slots
     # Of each leaf, two periods and which of them was met last.
     latest = np.zeros(len(leaf_sources), np.int64)
-    heads = np.zeros((len(leaf_sources), 2, HEAD), np.int64)
-    parts = np.empty((len(leaf_sources), 2, max(spans), 4), np.int64)
+    heads = np.zeros((2, len(leaf_sources), HEAD), np.int64)
+    parts = np.empty((2, len(leaf_sources), max(spans), 4), np.int64)
     for i in range(len(ks)):
         stage = _interval(starts, int(ks[i]))
         start, leaf = int(starts[stage]), int(leaf_offsets[stage])
@@ -98,7 +98,7 @@ def locate(
 
         at = leaf + rank
         which = int(latest[at])
-        if not heads[at, which, PURE_BEGIN] <= cycle < heads[at, which, PURE_END]:
+        if not heads[which, at, PURE_BEGIN] <= cycle < heads[which, at, PURE_END]:
             which = latest[at] = enter_period(
                 left_leaves,
                 left_samples,
@@ -115,17 +115,18 @@ def locate(
                 int(spans[source]),
                 int(epoch_tokens[source]),
                 sample_tokens,
-                heads[at],
-                parts[at],
+                heads,
+                parts,
+                at,
             )
 
-        begin, end = int(heads[at, which, BEGIN]), int(heads[at, which, END])
+        begin, end = int(heads[which, at, BEGIN]), int(heads[which, at, END])
         turn, residue = position // lanes, position % lanes
         chosen = fold(fold(key, source), lane)
-        ordinal = int(heads[at, which, ORDINAL])
-        if heads[at, which, PURE_BEGIN] == begin and heads[at, which, PURE_END] == end:
+        ordinal = int(heads[which, at, ORDINAL])
+        if heads[which, at, PURE_BEGIN] == begin and heads[which, at, PURE_END] == end:
             for other in range(end - begin):
-                left, left_rest, right, right_rest = parts[at, which, other]
+                left, left_rest, right, right_rest = parts[which, at, other]
                 # those of earlier lanes
                 ordinal += (right - left) * residue + min(right_rest, residue) - min(left_rest, residue)
                 first = left + (left_rest > residue)  # of the positions of this residue, [first, first + mine)
@@ -136,10 +137,10 @@ def locate(
                     ordinal += permuted(turn - first, mine, chosen)
         else:  # the same, with ranks cut to those of the period's epoch
             for other in range(end - begin):
-                left, left_rest, right, right_rest = parts[at, which, other]
+                left, left_rest, right, right_rest = parts[which, at, other]
                 count = (right - left) * lanes + right_rest - left_rest
-                lowest = int(heads[at, which, LOW]) if other == 0 else 0
-                highest = int(heads[at, which, HIGH]) if begin + other == end - 1 else count
+                lowest = int(heads[which, at, LOW]) if other == 0 else 0
+                highest = int(heads[which, at, HIGH]) if begin + other == end - 1 else count
                 before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
                 after = min(max(before + mine, lowest), highest)
                 place, before = before + turn - first, min(max(before, lowest), highest)
@@ -148,7 +149,7 @@ def locate(
                     ordinal += after - before
                 elif begin + other == cycle:
                     if highest - lowest < count:
-                        chosen = fold(chosen, heads[at, which, EPOCH])
+                        chosen = fold(chosen, heads[which, at, EPOCH])
                     ordinal += permuted(place - before, after - before, chosen)
         sources[i], ordinals[i] = source, ordinal
 

@@ -106,11 +106,12 @@ def enter_period(
     sample_tokens: int,
     heads: Int64s,
     parts: Int64s,
+    at: int,
 ) -> int:
     """The period of a position of a leaf in cycle `cycle`: which of the two that are kept of a leaf, by the parity of its epoch.
 
-    Where it is not kept yet, it fills heads int64 [2, HEAD]; and for each of the period's cycles parts int64 [2, span, 4], the
-    leaf's positions [left, right), both divided by the lanes. Others as `find_period` has them.
+    Where it is not kept yet, it fills row `at` of heads int64 [2, num_leaves, HEAD]; and of parts int64 [2, num_leaves, span, 4]:
+    for each of the period's cycles the leaf's positions [left, right), both divided by the lanes. Others as `find_period` has them.
     """
     lanes, step = int(lanes), int(lanes) * int(slots)
     dealt = int(total) - int(total) % lanes
@@ -131,7 +132,7 @@ def enter_period(
         epoch_first = epoch_start(epoch, epoch_tokens, sample_tokens)
         epoch_stop = epoch_start(epoch + 1, epoch_tokens, sample_tokens)
     which = epoch % 2
-    if heads[which, EPOCH] == epoch and heads[which, BEGIN] <= cycle < heads[which, END]:
+    if heads[which, at, EPOCH] == epoch and heads[which, at, BEGIN] <= cycle < heads[which, at, END]:
         return which
 
     begin, end = find_period(
@@ -150,7 +151,7 @@ def enter_period(
     )
     passed, seen = leaf_counts(left_leaves, left_samples, first, size, total, begin * step, rank)
     low = max(0, epoch_first - leaf_ordinal - seen)
-    heads[which, ORDINAL] = leaf_ordinal + seen + low
+    heads[which, at, ORDINAL] = leaf_ordinal + seen + low
     high, other = 0, begin
     while other < end and leaf_ordinal + seen < epoch_stop:
         stop = min((other + 1) * step, dealt)
@@ -158,13 +159,13 @@ def enter_period(
         left = passed_stop - passed  # the leaf's positions in that cycle are [left, right)
         right = left + seen_stop - seen
         high = min(right - left, epoch_stop - leaf_ordinal - seen)
-        part = parts[which, other - begin]
+        part = parts[which, at, other - begin]
         part[0], part[1], part[2], part[3] = left // lanes, left % lanes, right // lanes, right % lanes
         passed, seen, other = passed_stop, seen_stop, other + 1
-    heads[which, BEGIN], heads[which, END], heads[which, EPOCH] = begin, other, epoch
-    heads[which, LOW], heads[which, HIGH] = low, high
-    heads[which, PURE_BEGIN] = begin + (low > 0)
-    heads[which, PURE_END] = other - (leaf_ordinal + seen > epoch_stop)
+    heads[which, at, BEGIN], heads[which, at, END], heads[which, at, EPOCH] = begin, other, epoch
+    heads[which, at, LOW], heads[which, at, HIGH] = low, high
+    heads[which, at, PURE_BEGIN] = begin + (low > 0)
+    heads[which, at, PURE_END] = other - (leaf_ordinal + seen > epoch_stop)
     return which
 
 
