@@ -111,7 +111,7 @@ def enter_period(
     """The period of a position of a leaf in cycle `cycle`: which of the two that are kept of a leaf, by the parity of its epoch.
 
     Where it is not kept yet, it fills row `at` of heads int64 [2, num_leaves, HEAD]; and of parts int64 [2, num_leaves, span, 4]:
-    for each of the period's cycles the leaf's positions [left, right), both divided by the lanes. Others as `find_period` has them.
+    for each of the period's cycles the leaf's positions [left, right), both divided by the lanes. Others as in `find_period`.
     """
     lanes, step = int(lanes), int(lanes) * int(slots)
     dealt = int(total) - int(total) % lanes
