@@ -117,12 +117,12 @@ def enter_period(
     dealt = int(total) - int(total) % lanes
     epoch, epoch_first, epoch_stop = 0, 0, _ALL
     if epoch_tokens > 0:
+        stop = min((cycle + 1) * step, dealt)
         pace = float(leaf_total) / float(total)  # counts are within 2 of the share
         least = leaf_ordinal + max(0, int(float(cycle * step) * pace) - 3)
         epoch = epoch_of(least, epoch_tokens, sample_tokens)
-        if epoch_of(leaf_ordinal + int(float((cycle + 1) * step) * pace) + 3, epoch_tokens, sample_tokens) != epoch:
+        if epoch_of(leaf_ordinal + int(float(stop) * pace) + 3, epoch_tokens, sample_tokens) != epoch:
             passed, seen = leaf_counts(left_leaves, left_samples, first, size, total, cycle * step, rank)
-            stop = min((cycle + 1) * step, dealt)
             passed_stop, seen_stop = leaf_counts(left_leaves, left_samples, first, size, total, stop, rank)
             left = passed_stop - passed
             right = left + seen_stop - seen

@@ -209,7 +209,7 @@ def _check_epochs(totals: Sequence[Sequence[int]], epoch_tokens: Sequence[int], 
     for source, (tokens, read) in enumerate(zip(epoch_tokens, samples, strict=True)):
         if tokens < (read > 0):
             raise PlanError(f"source {source} has epochs of {tokens} tokens; expected at least 1")
-        if read * sample_tokens + tokens > _MAX_TOKENS:
+        if (read + 4) * sample_tokens + tokens > _MAX_TOKENS:  # estimates go beyond the end by less
             raise PlanError(
                 f"source {source} has {read} samples of {sample_tokens} tokens and epochs of {tokens}; a plan counts at most "
                 f"{_MAX_TOKENS} tokens of a source, and an epoch beyond its end"
