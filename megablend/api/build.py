@@ -19,7 +19,7 @@ from megablend.index.sources import SourceSpec
 from megablend.index.tabulate import TablesReport, build_tables
 from megablend.plan.ledger import Ledger, load_ledger, save_ledger
 from megablend.plan.memory import check_sample
-from megablend.plan.run import check_run, keep_orders, plan_run, store_of
+from megablend.plan.run import as_promised, check_run, keep_orders, plan_run, store_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ def _promise(config: Config, report: BuildReport, documents: TablesReport | None
     generation = open_generation(config.cache, ledger.index if ledger else report.digest)
     store = store_of(config, generation)
     run = plan_run(config, "train", store, keep=True)
-    extended = ledger.extended(run.ledger.blend, run.num_samples) if ledger else run.ledger
+    extended = ledger.extended(as_promised(run, ledger).ledger.blend, run.num_samples) if ledger else run.ledger
     check_run(dataclasses.replace(run, ledger=extended))
     keep_orders(config, store)
     if extended != ledger:

@@ -114,9 +114,11 @@ def describe_run(run: Run) -> dict[str, Any]:
     for number, (source, part, samples) in enumerate(zip(run.sources, run.parts, counts, strict=True)):
         tokens = int(part["tokens"])
         used = samples * length + extra if samples else 0
-        first_pass = samples_in(tokens, length, extra)
-        if isinstance(run.plan, BlendPlan) and (end := run.plan.first_reaching(number, first_pass + 1)) is not None:
-            run_out.append((end, source.name))
+        one_pass = samples_in(
+            tokens, length, extra
+        )  # the next one reads a token again, and may come before some of these
+        if isinstance(run.plan, BlendPlan) and (again := run.plan.first_sample_from(number, one_pass)) is not None:
+            run_out.append((again, source.name))
         wanted = run.weights[number] if run.weights else Fraction(samples, run.num_samples)
         sources.append(
             {
@@ -137,7 +139,7 @@ def describe_run(run: Run) -> dict[str, Any]:
         "samples": run.num_samples,
         "tokens": run.num_samples * length,
         "blended": bool(run.weights),
-        "first_to_run_out": None if first is None else {"source": first[1], "sample": first[0] - 1},
+        "first_to_run_out": None if first is None else {"source": first[1], "sample": first[0]},
         "sources": sources,
     }
 

@@ -11,9 +11,9 @@ from megablend.config import SPLITS, Config
 from megablend.errors import CacheError, ConfigError, StateError
 from megablend.index.cache import Generation, list_generations, open_generation
 from megablend.index.store import BlockStore
-from megablend.plan.ledger import Ledger, load_ledger
+from megablend.plan.ledger import PLAN_VERSION, Ledger, load_ledger
 from megablend.plan.memory import check_sample
-from megablend.plan.run import Run, plan_run, store_of
+from megablend.plan.run import Run, as_promised, plan_run, store_of
 from megablend.plan.state import State
 
 ConfigLike = str | Path | Mapping[str, Any] | Config
@@ -28,7 +28,9 @@ def open_run(config: Config, split: str, state: State | None = None) -> Run:
     if state is None:
         if ledger is None:
             raise CacheError(f"{config.cache}: run {config.run!r} was not built there; run `megablend build` first")
-        run = plan_run(config, split, store_of(config, open_generation(config.cache, ledger.index)))
+        run = as_promised(
+            plan_run(config, split, store_of(config, open_generation(config.cache, ledger.index))), ledger
+        )
         return _keep_promise(run, ledger) if split == "train" else run
     if state.index not in list_generations(config.cache):
         raise StateError(
@@ -37,12 +39,12 @@ def open_run(config: Config, split: str, state: State | None = None) -> Run:
             "build the same data there"
         )
     run = plan_run(config, split, store_of(config, open_generation(config.cache, state.index)))
-    if split != "train":
-        return run
-    if ledger is not None and ledger.index == state.index and _begins_with(ledger, state):
-        return _keep_promise(run, ledger)
-    ends = tuple(end for end, _ in state.stages)
-    return dataclasses.replace(run, ledger=dataclasses.replace(run.ledger, run=state.run, ends=ends))
+    if split == "train":
+        if ledger is not None and ledger.index == state.index and _begins_with(ledger, state):
+            return _keep_promise(as_promised(run, ledger), ledger)
+        ends = tuple(end for end, _ in state.stages)
+        run = dataclasses.replace(run, ledger=dataclasses.replace(run.ledger, run=state.run, ends=ends))
+    return _in_version_of(run, state)
 
 
 def open_index(cache: str | Path, digest: str | None = None) -> BlockStore:
@@ -77,6 +79,15 @@ def _keep_promise(run: Run, ledger: Ledger) -> Run:
             "run `megablend build` to lengthen it"
         )
     return dataclasses.replace(run, ledger=ledger)
+
+
+def _in_version_of(run: Run, state: State) -> Run:
+    """The run in the plan version whose digest is the state's; in the newest where none is: then the state is refused."""
+    for version in range(PLAN_VERSION, 0, -1):
+        ledger = run.ledger.in_version(version)
+        if _begins_with(ledger, state):
+            return dataclasses.replace(run, ledger=ledger)
+    return run
 
 
 def _begins_with(ledger: Ledger, state: State) -> bool:

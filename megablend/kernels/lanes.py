@@ -5,9 +5,9 @@ the tree's leaf order; lane l owns the positions x of one residue x % K, so that
 source, and at slot p takes x = (firsts[l] + K * ((stride * p + shift) % b)) % (b * K), `shift` being keyed by the cycle.
 megablend.plan.weave says how firsts and stride are chosen. What a stage has beyond a multiple of K follows the tree's own order.
 
-A source's ordinals in a *period* (spans[source] cycles from a multiple of it on, full cycles alone; the cut cycle is one by
-itself) are dealt to the lanes in runs of neighbours, by residue. A lane walks its run front to back, each cycle's part of it in
-a keyed order.
+A source's ordinals in a *period* (megablend.kernels.periods: up to spans[source] cycles) are dealt to the lanes in runs of
+neighbours, by residue. A lane walks its run front to back, each cycle's part of it in a keyed order, where an epoch ends each
+epoch's part.
 """
 
 from __future__ import annotations
@@ -18,6 +18,19 @@ import numpy.typing as npt
 from megablend.jit import device, kernel
 from megablend.kernels.bijection import permuted
 from megablend.kernels.mixing import draw, fold
+from megablend.kernels.periods import (
+    BEGIN,
+    END,
+    EPOCH,
+    HEAD,
+    HIGH,
+    LOW,
+    ORDINAL,
+    PURE_BEGIN,
+    PURE_END,
+    count_ranks,
+    enter_period,
+)
 from megablend.kernels.tree import leaf_at, leaf_counts
 
 Int32s = npt.NDArray[np.int32]
@@ -33,10 +46,13 @@ def locate(
     left_samples: Int64s,
     leaf_sources: Int32s,
     leaf_ordinals: Int64s,
+    leaf_samples: Int64s,
     weaves: Int64s,
     firsts: Int64s,
     strides: Int64s,
     spans: Int64s,
+    epoch_tokens: Int64s,
+    sample_tokens: int,
     slots: int,
     seed: int,
     sources: Int32s,
@@ -45,14 +61,17 @@ def locate(
     """Fill sources int32 [n] and ordinals int64 [n] of the samples ks int64 [n], each in [0, starts[-1]).
 
     Of stages: starts [num_stages + 1], first samples; leaf_offsets [num_stages + 1]; weaves [num_stages], the cut cycle's row.
-    Of leaves, stage after stage: the trees (megablend.kernels.tree); leaf_sources; leaf_ordinals, the stage's first.
+    Of leaves, stage after stage: the trees (megablend.kernels.tree); leaf_sources; leaf_ordinals, the stage's first;
+    leaf_samples, the stage's totals.
     Of weaves, row 0 that of full cycles: firsts [num_weaves, K]; strides [num_weaves].
+    Of sources: spans; epoch_tokens, of an epoch of each, or 0 (megablend.kernels.periods).
     """
     lanes = firsts.shape[1]
     cycle_samples = lanes * slots
-    # Of each leaf, the period that was met last: its first cycle, the leaf's ordinal there, and its positions in each cycle.
-    periods, bases = np.full(len(leaf_sources), -1), np.empty(len(leaf_sources), np.int64)
-    parts = np.empty((len(leaf_sources), max(spans), 4), np.int64)
+    # Of each leaf, two periods and which of them was met last.
+    latest = np.zeros(len(leaf_sources), np.int64)
+    heads = np.zeros((2, len(leaf_sources), HEAD), np.int64)
+    parts = np.empty((2, len(leaf_sources), max(spans), 4), np.int64)
     for i in range(len(ks)):
         stage = _interval(starts, int(ks[i]))
         start, leaf = int(starts[stage]), int(leaf_offsets[stage])
@@ -77,35 +96,62 @@ def locate(
         rank = leaf_at(left_leaves, left_samples, leaf, size, total, low, high, position)
         source = int(leaf_sources[leaf + rank])
 
-        begin, end = cycle, cycle + 1
-        if full:
-            begin -= cycle % int(spans[source])
-            end = min(begin + int(spans[source]), dealt // cycle_samples)
-        if periods[leaf + rank] != begin:
-            periods[leaf + rank] = begin
-            passed, seen = leaf_counts(left_leaves, left_samples, leaf, size, total, begin * cycle_samples, rank)
-            bases[leaf + rank] = seen
-            for other in range(begin, end):
-                stop = min((other + 1) * cycle_samples, dealt)
-                passed_stop, seen_stop = leaf_counts(left_leaves, left_samples, leaf, size, total, stop, rank)
-                left = passed_stop - passed  # the source's positions in that cycle are [left, right)
-                right = left + seen_stop - seen
-                part = parts[leaf + rank, other - begin]
-                part[0], part[1], part[2], part[3] = left // lanes, left % lanes, right // lanes, right % lanes
-                passed, seen = passed_stop, seen_stop
+        at = leaf + rank
+        which = int(latest[at])
+        if not heads[which, at, PURE_BEGIN] <= cycle < heads[which, at, PURE_END]:
+            which = latest[at] = enter_period(
+                left_leaves,
+                left_samples,
+                leaf,
+                size,
+                total,
+                rank,
+                int(leaf_samples[at]),
+                int(leaf_ordinals[at]),
+                lanes,
+                slots,
+                cycle,
+                position,
+                int(spans[source]),
+                int(epoch_tokens[source]),
+                sample_tokens,
+                heads,
+                parts,
+                at,
+            )
 
+        begin, end = int(heads[which, at, BEGIN]), int(heads[which, at, END])
         turn, residue = position // lanes, position % lanes
-        ordinal = bases[leaf + rank]
-        for other in range(end - begin):
-            left, left_rest, right, right_rest = parts[leaf + rank, other]
-            ordinal += (right - left) * residue + min(right_rest, residue) - min(left_rest, residue)  # of earlier lanes
-            first = left + (left_rest > residue)  # of the positions of this residue, [first, first + mine)
-            mine = right + (right_rest > residue) - first
-            if begin + other < cycle:
-                ordinal += mine
-            elif begin + other == cycle:
-                ordinal += permuted(turn - first, mine, fold(fold(key, source), lane))
-        sources[i], ordinals[i] = source, leaf_ordinals[leaf + rank] + ordinal
+        chosen = fold(fold(key, source), lane)
+        ordinal = int(heads[which, at, ORDINAL])
+        if heads[which, at, PURE_BEGIN] == begin and heads[which, at, PURE_END] == end:
+            for other in range(end - begin):
+                left, left_rest, right, right_rest = parts[which, at, other]
+                # those of earlier lanes
+                ordinal += (right - left) * residue + min(right_rest, residue) - min(left_rest, residue)
+                first = left + (left_rest > residue)  # of the positions of this residue, [first, first + mine)
+                mine = right + (right_rest > residue) - first
+                if begin + other < cycle:
+                    ordinal += mine
+                elif begin + other == cycle:
+                    ordinal += permuted(turn - first, mine, chosen)
+        else:  # the same, with ranks cut to those of the period's epoch
+            for other in range(end - begin):
+                left, left_rest, right, right_rest = parts[which, at, other]
+                count = (right - left) * lanes + right_rest - left_rest
+                lowest = int(heads[which, at, LOW]) if other == 0 else 0
+                highest = int(heads[which, at, HIGH]) if begin + other == end - 1 else count
+                before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
+                after = min(max(before + mine, lowest), highest)
+                place, before = before + turn - first, min(max(before, lowest), highest)
+                ordinal += before - lowest
+                if begin + other < cycle:
+                    ordinal += after - before
+                elif begin + other == cycle:
+                    if highest - lowest < count:
+                        chosen = fold(chosen, heads[which, at, EPOCH])
+                    ordinal += permuted(place - before, after - before, chosen)
+        sources[i], ordinals[i] = source, ordinal
 
 
 @kernel

@@ -140,13 +140,36 @@ def all_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, co
 
 
 @kernel
-def first_multiple(left_leaves: Int32s, left_samples: Int64s, total: int, rank: int, count: int, step: int) -> int:
-    """The least m with `count` samples of leaf `rank` among the first min(m * step, total); count is at most the leaf's total."""
-    size = len(left_leaves)
-    low, high = 0, (total + step - 1) // step
+def first_multiple(
+    left_leaves: Int32s, left_samples: Int64s, total: int, leaf_total: int, rank: int, count: int, step: int
+) -> int:
+    """As `least_multiple` does, in a tree whose arrays begin at 0."""
+    return least_multiple(left_leaves, left_samples, 0, len(left_leaves), total, leaf_total, rank, count, step)
+
+
+@device
+def least_multiple(
+    left_leaves: Int32s,
+    left_samples: Int64s,
+    first: int,
+    size: int,
+    total: int,
+    leaf_total: int,
+    rank: int,
+    count: int,
+    step: int,
+) -> int:
+    """The least m with `count` samples of leaf `rank`, 1 to leaf_total, among the first min(m * step, total).
+
+    Its count is within 2 of the share, which leaves few multiples (one more sample on either side for the rounding of doubles):
+    about 6 * total / leaf_total / step of them and one, halved until one is left.
+    """
+    pace = float(total) / float(leaf_total) / float(step)
+    low = max(0, int(float(count - 3) * pace))
+    high = min((int(total) + int(step) - 1) // int(step), int(float(count + 3) * pace) + 1)
     while low < high:
         middle = (low + high) // 2
-        _, have = leaf_counts(left_leaves, left_samples, 0, size, total, min(middle * step, total), rank)
+        _, have = leaf_counts(left_leaves, left_samples, first, size, total, min(middle * int(step), int(total)), rank)
         if have >= count:
             high = middle
         else:

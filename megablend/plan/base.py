@@ -29,8 +29,8 @@ class Plan(Protocol):
         """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
         ...
 
-    def first_reaching(self, source: int, count: int) -> int | None:
-        """The least n with counts(n)[source] >= count; None where the plan has fewer."""
+    def first_sample_from(self, source: int, ordinal: int) -> int | None:
+        """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
         ...
 
 

@@ -11,7 +11,7 @@ order: unequal numbers of slots would break the even spread of the lanes, and th
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,14 @@ import numpy.typing as npt
 from megablend.errors import PlanError
 from megablend.kernels.lanes import cycle_shift, locate
 from megablend.kernels.mixing import MASK
+from megablend.kernels.periods import period_of
 from megablend.kernels.tree import first_multiple
 from megablend.plan.base import MAX_SAMPLES, prefix_length, sample_numbers
 from megablend.plan.tree import Tree, plant
 from megablend.plan.weave import weave
 
 MAX_LANES = MAX_SLOTS = 1 << 20
+_MAX_TOKENS = (1 << 63) - 1
 
 
 class BlendPlan:
@@ -36,18 +38,32 @@ class BlendPlan:
         slots: B, samples of a lane in a cycle.
         spans: cycles over which a source's ordinals are dealt in runs, [D], each at least 1.
         seed: chooses the order; taken modulo 2^63.
+        epoch_tokens: tokens of an epoch of each source, [D]; runs then end where its epochs do. Where absent they do not.
+        sample_tokens: tokens by which samples advance.
 
     Raises: PlanError, naming the stage or source.
     """
 
     def __init__(
-        self, totals: Sequence[Sequence[int]], *, lanes: int, slots: int, spans: Sequence[int], seed: int
+        self,
+        totals: Sequence[Sequence[int]],
+        *,
+        lanes: int,
+        slots: int,
+        spans: Sequence[int],
+        seed: int,
+        epoch_tokens: Sequence[int] | None = None,
+        sample_tokens: int = 1,
     ) -> None:
         _check(totals, lanes, slots, spans)
+        if epoch_tokens is not None:
+            _check_epochs(totals, epoch_tokens, sample_tokens)
         self.num_sources = len(spans)
         self._lanes, self._slots, self._seed = lanes, slots, seed & MASK
         self._cycle_samples = lanes * slots
         self._spans = np.array(spans, np.int64)
+        self._epoch_tokens = np.array(epoch_tokens or [0] * len(spans), np.int64)
+        self._sample_tokens = sample_tokens
         self._trees = [plant(np.array(stage, np.int64)) for stage in totals]
         self._starts = _offsets([sum(stage) for stage in totals])
         self._leaf_offsets = _offsets([len(tree.sources) for tree in self._trees])
@@ -87,34 +103,45 @@ class BlendPlan:
         counts[tree.sources] += tree.counts(low)
         return counts + np.bincount(self._sources(start + low, n), minlength=self.num_sources)
 
-    def first_reaching(self, source: int, count: int) -> int | None:
-        """The least n with counts(n)[source] >= count; None where the plan has fewer."""
-        if count <= 0:
-            return 0
+    def first_sample_from(self, source: int, ordinal: int) -> int | None:
+        """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
         leaves = np.flatnonzero(self._leaf_sources == source)  # one a stage at most
-        reached = self._leaf_ordinals[leaves] + self._leaf_samples[leaves]
-        which = int(np.searchsorted(reached, count))
+        ends = self._leaf_ordinals[leaves] + self._leaf_samples[leaves]
+        which = int(np.searchsorted(ends, ordinal, side="right"))
         if which == len(leaves):
             return None
-        stage = bisect_right(self._leaf_offsets, leaves[which]) - 1
-        tree, start = self._trees[stage], int(self._starts[stage])
-        total = int(self._starts[stage + 1]) - start
+        for ks in self._samples_about(int(leaves[which]), max(0, ordinal)):
+            sources, ordinals = self.locate_many(ks)
+            hits = ks[(sources == source) & (ordinals >= ordinal)]
+            if len(hits):
+                return int(hits[0])
+        return None
+
+    def _samples_about(self, leaf: int, ordinal: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Samples int64 [n], ascending: a leaf's in each cycle of the period that has its `ordinal`, then the stage's tail."""
+        stage = bisect_right(self._leaf_offsets, leaf) - 1
+        tree, (start, stop) = self._trees[stage], self._starts[stage : stage + 2].tolist()
+        rank, first, total = leaf - int(self._leaf_offsets[stage]), int(self._leaf_ordinals[leaf]), stop - start
         dealt = total - total % self._lanes
-        rank = int(leaves[which] - self._leaf_offsets[stage])
-        missing = count - int(self._leaf_ordinals[leaves[which]])
-        ends = first_multiple(tree.left_leaves, tree.left_samples, total, rank, missing, self._cycle_samples)
-        low, high = (ends - 1) * self._cycle_samples, min(ends * self._cycle_samples, dealt)
-        before = tree.counts(low)
-        mine = tree.counts(high) - before
-        missing -= int(before[rank])
-        if missing <= mine[rank]:
-            kind = self._kinds[0 if high - low == self._cycle_samples else self._weaves[stage]]
-            shift = cycle_shift(self._seed, start, low // self._cycle_samples, kind.slots)
-            left = int(mine[:rank].sum())
-            samples = np.sort(kind.samples(np.arange(left, left + int(mine[rank])), shift))
-            return start + low + int(samples[missing - 1]) + 1
-        hits = np.flatnonzero(self._sources(start + dealt, start + total) == source)
-        return start + dealt + int(hits[missing - int(mine[rank]) - 1]) + 1
+        shape = tree.left_leaves, tree.left_samples
+        missing = ordinal - first + 1
+        cycle = first_multiple(*shape, total, int(tree.samples[rank]), rank, missing, self._cycle_samples) - 1
+        if cycle * self._cycle_samples < dealt:
+            source = tree.sources[rank]
+            of_source = int(self._spans[source]), ordinal, int(self._epoch_tokens[source]), self._sample_tokens
+            begin, end = period_of(*shape, tree.samples, rank, first, self._cycle_samples, cycle, *of_source)
+            for each in range(begin, end):
+                yield start + self._samples_in_cycle(stage, rank, each, dealt)
+        yield np.arange(start + dealt, stop)
+
+    def _samples_in_cycle(self, stage: int, rank: int, cycle: int, dealt: int) -> npt.NDArray[np.int64]:
+        """Samples of a leaf in a cycle, counted from the stage's start: int64 [n], ascending."""
+        low, high = cycle * self._cycle_samples, min((cycle + 1) * self._cycle_samples, dealt)
+        counts = self._trees[stage].counts(high) - self._trees[stage].counts(low)
+        kind = self._kinds[0 if high - low == self._cycle_samples else self._weaves[stage]]
+        shift = cycle_shift(self._seed, int(self._starts[stage]), cycle, kind.slots)
+        left = int(counts[:rank].sum())
+        return low + np.sort(kind.samples(np.arange(left, left + int(counts[rank])), shift))
 
     def _cycle_before(self, stage: int, n: int) -> tuple[int, int]:
         """(start of the stage, samples of the stage in whole cycles among the first n, those of the tail included)."""
@@ -139,10 +166,13 @@ class BlendPlan:
             self._left_samples,
             self._leaf_sources,
             self._leaf_ordinals,
+            self._leaf_samples,
             self._weaves,
             self._firsts,
             self._strides,
             spans,
+            self._epoch_tokens,
+            self._sample_tokens,
             self._slots,
             self._seed,
             sources,
@@ -170,6 +200,20 @@ def _check(totals: Sequence[Sequence[int]], lanes: int, slots: int, spans: Seque
             raise PlanError(f"stage {number} has no samples; expected at least one")
     if (samples := sum(map(sum, totals))) > MAX_SAMPLES:
         raise PlanError(f"{samples} samples; a plan holds at most {MAX_SAMPLES}")
+
+
+def _check_epochs(totals: Sequence[Sequence[int]], epoch_tokens: Sequence[int], sample_tokens: int) -> None:
+    if sample_tokens < 1:
+        raise PlanError(f"samples advance by {sample_tokens} tokens; expected at least 1")
+    samples = np.sum(np.array(totals, np.int64), axis=0).tolist()
+    for source, (tokens, read) in enumerate(zip(epoch_tokens, samples, strict=True)):
+        if tokens < (read > 0):
+            raise PlanError(f"source {source} has epochs of {tokens} tokens; expected at least 1")
+        if (read + 4) * sample_tokens + tokens > _MAX_TOKENS:  # estimates go beyond the end by less
+            raise PlanError(
+                f"source {source} has {read} samples of {sample_tokens} tokens and epochs of {tokens}; a plan counts at most "
+                f"{_MAX_TOKENS} tokens of a source, and an epoch beyond its end"
+            )
 
 
 def _offsets(sizes: Sequence[int]) -> npt.NDArray[np.int64]:

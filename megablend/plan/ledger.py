@@ -17,6 +17,9 @@ from megablend.errors import CacheError, PlanError
 from megablend.index.disk import flush_folder, replace_file, writing
 
 VERSION = 1
+PLAN_VERSION = 2
+"""Of the plan that new runs get; it is part of their blend, as `plan`. Runs of release 0.1.0 have none: theirs is version 1, in
+which the runs of neighbours that lanes walk do not end with a source's epoch, so that the next one begins early."""
 
 
 def digest_of(value: object) -> str:
@@ -50,6 +53,27 @@ class Ledger:
     def digest(self) -> str:
         """The plan's digest."""
         return self.digests[-1]
+
+    @property
+    def plan_version(self) -> int:
+        """Of the plan; of an unblended split, which has no lanes, 1."""
+        version: int = self.blend.get("plan", 1)
+        return version
+
+    def in_version(self, version: int) -> Ledger:
+        """The ledger with another version of the plan; as it is, where the split is not blended."""
+        if "lanes" not in self.blend:
+            return self
+        blend = {key: value for key, value in self.blend.items() if key != "plan"}
+        return dataclasses.replace(self, blend=blend if version == 1 else blend | {"plan": version})
+
+    def with_cycles_of(self, promised: Ledger) -> Ledger:
+        """The ledger with the cycles that another has for the same sources: they are promised, however they are chosen now."""
+        cycles = {source["name"]: source["cycles"] for source in promised.blend["sources"]}
+        sources = [
+            source | {"cycles": cycles.get(source["name"], source["cycles"])} for source in self.blend["sources"]
+        ]
+        return dataclasses.replace(self, blend=self.blend | {"sources": sources})
 
     def until(self, num_samples: int) -> Ledger:
         """The ledger as it was when it promised so many samples; as it is, where it never promised just these."""
@@ -99,7 +123,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
 def load_ledger(cache: str, run: str) -> Ledger | None:
     """The run's ledger, or None where the run was never built.
 
-    Raises: CacheError where the file is damaged or of a newer version.
+    Raises: CacheError where the file is damaged, or it or its plan is of a newer version.
     """
     path = Path(cache) / "runs" / f"{run}.json"
     try:
@@ -120,6 +144,11 @@ def load_ledger(cache: str, run: str) -> Ledger | None:
         whole = False
     if not whole:
         raise CacheError(f"{path}: the ledger does not match its own digest: it was edited or damaged; restore it")
+    if ledger.plan_version not in range(1, PLAN_VERSION + 1):
+        raise CacheError(
+            f"{path}: found plan version {ledger.plan_version!r}, expected {PLAN_VERSION} or an earlier one; use the megablend "
+            "that wrote it"
+        )
     return ledger
 
 

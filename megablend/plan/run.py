@@ -5,6 +5,7 @@ Nothing here is a sample long, and nothing but the parts is a source long until 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,7 +27,7 @@ from megablend.order import ORDERS, Order
 from megablend.order.base import Spans, by_value, joined
 from megablend.plan.allocate import cycles_per_run, stage_totals
 from megablend.plan.blend import BlendPlan
-from megablend.plan.ledger import Ledger, digest_of
+from megablend.plan.ledger import PLAN_VERSION, Ledger, digest_of
 from megablend.plan.sequential import SequentialPlan
 from megablend.plan.shares import check_totals, samples_in, shares_of
 from megablend.storage import storage_for
@@ -117,7 +118,7 @@ class Run:
     weights: tuple[Fraction, ...]
     """[num_sources], summing to 1; of an unblended split, empty."""
     ledger: Ledger
-    """What is promised; of valid and test, made anew from the config each time."""
+    """What is promised; of valid and test, made anew from the config each time, in the plan version of the run."""
 
     @property
     def num_samples(self) -> int:
@@ -140,6 +141,8 @@ class Run:
             slots=self.config.cycle,
             spans=[source["cycles"] for source in self.ledger.blend["sources"]],
             seed=self.config.seed,
+            epoch_tokens=self.tokens if self.ledger.plan_version > 1 else None,
+            sample_tokens=self.config.sequence_length,
         )
 
     def blocks(self, source: int) -> PartBlocks:
@@ -200,7 +203,7 @@ class Run:
 
 
 def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = False) -> Run:
-    """Assemble a split as the config asks for it: a run of one stage.
+    """Assemble a split as the config asks for it: a run of one stage, by the newest version of the plan.
 
     Args:
         keep: write what was found out about the splits to the cache (`build` does).
@@ -234,6 +237,12 @@ def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = Fals
     run = Run(config=config, split=split, store=store, sources=sources, parts=mine, weights=weights, ledger=ledger)
     check_run(run)
     return run
+
+
+def as_promised(run: Run, ledger: Ledger) -> Run:
+    """The run in the version of the plan that its ledger has; train with its cycles, which are never chosen again."""
+    promised = run.ledger.in_version(ledger.plan_version)
+    return dataclasses.replace(run, ledger=promised.with_cycles_of(ledger) if run.split == "train" else promised)
 
 
 def keep_orders(config: Config, store: BlockStore) -> None:
@@ -280,7 +289,8 @@ def _describe(
         "sources": [{"name": source.name, "append_eod": source.append_eod} for source in sources],
     }
     if weights:
-        described |= {"seed": config.seed, "order": config.order, "lanes": config.lanes, "cycle": config.cycle}
+        described |= {"plan": PLAN_VERSION, "seed": config.seed, "order": config.order}
+        described |= {"lanes": config.lanes, "cycle": config.cycle}
         for source, weight, number in zip(described["sources"], weights, cycles, strict=True):
             source |= {"share": str(weight), "cycles": number}
     return described

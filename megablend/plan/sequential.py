@@ -44,9 +44,8 @@ class SequentialPlan:
         reached: npt.NDArray[np.int64] = np.minimum(self._offsets, prefix_length(n, self.num_samples))
         return reached[1:] - reached[:-1]
 
-    def first_reaching(self, source: int, count: int) -> int | None:
-        """The least n with counts(n)[source] >= count; None where the source has fewer."""
+    def first_sample_from(self, source: int, ordinal: int) -> int | None:
+        """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
         start, stop = self._offsets[source : source + 2].tolist()
-        if count <= 0:
-            return 0
-        return int(start + count) if count <= stop - start else None
+        sample = int(start + max(0, ordinal))
+        return sample if sample < stop else None

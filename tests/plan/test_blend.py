@@ -1,9 +1,9 @@
 import pickle
 from itertools import pairwise
-from typing import TypedDict
+from typing import Any
 
-import naive
 import numpy as np
+import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,50 +18,42 @@ def make(
     return BlendPlan(totals, lanes=lanes, slots=slots, spans=spans or [1] * len(totals[0]), seed=seed)
 
 
-class Arguments(TypedDict):
-    totals: list[list[int]]
-    lanes: int
-    slots: int
-    spans: list[int]
-    seed: int
-
-
 @st.composite
-def plans(draw: st.DrawFn) -> Arguments:
+def plans(draw: st.DrawFn) -> oracle.Plan:
     num_sources = draw(st.integers(1, 6))
     stage = st.lists(st.integers(0, 80), min_size=num_sources, max_size=num_sources).filter(any)
+    epochs = st.lists(st.integers(1, 600), min_size=num_sources, max_size=num_sources)
     return {
         "totals": draw(st.lists(stage, min_size=1, max_size=3)),
         "lanes": draw(st.sampled_from([1, 2, 3, 4, 6, 8, 64])),
         "slots": draw(st.integers(1, 20)),
         "spans": draw(st.lists(st.integers(1, 5), min_size=num_sources, max_size=num_sources)),
         "seed": draw(st.integers(0, 2**63 - 1)),
+        "epoch_tokens": draw(st.none() | epochs),
+        "sample_tokens": draw(st.integers(1, 9)),
     }
 
 
 @settings(max_examples=80, derandomize=True, deadline=None)
 @given(plans())
-def test_equals_the_twin(arguments: Arguments) -> None:
+def test_equals_the_oracle(arguments: oracle.Plan) -> None:
     plan = BlendPlan(**arguments)
-    sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
-    expected_sources, expected_ordinals = naive.plan(**arguments)
-    assert np.array_equal(sources, expected_sources)
-    assert np.array_equal(ordinals, expected_ordinals)
+    found = np.stack(plan.locate_many(np.arange(plan.num_samples)), axis=1)
+    assert [tuple(sample) for sample in found.tolist()] == oracle.walk(**arguments)
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)
 @given(plans(), st.data())
-def test_every_ordinal_once_and_counts_agree(arguments: Arguments, data: st.DataObject) -> None:
+def test_every_ordinal_once_and_counts_agree(arguments: oracle.Plan, data: st.DataObject) -> None:
     plan = BlendPlan(**arguments)
     sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
     totals = np.sum(arguments["totals"], axis=0)
     for source, total in enumerate(totals):
         assert np.array_equal(np.sort(ordinals[sources == source]), np.arange(total))
-        for count in {1, int(total) // 2, int(total)} - {0}:
-            hits = np.flatnonzero(sources == source)
-            assert plan.first_reaching(source, count) == (int(hits[count - 1]) + 1 if len(hits) else None)
-        assert plan.first_reaching(source, int(total) + 1) is None
-        assert plan.first_reaching(source, 0) == 0
+        for ordinal in {0, int(total) // 2, int(total) - 1, data.draw(st.integers(0, 300))}:
+            hits = np.flatnonzero((sources == source) & (ordinals >= ordinal))
+            assert plan.first_sample_from(source, ordinal) == (int(hits[0]) if len(hits) else None)
+        assert plan.first_sample_from(source, int(total)) is None
     for n in {0, plan.num_samples, data.draw(st.integers(0, plan.num_samples))}:
         assert np.array_equal(plan.counts(n), np.bincount(sources[:n], minlength=plan.num_sources))
     k = data.draw(st.integers(0, plan.num_samples - 1))
@@ -70,7 +62,7 @@ def test_every_ordinal_once_and_counts_agree(arguments: Arguments, data: st.Data
 
 @settings(max_examples=25, derandomize=True, deadline=None)
 @given(plans())
-def test_appending_a_stage_changes_nothing_before(arguments: Arguments) -> None:
+def test_appending_a_stage_changes_nothing_before(arguments: oracle.Plan) -> None:
     longer = BlendPlan(**arguments)
     arguments["totals"] = arguments["totals"][:-1] or arguments["totals"]
     shorter = BlendPlan(**arguments)
@@ -158,7 +150,7 @@ def test_huge_plans_are_exact_and_ready_at_once() -> None:
     assert plan.counts(samples).tolist() == totals
     assert plan.locate(samples - 1)[1] == totals[plan.locate(samples - 1)[0]] - 1
     middle = samples // 2 // (64 * 512) * 64 * 512
-    twin = naive.prefix(naive.huffman(totals), middle)
+    twin = oracle.prefix(oracle.huffman(totals), middle)
     assert plan.counts(middle).tolist() == [twin[source] for source in range(num_sources)]
     sources, ordinals = plan.locate_many(np.arange(middle, middle + 64 * 512))
     for source in range(50):
@@ -178,8 +170,8 @@ def test_sources_that_end_or_begin_between_stages() -> None:
     plan = make([[40, 0, 0], [0, 40, 0], [1, 1, 38]])
     assert plan.counts(40).tolist() == [40, 0, 0]
     assert plan.counts(80).tolist() == [40, 40, 0]
-    assert plan.first_reaching(2, 1) is not None
-    assert plan.first_reaching(0, 41) == 1 + next(k for k in range(80, 120) if plan.locate(k) == (0, 40))
+    assert plan.first_sample_from(2, 0) == next(k for k in range(80, 120) if plan.locate(k)[0] == 2)
+    assert plan.first_sample_from(0, 40) == next(k for k in range(80, 120) if plan.locate(k) == (0, 40))
 
 
 @pytest.mark.parametrize("k", [-1, 80, 10**18])
@@ -210,3 +202,12 @@ def test_wrong_plans_are_refused() -> None:
         make([[1]], lanes=0)
     with pytest.raises(PlanError, match="source 1 is dealt over 0 cycles"):
         make([[1, 1]], spans=[1, 0])
+    epochs: Any = {"lanes": 1, "slots": 1, "spans": [1, 1], "seed": 0}
+    with pytest.raises(PlanError, match="source 1 has epochs of 0 tokens; expected at least 1"):
+        BlendPlan([[1, 1]], **epochs, epoch_tokens=[1, 0])
+    with pytest.raises(PlanError, match="samples advance by 0 tokens; expected at least 1"):
+        BlendPlan([[1, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=0)
+    with pytest.raises(
+        PlanError, match="source 0 has 1099511627776 samples of 8388608 tokens and epochs of 1; a plan counts"
+    ):
+        BlendPlan([[2**40, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=2**23)

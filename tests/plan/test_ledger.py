@@ -60,6 +60,41 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert list_runs(str(tmp_path)) == [ledger(100, 200)]
 
 
+def test_the_version_of_the_plan_is_part_of_the_blend(tmp_path: Path) -> None:
+    first = ledger(100)
+    second = first.in_version(2)
+    assert (first.plan_version, second.plan_version) == (1, 2)
+    assert second.digest != first.digest
+    assert second.in_version(1) == first
+    unblended = Ledger(run="demo", index="f" * 32, blend={"sources": []}, ends=(100,))
+    assert unblended.in_version(2) == unblended
+    save_ledger(str(tmp_path), second)
+    assert load_ledger(str(tmp_path), "demo") == second
+
+
+@pytest.mark.parametrize("version", [3, 0, "2", None])
+def test_a_newer_version_of_the_plan_is_refused(tmp_path: Path, version: Any) -> None:
+    save_ledger(str(tmp_path), Ledger(run="demo", index="f" * 32, blend=BLEND | {"plan": version}, ends=(100,)))
+    with pytest.raises(
+        CacheError, match=f"found plan version {version!r}, expected 2 or an earlier one; use the megabl"
+    ):
+        load_ledger(str(tmp_path), "demo")
+
+
+def test_cycles_are_those_of_the_ledger() -> None:
+    names = ("a", "b", "c")
+    promised, chosen = (
+        Ledger(
+            run="demo",
+            index="f" * 32,
+            blend={"sources": [{"name": name, "cycles": cycles} for name in listed]},
+            ends=(100,),
+        )
+        for cycles, listed in ((7, names[:2]), (9, names))
+    )
+    assert [source["cycles"] for source in chosen.with_cycles_of(promised).blend["sources"]] == [7, 7, 9]
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

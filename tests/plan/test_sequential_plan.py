@@ -23,8 +23,8 @@ def test_counts_and_where_they_are_reached() -> None:
     plan = SequentialPlan(COUNTS)
     for n in range(6):
         assert plan.counts(n).tolist() == [min(n, 3), 0, max(n - 3, 0), 0]
-    assert [plan.first_reaching(2, count) for count in range(4)] == [0, 4, 5, None]
-    assert plan.first_reaching(1, 1) is None
+    assert [plan.first_sample_from(2, ordinal) for ordinal in range(3)] == [3, 4, None]
+    assert plan.first_sample_from(1, 0) is None
 
 
 def test_outside_is_refused() -> None:
