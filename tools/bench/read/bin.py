@@ -1,9 +1,10 @@
 """How `.bin/.idx` pairs of many documents and many blocks are opened and read, in fresh processes, warm.
 
-Claims: a block costs at most a few times as much to read in a file of 10^7 blocks as in one of 10^5 (rows of an index of more than
-64 MiB are read from its file, not from memory); the first batch of 40 million documents takes less than a second of CPU and adds
-some 50 MiB of memory of the process's own with `memory: 64MiB`, since the `.idx` is never parsed by readers. Documents are of 1 to 15 tokens of 2 bytes; the `.bin` is a sparse file of zeros. Where Megatron-core is installed its
-IndexedDataset reads as many documents as ours reads blocks.
+Claims: a block costs at most a few times as much to read in a file of 10^7 blocks as in one of 10^5 (rows of an index of more
+than 64 MiB are read from its file, not from memory); the first batch of 40 million documents takes less than a second of CPU and
+adds some 50 MiB of memory of the process's own with `memory: 64MiB`, since readers never parse the `.idx`. Documents are of 1 to
+15 tokens of 2 bytes; the `.bin` is a sparse file of zeros. Where Megatron-core is installed, its IndexedDataset reads as many
+documents as ours reads blocks.
 
     python tools/bench/read/bin.py                    # needs 1 GB in the temporary folder
 """
@@ -24,9 +25,6 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-
-MEAN_BYTES = 16
-"""Of a document, about."""
 
 
 def write_pair(path: Path, documents: int) -> None:
