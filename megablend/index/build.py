@@ -28,7 +28,8 @@ from megablend.index.idx_digests import LongIdx, find_missing, idx_digests, make
 from megablend.index.launch import Launch
 from megablend.index.lock import build_lock, check_shared
 from megablend.index.merge import write_generation
-from megablend.index.packs import Pack, Packed, PackWriter, facts_of, packs
+from megablend.index.pack_writer import PackWriter
+from megablend.index.packs import Pack, Packed, facts_of, packs
 from megablend.index.share import share
 from megablend.index.sources import SourceListing, SourceSpec, find_source
 from megablend.index.work import (

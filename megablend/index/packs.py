@@ -3,8 +3,8 @@
     <cache>/packs/<digest>   magic, length of the entries (uint64, little-endian), entries as an Arrow IPC stream, the files'
                              chunk tables, their block tables, a blake2b digest (16 bytes) of all before
 
-A build writes a pack now and then (see PackWriter), so that one that is killed loses little. Entries are found by the answer in
-their fragment's name. A pack whose digest is wrong is never trusted: its files are read again. Few files at a time, parts of
+A build writes a pack now and then (see pack_writer.py), so that one that is killed loses little. Entries are found by the answer
+in their fragment's name. A pack whose digest is wrong is never trusted: its files are read again. Few files at a time, parts of
 large ones, and what megablend 0.1.0 found, have single fragments (see fragments.py); a build puts many of these into a pack.
 """
 
@@ -14,8 +14,6 @@ import hashlib
 import json
 import mmap
 import struct
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,17 +24,12 @@ import pyarrow as pa
 
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array
-from megablend.formats.blocks import join_tables
-from megablend.index.disk import replace_file
-from megablend.index.fragments import Fragment, FragmentName, write_fragment
+from megablend.index.fragments import Fragment, FragmentName
 
-PACK_MIN_FILES = 32
-PACK_FILES, PACK_BYTES, PACK_SECONDS = 1 << 14, 16 << 20, 10.0
-"""A pack is written once so many files are found, or so many bytes of tables, or the first of them is so old."""
-_MAGIC = b"megablend pack 1\n"
-_LENGTH = struct.Struct("<Q")
-_DIGEST_BYTES = 16
-_ENTRIES = pa.schema(
+MAGIC = b"megablend pack 1\n"
+LENGTH = struct.Struct("<Q")
+DIGEST_BYTES = 16
+ENTRIES = pa.schema(
     [
         ("place", pa.string()),
         ("answer", pa.string()),
@@ -97,16 +90,16 @@ class Pack:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:  # ValueError: of an empty file
             raise CacheError(f"{path}: cannot be read ({error}); the next build makes it again") from error
-        body, start = data[:-_DIGEST_BYTES], len(_MAGIC) + _LENGTH.size
+        body, start = data[:-DIGEST_BYTES], len(MAGIC) + LENGTH.size
         if (
-            len(data) < start + _DIGEST_BYTES
-            or body[: len(_MAGIC)] != _MAGIC
-            or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != data[-_DIGEST_BYTES:]
+            len(data) < start + DIGEST_BYTES
+            or body[: len(MAGIC)] != MAGIC
+            or hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest() != data[-DIGEST_BYTES:]
         ):
             raise CacheError(
                 f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); the next build makes it again"
             )
-        (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
+        (length,) = LENGTH.unpack_from(body, len(MAGIC))
         self._entries = pa.ipc.open_stream(pa.py_buffer(body[start : start + length])).read_next_batch()
         self._first_chunk = _offsets(self._entries.column("num_chunks"))
         self._first_block = _offsets(self._entries.column("num_blocks"))
@@ -143,49 +136,6 @@ class Pack:
         return {name: self._entries.column(name).to_pylist() for name in names}
 
 
-class PackWriter:
-    """Keeps what is found in files: many at a time in a pack, fewer than PACK_MIN_FILES as single fragments.
-
-    Args:
-        folder: of the packs.
-        singles: folder of the single fragments.
-    """
-
-    def __init__(self, folder: Path, singles: Path) -> None:
-        self.written: list[str] = []
-        """Names of the packs so far."""
-        self._folder, self._singles = folder, singles
-        self._found: list[tuple[FragmentName, Fragment, bool]] = []
-        self._bytes, self._since = 0, 0.0
-
-    def add(self, name: FragmentName, fragment: Fragment, *, is_single: bool) -> None:
-        """Take what was found in a file; write where it is time. Raises: CacheError.
-
-        Args:
-            is_single: there is a single fragment of it.
-        """
-        if not self._found:
-            self._since = time.monotonic()
-        self._found.append((name, fragment, is_single))
-        self._bytes += fragment.index.chunks.nbytes + fragment.index.blocks.nbytes
-        is_old = time.monotonic() > self._since + PACK_SECONDS
-        if is_old or len(self._found) >= PACK_FILES or self._bytes >= PACK_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is left. Raises: CacheError."""
-        if len(self._found) >= PACK_MIN_FILES:
-            data = _pack([(name, facts_of(fragment)) for name, fragment, _ in self._found])
-            name = data[-_DIGEST_BYTES:].hex()
-            replace_file(self._folder / name, data)
-            self.written.append(name)
-        else:
-            for each, fragment, is_single in self._found:
-                if not is_single:
-                    write_fragment(self._singles / str(each), fragment)
-        self._found, self._bytes = [], 0
-
-
 class Packed:
     """What packs hold, by the answers in the fragments' names."""
 
@@ -217,41 +167,6 @@ class Packed:
 def packs(cache: str | Path) -> Path:
     """The folder of a cache's packs."""
     return Path(cache).absolute() / "packs"
-
-
-def _pack(found: Sequence[tuple[FragmentName, FileFacts]]) -> bytes:
-    entries = [
-        {
-            "place": name.place,
-            "answer": name.answer,
-            "rows": each.rows,
-            "tokens": each.tokens,
-            "token_dtype": each.token_dtype,
-            "structure": each.structure,
-            "body": each.body,
-            "meta": each.meta,
-            "num_chunks": len(each.chunks),
-            "num_blocks": len(each.blocks),
-        }
-        for name, each in found
-    ]
-    batch = pa.RecordBatch.from_pylist(entries, schema=_ENTRIES)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, _ENTRIES) as writer:
-        writer.write_batch(batch)
-    stream = sink.getvalue().to_pybytes()
-    chunks = join_tables((each.chunks for _, each in found), CHUNK_DTYPE)
-    blocks = join_tables((each.blocks for _, each in found), BLOCK_DTYPE)
-    data = b"".join(
-        [
-            _MAGIC,
-            _LENGTH.pack(len(stream)),
-            stream,
-            chunks.tobytes(),
-            blocks.tobytes(),
-        ]
-    )
-    return data + hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 def _offsets(counts: pa.Array) -> list[int]:

@@ -242,8 +242,9 @@ class BlockStore:
                 FORMATS[source.format],
                 self.generation.chunks(entry),
             )
-            self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks)
             digests = read_digests(self.generation.cache, source.format, entry)
+            checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
+            self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
             known = dataclasses.replace(entry.opened, group_digests=digests)
             reader = kind.open(path, source.column, known, storage=storage_for(path, direct=self.direct))
             self._check_version(file, entry, path)

@@ -22,7 +22,8 @@ from megablend.index.fragments import (
     read_fragment,
     write_fragment,
 )
-from megablend.index.packs import Pack, Packed, PackWriter
+from megablend.index.pack_writer import PackWriter
+from megablend.index.packs import Pack, Packed
 from megablend.index.parts import join, num_parts, part_span
 from megablend.index.sources import SourceFile, SourceListing, stat_file
 from megablend.storage import storage_for

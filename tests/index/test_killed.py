@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from index_data import ROOT, build, driver, environment, run, spec, write
 
+from megablend.index.build import SourceSpec
 from megablend.index.cache import list_generations, open_generation
 from megablend.index.verify import verify
 
@@ -141,3 +142,29 @@ def test_a_full_disk_leaves_nothing_half_written(data: Path, tmp_path: Path, dig
     assert "fragments/" in messages[1]
     assert "generations/" in messages[2]
     check_after(data, cache, digest)
+
+
+@pytest.mark.parametrize(
+    "number", [2, 3, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 4, 5, 6, 7))]
+)
+def test_a_build_of_many_files_killed_at_each_of_its_writes(data: Path, tmp_path: Path, number: int) -> None:
+    for seed in range(NUM_FILES, 2 * NUM_FILES):  # enough for a pack
+        write(tmp_path / "data" / f"{seed}.arrow", seed)
+    both = SourceSpec(
+        name="both",
+        patterns=(f"{data}/*.arrow", f"{tmp_path}/data/*.arrow"),
+        column=None,
+        documents=True,
+        block_bytes=0,
+    )
+    cache = tmp_path / "cache"
+    crash = CRASH.replace("spec(Path(sys.argv[2]))", f"eval({repr(both)!r}, vars(sources))")
+    command = [driver(0)[0], "-c", f"from megablend.index import sources\n{crash}", str(number), str(data), str(cache)]
+    result = run(command, PYTHONPATH=f"{ROOT}:{Path(__file__).parent}")
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert verify(str(cache), data=False) == []
+    report = build(cache, both)
+    assert report.read == (2 * NUM_FILES if number < 3 else 0)  # the second write is the pack's
+    assert report.digest == build(tmp_path / "whole", both).digest
+    assert verify(str(cache), data=True) == []
+    assert not list(cache.rglob(".tmp-*"))

@@ -6,7 +6,7 @@ import pytest
 from index_data import build, driver, generation_bytes, run, spec, write
 
 from megablend.errors import CorruptFileError
-from megablend.index import packs as module
+from megablend.index import pack_writer as module
 from megablend.index.cache import fragments, generations
 from megablend.index.gc import collect
 from megablend.index.packs import Pack, packs

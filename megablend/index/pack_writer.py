@@ -1,0 +1,99 @@
+"""Writing packs: what is found in files is collected and written now and then, so that a build that is killed loses little."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
+from megablend.formats.blocks import join_tables
+from megablend.index.disk import replace_file
+from megablend.index.fragments import Fragment, FragmentName, write_fragment
+from megablend.index.packs import DIGEST_BYTES, ENTRIES, LENGTH, MAGIC, FileFacts, facts_of
+
+PACK_MIN_FILES = 32
+"""Fewer files have single fragments."""
+PACK_FILES, PACK_BYTES, PACK_SECONDS = 1 << 14, 16 << 20, 10.0
+"""A pack is written once so many files are found, or so many bytes of tables, or the first of them is so old."""
+
+
+class PackWriter:
+    """Keeps what is found in files: many at a time in a pack, fewer than PACK_MIN_FILES as single fragments.
+
+    Args:
+        folder: of the packs.
+        singles: folder of the single fragments.
+    """
+
+    def __init__(self, folder: Path, singles: Path) -> None:
+        self.written: list[str] = []
+        """Names of the packs so far."""
+        self._folder, self._singles = folder, singles
+        self._found: list[tuple[FragmentName, Fragment, bool]] = []
+        self._bytes, self._since = 0, 0.0
+
+    def add(self, name: FragmentName, fragment: Fragment, *, is_single: bool) -> None:
+        """Take what was found in a file; write where it is time. Raises: CacheError.
+
+        Args:
+            is_single: there is a single fragment of it.
+        """
+        if not self._found:
+            self._since = time.monotonic()
+        self._found.append((name, fragment, is_single))
+        self._bytes += fragment.index.chunks.nbytes + fragment.index.blocks.nbytes
+        is_old = time.monotonic() > self._since + PACK_SECONDS
+        if is_old or len(self._found) >= PACK_FILES or self._bytes >= PACK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is left. Raises: CacheError."""
+        if len(self._found) >= PACK_MIN_FILES:
+            data = _pack([(name, facts_of(fragment)) for name, fragment, _ in self._found])
+            name = data[-DIGEST_BYTES:].hex()
+            replace_file(self._folder / name, data)
+            self.written.append(name)
+        else:
+            for each, fragment, is_single in self._found:
+                if not is_single:
+                    write_fragment(self._singles / str(each), fragment)
+        self._found, self._bytes = [], 0
+
+
+def _pack(found: Sequence[tuple[FragmentName, FileFacts]]) -> bytes:
+    entries = [
+        {
+            "place": name.place,
+            "answer": name.answer,
+            "rows": each.rows,
+            "tokens": each.tokens,
+            "token_dtype": each.token_dtype,
+            "structure": each.structure,
+            "body": each.body,
+            "meta": each.meta,
+            "num_chunks": len(each.chunks),
+            "num_blocks": len(each.blocks),
+        }
+        for name, each in found
+    ]
+    batch = pa.RecordBatch.from_pylist(entries, schema=ENTRIES)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, ENTRIES) as writer:
+        writer.write_batch(batch)
+    stream = sink.getvalue().to_pybytes()
+    chunks = join_tables((each.chunks for _, each in found), CHUNK_DTYPE)
+    blocks = join_tables((each.blocks for _, each in found), BLOCK_DTYPE)
+    data = b"".join(
+        [
+            MAGIC,
+            LENGTH.pack(len(stream)),
+            stream,
+            chunks.tobytes(),
+            blocks.tobytes(),
+        ]
+    )
+    return data + hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
