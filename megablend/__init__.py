@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         LaunchError,
         MegablendError,
         PlanError,
+        ResourceError,
         StateError,
         TransformError,
     )
@@ -59,6 +60,7 @@ _HOMES = {
     "LaunchError": "megablend.errors",
     "MegablendError": "megablend.errors",
     "PlanError": "megablend.errors",
+    "ResourceError": "megablend.errors",
     "StateError": "megablend.errors",
     "TransformError": "megablend.errors",
 }
@@ -77,6 +79,7 @@ __all__ = [
     "Pages",
     "PlanError",
     "PretrainingSampler",
+    "ResourceError",
     "StateError",
     "TransformError",
     "build",

@@ -15,6 +15,7 @@ from megablend.plan.ledger import Ledger, load_ledger
 from megablend.plan.memory import check_sample
 from megablend.plan.run import Run, plan_run, store_of
 from megablend.plan.state import State
+from megablend.system.failures import translating
 
 ConfigLike = str | Path | Mapping[str, Any] | Config
 
@@ -45,6 +46,7 @@ def open_run(config: Config, split: str, state: State | None = None) -> Run:
     return dataclasses.replace(run, ledger=dataclasses.replace(run.ledger, run=state.run, ends=ends))
 
 
+@translating("open_index")
 def open_index(cache: str | Path, digest: str | None = None) -> BlockStore:
     """Blocks of an index, for loaders of your own: `open_index(cache).read_pages(block_ids)`.
 

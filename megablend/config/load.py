@@ -16,11 +16,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from megablend.config.limited_yaml import compose_and_load
 from megablend.config.model import Config, Source
 from megablend.errors import ConfigError
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where PyYAML has it: ten times as fast, which thousands of sources need."""
 
 
 def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str | None = None) -> Config:
@@ -64,8 +62,7 @@ def _read(path: Path) -> tuple[dict[str, Any], _Places]:
     if path.suffix == ".json":
         text = text.replace("\t", " ")  # between tokens, where YAML takes no tabs; JSON's strings hold none
     try:
-        node = yaml.compose(text, Loader=_LOADER)  # JSON is YAML
-        data = yaml.load(text, Loader=_LOADER)
+        node, data = compose_and_load(text)  # JSON is YAML
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)

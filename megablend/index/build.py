@@ -30,6 +30,8 @@ from megablend.index.merge import write_generation
 from megablend.index.share import share
 from megablend.index.sources import SourceFile, SourceListing, SourceSpec, find_source
 from megablend.index.work import Done, Item, Work, await_fragment, ensure_fragment, items_of, join_parts, plan_work
+from megablend.system.failures import translating
+from megablend.system.shared_folder import check_folder
 
 __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
@@ -99,7 +101,8 @@ def build_index(
         and all end with its exit code.
     """
     try:
-        return _build(Path(cache).absolute(), sources, launch, progress or _ignore)
+        with translating(cache):
+            return _build(Path(cache).absolute(), sources, launch, progress or _ignore)
     except BaseException as error:
         launch.abort(error)
 
@@ -142,6 +145,8 @@ def _prepare(cache: Path, listings: tuple[SourceListing, ...], stack: contextlib
     with writing(cache):
         for folder in (fragments(cache), generations(cache)):
             folder.mkdir(parents=True, exist_ok=True)
+        for folder in folders(cache):
+            check_folder(folder)
         held = stack.enter_context(build_lock(cache))
         for folder in (*folders(cache), *generations(cache).iterdir()):
             if folder.is_dir():

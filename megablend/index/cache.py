@@ -29,11 +29,13 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import CacheError
+from megablend.formats import FORMATS
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, OpenedFile
-from megablend.index.disk import checksum, finished
-from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_manifest, read_roots
+from megablend.index.disk import checksum, finished, reading
+from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_generation_manifest, read_roots
 from megablend.index.mapped import MappedTable
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, read_batch
+from megablend.system.limited_json import parse_json
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -102,6 +104,11 @@ class Generation:
         self.rows_before: Int64Array = self._blocks["rows_before"]
         self.ends_before: Int64Array = self._blocks["ends_before"]
         self._num_chunks: int = manifest["num_chunks"]
+        places = self.file_sources
+        if self.num_files != manifest["num_files"] or (
+            self.num_files and not 0 <= places.min() <= places.max() < len(manifest["sources"])
+        ):
+            raise self._damaged_files(f"it does not hold the {manifest['num_files']} files of the sources")
         self._first_block = self._offsets("first_block", len(self.tokens_before) - 1)
         self._first_chunk = self._offsets("first_chunk", self._num_chunks)
         self._chunk_counts = np.diff(self._first_chunk)
@@ -132,7 +139,13 @@ class Generation:
 
     @cached_property
     def _chunks(self) -> MappedTable:
-        return MappedTable(self.folder / CHUNKS, CHUNK_COLUMNS)
+        table = MappedTable(self.folder / CHUNKS, CHUNK_COLUMNS)
+        if len(table["file"]) != self._num_chunks:
+            raise CacheError(
+                f"{self.folder / CHUNKS}: damaged table: {len(table['file'])} rows, {self._num_chunks} were committed; "
+                "build again to mend it"
+            )
+        return table
 
     def file(self, i: int) -> FileEntry:
         """File number i. Raises: IndexError."""
@@ -154,9 +167,18 @@ class Generation:
                 size=row["size"],
                 token_dtype=row["token_dtype"],
                 structure=row["structure"],
-                meta=json.loads(row["meta"]),
+                meta=self._meta(row["meta"]),
             ),
         )
+
+    def _meta(self, text: str) -> dict[str, Any]:
+        try:
+            meta = parse_json(text)
+        except ValueError as error:
+            raise self._damaged_files(f"what it keeps of a file is not JSON ({error})") from error
+        if not isinstance(meta, dict):
+            raise self._damaged_files("what it keeps of a file is not an object")
+        return meta
 
     def file_names(self) -> list[str]:
         """Names of all files, relative to their sources' roots."""
@@ -253,10 +275,11 @@ class Generation:
     def _offsets(self, column: str, total: int) -> Int64Array:
         offsets = np.append(self._files.column(column).to_numpy(zero_copy_only=True), total)
         if offsets[0] or (np.diff(offsets) < 0).any():
-            raise CacheError(
-                f"{self.folder / FILES}: damaged table: its {column} does not rise from 0 to {total}; build again to mend it"
-            )
+            raise self._damaged_files(f"its {column} does not rise from 0 to {total}")
         return offsets
+
+    def _damaged_files(self, problem: str) -> CacheError:
+        return CacheError(f"{self.folder / FILES}: damaged table: {problem}; build again to mend it")
 
     def _source(self, entry: Mapping[str, Any], roots: Mapping[str, str]) -> SourceEntry:
         files = range(entry["first_file"], entry["first_file"] + entry["num_files"])
@@ -283,13 +306,14 @@ def open_generation(cache: str | Path, digest: str) -> Generation:
     Raises: CacheError where there is none of that name, it is not whole, or a newer version wrote it.
     """
     folder = generations(cache) / digest
-    if not (folder / MANIFEST).is_file():
+    if not _is_committed(folder):
         known = ", ".join(list_generations(cache)) or "none"
         raise CacheError(f"{folder}: there is no such generation of the index (those there are: {known}); build it")
-    manifest = read_manifest(folder)
+    manifest = read_generation_manifest(folder)
     for name, entry in manifest["tables"].items():
         path = folder / name
-        size = path.stat().st_size if path.is_file() else 0
+        with reading(path):
+            size = path.stat().st_size if path.is_file() else 0
         if size != entry["bytes"]:
             raise CacheError(f"{path}: has {size} bytes, {entry['bytes']} were committed; build again to mend it")
     # The table of files is read whole anyway, and what it says is believed; the larger ones would take too long here.
@@ -301,14 +325,28 @@ def open_generation(cache: str | Path, digest: str) -> Generation:
             raise CacheError(
                 f"{folder / ROOTS}: does not say where source {entry['name']!r} lies; build again to mend it"
             )
-    return Generation(folder, manifest, roots)
+        if entry["format"] not in FORMATS:
+            raise CacheError(
+                f"{folder / MANIFEST}: source {entry['name']!r} is of a format, {entry['format']!r}, that this "
+                "megablend does not know; use the one that wrote it, or build again"
+            )
+    with reading(folder):
+        return Generation(folder, manifest, roots)
 
 
 def list_generations(cache: str | Path) -> list[str]:
     """Digests of a cache's generations, the last one built (or built again) last; none where there is no cache."""
     folder = generations(cache)
-    names = [name for name in finished(folder) if (folder / name / MANIFEST).is_file()]
+    names = [name for name in finished(folder) if _is_committed(folder / name)]
     return sorted(names, key=lambda name: (arrival(folder / name), name))
+
+
+def _is_committed(folder: Path) -> bool:
+    """Whether there is a generation; one that cannot be looked at is there, too."""
+    try:
+        return (folder / MANIFEST).is_file()
+    except OSError:
+        return True
 
 
 def arrival(folder: Path) -> int:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from megablend.errors import CacheError
 from megablend.index.cache import Generation
-from megablend.index.disk import checksum
+from megablend.index.disk import checksum, reading
 from megablend.index.manifest import MANIFEST, read_manifest
 from megablend.index.mapped import MappedTable
 from megablend.index.totals import keep_totals, kept_totals
@@ -176,7 +176,8 @@ def open_table(generation: Generation, source: int) -> DocumentTable:
 def _opened(folder: Path) -> DocumentTable:
     """One memory map for all splits and datasets of a process."""
     for name, committed in read_manifest(folder)["tables"].items():
-        size = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        with reading(folder / name):
+            size = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if size != committed["bytes"]:
             raise CacheError(
                 f"{folder / name}: has {size} bytes, {committed['bytes']} were committed; build again to mend it"

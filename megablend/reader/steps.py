@@ -15,6 +15,7 @@ from megablend.plan.windows import planned
 from megablend.reader.ahead import ReadAhead
 from megablend.reader.dataset import Dataset
 from megablend.reader.tensors import batch_dict
+from megablend.system.failures import translating
 
 MAX_THREADS = 8
 """That read and decode for a process."""
@@ -44,7 +45,8 @@ class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             padding: dict[str, torch.Tensor] = torch.utils.data.default_collate([self._dataset.untransformed(None)])
             return padding
         try:
-            samples = self._at(ks[0]).next()
+            with translating(f"the batch of sample {ks[0]}"):
+                samples = self._at(ks[0]).next()
         except BaseException:  # an interrupt, too, may come at any line: begin anew
             self.close()
             raise
