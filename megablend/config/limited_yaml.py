@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,13 +19,23 @@ MAX_REPEATED = 1 << 18
 """Values that aliases repeat, written out."""
 
 
+def read_limited(path: Path) -> str:
+    """The text of a config. Raises: OSError; ValueError where it is not UTF-8, or larger than MAX_BYTES."""
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)  # of a pipe or a device, too, no more
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES:,} bytes, where a config has at most as many")
+    try:
+        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()  # line ends as files have them
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+
+
 def compose_and_load(text: str) -> tuple[yaml.Node | None, Any]:
     """The nodes of a YAML document, with their lines, and its value.
 
     Raises: yaml.YAMLError, ValueError where it is not YAML, or beyond the limits.
     """
-    if len(text) > MAX_BYTES:
-        raise ValueError(f"{len(text):,} characters, where a config has at most {MAX_BYTES:,}")
     _check(yaml.parse(text, Loader=LOADER))
     try:
         return yaml.compose(text, Loader=LOADER), yaml.load(text, Loader=LOADER)

@@ -101,6 +101,11 @@ class Generation:
         self._files = read_batch(folder / FILES, FILE_SCHEMA)
         self.num_files: int = self._files.num_rows
         self.tokens_before: Int64Array = self._blocks["tokens_before"]
+        if len(self.tokens_before) - 1 != manifest["num_blocks"]:
+            raise CacheError(
+                f"{folder / BLOCKS}: damaged table: {len(self.tokens_before) - 1} blocks, {manifest['num_blocks']} were "
+                "committed; build again to mend it"
+            )
         self.rows_before: Int64Array = self._blocks["rows_before"]
         self.ends_before: Int64Array = self._blocks["ends_before"]
         self._num_chunks: int = manifest["num_chunks"]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from megablend.errors import CacheError, MegablendError
+from megablend.errors import CacheError, MegablendError, MissingFileError
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.shared_folder import check_folder, open_again
 
@@ -33,11 +33,11 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path, *, apart_from: type[OSError] = MissingFileError) -> Iterator[None]:
     """Turn an OSError of reading the cache (no permission, a failing disk) into a CacheError that names the path."""
     try:
         yield
-    except MegablendError:
+    except (MegablendError, apart_from):
         raise
     except OSError as error:
         raise CacheError(

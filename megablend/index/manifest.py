@@ -42,6 +42,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if manifest.pop("checksum", None) != _checksum(manifest):
         raise CacheError(f"{folder / MANIFEST}: damaged (its checksum is wrong); build again to mend it")
     _check_fields(folder, manifest, _FIELDS)
+    if manifest["format_version"] != FORMAT_VERSION:
+        raise CacheError(f"{folder / MANIFEST}: damaged (format version {version}); build again to mend it")
     for entry in manifest["tables"].values():
         _check_fields(folder, entry, _TABLE_FIELDS)
     return manifest
@@ -92,9 +94,9 @@ def read_roots(folder: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with reading(path):
+        with reading(path, apart_from=FileNotFoundError):
             value = parse_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (FileNotFoundError, ValueError) as error:
         raise CacheError(f"{path}: cannot be read ({error}); build again to mend it") from error
     if not isinstance(value, dict):
         raise CacheError(f"{path}: damaged (not a JSON object); build again to mend it")

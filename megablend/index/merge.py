@@ -35,12 +35,14 @@ from megablend.index.manifest import (
     ROOTS,
     TABLES,
     damaged_tables,
-    read_manifest,
+    read_generation_manifest,
     sealed,
 )
 from megablend.index.sources import SourceFile, SourceListing
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, TableWriter, write_batch
 
+_CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunks")
+"""Of a manifest: all but the version that wrote it, and the tables' bytes, which may depend on that."""
 Load = Callable[[int, SourceFile], Fragment]
 """The fragment of a file of a source (by the source's index)."""
 
@@ -173,7 +175,7 @@ def _commit(folder: Path, final: Path, roots: Mapping[str, str]) -> bool:
     """Give a written generation its name; True where it is new (or takes the place of a damaged one)."""
     arrivals = [arrival(final.parent / name) for name in finished(final.parent)]
     text = json.dumps({"arrival": 1 + max(arrivals, default=0), "roots": roots}, sort_keys=True, indent=1).encode()
-    if final.exists() and _is_whole(final):
+    if final.exists() and _is_whole(final, folder):
         replace_file(final / ROOTS, text)
         return False
     write_flushed(folder / ROOTS, [text])
@@ -189,9 +191,11 @@ def _commit(folder: Path, final: Path, roots: Mapping[str, str]) -> bool:
     return True
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(final: Path, written: Path) -> bool:
+    """Whether what was committed before says the same as what was written now, and has its tables."""
     try:
-        return not damaged_tables(folder, read_manifest(folder))
+        manifest, expected = read_generation_manifest(final), read_generation_manifest(written)
+        return all(manifest.get(name) == expected[name] for name in _CONTENT) and not damaged_tables(final, manifest)
     except CacheError:
         return False
 

@@ -17,7 +17,7 @@ def parse_json(text: str | bytes) -> Any:
     except RecursionError:
         raise _too_deep() from None
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         level = [item for each in level for item in _items(each) if isinstance(item, dict | list)]
         if not level:
             return value
@@ -29,7 +29,7 @@ def missing_field(value: object, fields: Mapping[str, type | tuple[type, ...]]) 
     if not isinstance(value, dict):
         return "that it is an object"
     for name, kind in fields.items():
-        if not isinstance(value.get(name), kind) or (kind is int and isinstance(value[name], bool)):
+        if name not in value or not isinstance(value[name], kind) or (kind is int and isinstance(value[name], bool)):
             return name
     return None
 

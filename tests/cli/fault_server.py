@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import select
 import signal
 import sys
 import traceback
@@ -21,6 +22,7 @@ import numpy as np
 import megablend
 from megablend.cli.main import main as run_command
 from megablend.errors import MegablendError
+from megablend.index import mapped
 
 
 def read_all(config: str) -> str:
@@ -36,6 +38,8 @@ def read_all(config: str) -> str:
 
 def run(order: dict[str, Any]) -> None:
     """Do what is asked; ends with SystemExit."""
+    if order.get("large"):  # as tables of a large index are: read rather than mapped
+        mapped.MAPPED_BYTES = 0
     if "argv" in order:
         sys.argv = ["megablend", *order["argv"]]
         run_command()
@@ -60,12 +64,11 @@ def warm_up(order: dict[str, Any]) -> int:
     return 0
 
 
-def child(order: dict[str, Any], started: int) -> None:
-    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+def child(order: dict[str, Any], started: int, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     signal.alarm(order.get("seconds", 60))  # of a child that hangs, none is left behind
-    os.read(started, 1)
+    select.select([started], [], [])
     status = 70
     try:
         run(order)
@@ -85,11 +88,14 @@ def main() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         ready, started = os.pipe()
+        order = json.loads(line)
+        output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         pid = os.fork()
         if pid == 0:
             os.close(started)
-            child(json.loads(line), ready)
+            child(order, ready, output)
         os.close(ready)
+        os.close(output)
         print(pid, flush=True)
         sys.stdin.readline()
         os.write(started, b"x")

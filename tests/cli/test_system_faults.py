@@ -29,7 +29,20 @@ KINDS = (
     "lseek,close,fadvise64,access,readlink"
 )
 ERRORS = ("EACCES", "EIO", "ESTALE", "EMFILE", "ENOMEM", "ENOSPC")
-COMMANDS = ("build", "build again", "describe", "describe cache", "show", "verify", "verify data", "gc", "read")
+COMMANDS = (
+    "build",
+    "build again",
+    "describe",
+    "describe cache",
+    "show",
+    "verify",
+    "verify data",
+    "gc",
+    "read",
+    "read large",
+    "read direct",
+    "megatron",
+)
 FAULTS = int(os.environ.get("MEGABLEND_TEST_FAULTS", "200"))
 SEED = int(os.environ.get("MEGABLEND_TEST_SEED", "0"))
 
@@ -113,6 +126,8 @@ class Campaign:
         assert self.server.run(self.order("build")).status == 0
         shutil.copytree(self.work / "cache", folder / "built")
         self.tokens = self.server.run(self.order("read")).output
+        assert self.server.run(self.order("megatron")).status == 0
+        self.megatron = {path.name: path.read_bytes() for path in (self.work / "cache-megatron").glob("[!.]*.*")}
 
     def _config(self, folder: Path) -> str:
         kinds = ("parquet", "arrow", "megatron")
@@ -121,6 +136,7 @@ class Campaign:
         ]
         config = make_config(folder, sources, samples=40, run="demo", order="row")
         (folder / "demo.json").write_text(json.dumps(config))
+        (folder / "direct.json").write_text(json.dumps(config | {"direct_io": True}))
         return str(folder / "demo.json")
 
     def _orders(self, folder: Path) -> list[dict[str, Any]]:
@@ -135,13 +151,19 @@ class Campaign:
             ["verify", "--data", cache],
             ["gc", "--older-than", "0", cache],
         ]
-        return [*({"argv": command} for command in commands), {"read": config}]
+        reads = [{"read": config}, {"read": config, "large": True}, {"read": str(folder / "direct.json")}]
+        prefixes = " ".join(str(path.with_suffix("")) for path in sorted(folder.glob("source2/*.bin")))
+        words = f"--data-path {prefixes} --seq-length 8 --split 1,0,0 --train-samples 40"
+        options = f'--valid-samples 0 --test-samples 0 --tokenizer-identifiers {{"class":"T"}} --data-cache-path {cache}-megatron'
+        megatron = ["megatron-cache", *words.split(), *options.split()]
+        return [*({"argv": command} for command in commands), *reads, {"argv": megatron}]
 
     def order(self, command: str) -> dict[str, Any]:
         return self._orders(self.work)[COMMANDS.index(command)]
 
     def prepare(self, command: str) -> None:
         shutil.rmtree(self.work / "cache", ignore_errors=True)
+        shutil.rmtree(self.work / "cache-megatron", ignore_errors=True)
         if command != "build":
             shutil.copytree(self.folder / "built", self.work / "cache")
         if command == "gc":
@@ -179,8 +201,8 @@ class Campaign:
         injected = [line for line in done.log if "(INJECTED)" in line]
         what = f"seed {seed}: {command}: {error} in {injected or call.text}\nexit {done.status}\n{done.output}"
         assert "Traceback" not in done.output, what
-        if command == "read" and done.status == 0:
-            assert done.output == self.tokens, what
+        if command.startswith("read") and done.status == 0:
+            assert self.tokens in done.output, what
         if done.status != 0:
             assert done.status in (2, 3), what
             self.check_message(command, done.output, what)
@@ -198,9 +220,14 @@ class Campaign:
 
     def check_afterwards(self, command: str, what: str) -> None:
         (self.work / "cache" / "fragments" / "old-one").unlink(missing_ok=True)
-        for order in (self.order("build"), self.order("verify data")):
+        again = ["megatron"] if command == "megatron" else ["build", "verify data"]
+        for order in map(self.order, again):
             done = self.server.run(order)
             assert done.status == 0, f"{what}\nafterwards: {done.output}"
+        if command == "megatron":
+            found = {path.name: path.read_bytes() for path in (self.work / "cache-megatron").glob("[!.]*.*")}
+            assert found == self.megatron, f"{what}\nafterwards: {sorted(found)}"
+            return
         done = self.server.run(self.order("read"))
         assert done.output == self.tokens, f"{what}\nafterwards: {done.output}"
 
