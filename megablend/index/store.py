@@ -19,6 +19,7 @@ from megablend.index.cache import Generation, SourceEntry
 from megablend.index.extra import ExtraColumn, beside
 from megablend.index.recent import Recent
 from megablend.storage import storage_for
+from megablend.system.failures import translating
 
 MIN_OPEN_FILES, MAX_OPEN_FILES = 1 << 10, 1 << 14
 """Readers of files kept at once, since opening a file reads its footer; descriptors are bounded by the storage."""
@@ -107,9 +108,10 @@ class BlockStore:
         """
         numbers = self._checked(ids)
         parts, places = list[DecodedBlocks](), list[npt.NDArray[np.int64]]()
-        for here, opened, rows in self._by_reader(numbers):
-            parts.append(self._read(opened, numbers[here], rows, pieces=pieces))
-            places.append(here)
+        with translating(str(self.generation.folder)):
+            for here, opened, rows in self._by_reader(numbers):
+                parts.append(self._read(opened, numbers[here], rows, pieces=pieces))
+                places.append(here)
         found = DecodedBlocks.joined(parts)
         return found if len(parts) < 2 else found.taken(np.argsort(np.concatenate(places)))
 
