@@ -182,7 +182,7 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        if (translated := translate(error, "megablend")) is not None:
+        if (translated := translate(error, " ".join(sys.argv[1:3]))) is not None:
             click.echo(f"megablend: {translated}", err=True)
             sys.exit(translated.exit_code)
         traceback.print_exc()

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from megablend.errors import CacheError, MegablendError, MissingFileError
+from megablend.errors import CacheError, MegablendError
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.shared_folder import check_folder, open_again
 
 _PREFIX = ".tmp-"
 _READ_BYTES = 1 << 20
-_OTHER_CACHE = ", or choose another cache directory"
 
 
 @contextlib.contextmanager
@@ -28,18 +27,20 @@ def writing(path: Path) -> Iterator[None]:
     except MegablendError:  # a missing data file is an OSError too, and not ours
         raise
     except OSError as error:
-        remedy = remedy_of(error.errno, default="make room or get permission there") + _OTHER_CACHE
+        remedy = remedy_of(error.errno, default="make room or get permission there, or choose another cache directory")
         raise CacheError(f"{error.filename or path}: cannot write the cache ({cause_of(error)}): {remedy}") from error
 
 
 @contextlib.contextmanager
-def reading(path: Path, *, apart_from: type[OSError] = MissingFileError) -> Iterator[None]:
+def reading(path: Path, *, apart_from: tuple[type[OSError], ...] = ()) -> Iterator[None]:
     """Turn an OSError of reading the cache (no permission, a failing disk) into a CacheError that names the path."""
     try:
         yield
-    except (MegablendError, apart_from):
+    except MegablendError:
         raise
     except OSError as error:
+        if isinstance(error, apart_from):
+            raise
         raise CacheError(
             f"{error.filename or path}: cannot read the cache ({cause_of(error)}): {remedy_of(error.errno)}"
         ) from error

@@ -94,7 +94,7 @@ def read_roots(folder: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with reading(path, apart_from=FileNotFoundError):
+        with reading(path, apart_from=(FileNotFoundError,)):
             value = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError) as error:
         raise CacheError(f"{path}: cannot be read ({error}); build again to mend it") from error

@@ -88,15 +88,17 @@ class MappedTable:
             starts, counts = rows[:1], np.array([len(rows)])
         begins = np.arange(len(starts), dtype=np.int64) * size
         sizes = np.broadcast_to(counts * size, len(starts)).copy()
-        self._read(self._begins[name] + starts * size, sizes, begins, found.view(np.uint8))
+        ahead = len(rows) >= _AHEAD_ROWS
+        self._read(self._begins[name] + starts * size, sizes, begins, ahead, found.view(np.uint8))
         return found
 
-    def _read(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: npt.NDArray[np.uint8]) -> None:
-        """Ranges of the file; one that stops early (where a signal came) is gone on with. Raises: CacheError."""
-        done, ahead = 0, len(offsets) >= _AHEAD_ROWS
-        while (done := done + read_ranges(self._fd, offsets[done:], sizes[done:], begins[done:], ahead, out)) < len(
-            offsets
-        ):
+    def _read(self, offsets: Int64s, sizes: Int64s, begins: Int64s, ahead: bool, out: npt.NDArray[np.uint8]) -> None:
+        """Ranges of the file; one that stops early (where a signal came) is read again. Raises: CacheError."""
+        done = 0
+        while True:
+            done += read_ranges(self._fd, offsets[done:], sizes[done:], begins[done:], ahead, out)
+            if done == len(offsets):
+                return
             offset, size, begin = int(offsets[done]), int(sizes[done]), int(begins[done])
             with reading(self._path):
                 part = os.pread(self._fd, size, offset)

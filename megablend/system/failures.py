@@ -11,17 +11,18 @@ from collections.abc import Iterator
 from megablend.errors import MegablendError, ResourceError
 
 _REMEDIES = {
-    errno.EACCES: "get permission there",
-    errno.EPERM: "get permission there",
+    errno.EACCES: "get permission there, or use another folder",
+    errno.EPERM: "get permission there, or use another folder",
     errno.EROFS: "make it writable, or use another folder",
     errno.EIO: "the disk or the file server fails: check it, then try again",
     errno.ESTALE: "the file server replaced or removed it: try again, and check the mount where that repeats",
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room in the quota there",
+    errno.ENOSPC: "make room there, or use another folder",
+    errno.EDQUOT: "make room in the quota there, or use another folder",
     errno.ENOMEM: "the machine or the job's limit has no memory left: end other processes, or ask for more",
     errno.ELOOP: "a link stands where none is followed: remove it",
     errno.ENOENT: "it is not there, or was removed meanwhile",
     errno.ENAMETOOLONG: "use shorter names",
+    errno.EFBIG: "allow larger files (`ulimit -f`), or use another file system",
 }
 _NO_THREAD = "can't start new thread"
 
@@ -30,7 +31,7 @@ def remedy_of(number: int | None, default: str = "check the path and the file sy
     """What helps against the system's error of this number (errno)."""
     if number in (errno.EMFILE, errno.ENFILE):
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return f"{limit} may be open at once: allow more (`ulimit -n 1024`)"
+        return f"{limit} may be open at once: allow more (`ulimit -n {max(1024, 4 * limit)}`)"
     return _REMEDIES.get(number or 0, default)
 
 
