@@ -151,7 +151,11 @@ class Campaign:
             ["verify", "--data", cache],
             ["gc", "--older-than", "0", cache],
         ]
-        reads = [{"read": config}, {"read": config, "large": True}, {"read": str(folder / "direct.json")}]
+        reads: list[dict[str, Any]] = [
+            {"read": config},
+            {"read": config, "large": True},
+            {"read": str(folder / "direct.json")},
+        ]
         prefixes = " ".join(str(path.with_suffix("")) for path in sorted(folder.glob("source2/*.bin")))
         words = f"--data-path {prefixes} --seq-length 8 --split 1,0,0 --train-samples 40"
         options = f'--valid-samples 0 --test-samples 0 --tokenizer-identifiers {{"class":"T"}} --data-cache-path {cache}-megatron'
