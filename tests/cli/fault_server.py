@@ -67,7 +67,7 @@ def warm_up(order: dict[str, Any]) -> int:
 def child(order: dict[str, Any], started: int, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
-    signal.alarm(order.get("seconds", 60))  # of a child that hangs, none is left behind
+    signal.alarm(order.get("seconds", 100))  # of a child that hangs, none is left behind
     select.select([started], [], [])
     status = 70
     try:

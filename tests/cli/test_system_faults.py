@@ -101,7 +101,7 @@ class Server:
         return Done(status, output.read_text(errors="replace"), log.read_text().splitlines() if trace else [])
 
     def _line(self) -> str:
-        watch = threading.Timer(120, self.process.kill)
+        watch = threading.Timer(250, self.process.kill)
         watch.start()
         line = self.stdout.readline().strip()
         watch.cancel()
@@ -253,7 +253,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
 
 
 @pytest.mark.skipif(STRACE is None, reason="strace is not installed")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_call_that_fails(campaign: Campaign, seed: int) -> None:
     campaign.fault(seed)
 
