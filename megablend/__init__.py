@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         LaunchError,
         MegablendError,
         PlanError,
+        ResourceError,
         StateError,
         TransformError,
     )
@@ -62,6 +63,7 @@ _HOMES = {
     "LaunchError": "megablend.errors",
     "MegablendError": "megablend.errors",
     "PlanError": "megablend.errors",
+    "ResourceError": "megablend.errors",
     "StateError": "megablend.errors",
     "TransformError": "megablend.errors",
 }
@@ -81,6 +83,7 @@ __all__ = [
     "Pages",
     "PlanError",
     "PretrainingSampler",
+    "ResourceError",
     "StateError",
     "TransformError",
     "build",

@@ -11,7 +11,8 @@
     │   ├── CorruptFileError              its bytes are not what its format says
     │   ├── ChangedFileError              it is not the file that was indexed
     │   └── UnsupportedFileError          a valid file that we cannot read
-    └── CacheError (RuntimeError)         the cache: missing, damaged, in use: exit code 3
+    ├── CacheError (RuntimeError)         the cache: missing, damaged, in use: exit code 3
+    └── ResourceError (RuntimeError)      the system refuses something: memory, permission, open files: exit code 3
 
 Anything else that escapes is a bug of ours: exit code 70. A message says which file, where in it, what was found, what was
 expected and what to do.
@@ -89,6 +90,12 @@ class UnsupportedFileError(DataError):
 
 class CacheError(MegablendError, RuntimeError):
     """The cache is missing, damaged or in use by another build."""
+
+    exit_code = 3
+
+
+class ResourceError(MegablendError, RuntimeError):
+    """The system refuses what is needed: memory, threads, open files, a permission; or a disk fails."""
 
     exit_code = 3
 

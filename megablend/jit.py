@@ -17,13 +17,14 @@ import ctypes
 import fcntl
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
+
+from megablend.system.kernel_folder import private_kernel_folder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,7 +35,7 @@ Pointer: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 @cache
 def cache_dir() -> Path:
-    """The node's folder of compiled kernels, under MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME, HOME or the temporary folder."""
+    """The node's folder of compiled kernels; see `private_kernel_folder`."""
     import llvmlite.binding as llvm
     import numba
 
@@ -42,19 +43,7 @@ def cache_dir() -> Path:
     for module in sorted((Path(__file__).parent / "kernels").glob("*.py")):
         text.update(module.read_bytes())
     text.update(f"{numba.__version__} {llvm.get_host_cpu_name()} {os.uname().machine}".encode())
-    named = [os.environ.get("MEGABLEND_KERNEL_CACHE"), os.environ.get("XDG_CACHE_HOME")]
-    bases = [Path(base) for base in named if base]
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        bases.append(Path("~/.cache").expanduser())
-    with contextlib.suppress(OSError):  # none that can be written to
-        bases.append(Path(tempfile.gettempdir()) / f"megablend-{os.getuid()}")
-    for base in bases:
-        folder = base / "megablend" / "kernels" / f"{os.uname().nodename}-{text.hexdigest()}"
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK):
-                return folder
-    return Path(tempfile.mkdtemp(prefix="megablend-kernels-"))
+    return private_kernel_folder(Path(f"{os.uname().nodename}-{text.hexdigest()}"))
 
 
 @contextlib.contextmanager

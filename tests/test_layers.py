@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "megablend"
 LAYERS = [
     "errors",
+    "system",
     "config",
     "jit",
     "kernels",

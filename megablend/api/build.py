@@ -20,6 +20,7 @@ from megablend.index.tabulate import TablesReport, build_tables
 from megablend.plan.ledger import Ledger, load_ledger, save_ledger
 from megablend.plan.memory import check_sample
 from megablend.plan.run import as_promised, check_run, keep_orders, plan_run, store_of
+from megablend.system.failures import translating
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,9 @@ def build(
     """
     launch = launch or detect()
     try:
-        checked = load_config(config, cache=cache)
-        check_sample(checked)
+        with translating("build"):
+            checked = load_config(config, cache=cache)
+            check_sample(checked)
     except BaseException as error:
         launch.abort(error)
     sources = [
@@ -94,10 +96,11 @@ def build(
     report = build_index(checked.cache, sources, launch=launch, progress=progress)
     built = None
     try:
-        documents = _tabulate(checked, report, launch) if checked.tabled else None
-        if launch.rank == 0:
-            with build_lock(Path(checked.cache)):
-                built = _promise(checked, report, documents)
+        with translating(checked.cache):
+            documents = _tabulate(checked, report, launch) if checked.tabled else None
+            if launch.rank == 0:
+                with build_lock(Path(checked.cache)):
+                    built = _promise(checked, report, documents)
     except BaseException as error:
         launch.abort(error)
     built = launch.bcast(built)

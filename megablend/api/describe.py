@@ -10,19 +10,21 @@ from megablend.api.check import check_store
 from megablend.api.runs import ConfigLike, newest_generation, open_run
 from megablend.config import SPLITS, load_config
 from megablend.config.numbers import whole_number
-from megablend.errors import CacheError, ConfigError, PlanError
-from megablend.index.cache import Generation, list_generations
+from megablend.errors import CacheError, ConfigError, PlanError, ResourceError
+from megablend.index.cache import Generation, list_generations, open_generation
 from megablend.index.documents import table_bytes
 from megablend.plan.amplification import read_amplification
 from megablend.plan.blend import BlendPlan
 from megablend.plan.ledger import load_ledger, run_names
 from megablend.plan.run import Run
 from megablend.plan.shares import samples_in
+from megablend.system.failures import translating
 
 FORESEEN_SAMPLES = 1 << 16
 """Of which read amplification is told: some cycles, in some tenths of a second."""
 
 
+@translating("describe")
 def describe(
     what: ConfigLike,
     *,
@@ -86,13 +88,24 @@ def describe(
 
 
 def describe_cache(cache: str) -> dict[str, Any]:
-    """Generations and runs of a cache."""
-    newest_generation(cache)
+    """Generations and runs of a cache. Of those that cannot be read: what is wrong with them, as `problem`."""
+    digests = list_generations(cache)
+    if not digests:
+        newest_generation(cache)  # says what is missing
     return {
         "cache": str(Path(cache).absolute()),
-        "indices": [_describe_generation(newest_generation(cache, d), cache) for d in list_generations(cache)],
+        "indices": [_describe_index(cache, digest) for digest in digests],
         "runs": [described for name in run_names(cache) if (described := _describe_ledger(cache, name))],
     }
+
+
+def _describe_index(cache: str, digest: str) -> dict[str, Any]:
+    """An index of a cache, or what is wrong with it."""
+    try:
+        with translating(cache):
+            return _describe_generation(open_generation(cache, digest), cache)
+    except (CacheError, ResourceError) as error:
+        return {"digest": digest, "problem": str(error)}
 
 
 def _describe_ledger(cache: str, name: str) -> dict[str, Any] | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from megablend.errors import CacheError, ConfigError
 from megablend.index.cache import pins
 from megablend.index.gc import Collected, collect
 from megablend.plan.ledger import list_runs
+from megablend.system.failures import translating
+from megablend.system.limited_json import parse_json
 
 DEFAULT_DAYS = 7.0
 
 
+@translating("gc")
 def gc(cache: str | Path, *, older_than_days: float = DEFAULT_DAYS, dry_run: bool = False) -> Collected:
     """Remove generations of the index that no run stands on, and what belongs to them alone.
 
@@ -37,7 +39,7 @@ def _pinned(cache: str | Path) -> set[str]:
     found = set()
     for path in pins(cache).glob("*.json"):
         try:
-            pin = json.loads(path.read_text(encoding="utf-8"))
+            pin = parse_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CacheError(
                 f"{path}: cannot be read ({error}), so that nothing tells which index it needs; remove it where it is damaged"

@@ -10,8 +10,10 @@ from megablend.config import load_config
 from megablend.errors import ConfigError
 from megablend.plan.state import State
 from megablend.reader import Dataset
+from megablend.system.failures import translating
 
 
+@translating("open")
 def open_dataset(
     config: ConfigLike,
     split: str = "train",

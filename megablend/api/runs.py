@@ -15,6 +15,7 @@ from megablend.plan.ledger import PLAN_VERSION, Ledger, load_ledger
 from megablend.plan.memory import check_sample
 from megablend.plan.run import Run, as_promised, plan_run, store_of
 from megablend.plan.state import State
+from megablend.system.failures import translating
 
 ConfigLike = str | Path | Mapping[str, Any] | Config
 
@@ -47,6 +48,7 @@ def open_run(config: Config, split: str, state: State | None = None) -> Run:
     return _in_version_of(run, state)
 
 
+@translating("open_index")
 def open_index(cache: str | Path, digest: str | None = None) -> BlockStore:
     """Blocks of an index, for loaders of your own: `open_index(cache).read_pages(block_ids)`.
 

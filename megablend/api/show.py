@@ -10,8 +10,10 @@ from megablend.api.open import open_dataset
 from megablend.api.runs import ConfigLike
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
+from megablend.system.failures import translating
 
 
+@translating("show")
 def show(config: ConfigLike, sample: int, split: str = "train", *, cache: str | None = None) -> dict[str, Any]:
     """What sample k holds and where it comes from, as a JSON-able dict.
 

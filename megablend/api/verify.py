@@ -9,8 +9,10 @@ from megablend.errors import CacheError
 from megablend.index.cache import list_generations
 from megablend.index.verify import verify as verify_index
 from megablend.plan.ledger import load_ledger, run_names
+from megablend.system.failures import translating
 
 
+@translating("verify")
 def verify(cache: str | Path, *, data: bool = False) -> list[str]:
     """Check all of a cache: the index's fragments and generations, and the runs' ledgers.
 

@@ -1,7 +1,7 @@
 """The commands, and how they end.
 
 Results go to stdout (a table, or with --json one JSON object), everything else to stderr. Exit codes: 0 done; 2 usage, config,
-blend, state or launcher; 3 data or cache; 70 a bug of megablend; 130 interrupted.
+blend, state or launcher; 3 data, cache or system; 70 a bug of megablend; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from megablend import __version__
 from megablend.cli.check import check
 from megablend.cli.megatron_cache import megatron_cache
 from megablend.errors import ConfigError, MegablendError
+from megablend.system.failures import translate
 
 EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
 
@@ -185,7 +186,10 @@ def main() -> NoReturn:
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except Exception:
+    except Exception as error:
+        if (translated := translate(error, " ".join(sys.argv[1:3]))) is not None:
+            click.echo(f"megablend: {translated}", err=True)
+            sys.exit(translated.exit_code)
         traceback.print_exc()
         click.echo(
             "megablend: the above is a bug of megablend: please report it with the command and the trace", err=True

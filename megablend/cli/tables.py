@@ -149,12 +149,14 @@ def print_cache(found: dict[str, Any]) -> None:
     """Generations and runs of a cache."""
     console = new_console()
     table = new_table(f"cache {found['cache']}", "index", "sources", "files", "blocks", "rows", "tokens", "kB")
+    problems = [each["problem"] for each in [*found["indices"], *found["runs"]] if "problem" in each]
     for index in found["indices"]:
+        if "problem" in index:
+            continue
         numbers = (f"{index[key]:,}" for key in ("files", "blocks", "rows", "tokens"))
         table.add_row(index["digest"], str(len(index["sources"])), *numbers, f"{index['index_bytes'] / 1e3:,.1f}")
     console.print(table)
     runs = new_table("runs", "run", "samples", "stages", "index", "plan")
-    problems = [run["problem"] for run in found["runs"] if "problem" in run]
     for run in found["runs"]:
         if "problem" not in run:
             stages = run["stages"]

@@ -16,11 +16,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from megablend.config.limited_yaml import compose_and_load, read_limited
 from megablend.config.model import Config, Source
 from megablend.errors import ConfigError
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where PyYAML has it: ten times as fast, which thousands of sources need."""
+from megablend.system.failures import cause_of, remedy_of
 
 
 def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str | None = None) -> Config:
@@ -57,15 +56,15 @@ def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str |
 
 def _read(path: Path) -> tuple[dict[str, Any], _Places]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{path}: cannot read the config: {reason}") from None
+        text = read_limited(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the config: {cause_of(error)}: {remedy_of(error.errno)}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: cannot read the config: {error}") from None
     if path.suffix == ".json":
         text = text.replace("\t", " ")  # between tokens, where YAML takes no tabs; JSON's strings hold none
     try:
-        node = yaml.compose(text, Loader=_LOADER)  # JSON is YAML
-        data = yaml.load(text, Loader=_LOADER)
+        node, data = compose_and_load(text)  # JSON is YAML
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)

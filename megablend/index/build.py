@@ -43,6 +43,8 @@ from megablend.index.work import (
     join_parts,
     plan_work,
 )
+from megablend.system.failures import translating
+from megablend.system.shared_folder import check_folder
 
 __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
@@ -112,7 +114,8 @@ def build_index(
         and all end with its exit code.
     """
     try:
-        return _build(Path(cache).absolute(), sources, launch, progress or _ignore)
+        with translating(cache):
+            return _build(Path(cache).absolute(), sources, launch, progress or _ignore)
     except BaseException as error:
         launch.abort(error)
 
@@ -164,6 +167,8 @@ def _prepare(
     with writing(cache):
         for folder in (fragments(cache), packs(cache), generations(cache), idx_digests(cache)):
             folder.mkdir(parents=True, exist_ok=True)
+        for folder in folders(cache):
+            check_folder(folder)
         held = stack.enter_context(build_lock(cache))
         for folder in (*folders(cache), *generations(cache).iterdir()):
             if folder.is_dir():

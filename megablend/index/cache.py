@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import CacheError
+from megablend.formats import FORMATS
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, OpenedFile
 from megablend.index.checked import (
     BLOCK_LAYOUT,
@@ -42,10 +43,11 @@ from megablend.index.checked import (
     has_checks,
     warn_unchecked,
 )
-from megablend.index.disk import checksum, finished
-from megablend.index.manifest import BLOCKS, FILES, MANIFEST, ROOTS, read_manifest, read_roots
+from megablend.index.disk import checksum, finished, reading
+from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_generation_manifest, read_roots
 from megablend.index.seen import read_seen, tell_unknown
 from megablend.index.tables import CHUNK_COLUMNS, FILE_SCHEMA, read_batch
+from megablend.system.limited_json import parse_json
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -117,7 +119,17 @@ class Generation:
         columns = self._blocks.mapped
         self.tokens_before, self.rows_before, self.ends_before = (columns[name] for name in RUNNING)
         self.num_blocks = self._blocks.num_rows - 1
+        if self.num_blocks != manifest["num_blocks"]:
+            raise CacheError(
+                f"{folder / BLOCKS}: damaged table: {self.num_blocks} blocks, {manifest['num_blocks']} were committed; "
+                "build again to mend it"
+            )
         self._num_chunks: int = manifest["num_chunks"]
+        places = self.file_sources
+        if self.num_files != manifest["num_files"] or (
+            self.num_files and not 0 <= places.min() <= places.max() < len(manifest["sources"])
+        ):
+            raise self._damaged_files(f"it does not hold the {manifest['num_files']} files of the sources")
         self._first_block = self._offsets("first_block", self.num_blocks)
         self._first_chunk = self._offsets("first_chunk", self._num_chunks)
         self.sources = self._sources(manifest["sources"], roots)
@@ -155,7 +167,13 @@ class Generation:
 
     @cached_property
     def _chunks(self) -> CheckedTable:
-        return CheckedTable(self.folder, CHUNK_LAYOUT, checks=self._has_checks)
+        table = CheckedTable(self.folder, CHUNK_LAYOUT, checks=self._has_checks)
+        if table.num_rows != self._num_chunks:
+            raise CacheError(
+                f"{self.folder / CHUNKS}: damaged table: {table.num_rows} rows, {self._num_chunks} were committed; "
+                "build again to mend it"
+            )
+        return table
 
     def file(self, i: int) -> FileEntry:
         """File number i. Raises: IndexError."""
@@ -177,7 +195,7 @@ class Generation:
                 size=row["size"],
                 token_dtype=row["token_dtype"],
                 structure=row["structure"],
-                meta=json.loads(row["meta"]),
+                meta=self._meta(row["meta"]),
             ),
         )
 
@@ -192,6 +210,15 @@ class Generation:
             tell_unknown(self.folder)
             return np.zeros(self.num_files, np.uint64)
         return found
+
+    def _meta(self, text: str) -> dict[str, Any]:
+        try:
+            meta = parse_json(text)
+        except ValueError as error:
+            raise self._damaged_files(f"what it keeps of a file is not JSON ({error})") from error
+        if not isinstance(meta, dict):
+            raise self._damaged_files("what it keeps of a file is not an object")
+        return meta
 
     def file_names(self) -> list[str]:
         """Names of all files, relative to their sources' roots."""
@@ -312,10 +339,11 @@ class Generation:
     def _offsets(self, column: str, total: int) -> Int64Array:
         offsets = np.append(self._files.column(column).to_numpy(zero_copy_only=True), total)
         if offsets[0] or (np.diff(offsets) < 0).any():
-            raise CacheError(
-                f"{self.folder / FILES}: damaged table: its {column} does not rise from 0 to {total}; build again to mend it"
-            )
+            raise self._damaged_files(f"its {column} does not rise from 0 to {total}")
         return offsets
+
+    def _damaged_files(self, problem: str) -> CacheError:
+        return CacheError(f"{self.folder / FILES}: damaged table: {problem}; build again to mend it")
 
     def _sources(self, entries: Sequence[Mapping[str, Any]], roots: Mapping[str, str]) -> tuple[SourceEntry, ...]:
         files = [range(entry["first_file"], entry["first_file"] + entry["num_files"]) for entry in entries]
@@ -346,13 +374,14 @@ def open_generation(cache: str | Path, digest: str) -> Generation:
     Raises: CacheError where there is none of that name, it is not whole, or a newer version wrote it.
     """
     folder = generations(cache) / digest
-    if not (folder / MANIFEST).is_file():
+    if not _is_committed(folder):
         known = ", ".join(list_generations(cache)) or "none"
         raise CacheError(f"{folder}: there is no such generation of the index (those there are: {known}); build it")
-    manifest = read_manifest(folder)
+    manifest = read_generation_manifest(folder)
     for name, entry in manifest["tables"].items():
         path = folder / name
-        size = path.stat().st_size if path.is_file() else 0
+        with reading(path):
+            size = path.stat().st_size if path.is_file() else 0
         if size != entry["bytes"]:
             raise CacheError(f"{path}: has {size} bytes, {entry['bytes']} were committed; build again to mend it")
     # The table of files is read whole anyway, and what it says is believed; the larger ones would take too long here.
@@ -364,14 +393,28 @@ def open_generation(cache: str | Path, digest: str) -> Generation:
             raise CacheError(
                 f"{folder / ROOTS}: does not say where source {entry['name']!r} lies; build again to mend it"
             )
-    return Generation(folder, manifest, roots)
+        if entry["format"] not in FORMATS:
+            raise CacheError(
+                f"{folder / MANIFEST}: source {entry['name']!r} is of a format, {entry['format']!r}, that this "
+                "megablend does not know; use the one that wrote it, or build again"
+            )
+    with reading(folder):
+        return Generation(folder, manifest, roots)
 
 
 def list_generations(cache: str | Path) -> list[str]:
     """Digests of a cache's generations, the last one built (or built again) last; none where there is no cache."""
     folder = generations(cache)
-    names = [name for name in finished(folder) if (folder / name / MANIFEST).is_file()]
+    names = [name for name in finished(folder) if _is_committed(folder / name)]
     return sorted(names, key=lambda name: (arrival(folder / name), name))
+
+
+def _is_committed(folder: Path) -> bool:
+    """Whether there is a generation; one that cannot be looked at is there, too."""
+    try:
+        return (folder / MANIFEST).is_file()
+    except OSError:
+        return True
 
 
 def arrival(folder: Path) -> int:

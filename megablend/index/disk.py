@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
-import resource
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -14,6 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from megablend.errors import CacheError, MegablendError
+from megablend.system.failures import cause_of, remedy_of
+from megablend.system.shared_folder import check_folder, open_again
 
 _PREFIX = ".tmp-"
 _READ_BYTES = 1 << 20
@@ -27,13 +27,22 @@ def writing(path: Path) -> Iterator[None]:
     except MegablendError:  # a missing data file is an OSError too, and not ours
         raise
     except OSError as error:
-        remedy = "make room or get permission there, or choose another cache directory"
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            remedy = (
-                f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]} may be open at once: allow more (`ulimit -n 1024`)"
-            )
+        remedy = remedy_of(error.errno, default="make room or get permission there, or choose another cache directory")
+        raise CacheError(f"{error.filename or path}: cannot write the cache ({cause_of(error)}): {remedy}") from error
+
+
+@contextlib.contextmanager
+def reading(path: Path, *, apart_from: tuple[type[OSError], ...] = ()) -> Iterator[None]:
+    """Turn an OSError of reading the cache (no permission, a failing disk) into a CacheError that names the path."""
+    try:
+        yield
+    except MegablendError:
+        raise
+    except OSError as error:
+        if isinstance(error, apart_from):
+            raise
         raise CacheError(
-            f"{error.filename or path}: cannot write the cache ({error.strerror or error}): {remedy}"
+            f"{error.filename or path}: cannot read the cache ({cause_of(error)}): {remedy_of(error.errno)}"
         ) from error
 
 
@@ -44,25 +53,25 @@ def temporary_beside(path: Path) -> Path:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporaries that killed builds left in `folder`. Only for the holder of the build lock."""
+    check_folder(folder)
     for path in folder.iterdir():
         if path.name.startswith(_PREFIX):
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
 
 
 def finished(folder: Path) -> list[str]:
-    """Sorted names in `folder` that are no temporaries; none where the folder is not there."""
-    try:
+    """Sorted names in `folder` that are no temporaries; none where the folder is not there. Raises: CacheError."""
+    with reading(folder), contextlib.suppress(FileNotFoundError):
         return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    except FileNotFoundError:
-        return []
+    return []
 
 
 def write_flushed(path: Path, parts: Iterable[bytes]) -> None:
-    """Write the parts one after the other and wait until they are on the disk."""
-    with path.open("wb") as file:
+    """Write the parts to a new file, one after the other, and wait until they are on the disk."""
+    with path.open("xb") as file:
         file.writelines(parts)
         flush(file)
 
@@ -84,7 +93,7 @@ def open_part(path: Path) -> IO[bytes]:
 
     A client of NFS that has read a page writes back all of it, with others' bytes as they were; else only what is written to it.
     """
-    return open(path, "wb", opener=lambda name, _: os.open(name, os.O_WRONLY))
+    return open(path, "wb", opener=lambda name, _: open_again(name, os.O_WRONLY))
 
 
 def flush(file: IO[bytes]) -> None:
@@ -104,9 +113,9 @@ def flush_folder(path: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    """Hex digest (blake2b, 16 bytes) of a file's bytes."""
+    """Hex digest (blake2b, 16 bytes) of a file's bytes. Raises: CacheError where it cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         while part := file.read(_READ_BYTES):
             digest.update(part)
     return digest.hexdigest()

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from megablend.errors import CacheError
 from megablend.index.cache import Generation
 from megablend.index.checked import warn_unchecked
-from megablend.index.disk import checksum
+from megablend.index.disk import checksum, reading
 from megablend.index.document_checks import (
     GROUP_CHECKS,
     GROUP_COLUMNS,
@@ -201,7 +201,8 @@ def _opened(folder: Path) -> DocumentTable:
     committed_tables = read_manifest(folder)["tables"]
     is_large = False
     for name, committed in committed_tables.items():
-        size = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        with reading(folder / name):
+            size = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if size != committed["bytes"]:
             raise CacheError(
                 f"{folder / name}: has {size} bytes, {committed['bytes']} were committed; build again to mend it"

@@ -24,12 +24,26 @@ from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.index.disk import replace_file
 from megablend.index.sources import SourceFile, SourceListing
+from megablend.system.failures import cause_of, remedy_of
+from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
 _MAGIC = b"megablend fragment\n"
 _LENGTH = struct.Struct("<I")
 _DIGEST_BYTES = 16
 _PART = ".part-"
+_FIELDS: dict[str, type] = {
+    "rows": int,
+    "tokens": int,
+    "token_dtype": str,
+    "structure": str,
+    "meta": dict,
+    "scanned_bytes": int,
+    "num_chunks": int,
+    "num_blocks": int,
+    "body": str,
+}
+"""Of a fragment's header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,17 +126,30 @@ def read_fragment(path: Path) -> Fragment:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise CacheError(f"{path}: cannot be read ({error.strerror}); get permission there, or remove it") from error
+        raise CacheError(
+            f"{path}: cannot be read ({cause_of(error)}): {remedy_of(error.errno)}, or remove it"
+        ) from error
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != trailer:
         raise CacheError(
             f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); the next build makes it anew"
         )
-    (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
     start = len(_MAGIC) + _LENGTH.size
-    header: dict[str, Any] = json.loads(body[start : start + length])
-    chunks = np.frombuffer(body, CHUNK_DTYPE, header["num_chunks"], start + length)
-    blocks = np.frombuffer(body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes)
+    try:
+        (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
+        header: dict[str, Any] = parse_json(body[start : start + length])
+        if (missing := missing_field(header, _FIELDS)) is not None:
+            raise ValueError(f"its header lacks {missing}")
+        tables = start + length, header["num_chunks"], header["num_blocks"]
+        if (
+            min(tables) < 0
+            or len(body) != tables[0] + CHUNK_DTYPE.itemsize * tables[1] + BLOCK_DTYPE.itemsize * tables[2]
+        ):
+            raise ValueError("its tables are not as long as its header says")
+        chunks = np.frombuffer(body, CHUNK_DTYPE, header["num_chunks"], start + length)
+        blocks = np.frombuffer(body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes)
+    except (ValueError, struct.error) as error:
+        raise CacheError(f"{path}: damaged fragment ({error}); the next build makes it anew") from error
     index = FileIndex(
         rows=header["rows"],
         tokens=header["tokens"],
@@ -146,14 +173,16 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
             start = file.read(len(_MAGIC) + _LENGTH.size)
             if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _LENGTH.size:
                 return None
-            header = json.loads(file.read(_LENGTH.unpack_from(start, len(_MAGIC))[0]))
+            header = parse_json(file.read(_LENGTH.unpack_from(start, len(_MAGIC))[0]))
             return header["structure"], header["body"]
     except (ValueError, KeyError, TypeError):
         return None
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise CacheError(f"{path}: cannot be read ({error.strerror}); get permission there, or remove it") from error
+        raise CacheError(
+            f"{path}: cannot be read ({cause_of(error)}): {remedy_of(error.errno)}, or remove it"
+        ) from error
 
 
 def _digest(text: str, size: int) -> str:

@@ -28,6 +28,7 @@ from megablend.index.fragments import fragment_content, fragment_names
 from megablend.index.lock import build_lock, lock_time
 from megablend.index.manifest import MANIFEST, ROOTS
 from megablend.index.packs import Pack, Packed, packs
+from megablend.system.shared_folder import check_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +66,14 @@ def collect(
                 f"{cache}: the file system has no locks, so that nothing tells whether a build runs: copy the cache to one that "
                 f"has, or, while no build runs, remove {fragments(cache)} by hand: the next build reads all files again"
             )
+        for folder in folders(cache):
+            check_folder(folder)
         before = lock_time(cache) - min_age_seconds
         old = _old_generations(cache, set(needed()), before)
         kept = tuple(digest for digest in list_generations(cache) if digest not in old)
         others = [folder / name for folder in _folders(cache) for name in finished(folder)]
         needs = _Held(cache, kept).needs
-        others = [path for path in others if path.stat().st_mtime < before and not needs(path)]
+        others = [path for path in others if path.lstat().st_mtime < before and not needs(path)]
         going = [*(generations(cache) / digest for digest in old), *others]
         found = Collected(
             generations=tuple(old),
@@ -103,7 +106,8 @@ def _old_generations(cache: Path, needed: set[str], before: float) -> list[str]:
     for place, digest in enumerate(by_arrival[:-1]):
         folder = generations(cache) / digest
         ended = min(_took_over(folder, generations(cache) / newer) for newer in by_arrival[place + 1 :])
-        if digest not in needed and ended < before:
+        is_known = arrival(folder) >= 0  # of the others the order is not known: one of them may be the newest
+        if is_known and digest not in needed and ended < before:
             found.append(digest)
     return found
 
@@ -165,7 +169,7 @@ class _Held:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         aside = temporary_beside(path)
         path.rename(aside)
         shutil.rmtree(aside)
@@ -174,4 +178,5 @@ def _remove(path: Path) -> None:
 
 
 def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
+    is_folder = path.is_dir() and not path.is_symlink()
+    return sum(file.lstat().st_size for file in path.iterdir()) if is_folder else path.lstat().st_size

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from megablend.errors import LaunchError, MegablendError
+from megablend.system.failures import translate
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class OneProcess:
 
     def abort(self, error: BaseException) -> NoReturn:
         """Raise the error: there is nobody else to end."""
-        raise error
+        raise translate(error, "this process") or error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,8 @@ from typing import IO
 
 from megablend.errors import CacheError
 from megablend.index.disk import writing
+from megablend.system.limited_json import parse_json
+from megablend.system.shared_folder import open_again
 
 WAIT_SECONDS = 60.0
 """How long a build waits for another one."""
@@ -45,7 +47,8 @@ def build_lock(cache: Path, wait_seconds: float | None = None) -> Iterator[Held]
     path = _path(cache)
     with contextlib.ExitStack() as stack:
         with writing(path):
-            file = stack.enter_context(path.open("a+", encoding="utf-8"))
+            fd = open_again(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            file = stack.enter_context(open(fd, "a+", encoding="utf-8"))
             exclusive = _acquire(file, path, WAIT_SECONDS if wait_seconds is None else wait_seconds)
             nonce = secrets.token_hex(8)
             since = time.strftime("%Y-%m-%d %H:%M:%S %z")
@@ -109,7 +112,7 @@ def _in_use(path: Path, waited: float) -> CacheError:
 
 def _holder(cache: Path) -> dict[str, object]:
     try:
-        holder = json.loads(_path(cache).read_text(encoding="utf-8"))
+        holder = parse_json(_path(cache).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not there yet, or being written
         return {}
     return holder if isinstance(holder, dict) else {}

@@ -9,13 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import CacheError
-from megablend.index.disk import checksum
+from megablend.index.disk import checksum, reading
+from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
 BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS = "blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json", "roots.json"
 SEEN = "seen.bin"
 """See `index.seen`."""
 TABLES = (BLOCKS, CHUNKS, FILES)
+Fields = dict[str, type | tuple[type, ...]]
+_FIELDS: Fields = {"format_version": int, "tables": dict}
+_TABLE_FIELDS: Fields = {"bytes": int, "blake2b": str}
+_GENERATION_FIELDS: Fields = {"sources": list, "num_files": int, "num_blocks": int, "num_chunks": int}
+_SOURCE_FIELDS: Fields = {
+    "name": str,
+    "format": str,
+    "column": (str, type(None)),
+    "documents": bool,
+    "first_file": int,
+    "num_files": int,
+    "rows": int,
+}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -29,7 +43,36 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if manifest.pop("checksum", None) != _checksum(manifest):
         raise CacheError(f"{folder / MANIFEST}: damaged (its checksum is wrong); build again to mend it")
+    _check_fields(folder, manifest, _FIELDS)
+    if manifest["format_version"] != FORMAT_VERSION:
+        raise CacheError(f"{folder / MANIFEST}: damaged (format version {version}); build again to mend it")
+    for entry in manifest["tables"].values():
+        _check_fields(folder, entry, _TABLE_FIELDS)
     return manifest
+
+
+def read_generation_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of an index, with all that its format has. Raises: as read_manifest."""
+    manifest = read_manifest(folder)
+    _check_fields(folder, manifest, _GENERATION_FIELDS)
+    _check_fields(folder, manifest["tables"], dict.fromkeys(TABLES, dict))
+    first_file = 0
+    for source in manifest["sources"]:
+        _check_fields(folder, source, _SOURCE_FIELDS)
+        if source["first_file"] != first_file or source["num_files"] < 0:
+            raise CacheError(f"{folder / MANIFEST}: damaged (the files of its sources overlap); build again to mend it")
+        first_file += source["num_files"]
+    if first_file != manifest["num_files"]:
+        raise CacheError(
+            f"{folder / MANIFEST}: damaged (its sources have {first_file} files of {manifest['num_files']}); "
+            "build again to mend it"
+        )
+    return manifest
+
+
+def _check_fields(folder: Path, value: object, fields: Mapping[str, type | tuple[type, ...]]) -> None:
+    if (missing := missing_field(value, fields)) is not None:
+        raise CacheError(f"{folder / MANIFEST}: damaged (it lacks {missing}); build again to mend it")
 
 
 def sealed(manifest: Mapping[str, Any]) -> bytes:
@@ -56,8 +99,9 @@ def read_roots(folder: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        with reading(path, apart_from=(FileNotFoundError,)):
+            value = parse_json(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError) as error:
         raise CacheError(f"{path}: cannot be read ({error}); build again to mend it") from error
     if not isinstance(value, dict):
         raise CacheError(f"{path}: damaged (not a JSON object); build again to mend it")

@@ -8,6 +8,7 @@ which is let go of.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import weakref
@@ -21,9 +22,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from megablend.errors import CacheError
+from megablend.index.disk import reading
 from megablend.index.tables import columns_of, read_mapped
 from megablend.kernels.file_ranges import read_ranges
 
+Int64s = npt.NDArray[np.int64]
 MAPPED_BYTES = 64 << 20
 """A table up to this size is mapped as a whole."""
 _AHEAD_ROWS = 256
@@ -32,13 +35,21 @@ _REGION_ROWS, _PORTION_REGIONS = 1 << 14, 8
 """Rows that may lie within what one touch maps, of 4 bytes; touches in a portion."""
 
 
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # of what was only read, nothing is lost
+        os.close(fd)
+
+
 class MappedTable:
     """Columns by name. Safe to share between threads, and after a fork."""
 
     def __init__(self, path: Path, columns: np.dtype[np.void]) -> None:
-        self._path, self._fd = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._fd)
-        self._mapping = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
+        with reading(path):
+            self._path, self._fd = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, _close, self._fd)
+            if os.fstat(self._fd).st_size == 0:
+                raise CacheError(f"{path}: damaged table: it is empty; build again to mend it")
+            self._mapping = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
         data = pa.py_buffer(self._mapping)
         self._columns = columns_of(read_mapped(path, data, columns))
         self._is_large = len(self._mapping) > MAPPED_BYTES
@@ -76,8 +87,22 @@ class MappedTable:
         starts, begins = rows[firsts], firsts * size
         sizes = np.diff(begins, append=len(rows) * size)
         ahead = len(starts) >= _AHEAD_ROWS
-        if read_ranges(self._fd, self._begins[name] + starts * size, sizes, begins, ahead, found.view(np.uint8)) < len(
-            starts
-        ):
-            raise CacheError(f"{self._path}: cannot be read; get permission there, or build again to mend it")
+        self._read(self._begins[name] + starts * size, sizes, begins, ahead, found.view(np.uint8))
         return found
+
+    def _read(self, offsets: Int64s, sizes: Int64s, begins: Int64s, ahead: bool, out: npt.NDArray[np.uint8]) -> None:
+        """Ranges of the file; one that stops early (where a signal came) is read again. Raises: CacheError."""
+        done = 0
+        while True:
+            done += read_ranges(self._fd, offsets[done:], sizes[done:], begins[done:], ahead, out)
+            if done == len(offsets):
+                return
+            offset, size, begin = int(offsets[done]), int(sizes[done]), int(begins[done])
+            with reading(self._path):
+                part = os.pread(self._fd, size, offset)
+            if len(part) < size:
+                raise CacheError(
+                    f"{self._path}: damaged table: it ends before byte {offset + size}; build again to mend it"
+                )
+            out[begin : begin + size] = np.frombuffer(part, np.uint8)
+            done += 1

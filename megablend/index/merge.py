@@ -38,7 +38,7 @@ from megablend.index.manifest import (
     SEEN,
     TABLES,
     damaged_tables,
-    read_manifest,
+    read_generation_manifest,
     sealed,
 )
 from megablend.index.packs import FileFacts
@@ -50,6 +50,8 @@ _Batch = list[tuple[SourceFile, FileFacts]]
 Int64s = npt.NDArray[np.int64]
 _BATCH_FILES, _BATCH_BLOCKS = 1 << 12, 1 << 16
 """Files whose tables are written at once, unless they have so many blocks."""
+_CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunks")
+"""Of a manifest: all but the version that wrote it, and the tables' bytes, which may depend on that."""
 
 
 def write_generation(cache: Path, listings: Sequence[SourceListing], facts: Iterator[FileFacts]) -> tuple[str, bool]:
@@ -217,7 +219,7 @@ def _commit(folder: Path, final: Path, roots: Mapping[str, str], seen: np.ndarra
     arrivals = [arrival(final.parent / name) for name in finished(final.parent)]
     text = sealed({"arrival": 1 + max(arrivals, default=0), "roots": roots})
     numbers = seen_bytes(final.name, seen)
-    if final.exists() and _is_whole(final):
+    if final.exists() and _is_whole(final, folder):
         complete_checks(final)
         replace_file(final / SEEN, numbers)
         replace_file(final / ROOTS, text)
@@ -236,9 +238,11 @@ def _commit(folder: Path, final: Path, roots: Mapping[str, str], seen: np.ndarra
     return True
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(final: Path, written: Path) -> bool:
+    """Whether what was committed before says the same as what was written now, and has its tables."""
     try:
-        return not damaged_tables(folder, read_manifest(folder))
+        manifest, expected = read_generation_manifest(final), read_generation_manifest(written)
+        return all(manifest.get(name) == expected[name] for name in _CONTENT) and not damaged_tables(final, manifest)
     except CacheError:
         return False
 

@@ -12,6 +12,7 @@ import mpi4py
 
 from megablend.errors import MegablendError
 from megablend.index.launch import exit_code
+from megablend.system.failures import translate
 
 # Initialised by MpiLaunch: under another MPI's launcher a library may end the process there, without a word of ours.
 mpi4py.rc.initialize = False
@@ -102,6 +103,7 @@ class MpiLaunch:
         """Print "rank r: message" on stderr and end all ranks with the error's exit code."""
         # Where all ranks fail for one reason, the lowest says so and ends the others before they repeat it.
         time.sleep(2 * _ABORT_SECONDS * min(self.rank, 4))
+        error = translate(error, "this rank") or error
         expected = isinstance(error, MegablendError | KeyboardInterrupt)
         trace = "" if expected else "".join(traceback.format_exception(error))
         print(f"{trace}rank {self.rank}: {str(error) or type(error).__name__}", file=sys.stderr, flush=True)

@@ -22,6 +22,7 @@ from megablend.index.idx_digests import read_digests
 from megablend.index.recent import Recent
 from megablend.index.seen import check_body, join_etags, number_of, tell_moved
 from megablend.storage import storage_for
+from megablend.system.failures import translating
 
 MIN_OPEN_FILES, MAX_OPEN_FILES = 1 << 10, 1 << 14
 """Readers of files kept at once, since opening a file reads its footer; descriptors are bounded by the storage."""
@@ -111,9 +112,10 @@ class BlockStore:
         """
         numbers = self._checked(ids)
         parts, places = list[DecodedBlocks](), list[npt.NDArray[np.int64]]()
-        for here, opened, rows in self._by_reader(numbers):
-            parts.append(self._read(opened, numbers[here], rows, pieces=pieces))
-            places.append(here)
+        with translating(str(self.generation.folder)):
+            for here, opened, rows in self._by_reader(numbers):
+                parts.append(self._read(opened, numbers[here], rows, pieces=pieces))
+                places.append(here)
         found = DecodedBlocks.joined(parts)
         return found if len(parts) < 2 else found.taken(np.argsort(np.concatenate(places)))
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from megablend.errors import CacheError
-from megablend.index.disk import flush
+from megablend.index.disk import flush, reading
 
 BLOCK_COLUMNS = np.dtype(
     [
@@ -76,7 +76,7 @@ class TableWriter:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> TableWriter:
-        self._files = {name: self._stack.enter_context(part.open("w+b")) for name, part in self._parts.items()}
+        self._files = {name: self._stack.enter_context(part.open("x+b")) for name, part in self._parts.items()}
         for part in self._parts.values():
             self._stack.callback(part.unlink, missing_ok=True)
         return self
@@ -106,16 +106,18 @@ class TableWriter:
 
 
 def write_batch(path: Path, batch: pa.RecordBatch) -> None:
-    """Write a table of one record batch and wait until it is on the disk."""
-    with path.open("wb") as file:
+    """Write a table of one record batch to a new file and wait until it is on the disk."""
+    with path.open("xb") as file:
         with pa.ipc.new_file(file, batch.schema) as writer:
             writer.write_batch(batch)
         flush(file)
 
 
 def read_batch(path: Path, schema: pa.Schema) -> pa.RecordBatch:
-    """Map a table of this schema into memory. Raises: CacheError where it is damaged; OSError where it cannot be read."""
-    return _parsed(path, pa.memory_map(str(path)), schema)
+    """Map a table of this schema into memory. Raises: CacheError where it is damaged, or cannot be read."""
+    with reading(path):
+        file = pa.memory_map(str(path))
+    return _parsed(path, file, schema)
 
 
 def read_mapped(path: Path, data: pa.Buffer, columns: np.dtype[np.void]) -> pa.RecordBatch:

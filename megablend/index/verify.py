@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megablend.errors import CacheError, DataError
+from megablend.errors import CacheError, DataError, ResourceError
 from megablend.formats import FORMATS
 from megablend.formats.base import CARRIES, CLOSES, CONTINUES, Array, BlockReader, DecodedBlock
 from megablend.index.body import body_digest
@@ -20,6 +20,7 @@ from megablend.index.manifest import damaged_tables, read_manifest, read_roots
 from megablend.index.packs import Pack, packs
 from megablend.index.seen import read_seen
 from megablend.storage import storage_for
+from megablend.system.failures import translating
 
 _BATCH_BLOCKS = 64
 
@@ -36,29 +37,41 @@ def verify(cache: str, *, data: bool) -> list[str]:
     if not generations(cache).is_dir():
         raise CacheError(f"{cache}: there is no cache here: build one, or name another directory")
     problems = [
-        *_fragment_problems(fragments(cache)),
-        *_pack_problems(packs(cache)),
-        *_document_problems(tables(cache)),
-        *damaged_digests(cache),
+        *_going_on(_fragment_problems(fragments(cache))),
+        *_going_on(_pack_problems(packs(cache))),
+        *_going_on(_document_problems(tables(cache))),
+        *_going_on(iter(damaged_digests(cache))),
     ]
     seen: set[tuple[object, ...]] = set()
     for digest in finished(generations(cache)):
-        folder = generations(cache) / digest
-        try:
-            damaged = damaged_tables(folder, read_manifest(folder))
-            read_roots(folder)
-            read_seen(folder, read_manifest(folder)["num_files"])
-            problems.extend(damaged)
-            if damaged:  # what is in damaged tables says nothing more
-                continue
-            generation = open_generation(cache, digest)
-        except CacheError as error:
-            problems.append(str(error))
-            continue
-        problems.extend(f"{folder}: {problem}" for problem in _table_problems(generation))
-        if data:
-            problems.extend(_data_problems(generation, seen))
+        problems += _going_on(_generation_problems(cache, digest, seen if data else None))
     return problems
+
+
+def _going_on(problems: Iterator[str]) -> Iterator[str]:
+    """The problems, and what ended the search for more of them, as one more."""
+    try:
+        with translating("verify"):
+            yield from problems
+    except (CacheError, DataError, ResourceError) as error:
+        yield str(error)
+
+
+def _generation_problems(cache: str, digest: str, seen: set[tuple[object, ...]] | None) -> Iterator[str]:
+    """Problems of a generation; of its files too, but for those in `seen`, where that is not None."""
+    folder = generations(cache) / digest
+    manifest = read_manifest(folder)
+    damaged = damaged_tables(folder, manifest)
+    read_roots(folder)
+    read_seen(folder, manifest["num_files"])
+    yield from damaged
+    if damaged:  # what is in damaged tables says nothing more
+        return
+    generation = open_generation(cache, digest)
+    for problem in _table_problems(generation):
+        yield f"{folder}: {problem}"
+    if seen is not None:
+        yield from _data_problems(generation, seen)
 
 
 def _fragment_problems(folder: Path) -> Iterator[str]:

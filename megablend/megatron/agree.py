@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from megablend.errors import LaunchError, MegablendError
+from megablend.system.failures import translate
 
 T = TypeVar("T")
 
@@ -82,6 +83,7 @@ class AgreedLaunch:
 
     def abort(self, error: BaseException) -> NoReturn:
         """Raise the error on all ranks; on those that have raised one already, nothing more is said."""
+        error = translate(error, f"rank {self.rank}") or error
         if self._failure is None:
             self._failure = error
             with contextlib.suppress(LaunchError):  # a rank has gone meanwhile; the error at hand says more

@@ -27,6 +27,7 @@ from megablend.index.share import share
 from megablend.megatron.lengths import lengths_of, read_lengths
 from megablend.megatron.shared_array import shared_array
 from megablend.storage import storage_for
+from megablend.system.limited_json import parse_json
 
 _FOLDER = "megablend-lengths"
 
@@ -67,7 +68,7 @@ def catalog_path(cache: str, prefixes: tuple[str, ...]) -> Path:
 def open_catalog(path: Path) -> Catalog:
     """Open a catalog; a process opens each once. Raises: CacheError where there is none, or it is damaged."""
     try:
-        return Catalog(path.with_suffix(".npy"), json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
+        return Catalog(path.with_suffix(".npy"), parse_json(path.with_suffix(".json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise CacheError(
             f"{path}: the lengths of the .idx files are not there, or damaged ({error}); open the datasets through "

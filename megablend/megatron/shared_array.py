@@ -30,7 +30,7 @@ def shared_array(path: Path, count: int, launch: Launch) -> Iterator[Callable[[i
         header = ArraySpec(name=path.stem, shape=(count,), dtype="int32").header()
         try:
             if launch.rank == 0:
-                with beside.open("wb") as empty:
+                with beside.open("xb") as empty:
                     empty.write(header)
                     empty.truncate(len(header) + 4 * count)
             launch.barrier()

@@ -29,6 +29,7 @@ from megablend.index.store import BlockStore
 from megablend.megatron.address import Address, parse_address
 from megablend.megatron.counts import share_of
 from megablend.megatron.shared_array import shared_array
+from megablend.system.limited_json import parse_json
 
 _BLOCK_BYTES = 1 << 20
 _LONGEST = (1 << 31) - 1
@@ -112,9 +113,9 @@ def _pinned(cache: str, address: Address) -> Address | None:
     """The address with its index; None where it has none, or its table is gone."""
     try:
         found = dataclasses.replace(
-            address, index=json.loads(_pin(cache, address).read_text(encoding="utf-8"))["index"]
+            address, index=parse_json(_pin(cache, address).read_text(encoding="utf-8"))["index"]
         )
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if table_path(cache, found).is_file() else None
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from megablend.errors import ConfigError
+from megablend.system.limited_json import parse_json
 
 
 def identifiers_of(tokenizer: Any) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def read_identifiers(given: str) -> dict[str, Any]:
     inline = given.lstrip().startswith("{")
     place = "the tokenizer's identifiers" if inline else given
     try:
-        found = json.loads(given if inline else Path(given).read_text(encoding="utf-8"))
+        found = parse_json(given if inline else Path(given).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{place}: expected JSON, or a file of it such as an earlier run's description.txt ({error})"

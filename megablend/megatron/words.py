@@ -6,13 +6,13 @@ refused here. Source: megatron.core.datasets.utils.get_blend_from_list, get_blen
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from megablend.errors import ConfigError
 from megablend.megatron.request import SPLITS, Blend
+from megablend.system.limited_json import parse_json
 
 
 def blend_from_words(words: Sequence[str], *, place: str) -> Blend:
@@ -51,7 +51,7 @@ def read_blends(path: str) -> tuple[Blend | None, ...]:
     Each is a list of words, a string of words, or null. Raises: ConfigError.
     """
     try:
-        found = json.loads(_read(path))
+        found = parse_json(_read(path))
     except ValueError as error:
         raise ConfigError(f"{path}: is no JSON ({error})") from None
     if not isinstance(found, dict) or not set(SPLITS) <= set(found):

@@ -71,7 +71,7 @@ class ArtefactWriter:
     def array(self, name: str) -> Iterator[ArrayFile]:
         """Open the file of an array; it is whole on the disk when the context ends."""
         spec, path = self._spec(name), self._artefact.path(self._cache, name)
-        with writing(path), self._beside(name).open("wb") as file:
+        with writing(path), self._beside(name).open("xb") as file:
             array = ArrayFile(file, spec, self._stop)
             yield array
             array.close()
@@ -85,7 +85,7 @@ class ArtefactWriter:
     def reserve(self, name: str) -> Path:
         """Make the whole file of an array, all zeros, for others to write into; where it lies until it is committed."""
         spec = self._spec(name)
-        with writing(self._artefact.path(self._cache, name)), self._beside(name).open("wb") as file:
+        with writing(self._artefact.path(self._cache, name)), self._beside(name).open("xb") as file:
             header = spec.header()
             file.write(header)
             file.truncate(len(header) + spec.nbytes)

@@ -10,11 +10,14 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from megablend.errors import CacheError, PlanError
-from megablend.index.disk import flush_folder, replace_file, writing
+from megablend.index.disk import finished, flush_folder, reading, replace_file, writing
+from megablend.system.failures import cause_of, remedy_of
+from megablend.system.limited_json import missing_field, parse_json
 
 VERSION = 1
 PLAN_VERSION = 2
@@ -120,6 +123,15 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     return "the sources are in another order"
 
 
+def _fits(ledger: Ledger) -> bool:
+    """Whether a ledger holds what its digest does not vouch for: fields of the right type, stages that rise."""
+    strings, ends = (ledger.run, ledger.index), ledger.ends
+    if not all(isinstance(text, str) for text in strings) or missing_field(ledger.blend, {"sources": list}) is not None:
+        return False
+    names = [missing_field(source, {"name": str}) for source in ledger.blend["sources"]]
+    return names.count(None) == len(names) > 0 and ends[0] > 0 and all(a < b for a, b in pairwise(ends))
+
+
 def load_ledger(cache: str, run: str) -> Ledger | None:
     """The run's ledger, or None where the run was never built.
 
@@ -127,10 +139,14 @@ def load_ledger(cache: str, run: str) -> Ledger | None:
     """
     path = Path(cache) / "runs" / f"{run}.json"
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CacheError(
+            f"{path}: cannot read the run's ledger ({cause_of(error)}): {remedy_of(error.errno)}"
+        ) from error
+    except ValueError as error:
         raise CacheError(f"{path}: cannot read the run's ledger: {error}; restore it from a backup") from None
     if not isinstance(record, dict) or record.get("version") != VERSION:
         found = record.get("version") if isinstance(record, dict) else record
@@ -140,7 +156,8 @@ def load_ledger(cache: str, run: str) -> Ledger | None:
             run=record["run"], index=record["index"], blend=record["blend"], ends=tuple(int(e) for e in record["ends"])
         )
         whole = ledger.digests == tuple(record["digests"])
-    except (KeyError, TypeError, ValueError):
+        whole = whole and _fits(ledger)
+    except (KeyError, TypeError, ValueError, IndexError):
         whole = False
     if not whole:
         raise CacheError(f"{path}: the ledger does not match its own digest: it was edited or damaged; restore it")
@@ -171,7 +188,9 @@ def save_ledger(cache: str, ledger: Ledger) -> None:
 
 def run_names(cache: str) -> list[str]:
     """Names of all runs, sorted."""
-    return sorted(path.stem for path in (Path(cache) / "runs").glob("*.json"))
+    folder = Path(cache) / "runs"
+    with reading(folder):
+        return [name.removesuffix(".json") for name in finished(folder) if name.endswith(".json")]
 
 
 def list_runs(cache: str) -> list[Ledger]:

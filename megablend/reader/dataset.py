@@ -23,6 +23,7 @@ from megablend.reader.samples import Sample, read_sample, read_samples
 from megablend.reader.tensors import sample_dict
 from megablend.reader.transform import Transform, apply, checked
 from megablend.reader.window import Window
+from megablend.system.failures import translating
 
 
 class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -75,7 +76,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         """What `self[k]` gives to the transform. Raises as indexing does."""
         ks = [0 if k is None else operator.index(k)]
         try:
-            found = sample_dict(self.run.config, read_samples(self.run, self.window, ks))
+            with translating(f"sample {k}"):
+                found = sample_dict(self.run.config, read_samples(self.run, self.window, ks))
         except DataError as error:
             raise name_sample(self.run, ks, error) from error
         if k is None:
@@ -88,7 +90,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def sample(self, k: int) -> Sample:
         """What sample k is made of: source, ordinal, blocks, tokens, document starts. Raises as indexing does."""
-        return read_sample(self.run, self.window, operator.index(k))
+        with translating(f"sample {k}"):
+            return read_sample(self.run, self.window, operator.index(k))
 
     def with_transform(self, transform: Transform | None) -> Dataset:
         """The same samples through another function, or none. Raises ConfigError for what cannot be called."""

@@ -17,6 +17,7 @@ from megablend.reader.ahead import ReadAhead
 from megablend.reader.blame import name_sample
 from megablend.reader.dataset import Dataset
 from megablend.reader.tensors import batch_dict
+from megablend.system.failures import translating
 
 MAX_THREADS = 8
 """That read and decode for a process."""
@@ -46,7 +47,8 @@ class Steps(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             padding: dict[str, torch.Tensor] = torch.utils.data.default_collate([self._dataset.untransformed(None)])
             return padding
         try:
-            samples = self._at(ks[0]).next()
+            with translating(f"the batch of sample {ks[0]}"):
+                samples = self._at(ks[0]).next()
         except DataError as error:
             self.close()
             raise name_sample(self._dataset.run, ks, error) from error

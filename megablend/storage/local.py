@@ -18,6 +18,7 @@ from megablend.errors import ChangedFileError, CorruptFileError, DataError, Miss
 from megablend.kernels.file_ranges import read_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s
 from megablend.storage.descriptors import DescriptorPool
+from megablend.system.failures import cause_of, remedy_of
 
 _MAX_DESCRIPTORS = 256
 
@@ -161,9 +162,4 @@ def data_error(path: str, error: OSError) -> DataError:
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE:
         return ChangedFileError(path, "was replaced while it was in use; bring the old file back, or build again")
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return DataError(
-            path, f"cannot be read: {error.strerror}: {limit} may be open at once: allow more (`ulimit -n 1024`)"
-        )
-    return DataError(path, f"cannot be read: {error.strerror}")
+    return DataError(path, f"cannot be read: {cause_of(error)}: {remedy_of(error.errno)}")

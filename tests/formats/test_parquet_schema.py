@@ -162,6 +162,7 @@ def test_lists_of_old_writers(written: list[bytes], name: str, levels: tuple[int
         ([element("schema", children=1), element("a", 7, type=1)], "repetition type 7"),
         ([element("schema", children=1), element("a", 0)], "type of a column is missing"),
         ([element("schema", children=1), *[element("a", 1, children=1)] * 200], "deeper than 127"),
+        ([element("schema", children=1), *[element("a", 0, children=1)] * 20_000], "deeper than 512 groups"),
         ([element("schema", children=-1)], "num_children is -1"),
     ],
 )

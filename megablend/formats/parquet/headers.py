@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -186,9 +186,14 @@ def _scattered(source: ByteSource) -> Iterator[int]:
     """A descriptor for small reads far from each other (-1 where there is none): reading ahead would read the whole file."""
     with source.storage.descriptor(source.path) as fd:
         if fd >= 0:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            _advise(fd, os.POSIX_FADV_RANDOM)
         try:
             yield fd
         finally:
             if fd >= 0:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
+                _advise(fd, os.POSIX_FADV_NORMAL)
+
+
+def _advise(fd: int, advice: int) -> None:
+    with suppress(OSError):  # a hint: what the file system makes nothing of is no error
+        os.posix_fadvise(fd, 0, 0, advice)

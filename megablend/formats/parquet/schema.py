@@ -39,6 +39,8 @@ FLOAT16 = "float16"
 """Numbers that are not read: what messages call them."""
 MAX_LEVEL = 127
 """Levels are kept in bytes; no sensible schema is deeper."""
+MAX_NESTED = 512
+"""Groups in one another, required ones too: each column of a deep schema has a path as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,8 @@ def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
             stack.pop()
         if not stack:
             raise MalformedError("the schema has more elements than its groups announce")
+        if len(stack) > MAX_NESTED:
+            raise MalformedError(f"the schema is nested deeper than {MAX_NESTED} groups")
         parent = stack[-1]
         parent.children_left -= 1
         node = _child(parent, element)

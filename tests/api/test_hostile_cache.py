@@ -1,0 +1,178 @@
+"""Files of a cache that somebody has made, checksums and all: refused by name, and what lists the cache goes on with the rest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import documents, make_config, write_source
+
+import megablend
+from megablend.errors import CacheError
+from megablend.index.manifest import sealed
+from megablend.plan.ledger import Ledger
+
+DEEP = "[" * 100_000
+NESTED = "[" * 500 + "]" * 500
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    source = write_source(tmp_path, 0, "parquet", documents(0, 20, 30, 1)) | {"weight": 1}
+    config = make_config(tmp_path, [source], samples=20, run="demo")
+    megablend.build(config)
+    megablend.build(config | {"run": "other"})
+    return config
+
+
+def write_ledger(config: dict[str, Any], change: Callable[[dict[str, Any]], object]) -> Path:
+    """Change the run's ledger, and make its digests right again where that can be done."""
+    path = Path(config["cache"]) / "runs" / "demo.json"
+    record = json.loads(path.read_text())
+    change(record)
+    kept = {name: record.get(name) for name in ("run", "index", "blend", "ends")}
+    record["digests"] = Ledger(**kept).digests if isinstance(record.get("ends"), list) else []
+    path.write_text(json.dumps(record))
+    return path
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no run": lambda record: record.pop("run"),
+    "no index": lambda record: record.pop("index"),
+    "no blend": lambda record: record.pop("blend"),
+    "no ends": lambda record: record.pop("ends"),
+    "no end": lambda record: record.update(ends=[]),
+    "ends that fall": lambda record: record.update(ends=[5, 3]),
+    "an end of 0": lambda record: record.update(ends=[0, 3]),
+    "a list for a blend": lambda record: record.update(blend=[]),
+    "no sources": lambda record: record["blend"].pop("sources"),
+    "a source without a name": lambda record: record["blend"]["sources"][0].pop("name"),
+    "a number for an index": lambda record: record.update(index=3),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_ledger_with_right_digests_and_a_missing_field(config: dict[str, Any], change: str) -> None:
+    path = write_ledger(config, CHANGES[change])
+    check_ledger_is_named(config, path, "does not match its own digest|it was edited or damaged")
+
+
+@pytest.mark.parametrize("text", [DEEP, NESTED, '{"version": 1, "blend": ' + NESTED + "}", "", "[1]", "\xff"])
+def test_a_ledger_that_is_nested_or_no_json(config: dict[str, Any], text: str) -> None:
+    path = Path(config["cache"]) / "runs" / "demo.json"
+    path.write_text(text, encoding="latin-1")
+    check_ledger_is_named(config, path, "cannot read the run's ledger|found ledger version")
+
+
+def check_ledger_is_named(config: dict[str, Any], path: Path, says: str) -> None:
+    cache = config["cache"]
+    for refused in (megablend.open, megablend.build, megablend.describe):
+        with pytest.raises(CacheError, match=rf"{path}: .*({says})"):
+            refused(config)
+    (problem,) = megablend.verify(cache)
+    assert problem.startswith(f"{path}: ")
+    demo, other = megablend.describe(cache)["runs"]
+    assert demo["problem"] == problem
+    assert other["run"] == "other"
+    assert len(megablend.open(config | {"run": "other"})) == 20
+    before = sorted(Path(cache).rglob("*"))
+    with pytest.raises(CacheError, match=rf"^{path}: "):
+        megablend.gc(cache, older_than_days=0)
+    assert sorted(Path(cache).rglob("*")) == before
+
+
+def manifest_of(config: dict[str, Any]) -> Path:
+    return next((Path(config["cache"]) / "generations").glob("*/manifest.json"))
+
+
+FIELDS = ("sources", "tables", "num_files", "num_blocks", "num_chunks", "format_version")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("value", [None, -1, [], {}, "x"])
+def test_a_manifest_with_a_right_checksum_and_a_wrong_field(config: dict[str, Any], field: str, value: object) -> None:
+    path = manifest_of(config)
+    manifest = json.loads(path.read_text())
+    manifest.pop("checksum")
+    manifest.pop(field)
+    if value is not None:
+        manifest[field] = value
+    path.write_bytes(sealed(manifest))
+    check_index_is_named(config, path.parent)
+
+
+@pytest.mark.parametrize("field", ["name", "format", "column", "documents", "first_file", "num_files", "rows"])
+@pytest.mark.parametrize("value", [None, 7, -1, "x"])
+def test_a_source_with_a_wrong_field(config: dict[str, Any], field: str, value: object) -> None:
+    path = manifest_of(config)
+    manifest = json.loads(path.read_text())
+    manifest.pop("checksum")
+    source = manifest["sources"][0]
+    if (field, value) in {("name", "x"), ("column", "x"), ("rows", 7), ("rows", -1)}:
+        pytest.skip("of the right type, and of no other table's concern")
+    source.pop(field)
+    if value is not None:
+        source[field] = value
+    path.write_bytes(sealed(manifest))
+    check_index_is_named(config, path.parent)
+
+
+@pytest.mark.parametrize("text", [DEEP, NESTED, "{}", "[]", ""])
+@pytest.mark.parametrize("name", ["manifest.json", "roots.json"])
+def test_files_of_an_index_that_are_nested_or_empty(config: dict[str, Any], name: str, text: str) -> None:
+    path = manifest_of(config).with_name(name)
+    path.write_text(text)
+    check_index_is_named(config, path.parent)
+
+
+def check_index_is_named(config: dict[str, Any], folder: Path) -> None:
+    cache = config["cache"]
+    with pytest.raises(CacheError, match=rf"{folder}.*build again"):
+        megablend.open(config)
+    problems = megablend.verify(cache)
+    assert problems
+    assert all(str(folder) in problem for problem in problems)
+    described = megablend.describe(cache)
+    assert str(folder) in described["indices"][0]["problem"]
+    assert [run["run"] for run in described["runs"]] == ["demo", "other"]
+    megablend.build(config)
+    assert megablend.verify(cache) == []
+    assert len(megablend.open(config)) == 20
+
+
+def test_the_command_prints_what_can_be_read(config: dict[str, Any]) -> None:
+    cache = config["cache"]
+    (Path(cache) / "runs" / "demo.json").write_text(DEEP)
+    folder = manifest_of(config).parent
+    (folder / "roots.json").write_text(NESTED)
+    command = [sys.executable, "-m", "megablend", "describe", cache]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0
+    assert "other" in done.stdout
+    assert f"damaged: {folder}/roots.json: " in done.stdout.replace("\n", "")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("field", ["rows", "meta", "num_blocks", "num_chunks", "body", "structure"])
+def test_a_fragment_with_a_right_digest_and_a_missing_field(config: dict[str, Any], field: str) -> None:
+    import hashlib
+    import struct
+
+    path = next((Path(config["cache"]) / "fragments").iterdir())
+    data = path.read_bytes()[:-16]
+    start = len(b"megablend fragment\n") + 4
+    (length,) = struct.unpack_from("<I", data, start - 4)
+    header = json.loads(data[start : start + length])
+    header.pop(field)
+    text = json.dumps(header).encode()
+    data = data[: start - 4] + struct.pack("<I", len(text)) + text + data[start + length :]
+    path.write_bytes(data + hashlib.blake2b(data, digest_size=16).digest())
+    (problem,) = megablend.verify(config["cache"])
+    assert f"{path}: damaged fragment (its header lacks {field})" in problem
+    assert megablend.build(config).index.read == 1
+    assert megablend.verify(config["cache"]) == []

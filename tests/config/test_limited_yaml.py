@@ -1,0 +1,72 @@
+"""A few bytes of YAML can ask for a deep stack (libyaml's own composer overflows the machine's) or for all memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megablend.config import load_config
+from megablend.config.limited_yaml import MAX_DEPTH, MAX_REPEATED, compose_and_load
+from megablend.errors import ConfigError
+
+START = "cache: c\nsequence_length: 5\n"
+
+
+def bomb(first: str, line: str, lines: int) -> str:
+    """Each line repeats the one before ten times."""
+    rest = [line.format(name=chr(98 + i), refs=", ".join([f"*{chr(97 + i)}"] * 10)) for i in range(lines)]
+    return "\n".join([f"a: &a {first}", *rest])
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: " + "[" * 1_000_000, f"nested more than {MAX_DEPTH} deep"),
+        ("a: " + "[" * 3000 + "]" * 3000, f"nested more than {MAX_DEPTH} deep"),
+        ("- " * 100_000, f"nested more than {MAX_DEPTH} deep"),
+        ("{a: " * 100 + "1" + "}" * 100, f"nested more than {MAX_DEPTH} deep"),
+        (bomb("[1, 2]", "{name}: &{name} [{refs}]", 12), f"aliases repeat more than {MAX_REPEATED:,} values"),
+        (bomb("{k: 1}", "{name}: &{name} {{<<: [{refs}]}}", 12), f"aliases repeat more than {MAX_REPEATED:,} values"),
+        ("a: &a [1, *a]", r"\*a refers to itself"),
+        ("a: &a {b: *a}", r"\*a refers to itself"),
+        ("a: *nothing", r"\*nothing refers to itself, or to nothing"),
+        ("a: !!timestamp abc", "does not fit its tag"),
+        ("a: !!bool abc", "does not fit its tag"),
+        ("? [a]\n: b", "unhashable key"),
+        ("a: !!python/object/apply:os.system [x]", "could not determine a constructor"),
+        ("a: " + "9" * 100_000, "4300 digits"),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_hostile_yaml_is_refused_at_once(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "demo.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}/demo\.yaml(:\d+)?: not valid YAML: .*{says}"):
+        load_config(tmp_path / "demo.yaml")
+
+
+def test_deep_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "demo.json").write_text('{"a": ' * 5000 + "1" + "}" * 5000)
+    with pytest.raises(ConfigError, match=rf"demo\.json:1: not valid JSON: .*more than {MAX_DEPTH} deep"):
+        load_config(tmp_path / "demo.json")
+
+
+def test_a_config_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megablend.config.limited_yaml.MAX_BYTES", 100)
+    (tmp_path / "demo.yaml").write_text("a" * 101)
+    with pytest.raises(ConfigError, match=r"demo\.yaml: cannot read the config: more than 100 bytes"):
+        load_config(tmp_path / "demo.yaml")
+
+
+def test_anchors_and_merges_serve(tmp_path: Path) -> None:
+    text = f"{START}samples: 3\nsources:\n- &one {{name: a, path: a.arrow, weight: 1}}\n- <<: *one\n  name: b\n"
+    (tmp_path / "demo.yaml").write_text(text)
+    one, two = load_config(tmp_path / "demo.yaml").all_sources.values()
+    assert (one.name, two.name) == ("a", "b")
+    assert (one.path, one.weight) == (two.path, two.weight)
+
+
+def test_as_deep_as_may_be() -> None:
+    text = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    assert str(compose_and_load(text)[1]) == text

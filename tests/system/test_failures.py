@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+import numpy as np
+import pytest
+
+from megablend.errors import CacheError, MissingFileError, ResourceError
+from megablend.system.failures import remedy_of, translate, translating
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM, errno.ENOSPC])
+def test_an_error_of_the_system_has_path_cause_and_remedy(number: int) -> None:
+    with pytest.raises(ResourceError) as caught, translating("here"):
+        raise OSError(number, os.strerror(number), "/some/file")
+    assert str(caught.value) == f"/some/file: {os.strerror(number)}: {remedy_of(number)}"
+    assert caught.value.exit_code == 3
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_one_that_names_no_file_gets_the_place() -> None:
+    with pytest.raises(ResourceError, match=r"^/data/cache: Input/output error: the disk"), translating("/data/cache"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_memory_that_is_not_there() -> None:
+    says = r"^sample 3: out of memory \(Unable to allocate .*\): .*lower `memory:`"
+    with pytest.raises(ResourceError, match=says), translating("sample 3"):
+        np.empty(1 << 60, np.uint8)
+
+
+def test_threads_that_are_not_there() -> None:
+    with pytest.raises(ResourceError, match=r"starts no more threads: allow more \(`ulimit -u`\)"), translating("x"):
+        raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CacheError("c"),
+        MissingFileError("a", "no such file"),
+        ValueError("v"),
+        RuntimeError("r"),
+        RecursionError("deep"),
+        BrokenPipeError(errno.EPIPE, "pipe"),
+        OSError("of a library, without a number"),
+    ],
+)
+def test_what_is_not_the_systems_stays_as_it_is(error: Exception) -> None:
+    assert translate(error, "here") is None
+    with pytest.raises(type(error)) as caught, translating("here"):
+        raise error
+    assert caught.value is error
+
+
+def test_the_limit_of_open_files_is_told() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert f"{limit} may be open at once" in remedy_of(errno.EMFILE)

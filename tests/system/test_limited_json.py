@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from megablend.system.limited_json import MAX_DEPTH, missing_field, parse_json
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 500, 900, 100_000])
+@pytest.mark.parametrize(("opens", "inside", "closes"), [("[", "", "]"), ('{"a":', "1", "}"), ('[{"a":', "1", "}]")])
+def test_deep_json_is_refused(opens: str, inside: str, closes: str, depth: int) -> None:
+    with pytest.raises(ValueError, match=f"nested more than {MAX_DEPTH} deep"):
+        parse_json(opens * depth + inside + closes * depth)
+
+
+@pytest.mark.parametrize("text", ["1", "[]", '{"a": [1, {"b": null}]}', "[" * MAX_DEPTH + "]" * MAX_DEPTH])
+def test_other_json_is_read(text: str) -> None:
+    assert parse_json(text) == parse_json(text.encode())
+
+
+@pytest.mark.parametrize("text", ["", "[", "{1: 2}", b"\xff", "9" * 10_000])
+def test_what_is_not_json(text: str | bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_json(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "missing"),
+    [
+        ({"a": 1, "b": "x"}, None),
+        ({"a": 1}, "b"),
+        ({"a": True, "b": "x"}, "a"),
+        ({"a": "1", "b": "x"}, "a"),
+        ([1], "that it is an object"),
+        ({"a": 1, "b": None}, "b"),
+    ],
+)
+def test_missing_fields(value: object, missing: str | None) -> None:
+    assert missing_field(value, {"a": int, "b": str}) == missing
