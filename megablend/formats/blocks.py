@@ -18,7 +18,7 @@ def single_chunk() -> Array:
 
 def join_tables(tables: Iterable[Array], columns: np.dtype[np.void]) -> Array:
     """Tables of these columns, one after the other. Joins bytes: numpy's own way looks at all columns of each of them."""
-    return np.frombuffer(bytearray().join(np.ascontiguousarray(table, columns) for table in tables), columns)
+    return np.frombuffer(bytearray().join(np.ascontiguousarray(table, columns).data for table in tables), columns)
 
 
 def place_blocks(blocks: Array) -> Array:

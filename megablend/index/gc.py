@@ -155,7 +155,7 @@ class _Held:
         kind, name = path.parent.name, path.name
         owner = name.partition("-")[0]
         if kind == "fragments":
-            (single,) = fragment_names([name]) or [None]
+            single = next(iter(fragment_names([name])), None)
             if single is None or single.answer in self._packed:
                 return False
             return fragment_content(path) in self._contents
