@@ -90,6 +90,8 @@ class FileIndex:
     """JSON-able facts the format needs to decode blocks without reading the file's description again."""
     scanned_bytes: int
     """Body bytes that had to be read to count (0 where the file's own index sufficed)."""
+    note: str | None = None
+    """What was found wrong in the file that did no harm; not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

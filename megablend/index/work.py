@@ -71,7 +71,7 @@ class Done:
     """It was indexed now; its fragment served otherwise."""
     scanned_bytes: int
     note: str | None
-    """What was wrong with the fragment that should have served."""
+    """What was wrong with the fragment that should have served, or with the file, and did no harm."""
 
 
 def plan_work(listings: Sequence[SourceListing], folder: Path) -> list[Work]:
@@ -129,6 +129,8 @@ def ensure_fragment(work: Work, part: int, listing: SourceListing, folder: Path)
             return Done(read=False, scanned_bytes=0, note=None)
     fragment = _index(work, part, listing)
     write_fragment(path, fragment)
+    if fragment.index.note:
+        note = "; ".join(filter(None, [note, f"{work.file.path}: {fragment.index.note}"]))
     return Done(read=True, scanned_bytes=fragment.index.scanned_bytes, note=note)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import resource
 import stat
@@ -18,6 +17,7 @@ from megablend.errors import ChangedFileError, CorruptFileError, DataError, Miss
 from megablend.kernels.file_ranges import read_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s
 from megablend.storage.descriptors import DescriptorPool
+from megablend.storage.find import Found, find_files
 
 _MAX_DESCRIPTORS = 256
 
@@ -44,11 +44,13 @@ class LocalStorage:
 
     pool = _POOL
 
+    def find(self, pattern: str) -> Found:
+        """Files that match `pattern`, and what could not be looked into; see Storage.find."""
+        return find_files(pattern)
+
     def glob(self, pattern: str) -> list[str]:
         """Paths of files that match `pattern`, sorted; see Storage.glob. Directories are no files."""
-        if Path(pattern).is_file():
-            return [pattern]
-        return sorted(path for path in set(glob.glob(pattern, recursive=True)) if Path(path).is_file())
+        return [match.path for match in find_files(pattern).files]
 
     def stat(self, path: str) -> FileStat:
         """Size and identity of a file. A descriptor of a file that `path` no longer names is let go.

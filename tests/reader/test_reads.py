@@ -15,6 +15,7 @@ from runs import make_config
 
 import megablend
 from megablend.storage.base import Allocate, FileStat
+from megablend.storage.find import Found
 from megablend.storage.local import LocalStorage
 
 PAGE_TOKENS, LENGTH = 256, 64
@@ -40,6 +41,9 @@ class LoggingStorage:
 
     def stat(self, path: str) -> FileStat:
         return self.local.stat(path)
+
+    def find(self, pattern: str) -> Found:
+        return self.local.find(pattern)
 
     def glob(self, pattern: str) -> list[str]:
         return self.local.glob(pattern)
