@@ -71,6 +71,7 @@ def build(
             column=source.column,
             documents=checked.needs_documents(source),
             block_bytes=checked.block_bytes,
+            skip_unreadable=checked.on_unreadable == "skip",
             place=source.place,
         )
         for name, source in checked.all_sources.items()
@@ -84,6 +85,7 @@ def build(
                 documents=True,
                 block_bytes=checked.block_bytes,
                 extra_of=name,
+                skip_unreadable=checked.on_unreadable == "skip",
                 place=source.place,
             )
             for column in sorted(source.extra_columns)

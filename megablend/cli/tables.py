@@ -52,6 +52,15 @@ def print_built(built: Built, *, ranks: int) -> None:
         console.print(f"changed, read again: {name}", markup=False)
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
+    for path in report.skipped:
+        console.print(f"skipped, cannot be read: {path}", markup=False)
+    by_column: dict[str, list[str]] = {}
+    for source, column in report.columns.items():
+        if column is not None:
+            by_column.setdefault(column, []).append(source)
+    for column, sources in by_column.items():
+        listed = ", ".join(sources[:5]) + (f" and {len(sources) - 5} more" if len(sources) > 5 else "")
+        console.print(f"tokens are read from column {column!r} of {listed}", markup=False)
     if built.stages_before == len(ledger.ends):
         done = "is as it was"
     elif built.stages_before:
@@ -72,15 +81,18 @@ def print_description(found: dict[str, Any]) -> None:
     console, index = new_console(), found["index"]
     table = new_table(
         f"index {index['digest']} in {found['cache']} ({index['index_bytes'] / 1e3:,.1f} kB)",
-        *("source", "format", "files", "blocks", "rows", "tokens"),
+        *("source", "format", "column", "files", "blocks", "rows", "tokens"),
     )
     for source in index["sources"]:
         numbers = (f"{source[key]:,}" for key in ("files", "blocks", "rows", "tokens"))
-        table.add_row(escape(source["name"]), source["format"], *numbers)
+        table.add_row(escape(source["name"]), source["format"], escape(source["column_taken"] or ""), *numbers)
     total = (f"{index[key]:,}" for key in ("files", "blocks", "rows", "tokens"))
     table.add_section()
-    table.add_row("all", "", *total)
+    table.add_row("all", "", "", *total)
     console.print(table)
+    for source in index["sources"]:
+        for path in source["skipped"]:
+            console.print(f"skipped, cannot be read: source {source['name']!r}: {path}", markup=False)
     tables = [
         source["document_table_bytes"] for source in index["sources"] if source["document_table_bytes"] is not None
     ]

@@ -110,7 +110,8 @@ class Source(_Model):
     path: tuple[str, ...]
     """Files, globs (`**` too) or Megatron prefixes."""
     column: str | None = None
-    """Token column of Parquet and Arrow files; dotted path for nested ones. The only one of integers where absent."""
+    """Token column of Parquet and Arrow files; dotted path for nested ones. Where absent, the one that
+    cannot be mistaken: see megablend.formats.choose."""
     weight: Number | None = None
     """Share of the samples, relative to the other sources' weights."""
     tokens: Number | None = None
@@ -183,6 +184,9 @@ class Config(_Model):
     """B: slots a lane in one shuffle window."""
     sources: dict[Literal["train", "valid", "test"], tuple[Source, ...]]
     """A list of sources (all splits cut from it), or a list for each of train, valid and test."""
+    on_unreadable: Literal["error", "skip"] = "error"
+    """What to do about folders that cannot be listed, symbolic links to nothing and files without permission, where patterns meet
+    them: `skip` leaves them out, and `build` and `describe` report them."""
     block_bytes: Count = 1 << 20
     """Rough size of a block of a Megatron `.bin`."""
     memory: Size = 512 << 20

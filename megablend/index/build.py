@@ -22,6 +22,7 @@ from pathlib import Path
 
 from megablend.errors import CacheError, ConfigError
 from megablend.index.cache import Generation, folders, fragments, generations, list_generations, open_generation
+from megablend.index.columns import ColumnsTaken
 from megablend.index.disk import remove_leftovers, writing
 from megablend.index.fragments import Fragment
 from megablend.index.launch import Launch
@@ -70,7 +71,11 @@ class BuildReport:
     """Bytes of bodies that had to be read to count."""
     seconds: float
     notes: tuple[str, ...]
-    """Things worth telling that ended nothing: damaged fragments, a file system without locks."""
+    """Things worth telling that ended nothing: damaged fragments, a file system without locks, files met under several names."""
+    skipped: tuple[str, ...]
+    """Paths that were left out because they cannot be read (`on_unreadable: skip`): source, path and reason."""
+    columns: dict[str, str | None]
+    """Token column of each source; None where its format has no columns, or an older index did not record its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +114,8 @@ def _build(
 ) -> BuildReport:
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
-        listings = _list_files(sources, launch)
-        prepared = launch.bcast(_prepare(cache, listings, stack) if launch.rank == 0 else None)
+        listings, notes = _list_files(sources, launch)
+        prepared = launch.bcast(_prepare(cache, listings, notes, stack) if launch.rank == 0 else None)
         assert prepared is not None
         if launch.rank > 0:
             check_shared(cache, prepared.nonce)
@@ -126,18 +131,23 @@ def _build(
         return report
 
 
-def _list_files(sources: Sequence[SourceSpec], launch: Launch) -> tuple[SourceListing, ...]:
-    """The sources with their files, on rank 0; the ranks share the stats, each of which may take a while on a network."""
+def _list_files(sources: Sequence[SourceSpec], launch: Launch) -> tuple[tuple[SourceListing, ...], tuple[str, ...]]:
+    """The sources with their files, on rank 0, and notes; the ranks share the stats, each of which may be slow on a network."""
     name, count = Counter(spec.name for spec in sources).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} sources have the name {name!r}: each needs one of its own")
     found = launch.bcast(tuple(map(find_source, sources)) if launch.rank == 0 else ())
     mine = [[each.stat(path) for path in each.paths[launch.rank :: launch.size]] for each in found]
     ranks = launch.gather(mine)
-    return tuple(each.listing(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)) if ranks else ()
+    notes = tuple(each.note for each in found if each.note is not None and each.spec.extra_of is None)
+    if not ranks:
+        return (), notes
+    return tuple(each.listing(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)), notes
 
 
-def _prepare(cache: Path, listings: tuple[SourceListing, ...], stack: contextlib.ExitStack) -> _Prepared:
+def _prepare(
+    cache: Path, listings: tuple[SourceListing, ...], notes: tuple[str, ...], stack: contextlib.ExitStack
+) -> _Prepared:
     """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work."""
     with writing(cache):
         for folder in (fragments(cache), generations(cache)):
@@ -146,7 +156,8 @@ def _prepare(cache: Path, listings: tuple[SourceListing, ...], stack: contextlib
         for folder in (*folders(cache), *generations(cache).iterdir()):
             if folder.is_dir():
                 remove_leftovers(folder)
-    notes = () if held.exclusive else (f"{cache}: the file system has no locks; run one build at a time",)
+    if not held.exclusive:
+        notes = (f"{cache}: the file system has no locks; run one build at a time", *notes)
     work = plan_work(listings, fragments(cache))
     return _Prepared(nonce=held.nonce, listings=listings, work=tuple(work), notes=notes)
 
@@ -211,10 +222,14 @@ def _commit(
     newest = _newest(cache)
     by_file = {(item.source, item.file.name): item.fragment for item in prepared.work}
 
-    def load(source: int, file: SourceFile) -> Fragment:
-        return await_fragment(fragments(cache) / str(by_file[source, file.name]))
+    columns = ColumnsTaken()
 
-    digest, created = write_generation(cache, prepared.listings, load)
+    def load(source: int, file: SourceFile) -> Fragment:
+        fragment = await_fragment(fragments(cache) / str(by_file[source, file.name]))
+        columns.add(prepared.listings[source], file, fragment.index)
+        return fragment
+
+    digest, created = write_generation(cache, prepared.listings, load, columns.by_source)
     here = {(listing.spec.name, file.name) for listing in prepared.listings for file in listing.files}
     names = {listing.spec.name for listing in prepared.listings}
     before = {(source, name) for source, name in _files(newest) if source in names}
@@ -233,6 +248,17 @@ def _commit(
         scanned_bytes=sum(result.scanned_bytes for result in results.values()),
         seconds=time.monotonic() - start,
         notes=prepared.notes + tuple(note for _, result in sorted(results.items()) if (note := result.note)),
+        skipped=tuple(
+            f"source {listing.spec.name!r}: {path}"
+            for listing in prepared.listings
+            if listing.spec.extra_of is None
+            for path in listing.skipped
+        ),
+        columns={
+            listing.spec.name: columns.by_source.get(listing.spec.name)
+            for listing in prepared.listings
+            if listing.spec.extra_of is None
+        },
     )
 
 

@@ -3,7 +3,8 @@
     <cache>/.lock                       held by the build that runs
     <cache>/fragments/<place>-<version> what indexing found in one file
     <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json
-                          roots.json    where each source's files lay at the last build of it; replaced atomically
+                          roots.json    what the last build of it found: where each source's files lay, which column holds
+                                        the tokens, what could not be read and was skipped; replaced atomically
     <cache>/documents/, lengths/        tables of single documents, where an order needs them: see documents.py, tabulate.py
     <cache>/splits/<digest>-<what>      where the splits of a generation begin and end; tokens of groups of their blocks
     <cache>/runs/<run>.json             the run's ledger
@@ -60,6 +61,10 @@ class SourceEntry:
     """Name of the source whose tokens its numbers belong to; None where it holds tokens itself."""
     root: str
     """Folder that its files' names are relative to, as of the last build."""
+    column_taken: str | None
+    """The column that holds its tokens, as far as the index knows: the one asked for, or the one that was found."""
+    skipped: tuple[str, ...]
+    """Paths that the last build left out because they could not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +97,7 @@ class Generation:
         tokens_before, rows_before, ends_before: int64 [num_blocks + 1], running counts over the blocks, memory-mapped.
     """
 
-    def __init__(self, folder: Path, manifest: Mapping[str, Any], roots: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, manifest: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         self.folder = folder
         self.digest = folder.name
         self._blocks = MappedTable(folder / BLOCKS, BLOCK_COLUMNS)
@@ -105,7 +110,7 @@ class Generation:
         self._first_block = self._offsets("first_block", len(self.tokens_before) - 1)
         self._first_chunk = self._offsets("first_chunk", self._num_chunks)
         self._chunk_counts = np.diff(self._first_chunk)
-        self.sources = tuple(self._source(entry, roots) for entry in manifest["sources"])
+        self.sources = tuple(self._source(entry, found) for entry in manifest["sources"])
 
     def __reduce__(self) -> tuple[Callable[..., Generation], tuple[str, str]]:
         return open_generation, (str(self.cache), self.digest)
@@ -258,7 +263,7 @@ class Generation:
             )
         return offsets
 
-    def _source(self, entry: Mapping[str, Any], roots: Mapping[str, str]) -> SourceEntry:
+    def _source(self, entry: Mapping[str, Any], found: Mapping[str, Any]) -> SourceEntry:
         files = range(entry["first_file"], entry["first_file"] + entry["num_files"])
         blocks = range(int(self._first_block[files.start]), int(self._first_block[files.stop]))
         ends = int(self.ends_before[blocks.stop] - self.ends_before[blocks.start]) if entry["documents"] else -1
@@ -273,7 +278,9 @@ class Generation:
             rows=entry["rows"],
             ends=ends,
             extra_of=entry.get("extra_of"),
-            root=roots[entry["name"]],
+            root=found["roots"][entry["name"]],
+            column_taken=entry["column"] or found.get("columns", {}).get(entry["name"]),
+            skipped=tuple(found.get("skipped", {}).get(entry["name"], ())),
         )
 
 
@@ -295,13 +302,13 @@ def open_generation(cache: str | Path, digest: str) -> Generation:
     # The table of files is read whole anyway, and what it says is believed; the larger ones would take too long here.
     if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
         raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong; build again to mend it")
-    roots = read_roots(folder)["roots"]
+    found = read_roots(folder)
     for entry in manifest["sources"]:
-        if not isinstance(roots.get(entry["name"]), str):
+        if not isinstance(found["roots"].get(entry["name"]), str):
             raise CacheError(
                 f"{folder / ROOTS}: does not say where source {entry['name']!r} lies; build again to mend it"
             )
-    return Generation(folder, manifest, roots)
+    return Generation(folder, manifest, found)
 
 
 def list_generations(cache: str | Path) -> list[str]:

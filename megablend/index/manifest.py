@@ -42,7 +42,10 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def read_roots(folder: Path) -> dict[str, Any]:
-    """roots.json: {"arrival": number of the build, "roots": {source name: folder}}. Raises: CacheError."""
+    """roots.json: {"arrival": number of the build, "roots": {source name: folder}}. Raises: CacheError.
+
+    Since 0.2 also "columns": {source name: token column, as far as known}, "skipped": {source name: [path: reason]}.
+    """
     roots = _read_json(folder / ROOTS)
     if not isinstance(roots.get("arrival"), int) or not isinstance(roots.get("roots"), dict):
         raise CacheError(f"{folder / ROOTS}: damaged; build again to mend it")

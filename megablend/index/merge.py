@@ -45,10 +45,15 @@ Load = Callable[[int, SourceFile], Fragment]
 """The fragment of a file of a source (by the source's index)."""
 
 
-def write_generation(cache: Path, listings: Sequence[SourceListing], load: Load) -> tuple[str, bool]:
+def write_generation(
+    cache: Path, listings: Sequence[SourceListing], load: Load, columns: Mapping[str, str | None]
+) -> tuple[str, bool]:
     """Merge the fragments of all files into a generation and commit it.
 
     One fragment is held at a time; all but the table of files goes to the disk as it comes.
+
+    Args:
+        columns: token column of each source's files, as far as known once all of them are loaded; kept beside the roots.
 
     Returns: its digest, and whether it is new.
     Raises: CacheError where the cache cannot be written; as `load` does.
@@ -59,8 +64,12 @@ def write_generation(cache: Path, listings: Sequence[SourceListing], load: Load)
         try:
             manifest = _write_tables(folder, listings, load)
             write_flushed(folder / MANIFEST, [sealed(manifest)])
-            roots = {listing.spec.name: listing.root for listing in listings}
-            return manifest["digest"], _commit(folder, generations(cache) / manifest["digest"], roots)
+            found = {
+                "roots": {listing.spec.name: listing.root for listing in listings},
+                "columns": dict(columns),
+                "skipped": {listing.spec.name: listing.skipped for listing in listings if listing.skipped},
+            }
+            return manifest["digest"], _commit(folder, generations(cache) / manifest["digest"], found)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -169,10 +178,14 @@ def _filled(rows: np.ndarray[Any, Any], value: int) -> np.ndarray[Any, Any]:
     return np.full(len(rows), value, np.int32)
 
 
-def _commit(folder: Path, final: Path, roots: Mapping[str, str]) -> bool:
-    """Give a written generation its name; True where it is new (or takes the place of a damaged one)."""
+def _commit(folder: Path, final: Path, found: Mapping[str, Any]) -> bool:
+    """Give a written generation its name; True where it is new (or takes the place of a damaged one).
+
+    Args:
+        found: what this build found that is not part of the generation, for ROOTS.
+    """
     arrivals = [arrival(final.parent / name) for name in finished(final.parent)]
-    text = json.dumps({"arrival": 1 + max(arrivals, default=0), "roots": roots}, sort_keys=True, indent=1).encode()
+    text = json.dumps({"arrival": 1 + max(arrivals, default=0), **found}, sort_keys=True, indent=1).encode()
     if final.exists() and _is_whole(final):
         replace_file(final / ROOTS, text)
         return False

@@ -38,6 +38,10 @@ class Storage(Protocol):
         """Paths of files that match `pattern` (`*`, `?`, `[]`, `**`), sorted; a plain existing path matches itself."""
         ...
 
+    def is_folder(self, path: str) -> bool:
+        """Whether `path` is a folder that is there."""
+        ...
+
     def stat(self, path: str) -> FileStat:
         """Size and identity. Raises MissingFileError."""
         ...

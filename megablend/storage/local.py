@@ -52,6 +52,10 @@ class LocalStorage:
         """Paths of files that match `pattern`, sorted; see Storage.glob. Directories are no files."""
         return [match.path for match in find_files(pattern).files]
 
+    def is_folder(self, path: str) -> bool:
+        """Whether `path` is a folder that is there."""
+        return Path(path).is_dir()
+
     def stat(self, path: str) -> FileStat:
         """Size and identity of a file. A descriptor of a file that `path` no longer names is let go.
 

@@ -147,7 +147,7 @@ def test_beside_the_tokens_any_numbers_will_do() -> None:
     schema = pa.schema(
         [(str(kind), kind) for kind in kinds] + [("text", pa.string()), ("lists", pa.list_(pa.uint64()))]
     )
-    found = [find_column("x", str(kind), schema, numbers=True).token_dtype for kind in kinds]
+    found = [find_column("x", str(kind), schema, numbers=True)[1].token_dtype for kind in kinds]
     assert found == [np.dtype(kind.to_pandas_dtype()).name for kind in kinds]
     with pytest.raises(
         ConfigError, match=r"x: column 'text' is of string, not of integers of .*, floats, booleans or li"
@@ -167,14 +167,14 @@ def test_columns_of_unknown_layout_are_named(tmp_path: Path) -> None:
 
 
 def test_the_column_must_be_clear(tmp_path: Path) -> None:
-    table = pa.table({"a": [[1]], "b": [1], "record": [{"input_ids": [1]}]})
+    table = pa.table({"a": [[1]], "b": [1], "record": [{"input_id": [1]}]})
     path = write(tmp_path / "x.arrow", table)
     with pytest.raises(
-        ConfigError, match=r"name the token column by `column:`; columns of integers: a, b, record\.input_ids"
+        ConfigError, match=r"lists of integers: a, record\.input_id; single integers, which may be counts or ids: b"
     ):
         index(path, None)
-    with pytest.raises(ConfigError, match=r"no column 'record.input_id'; did you mean 'record.input_ids'"):
-        index(path, "record.input_id")
+    with pytest.raises(ConfigError, match=r"no column 'record.input_ids'; did you mean 'record.input_id'"):
+        index(path, "record.input_ids")
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
     with pytest.raises(UnsupportedFileError, match="has two columns a; rename one"):
         index(write(tmp_path / "y.arrow", twice), "a")

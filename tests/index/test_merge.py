@@ -57,7 +57,7 @@ def load(source: int, file: SourceFile) -> Fragment:
 def write(cache: Path, root: str = "/data") -> str:
     (cache / "generations").mkdir(parents=True)
     listings = [listing("one", 4, documents=True, root=root), listing("two", 3, documents=False, root=root)]
-    digest, created = write_generation(cache, listings, load)
+    digest, created = write_generation(cache, listings, load, {})
     assert created
     return digest
 

@@ -206,6 +206,9 @@ class CountingStorage:
     def glob(self, pattern: str) -> list[str]:
         return self.local.glob(pattern)
 
+    def is_folder(self, path: str) -> bool:
+        return self.local.is_folder(path)
+
     def stat(self, path: str) -> FileStat:
         return self.local.stat(path)
 

@@ -48,6 +48,9 @@ class LoggingStorage:
     def glob(self, pattern: str) -> list[str]:
         return self.local.glob(pattern)
 
+    def is_folder(self, path: str) -> bool:
+        return self.local.is_folder(path)
+
     def _note(self, path: str, offset: int, size: int) -> None:
         os.write(self.log, f"{os.getpid()} {path} {offset} {size}\n".encode())
 

@@ -50,7 +50,7 @@ class ArrowFormat:
         size = storage.stat(path).size
         footer = read_footer(path, size, storage)
         places = batch_places(path, size, footer)
-        found = find_column(path, file.column, read_schema(path, size, footer), numbers=file.numbers)
+        name, found = find_column(path, file.column, read_schema(path, size, footer), numbers=file.numbers)
         blocks = np.zeros(len(places), BLOCK_DTYPE)
         scanned_bytes = 0
         for block, place in zip(blocks, places, strict=True):
@@ -66,6 +66,7 @@ class ArrowFormat:
             structure=footer_digest(footer),
             meta={"column": found.to_json()},
             scanned_bytes=scanned_bytes,
+            column=name,
         )
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
