@@ -110,6 +110,30 @@ def show(config: str, sample: int, split: str, tokenizer: str | None, cache: str
 
 
 @cli.command()
+@click.argument("config")
+@click.option(
+    "--data",
+    is_flag=True,
+    required=True,
+    help="Read all tokens: smallest and largest of each source, ids that no vocabulary has.",
+)
+@in_cache
+@as_json
+def check(config: str, data: bool, cache: str | None, as_json: bool) -> None:
+    """Check the data that CONFIG's run reads. Exits with 3 where something is wrong."""
+    from megablend.api.check_data import check_data
+    from megablend.cli.tables import print_checked
+
+    found = check_data(config, cache=cache)
+    if as_json:
+        _print_json(asdict(found))
+    else:
+        print_checked(found)
+    if found.problems:
+        sys.exit(3)
+
+
+@cli.command()
 @click.argument("cache", metavar="CACHE")
 @click.option("--data", is_flag=True, help="Read every block of every data file, too.")
 @as_json

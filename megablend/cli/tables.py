@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from megablend.api.build import Built
+from megablend.api.check_data import CheckedData
 
 
 def new_console() -> Console:
@@ -141,6 +142,20 @@ def _print_split(console: Console, title: str, described: dict[str, Any]) -> Non
         console.print(f"first to begin another epoch: {first['source']!r}, at sample {first['sample']:,}", markup=False)
     elif described["blended"]:
         console.print("no source is read more than once", markup=False)
+
+
+def print_checked(found: CheckedData) -> None:
+    """Smallest and largest tokens of sources, and rows whose tokens are out of range."""
+    console = new_console()
+    table = new_table(f"index {found.index}", "source", "files", "tokens", "smallest", "largest", "vocab_size")
+    for source in found.sources:
+        ends = (source.smallest, source.largest, source.vocab_size)
+        numbers = ("" if number is None else f"{number:,}" for number in ends)
+        table.add_row(escape(source.name), f"{source.files:,}", f"{source.tokens:,}", *numbers)
+    console.print(table)
+    for problem in found.problems:
+        console.print(problem, markup=False)
+    console.print(f"{len(found.problems)} files have wrong tokens" if found.problems else "all token ids are in range")
 
 
 def print_cache(found: dict[str, Any]) -> None:

@@ -160,10 +160,13 @@ def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
 def _absolute(config: Config, base: Path, places: _Places) -> Config:
     """Paths made absolute, those that name an object store refused; sources told where they stand."""
 
+    def vocab_size(given: int | str | None, place: str) -> int | str | None:
+        return _absolute_path(given, base, f"{place}.vocab_size") if isinstance(given, str) else given
+
     def placed(source: Source, *location: str | int) -> Source:
         place = f"{places.line(location)}: {_key(location)}"
         paths = tuple(_absolute_path(path, base, f"{place}.path") for path in source.path)
-        found = source.model_copy(update={"path": paths})
+        found = source.model_copy(update={"path": paths, "vocab_size": vocab_size(source.vocab_size, place)})
         found._place = place
         return found
 
@@ -172,7 +175,8 @@ def _absolute(config: Config, base: Path, places: _Places) -> Config:
         above = ("sources", split) if config.listed_by_split else ("sources",)
         sources[split] = tuple(placed(source, *above, i) for i, source in enumerate(listed))
     cache = _absolute_path(config.cache, base, f"{places.line(['cache'])}: cache")
-    return config.model_copy(update={"cache": cache, "sources": sources})
+    size = vocab_size(config.vocab_size, places.line(["vocab_size"]))
+    return config.model_copy(update={"cache": cache, "sources": sources, "vocab_size": size})
 
 
 def _absolute_path(path: str, base: Path, place: str) -> str:

@@ -63,6 +63,16 @@ def _token(value: object) -> int:
     return value
 
 
+def _vocab_size(value: object) -> int | str:
+    """A number of token ids, or the path of a tokenizer.json."""
+    if isinstance(value, (str, os.PathLike)) and not re.fullmatch(r"\s*[+-]?[0-9.][0-9.e+_]*\s*", os.fspath(value)):
+        return os.fspath(value)
+    number = _count(value)
+    if number > 2**32:
+        raise ValueError(f"found {value!r}, expected at most {2**32} token ids")
+    return number
+
+
 def _size(value: object) -> int:
     """Bytes; 512MiB, 1.5 GB and 4e9 are fine."""
     written = re.fullmatch(r"\s*([0-9.e+_]+)\s*([KMGT]?)(i?)B?\s*", str(value), re.IGNORECASE)
@@ -94,6 +104,7 @@ Positive = Annotated[Fraction, BeforeValidator(_positive)]
 Count = Annotated[int, BeforeValidator(_count)]
 Token = Annotated[int, BeforeValidator(_token)]
 Size = Annotated[int, BeforeValidator(_size)]
+VocabSize = Annotated[int | str, BeforeValidator(_vocab_size)]
 PathText = Annotated[str, BeforeValidator(_path)]
 Split = Annotated[tuple[Fraction, Fraction, Fraction], BeforeValidator(_split)]
 
@@ -124,6 +135,8 @@ class Source(_Model):
     """Hard cap: a blend that would read the source more often is refused."""
     append_eod: Token | None = None
     """End-of-document token put after each document that has tokens, as it is read."""
+    vocab_size: VocabSize | None = None
+    """As the config's `vocab_size`, for this source."""
     extra_columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Columns beside the tokens: a number for each document, or for each token."""
     _place: str = PrivateAttr("")
@@ -200,6 +213,8 @@ class Config(_Model):
     create_attention_mask: bool = False
     inter_document_masking: bool = False
     """Give cu_seqlens and max_seqlen, and restart position_ids, at document ends; no attention mask then."""
+    vocab_size: VocabSize | None = None
+    """How many token ids there are, or the path of a tokenizer.json that says so: `check --data` refuses others."""
     eod_token: Token | None = None
     """Token at which the three masks above act; the sources' append_eod where that is one and the same."""
 
@@ -233,11 +248,26 @@ class Config(_Model):
             raise ValueError("samples: weights are shares and say no length; add samples, tokens or epochs for train")
         if self.needs_eod and self.eod is None:
             raise ValueError("eod_token: missing; masks act at this token, and the sources do not agree on append_eod")
+        self._check_vocab_sizes()
         if self.inter_document_masking and self.create_attention_mask:
             raise ValueError(
                 "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false"
             )
         return self
+
+    def _check_vocab_sizes(self) -> None:
+        """End-of-document tokens have to be in the vocabulary, as far as that is given as a number."""
+        ends = [("eod_token", self.eod_token, self.vocab_size)]
+        for split, sources in self.sources.items():
+            for i, source in enumerate(sources):
+                size = self.vocab_size if source.vocab_size is None else source.vocab_size
+                ends.append((f"sources.{split}[{i}]", source.append_eod, size))
+        for place, token, size in ends:
+            if token is not None and isinstance(size, int) and token >= size:
+                named = "" if place == "eod_token" else "append_eod "
+                raise ValueError(
+                    f"{place}: {named}{token} is not in a vocabulary of {size:,}; expected 0 to {size - 1}"
+                )
 
     @property
     def needs_eod(self) -> bool:
