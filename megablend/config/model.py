@@ -16,12 +16,14 @@ UNITS = ("weight", "tokens", "samples", "epochs")
 LENGTHS = ("samples", "tokens", "epochs")
 """What the length of the run may be given in, at the top of the config."""
 SPLITS = ("train", "valid", "test")
+EOD_MASKS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+"""Settings that act at end-of-document tokens."""
 MAX_COUNT = 1 << 62
 MAX_EXPONENT = 100
 """Of ten, in numbers: a slip such as 1e999999999 would be kept exactly, digit by digit."""
 
 
-def _number(value: object) -> Fraction:
+def _number(value: object, *, least: str = "0 or more") -> Fraction:
     """A finite number, 0 or more, exactly as written."""
     try:
         if isinstance(value, (bool, type(None), dict, list)):
@@ -30,7 +32,7 @@ def _number(value: object) -> Fraction:
     except (InvalidOperation, ValueError, OverflowError):
         raise ValueError(f"found {value!r}, expected a finite number") from None
     if number < 0:
-        raise ValueError(f"found {value!r}, expected 0 or more")
+        raise ValueError(f"found {value!r}, expected {least}")
     return number
 
 
@@ -41,7 +43,7 @@ def _exact(written: Decimal) -> Fraction:
 
 
 def _positive(value: object) -> Fraction:
-    number = _number(value)
+    number = _number(value, least="more than 0")
     if number == 0:
         raise ValueError(f"found {value!r}, expected more than 0")
     return number
@@ -247,13 +249,22 @@ class Config(_Model):
         if unit == "weight" and not given:
             raise ValueError("samples: weights are shares and say no length; add samples, tokens or epochs for train")
         if self.needs_eod and self.eod is None:
-            raise ValueError("eod_token: missing; masks act at this token, and the sources do not agree on append_eod")
+            raise ValueError(f"eod_token: {self._why_no_eod()}")
         self._check_vocab_sizes()
         if self.inter_document_masking and self.create_attention_mask:
             raise ValueError(
                 "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false"
             )
         return self
+
+    def _why_no_eod(self) -> str:
+        masks = [name for name in EOD_MASKS if getattr(self, name)]
+        found = {source.append_eod for sources in self.sources.values() for source in sources}
+        differ = f"the sources append different ones ({', '.join(sorted(map(str, found)))})" if len(found) > 1 else ""
+        return (
+            f"missing; {' and '.join(masks)} need{'s' if len(masks) == 1 else ''} to know the end-of-document token"
+            f"{f', and {differ}' if differ else ''}: set `eod_token` to the token that ends documents in the data"
+        )
 
     def _check_vocab_sizes(self) -> None:
         """End-of-document tokens have to be in the vocabulary, as far as that is given as a number."""
@@ -272,7 +283,7 @@ class Config(_Model):
     @property
     def needs_eod(self) -> bool:
         """Whether a mask acts at end-of-document tokens."""
-        return self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
+        return any(getattr(self, name) for name in EOD_MASKS)
 
     @property
     def eod(self) -> int | None:

@@ -13,6 +13,10 @@ OTHER_NAMES = ("labels", "position_ids", "token_type_ids", "segment_ids", "lengt
 """What lists of integers beside the tokens are called; and all that end in `mask`."""
 
 
+UINT64_REMEDY = "write it as int64 or uint32"
+"""Torch computes with no such numbers."""
+
+
 def choose_column(
     path: str,
     column: str | None,

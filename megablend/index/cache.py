@@ -292,7 +292,10 @@ def open_generation(cache: str | Path, digest: str) -> Generation:
     folder = generations(cache) / digest
     if not (folder / MANIFEST).is_file():
         known = ", ".join(list_generations(cache)) or "none"
-        raise CacheError(f"{folder}: there is no such generation of the index (those there are: {known}); build it")
+        raise CacheError(
+            f"{folder}: there is no such generation of the index (those there are: {known}); "
+            "`megablend build` makes it again if the data is as it was, otherwise give the run another name (`run:`) and build"
+        )
     manifest = read_manifest(folder)
     for name, entry in manifest["tables"].items():
         path = folder / name

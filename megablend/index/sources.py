@@ -201,7 +201,7 @@ def _find(spec: SourceSpec, pattern: str) -> Found:
         pair = [storage.find(path) for path in kind.files(pattern)]
         if all(half.files for half in pair):
             return pair[0]
-    if not glob.has_magic(pattern) and storage.is_folder(pattern):
+    if storage.is_folder(pattern):
         raise spec.complaint(f"{pattern} is a folder: {_advice(pattern)}")
     folder = str(Path(pattern).parent)
     nearest = difflib.get_close_matches(pattern, storage.glob(f"{glob.escape(folder)}/*"), n=1)

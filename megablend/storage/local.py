@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megablend.errors import ChangedFileError, CorruptFileError, DataError, MissingFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError, MissingFileError
 from megablend.kernels.file_ranges import read_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s
 from megablend.storage.descriptors import DescriptorPool
@@ -153,7 +153,7 @@ def data_error(path: str, error: OSError) -> DataError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE:
-        return ChangedFileError(path, "was replaced while it was in use; bring the old file back, or build again")
+        return ChangedFileError(path, f"was replaced while it was in use; {CHANGED_REMEDY}")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return DataError(

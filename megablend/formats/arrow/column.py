@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
-from megablend.formats.choose import choose_column
+from megablend.formats.choose import UINT64_REMEDY, choose_column
 
 OTHERS = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64"}
 """Numbers that are no tokens: their names in numpy."""
@@ -167,8 +167,10 @@ def _problem(kind: Any, *, numbers: bool) -> str | None:
     element = _storage(stored.value_type) if _list_kind(stored) else stored
     if types.is_dictionary(element):
         return "is dictionary-encoded; write it plain (Array.dictionary_decode())"
+    if str(element) == "uint64":
+        return f"is of {stored}; {UINT64_REMEDY}"
     if str(element) not in INTEGERS and not (numbers and str(element) in OTHERS):
-        kinds = f"integers of at most 64 bits (uint64 excepted){', floats, booleans' if numbers else ''}"
+        kinds = f"integers{', floats, booleans' if numbers else ''}"
         return f"is of {stored}, not of {kinds} or lists of these"
     if types.is_fixed_size_list(stored) and stored.list_size < 1:
         return "holds lists of no elements"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.buffers import MAX_BYTES, Buffers
 from megablend.formats.arrow.column import Column, find_column
 from megablend.formats.arrow.documents import decode, find_documents
@@ -73,15 +73,17 @@ class ArrowFormat:
         """A reader of an indexed file; see Format.open."""
         size = storage.stat(path).size
         if size != file.size:
-            raise ChangedFileError(path, f"has {size} bytes, had {file.size} when it was indexed; build again")
+            raise ChangedFileError(path, f"has {size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}")
         try:
             footer = read_footer(path, size, storage)
             digest = footer_digest(footer)
             if digest != file.structure:
-                raise ChangedFileError(path, f"footer {digest}, was {file.structure} when it was indexed; build again")
+                raise ChangedFileError(
+                    path, f"footer {digest}, was {file.structure} when it was indexed; {CHANGED_REMEDY}"
+                )
             places = batch_places(path, size, footer)
         except (CorruptFileError, UnsupportedFileError) as error:
-            raise ChangedFileError(path, f"changed since it was indexed; build again: {error.problem}") from error
+            raise ChangedFileError(path, f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}") from error
         return ArrowReader(path, Column.from_json(file.meta["column"]), np.sort(places, order="offset"), storage)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, UnsupportedFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, CorruptFileError, UnsupportedFileError
 from megablend.formats.base import (
     BLOCK_DTYPE,
     CLOSES,
@@ -72,11 +72,11 @@ class MegatronFormat:
         for name, size in ((data_path, file.size), (idx_path, file.meta["idx_bytes"])):
             found = storage.stat(name).size
             if found != size:
-                raise ChangedFileError(name, f"has {found} bytes, had {size} when it was indexed; build again")
+                raise ChangedFileError(name, f"has {found} bytes, had {size} when it was indexed; {CHANGED_REMEDY}")
         data = storage.read(idx_path, 0, file.meta["idx_bytes"])
         if _digest(data) != file.structure:
             raise ChangedFileError(
-                idx_path, f"has digest {_digest(data)}, had {file.structure} when it was indexed; build again"
+                idx_path, f"has digest {_digest(data)}, had {file.structure} when it was indexed; {CHANGED_REMEDY}"
             )
         sequences = parse_idx(idx_path, data, file.size)
         starts = block_starts(sequences, file.meta["block_bytes"])

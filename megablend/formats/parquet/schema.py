@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from megablend.errors import ConfigError
-from megablend.formats.choose import choose_column
+from megablend.formats.choose import UINT64_REMEDY, choose_column
 from megablend.formats.parquet.names import Physical, Repetition, name_of
 from megablend.formats.parquet.thrift import MalformedError, Struct, Structs
 
@@ -144,6 +144,8 @@ def _problem(column: Column, *, numbers: bool) -> str | None:
     """Why a column cannot hold tokens, or numbers; None where it can."""
     if column.nesting:
         return column.nesting
+    if column.kind == "uint64":
+        return f"is of uint64; {UINT64_REMEDY}"
     dtypes = (*TOKEN_DTYPES, *OTHER_DTYPES.values()) if numbers else TOKEN_DTYPES
     if column.dtype in dtypes:
         return None
