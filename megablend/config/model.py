@@ -260,7 +260,8 @@ class Config(_Model):
     def _why_no_eod(self) -> str:
         masks = [name for name in EOD_MASKS if getattr(self, name)]
         found = {source.append_eod for sources in self.sources.values() for source in sources}
-        differ = f"the sources append different ones ({', '.join(sorted(map(str, found)))})" if len(found) > 1 else ""
+        shown = ", ".join(sorted("none" if token is None else str(token) for token in found))
+        differ = f"the sources append different ones ({shown})" if len(found) > 1 else ""
         return (
             f"missing; {' and '.join(masks)} need{'s' if len(masks) == 1 else ''} to know the end-of-document token"
             f"{f', and {differ}' if differ else ''}: set `eod_token` to the token that ends documents in the data"

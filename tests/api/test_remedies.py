@@ -70,8 +70,9 @@ def mds(folder: Path) -> None:
     (folder / "index.json").write_text("{}")
 
 
-def touch(path: Path) -> None:
+def touch(path: Path) -> Path:
     path.write_bytes(b"")
+    return path
 
 
 FOLDERS: dict[str, Callable[[Path], Any]] = {
