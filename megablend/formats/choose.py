@@ -86,7 +86,8 @@ def _why_none(fit: list[str], lists: Collection[str]) -> str:
         f"lists of integers: {', '.join(listed)}" if listed else "",
         f"single integers, which may be counts or ids: {', '.join(single)}" if single else "",
     ]
+    first = (listed or single)[0]
     return (
-        f"cannot tell which column holds the tokens ({'; '.join(filter(None, seen))}); "
-        f"if it is {(listed or single)[0]!r}, set `column: {(listed or single)[0]}` for this source"
+        f"cannot tell which column holds the tokens ({'; '.join(filter(None, seen))}); if it is {first!r}, set `column: {first}` "
+        f"for this source (in a data path of Megatron: `?column={first}`)"
     )

@@ -40,8 +40,9 @@ class SourceSpec:
     """Rough size of a block where the format leaves it open (`.bin`)."""
     extra_of: str | None = None
     """Name of the source whose tokens this column's numbers belong to; None where it holds tokens itself."""
-    skip_unreadable: bool = False
-    """Leave out folders that cannot be listed, links to nothing and files without permission, and report them."""
+    skip_unreadable: bool | None = None
+    """Leave out folders that cannot be listed, links to nothing and files without permission, and report them; None where there
+    is no such setting."""
     place: str = ""
     """Where it is asked for (`demo.yaml:12: sources[1]`), for messages."""
 
@@ -152,10 +153,11 @@ def find_source(spec: SourceSpec) -> SourcePaths:
 def _unreadable_error(spec: SourceSpec, unreadable: Mapping[str, str]) -> DataError:
     (path, reason), *others = sorted(unreadable.items())
     more = f" (and {len(others)} more: {', '.join(path for path, _ in others[:5])})" if others else ""
+    skip = "" if spec.skip_unreadable is None else "; or set `on_unreadable: skip` to go on without them"
     return DataError(
         path,
         f"cannot be read: {reason}{more}; source {(spec.extra_of or spec.name)!r} may lack files because of this: get "
-        "permission or remove what leads nowhere; or set `on_unreadable: skip` to go on without them",
+        f"permission or remove what leads nowhere{skip}",
     )
 
 

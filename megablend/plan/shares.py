@@ -160,6 +160,8 @@ def check_totals(
 def _longer(config: Config, split: str, needed: int, fits: int | None, tokens: int) -> str:
     """What gives every source a sample, where no cap forbids that."""
     unshared = "give it a larger share, or a share of 0"
+    if needed > MAX_SAMPLES:
+        return f"All sources would get one from {needed:,} on, more than a plan holds ({MAX_SAMPLES:,}): {unshared}"
     if fits is not None and fits < needed:
         return f"No length fits: all sources get a sample from {needed:,} on, and max_epochs allow {fits:,}: {unshared}"
     return f"All sources get one from {needed:,} on: {_set_length(config, split, needed, tokens)}; or {unshared}"
