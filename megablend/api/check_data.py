@@ -17,7 +17,7 @@ import numpy.typing as npt
 from megablend.api.runs import ConfigLike, newest_generation
 from megablend.config import Config, load_config
 from megablend.config.vocab import read_vocab_size
-from megablend.errors import ConfigError, DataError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
 from megablend.formats import FORMATS
 from megablend.formats.base import CONTINUES, FileToIndex, OpenedFile
 from megablend.index.cache import FileEntry, Generation, SourceEntry
@@ -181,13 +181,13 @@ def _place(path: str, entry: SourceEntry, place: int, num_tokens: int) -> str:
 def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int) -> int:
     """The row of a file that its token number `place` is in, from 0, counted by indexing the file once more.
 
-    Raises: as `Format.index` does; DataError where the file is not the one that was indexed.
+    Raises: as `Format.index` does; ChangedFileError where the file is not the one that was indexed.
     """
     storage = storage_for(path)
     column, kind = entry.column_taken, FORMATS[entry.format]
     index = kind.index(FileToIndex(path=path, column=column, documents=True, block_bytes=1 << 20), storage=storage)
     if index.tokens != num_tokens:
-        raise DataError(path, f"has {index.tokens:,} tokens, {num_tokens:,} were indexed; run `megablend build` again")
+        raise ChangedFileError(path, f"has {index.tokens:,} tokens, {num_tokens:,} were indexed; {CHANGED_REMEDY}")
     block = int(np.searchsorted(index.blocks["first_token"], place, side="right")) - 1
     rows_before = int(index.blocks["rows"][:block].sum()) - bool(index.blocks["flags"][block] & CONTINUES)
     opened = OpenedFile(

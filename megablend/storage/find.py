@@ -8,6 +8,7 @@ circle end. Folders reached through fewer links come first, so a file is known b
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import heapq
@@ -16,7 +17,6 @@ import re
 import stat
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -46,19 +46,16 @@ class Found:
 
 def find_files(pattern: str) -> Found:
     """Files that match `pattern`; a plain path of an existing file matches itself, whatever characters it has."""
-    walk = _Walk(_parts_of(pattern))
     folder, name = os.path.split(pattern)
-    walk.look_up(0, folder, _real_folder(folder), name, {walk.last})
+    with contextlib.suppress(OSError):  # sources list files by the hundred thousand
+        if stat.S_ISREG(Path(pattern).lstat().st_mode):
+            return Found([Match(0, pattern, _join(os.path.realpath(folder), name))], {})
+    walk = _Walk(_parts_of(pattern))
+    walk.look_up(0, folder, os.path.realpath(folder), name, {walk.last})
     if glob.has_magic(pattern) and not walk.files:
         walk = _Walk(_parts_of(pattern))
         walk.run(_root_of(pattern))
     return Found(sorted(walk.files, key=lambda match: match.path), walk.unreadable)
-
-
-@lru_cache(maxsize=1024)
-def _real_folder(folder: str) -> str:
-    """Lists of files name the same few folders again and again."""
-    return os.path.realpath(folder)
 
 
 def _root_of(pattern: str) -> str:
