@@ -55,6 +55,13 @@ class TransformError(MegablendError, RuntimeError):
     exit_code = 2
 
 
+CHANGED_REMEDY = (
+    "restore the original file; or run `megablend build` with another run name (`run:`), since a run keeps the index that it "
+    "began with"
+)
+"""What to do about a file that is not the one that was indexed: building again does not move a run to the new index."""
+
+
 class DataError(MegablendError, ValueError):
     """A data file cannot be read as asked; the message starts with its path (and byte offset)."""
 

@@ -30,6 +30,7 @@ WRITERS = {
     "polars": ("polars==2.1.*",),
     "duckdb": ("duckdb==2.0.*",),
     "fastparquet": ("fastparquet==2026.9.*",),
+    "clickhouse": ("chdb==4.4.*",),
 }
 
 List = list[int | None] | None
@@ -145,6 +146,25 @@ def write_fastparquet(out: Path, name: str) -> None:
         # Its footer says `repetition_type` by a bool: Thrift's readers pass over it, and take the column as required.
         path = out / f"{name}_inferred_zstd_v{version}.parquet"
         fastparquet.write(str(path), full, compression="ZSTD", row_group_offsets=[0, 150], has_nulls="infer")
+
+
+def write_clickhouse(out: Path, name: str) -> None:
+    """Parquet of flat and nested integers, with and without nulls. Where a dictionary overflows in the middle of a chunk, its
+    histograms of levels count some pages twice."""
+    chdb = import_module("chdb")
+    value = "toInt32(cityHash64(number) % 40000)"
+    queries = {
+        "flat": f"SELECT {value} AS ids FROM numbers(700)",
+        "nulls": f"SELECT if(number % 11 = 5, NULL, toNullable({value})) AS ids FROM numbers(700)",
+        "lists": "SELECT arrayMap(x -> if(x % 5 = 1, NULL, toInt32(cityHash64(x, number) % 40000)), range(number % 20)) AS ids, "
+        "toString(number) AS text FROM numbers(120)",
+        "full_lists": "SELECT arrayMap(x -> toInt32(cityHash64(x, number) % 40000), range(number % 20)) AS ids FROM numbers(120)",
+    }
+    settings = "output_format_parquet_data_page_size=500, output_format_parquet_batch_size=64"
+    for case, query in queries.items():
+        for kind, more in (("dictionary", ""), ("overflow", ", output_format_parquet_max_dictionary_size=2000")):
+            path = out / f"{name}_{case}_{kind}.parquet"
+            chdb.query(f"{query} INTO OUTFILE '{path}' TRUNCATE FORMAT Parquet SETTINGS {settings}{more}")
 
 
 def expectation(path: Path) -> tuple[str, dict[str, list[int]]]:

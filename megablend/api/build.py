@@ -10,8 +10,9 @@ from typing import Any
 
 from megablend.api.check import check_store
 from megablend.config import Config, load_config
+from megablend.errors import CacheError
 from megablend.index.build import BuildReport, Progress, build_index
-from megablend.index.cache import open_generation
+from megablend.index.cache import Generation, open_generation
 from megablend.index.extra import SEPARATOR
 from megablend.index.launch import Launch, detect
 from megablend.index.lock import build_lock
@@ -76,6 +77,7 @@ def build(
             column=source.column,
             documents=checked.needs_documents(source),
             block_bytes=checked.block_bytes,
+            skip_unreadable=checked.on_unreadable == "skip",
             place=source.place,
         )
         for name, source in checked.all_sources.items()
@@ -89,6 +91,7 @@ def build(
                 documents=True,
                 block_bytes=checked.block_bytes,
                 extra_of=name,
+                skip_unreadable=checked.on_unreadable == "skip",
                 place=source.place,
             )
             for column in sorted(source.extra_columns)
@@ -117,10 +120,23 @@ def _tabulate(config: Config, report: BuildReport, launch: Launch) -> TablesRepo
     return build_tables(store, [numbers[name] for name in config.tabled], launch=launch)
 
 
+def _open_promised(config: Config, ledger: Ledger, report: BuildReport) -> Generation:
+    """The index that a run keeps. Raises: CacheError, which says what helps where this build made another one."""
+    try:
+        return open_generation(config.cache, ledger.index)
+    except CacheError as error:
+        if ledger.index == report.digest:
+            raise
+        raise CacheError(
+            f"{error}\nrun {ledger.run!r} keeps the index {ledger.index}, but the data as it is now makes {report.digest}: "
+            "restore the data and the config as they were and build again, or build with another run name (`run:`)"
+        ) from error
+
+
 def _promise(config: Config, report: BuildReport, documents: TablesReport | None) -> Built:
     """Begin the run's ledger, or append a stage to it."""
     ledger = load_ledger(config.cache, config.run)
-    generation = open_generation(config.cache, ledger.index if ledger else report.digest)
+    generation = _open_promised(config, ledger, report) if ledger else open_generation(config.cache, report.digest)
     store = store_of(config, generation)
     run = plan_run(config, "train", store, keep=True)
     extended = ledger.extended(as_promised(run, ledger).ledger.blend, run.num_samples) if ledger else run.ledger

@@ -164,6 +164,8 @@ def _describe_generation(generation: Generation, cache: str) -> dict[str, Any]:
             "name": entry.name,
             "format": entry.format,
             "column": entry.column,
+            "column_taken": entry.column_taken,
+            "skipped": list(entry.skipped),
             "files": len(entry.files),
             "blocks": len(entry.blocks),
             "rows": entry.rows,

@@ -1,4 +1,4 @@
-"""megablend check: are the data files of a run there, and unchanged?"""
+"""megablend check: are the data files of a run there and unchanged, and with --data are all token ids in the vocabulary?"""
 
 from __future__ import annotations
 
@@ -11,21 +11,31 @@ import click
 
 @click.command()
 @click.argument("config")
+@click.option(
+    "--data",
+    is_flag=True,
+    help="Also read all tokens: smallest and largest of each source, ids that no vocabulary has.",
+)
 @click.option("--cache", metavar="DIR", help="Cache folder, in place of the config's.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-def check(config: str, cache: str | None, as_json: bool) -> None:
+def check(config: str, data: bool, cache: str | None, as_json: bool) -> None:
     """Check that all data files of CONFIG's run exist, with the sizes and times that were indexed. Exits with 3 otherwise."""
-    from megablend.api.check import check as check_config
+    from megablend.api.check import check as check_files
+    from megablend.api.check_data import check_data
     from megablend.cli.progress import progress_on
+    from megablend.cli.tables import print_checked
 
     with progress_on(sys.stderr, doing="checking", done="checked") as progress:
-        found = check_config(config, cache=cache, progress=progress)
+        files = check_files(config, cache=cache, progress=progress)
+    tokens = check_data(config, cache=cache) if data and not files.problems else None
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        click.echo(json.dumps(asdict(files) | ({"data": asdict(tokens)} if tokens else {})))
     else:
-        for problem in found.problems:
+        for problem in files.problems:
             click.echo(problem)
-        told = f"{len(found.problems):,} missing or changed" if found.problems else "all as indexed"
-        click.echo(f"{found.files:,} files of index {found.index}: {told}")
-    if found.problems:
+        result = f"{len(files.problems):,} missing or changed" if files.problems else "all as indexed"
+        click.echo(f"{files.files:,} files of index {files.index}: {result}")
+        if tokens is not None:
+            print_checked(tokens)
+    if files.problems or (tokens is not None and tokens.problems):
         sys.exit(3)

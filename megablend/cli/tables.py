@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from megablend.api.build import Built
+from megablend.api.check_data import CheckedData
 
 SHOWN_PROBLEMS = 10
 """Files that are missing or changed."""
@@ -56,6 +57,15 @@ def print_built(built: Built, *, ranks: int) -> None:
         console.print(f"changed, read again: {name}", markup=False)
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
+    for path in report.skipped:
+        console.print(f"skipped, cannot be read: {path}", markup=False)
+    by_column: dict[str, list[str]] = {}
+    for source, column in report.columns.items():
+        if column is not None:
+            by_column.setdefault(column, []).append(source)
+    for column, sources in by_column.items():
+        listed = ", ".join(sources[:5]) + (f" and {len(sources) - 5} more" if len(sources) > 5 else "")
+        console.print(f"tokens are read from column {column!r} of {listed}", markup=False)
     if built.stages_before == len(ledger.ends):
         done = "is as it was"
     elif built.stages_before:
@@ -85,15 +95,18 @@ def print_description(found: dict[str, Any]) -> None:
     console, index = new_console(), found["index"]
     table = new_table(
         f"index {index['digest']} in {found['cache']} ({index['index_bytes'] / 1e3:,.1f} kB)",
-        *("source", "format", "files", "blocks", "rows", "tokens"),
+        *("source", "format", "column", "files", "blocks", "rows", "tokens"),
     )
     for source in index["sources"]:
         numbers = (f"{source[key]:,}" for key in ("files", "blocks", "rows", "tokens"))
-        table.add_row(escape(source["name"]), source["format"], *numbers)
+        table.add_row(escape(source["name"]), source["format"], escape(source["column_taken"] or ""), *numbers)
     total = (f"{index[key]:,}" for key in ("files", "blocks", "rows", "tokens"))
     table.add_section()
-    table.add_row("all", "", *total)
+    table.add_row("all", "", "", *total)
     console.print(table)
+    for source in index["sources"]:
+        for path in source["skipped"]:
+            console.print(f"skipped, cannot be read: source {source['name']!r}: {path}", markup=False)
     tables = [
         source["document_table_bytes"] for source in index["sources"] if source["document_table_bytes"] is not None
     ]
@@ -143,6 +156,20 @@ def _print_split(console: Console, title: str, described: dict[str, Any]) -> Non
         console.print(f"first to begin another epoch: {first['source']!r}, at sample {first['sample']:,}", markup=False)
     elif described["blended"]:
         console.print("no source is read more than once", markup=False)
+
+
+def print_checked(found: CheckedData) -> None:
+    """Smallest and largest tokens of sources, and rows whose tokens are out of range."""
+    console = new_console()
+    table = new_table(f"index {found.index}", "source", "files", "tokens", "smallest", "largest", "vocab_size")
+    for source in found.sources:
+        ends = (source.smallest, source.largest, source.vocab_size)
+        numbers = ("" if number is None else f"{number:,}" for number in ends)
+        table.add_row(escape(source.name), f"{source.files:,}", f"{source.tokens:,}", *numbers)
+    console.print(table)
+    for problem in found.problems:
+        console.print(problem, markup=False)
+    console.print(f"{len(found.problems)} files have wrong tokens" if found.problems else "all token ids are in range")
 
 
 def print_cache(found: dict[str, Any]) -> None:

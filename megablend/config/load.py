@@ -79,6 +79,30 @@ def _read(path: Path) -> tuple[dict[str, Any], _Places]:
     return data, places
 
 
+_EXPECTED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "greater_than_equal": "{ge} or more",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "model_type": "keys such as name and path",
+    "dict_type": "keys with values",
+    "string_type": "text",
+    "string_too_short": "text",
+    "string_too_long": "at most {max_length} characters",
+    "string_pattern_mismatch": "other characters",
+    "tuple_type": "a list",
+}
+"""What to say of a value of the wrong type, by pydantic's name for the error."""
+_PATTERNS = {
+    "run": "at most 100 letters, digits, `.`, `_` and `-`, the first a letter or digit",
+    "name": "a name without spaces and slashes",
+}
+"""What keys of texts with a pattern may be."""
+
 _PLACE = re.compile(r"(\w+)(?:\.(\w+)\[(\d+)\])?: ")
 """What the checks of a whole config put before a complaint: a key, or a source of a split."""
 
@@ -149,8 +173,9 @@ def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
             near = difflib.get_close_matches(str(problem["input"]), expected.replace("'", " ").split(), n=1)
             message = f"found {problem['input']!r}, expected {expected}"
             message += f"; did you mean {near[0]!r}?" if near else ""
-        elif problem["type"] == "tuple_type":
-            message = f"found {problem['input']!r}, expected a list"
+        elif problem["type"] in _EXPECTED:
+            expected = _EXPECTED[problem["type"]].format(**problem.get("ctx", {}))
+            message = f"found {problem['input']!r}, expected {_PATTERNS.get(str(location[-1]), expected)}"
         elif problem["type"] != "value_error":
             message = f"found {problem['input']!r}: {message[0].lower()}{message[1:]}"
         yield f"{places.line(location)}: {key}: {message}" if key else f"{places.name}: {message}"
@@ -159,10 +184,13 @@ def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
 def _absolute(config: Config, base: Path, places: _Places) -> Config:
     """Paths made absolute, those that name an object store refused; sources told where they stand."""
 
+    def vocab_size(given: int | str | None, place: str) -> int | str | None:
+        return _absolute_path(given, base, f"{place}.vocab_size") if isinstance(given, str) else given
+
     def placed(source: Source, *location: str | int) -> Source:
         place = f"{places.line(location)}: {_key(location)}"
         paths = tuple(_absolute_path(path, base, f"{place}.path") for path in source.path)
-        found = source.model_copy(update={"path": paths})
+        found = source.model_copy(update={"path": paths, "vocab_size": vocab_size(source.vocab_size, place)})
         found._place = place
         return found
 
@@ -171,7 +199,8 @@ def _absolute(config: Config, base: Path, places: _Places) -> Config:
         above = ("sources", split) if config.listed_by_split else ("sources",)
         sources[split] = tuple(placed(source, *above, i) for i, source in enumerate(listed))
     cache = _absolute_path(config.cache, base, f"{places.line(['cache'])}: cache")
-    return config.model_copy(update={"cache": cache, "sources": sources})
+    size = vocab_size(config.vocab_size, places.line(["vocab_size"]))
+    return config.model_copy(update={"cache": cache, "sources": sources, "vocab_size": size})
 
 
 def _absolute_path(path: str, base: Path, place: str) -> str:
@@ -179,11 +208,19 @@ def _absolute_path(path: str, base: Path, place: str) -> str:
         raise ConfigError(f"{place}: found {path!r}, expected a path; none has NUL characters")
     if not path:
         raise ConfigError(f"{place}: found '', expected a path; `.` is the folder itself")
+    if path.startswith("file://"):
+        raise ConfigError(f"{place}: found {path!r}; write it as a plain path: `{_plain_path(path)}`")
     if "://" in path:
         raise ConfigError(
             f"{place}: found {path!r}; object stores come in a later release: give a path on a local or mounted disk"
         )
     return str(base / Path(path).expanduser())
+
+
+def _plain_path(url: str) -> str:
+    """The path of a file:// URL; a host in it is left out, percent signs stand for themselves as in other paths."""
+    rest = url.removeprefix("file://")
+    return rest if rest.startswith("/") else f"/{rest.partition('/')[2]}"
 
 
 def _key(location: Sequence[str | int]) -> str:

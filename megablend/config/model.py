@@ -16,12 +16,14 @@ UNITS = ("weight", "tokens", "samples", "epochs")
 LENGTHS = ("samples", "tokens", "epochs")
 """What the length of the run may be given in, at the top of the config."""
 SPLITS = ("train", "valid", "test")
+EOD_MASKS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+"""Settings that act at end-of-document tokens."""
 MAX_COUNT = 1 << 62
 MAX_EXPONENT = 100
 """Of ten, in numbers: a slip such as 1e999999999 would be kept exactly, digit by digit."""
 
 
-def _number(value: object) -> Fraction:
+def _number(value: object, *, least: str = "0 or more") -> Fraction:
     """A finite number, 0 or more, exactly as written."""
     try:
         if isinstance(value, (bool, type(None), dict, list)):
@@ -30,7 +32,7 @@ def _number(value: object) -> Fraction:
     except (InvalidOperation, ValueError, OverflowError):
         raise ValueError(f"found {value!r}, expected a finite number") from None
     if number < 0:
-        raise ValueError(f"found {value!r}, expected 0 or more")
+        raise ValueError(f"found {value!r}, expected {least}")
     return number
 
 
@@ -41,7 +43,7 @@ def _exact(written: Decimal) -> Fraction:
 
 
 def _positive(value: object) -> Fraction:
-    number = _number(value)
+    number = _number(value, least="more than 0")
     if number == 0:
         raise ValueError(f"found {value!r}, expected more than 0")
     return number
@@ -61,6 +63,16 @@ def _token(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
         raise ValueError(f"found {value!r}, expected a token id (0 to 4294967295)")
     return value
+
+
+def _vocab_size(value: object) -> int | str:
+    """A number of token ids, or the path of a tokenizer.json."""
+    if isinstance(value, (str, os.PathLike)) and not re.fullmatch(r"\s*[+-]?[0-9.][0-9.e+_]*\s*", os.fspath(value)):
+        return os.fspath(value)
+    number = _count(value)
+    if number > 2**32:
+        raise ValueError(f"found {value!r}, expected at most {2**32} token ids")
+    return number
 
 
 def _size(value: object) -> int:
@@ -94,6 +106,7 @@ Positive = Annotated[Fraction, BeforeValidator(_positive)]
 Count = Annotated[int, BeforeValidator(_count)]
 Token = Annotated[int, BeforeValidator(_token)]
 Size = Annotated[int, BeforeValidator(_size)]
+VocabSize = Annotated[int | str, BeforeValidator(_vocab_size)]
 PathText = Annotated[str, BeforeValidator(_path)]
 Split = Annotated[tuple[Fraction, Fraction, Fraction], BeforeValidator(_split)]
 
@@ -110,7 +123,8 @@ class Source(_Model):
     path: tuple[str, ...]
     """Files, globs (`**` too) or Megatron prefixes."""
     column: str | None = None
-    """Token column of Parquet and Arrow files; dotted path for nested ones. The only one of integers where absent."""
+    """Token column of Parquet and Arrow files; dotted path for nested ones. Where absent, the one that
+    cannot be mistaken: see megablend.formats.choose."""
     weight: Number | None = None
     """Share of the samples, relative to the other sources' weights."""
     tokens: Number | None = None
@@ -123,6 +137,8 @@ class Source(_Model):
     """Hard cap: a blend that would read the source more often is refused."""
     append_eod: Token | None = None
     """End-of-document token put after each document that has tokens, as it is read."""
+    vocab_size: VocabSize | None = None
+    """As the config's `vocab_size`, for this source."""
     extra_columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Columns beside the tokens: a number for each document, or for each token."""
     _place: str = PrivateAttr("")
@@ -183,6 +199,9 @@ class Config(_Model):
     """B: slots a lane in one shuffle window."""
     sources: dict[Literal["train", "valid", "test"], tuple[Source, ...]]
     """A list of sources (all splits cut from it), or a list for each of train, valid and test."""
+    on_unreadable: Literal["error", "skip"] = "error"
+    """What to do about folders that cannot be listed, symbolic links to nothing and files without permission, where patterns meet
+    them: `skip` leaves them out, and `build` and `describe` report them."""
     block_bytes: Count = 1 << 20
     """Rough size of a block of a Megatron `.bin`."""
     memory: Size = 512 << 20
@@ -198,6 +217,8 @@ class Config(_Model):
     create_attention_mask: bool = False
     inter_document_masking: bool = False
     """Give cu_seqlens and max_seqlen, and restart position_ids, at document ends; no attention mask then."""
+    vocab_size: VocabSize | None = None
+    """How many token ids there are, or the path of a tokenizer.json that says so: `check --data` refuses others."""
     eod_token: Token | None = None
     """Token at which the three masks above act; the sources' append_eod where that is one and the same."""
 
@@ -230,17 +251,42 @@ class Config(_Model):
         if unit == "weight" and not given:
             raise ValueError("samples: weights are shares and say no length; add samples, tokens or epochs for train")
         if self.needs_eod and self.eod is None:
-            raise ValueError("eod_token: missing; masks act at this token, and the sources do not agree on append_eod")
+            raise ValueError(f"eod_token: {self._why_no_eod()}")
+        self._check_vocab_sizes()
         if self.inter_document_masking and self.create_attention_mask:
             raise ValueError(
                 "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false"
             )
         return self
 
+    def _why_no_eod(self) -> str:
+        masks = [name for name in EOD_MASKS if getattr(self, name)]
+        found = {source.append_eod for sources in self.sources.values() for source in sources}
+        shown = ", ".join(sorted("none" if token is None else str(token) for token in found))
+        differ = f"the sources append different ones ({shown})" if len(found) > 1 else ""
+        return (
+            f"missing; {' and '.join(masks)} need{'s' if len(masks) == 1 else ''} to know the end-of-document token"
+            f"{f', and {differ}' if differ else ''}: set `eod_token` to the token that ends documents in the data"
+        )
+
+    def _check_vocab_sizes(self) -> None:
+        """End-of-document tokens have to be in the vocabulary, as far as that is given as a number."""
+        ends = [("eod_token", self.eod_token, self.vocab_size)]
+        for split, sources in self.sources.items():
+            for i, source in enumerate(sources):
+                size = self.vocab_size if source.vocab_size is None else source.vocab_size
+                ends.append((f"sources.{split}[{i}]", source.append_eod, size))
+        for place, token, size in ends:
+            if token is not None and isinstance(size, int) and token >= size:
+                named = "" if place == "eod_token" else "append_eod "
+                raise ValueError(
+                    f"{place}: {named}{token} is not in a vocabulary of {size:,}; expected 0 to {size - 1}"
+                )
+
     @property
     def needs_eod(self) -> bool:
         """Whether a mask acts at end-of-document tokens."""
-        return self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
+        return any(getattr(self, name) for name in EOD_MASKS)
 
     @property
     def eod(self) -> int | None:

@@ -69,7 +69,7 @@ class FileToIndex:
 
     path: str
     column: str | None
-    """Dotted path of the token column; None takes the only column of integers or lists of integers."""
+    """Dotted path of the token column; None takes the one that `choose_column` finds."""
     documents: bool
     """Rows, ends and flags must be exact, even if that costs a scan of the body."""
     block_bytes: int
@@ -98,6 +98,8 @@ class FileIndex:
     """JSON-able facts the format needs to decode blocks without reading the file's description again."""
     scanned_bytes: int
     """Body bytes that had to be read to count (0 where the file's own index sufficed)."""
+    column: str | None = None
+    """Dotted path of the column; None where the format has none, or where a version before 0.2 indexed an Arrow file."""
     note: str | None = None
     """What was found wrong in the file that did no harm; not kept."""
 

@@ -1,29 +1,51 @@
-"""Which column holds the tokens: the one named, or the only one that could."""
+"""Which column holds the tokens: the one named, or the one that cannot be mistaken."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from megablend.errors import ConfigError
 
+TOKEN_NAMES = ("input_ids", "tokens", "token_ids", "tokenized", "tokenized_text", "input_tokens")
+"""What columns of tokens are called, the surest first."""
+OTHER_NAMES = ("labels", "position_ids", "token_type_ids", "segment_ids", "length", "lengths", "offsets")
+"""What lists of integers beside the tokens are called; and all that end in `mask`."""
 
-def choose_column(path: str, column: str | None, problems: Mapping[str, str | None], *, numbers: bool = False) -> str:
+
+UINT64_REMEDY = "write it as int64 or uint32"
+"""Torch computes with no such numbers."""
+
+
+def choose_column(
+    path: str,
+    column: str | None,
+    problems: Mapping[str, str | None],
+    lists: Collection[str],
+    *,
+    numbers: bool = False,
+) -> str:
     """The dotted path of a file's token column.
 
     Args:
-        column: as the config names it; None takes the only column of integers or lists of integers.
-        numbers: what is looked for are numbers of any kind, not only integers.
+        column: as the config names it. None takes, of the columns that are lists of integers, the only one, or the one of the
+            surest of TOKEN_NAMES; a column of single integers only if it has one of these names and the file has no other
+            column, since beside text the same name may count tokens.
         problems: dotted path of each column and struct member -> None where it may hold tokens, else why it cannot.
+        lists: those of them that are lists.
+        numbers: what is looked for are numbers of any kind, not only integers.
 
     Raises: ConfigError where there is no such column, none or several to choose from, or it cannot hold tokens.
     """
     fit = [name for name, problem in problems.items() if problem is None]
     known, kind = ", ".join(fit) or "none", "numbers" if numbers else "integers"
     if column is None:
-        if len(fit) != 1:
-            raise ConfigError(f"{path}: name the token column by `column:`; columns of {kind}: {known}")
-        return fit[0]
+        found = _surest([name for name in fit if name in lists])
+        if found is None and len(problems) == 1:
+            found = _named(fit)
+        if found is None:
+            raise ConfigError(f"{path}: {_why_none(fit, lists)}")
+        return found
     if column not in problems:
         close = difflib.get_close_matches(column, fit or list(problems), n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
@@ -31,3 +53,41 @@ def choose_column(path: str, column: str | None, problems: Mapping[str, str | No
     if problem := problems[column]:
         raise ConfigError(f"{path}: column {column!r} {problem}; columns of {kind}: {known}")
     return column
+
+
+def _surest(lists: list[str]) -> str | None:
+    """The column of tokens among several of lists, by its name or because no other can be meant."""
+    possible = [name for name in lists if not _is_other(name)]
+    return _named(possible) or (possible[0] if len(possible) == 1 else None)
+
+
+def _named(columns: list[str]) -> str | None:
+    """The only column of the surest name that one has."""
+    for name in TOKEN_NAMES:
+        found = [column for column in columns if _last(column) == name]
+        if found:
+            return found[0] if len(found) == 1 else None
+    return None
+
+
+def _last(column: str) -> str:
+    return column.rpartition(".")[2].lower()
+
+
+def _is_other(column: str) -> bool:
+    return _last(column) in OTHER_NAMES or _last(column).endswith("mask")
+
+
+def _why_none(fit: list[str], lists: Collection[str]) -> str:
+    if not fit:
+        return "no column holds integers or lists of integers; megablend reads token ids: tokenize the text first"
+    listed, single = [name for name in fit if name in lists], [name for name in fit if name not in lists]
+    seen = [
+        f"lists of integers: {', '.join(listed)}" if listed else "",
+        f"single integers, which may be counts or ids: {', '.join(single)}" if single else "",
+    ]
+    first = (listed or single)[0]
+    return (
+        f"cannot tell which column holds the tokens ({'; '.join(filter(None, seen))}); if it is {first!r}, set `column: {first}` "
+        f"for this source (in a data path of Megatron: `?column={first}`)"
+    )

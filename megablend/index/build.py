@@ -22,6 +22,7 @@ from pathlib import Path
 
 from megablend.errors import CacheError, ConfigError
 from megablend.index.cache import Generation, folders, fragments, generations, list_generations, open_generation
+from megablend.index.columns import ColumnsTaken
 from megablend.index.complete import complete_generations
 from megablend.index.disk import finished, remove_leftovers, writing
 from megablend.index.idx_digests import LongIdx, find_missing, idx_digests, make_digests
@@ -29,7 +30,7 @@ from megablend.index.launch import Launch
 from megablend.index.lock import build_lock, check_shared
 from megablend.index.merge import write_generation
 from megablend.index.pack_writer import PackWriter
-from megablend.index.packs import Pack, Packed, facts_of, packs
+from megablend.index.packs import FileFacts, Pack, Packed, facts_of, packs
 from megablend.index.share import share
 from megablend.index.sources import SourceListing, SourceSpec, find_source
 from megablend.index.work import (
@@ -85,7 +86,11 @@ class BuildReport:
     """Bytes of bodies that had to be read to count."""
     seconds: float
     notes: tuple[str, ...]
-    """Things worth telling that ended nothing: damaged fragments, a file system without locks."""
+    """Things worth telling that ended nothing: damaged fragments, a file system without locks, files met under several names."""
+    skipped: tuple[str, ...]
+    """Paths that were left out because they cannot be read (`on_unreadable: skip`): source, path and reason."""
+    columns: dict[str, str | None]
+    """Token column of each source; None where its format has no columns, or an older index did not record its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +130,9 @@ def _build(
 ) -> BuildReport:
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
-        listings = _list_files(sources, launch)
+        listings, notes = _list_files(sources, launch)
         packed = Packed()
-        prepared = launch.bcast(_prepare(cache, listings, packed, stack) if launch.rank == 0 else None)
+        prepared = launch.bcast(_prepare(cache, listings, notes, packed, stack) if launch.rank == 0 else None)
         assert prepared is not None
         if launch.rank > 0:
             check_shared(cache, prepared.nonce)
@@ -149,19 +154,26 @@ def _build(
         return report
 
 
-def _list_files(sources: Sequence[SourceSpec], launch: Launch) -> tuple[SourceListing, ...]:
-    """The sources with their files, on rank 0; the ranks share the stats, each of which may take a while on a network."""
+def _list_files(sources: Sequence[SourceSpec], launch: Launch) -> tuple[tuple[SourceListing, ...], tuple[str, ...]]:
+    """The sources with their files, on rank 0, and notes; the ranks share the stats, each of which may be slow on a network."""
     name, count = Counter(spec.name for spec in sources).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} sources have the name {name!r}: each needs one of its own")
     found = launch.bcast(tuple(map(find_source, sources)) if launch.rank == 0 else ())
     mine = [[each.stat(path) for path in each.paths[launch.rank :: launch.size]] for each in found]
     ranks = launch.gather(mine)
-    return tuple(each.listing(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)) if ranks else ()
+    notes = tuple(each.note for each in found if each.note is not None and each.spec.extra_of is None)
+    if not ranks:
+        return (), notes
+    return tuple(each.listing(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)), notes
 
 
 def _prepare(
-    cache: Path, listings: tuple[SourceListing, ...], packed: Packed, stack: contextlib.ExitStack
+    cache: Path,
+    listings: tuple[SourceListing, ...],
+    notes: tuple[str, ...],
+    packed: Packed,
+    stack: contextlib.ExitStack,
 ) -> _Prepared:
     """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work; fills `packed`."""
     with writing(cache):
@@ -173,10 +185,12 @@ def _prepare(
         for folder in (*folders(cache), *generations(cache).iterdir()):
             if folder.is_dir():
                 remove_leftovers(folder)
-    notes = [] if held.exclusive else [f"{cache}: the file system has no locks; run one build at a time"]
-    notes += filter(None, [_open_pack(packed, packs(cache) / name) for name in finished(packs(cache))])
+    if not held.exclusive:
+        notes = (f"{cache}: the file system has no locks; run one build at a time", *notes)
+    damaged = (_open_pack(packed, packs(cache) / name) for name in finished(packs(cache)))
+    notes = (*notes, *filter(None, damaged))
     work = plan_work(listings, fragments(cache), packed)
-    return _Prepared(nonce=held.nonce, listings=listings, work=tuple(work), notes=tuple(notes))
+    return _Prepared(nonce=held.nonce, listings=listings, work=tuple(work), notes=notes)
 
 
 def _open_pack(packed: Packed, path: Path) -> str | None:
@@ -264,12 +278,19 @@ def _commit(
     start: float,
 ) -> BuildReport:
     newest = _newest(cache)
-    names = (work.fragment for work in prepared.work)
-    facts = (
-        packed.facts(name.answer) if name.answer in packed else facts_of(await_fragment(fragments(cache) / str(name)))
-        for name in names
-    )
-    digest, created = write_generation(cache, prepared.listings, facts)
+    columns = ColumnsTaken()
+
+    def load(work: Work) -> FileFacts:
+        name = work.fragment
+        facts = (
+            packed.facts(name.answer)
+            if name.answer in packed
+            else facts_of(await_fragment(fragments(cache) / str(name)))
+        )
+        columns.add(prepared.listings[work.source], work.file, facts.column)
+        return facts
+
+    digest, created = write_generation(cache, prepared.listings, map(load, prepared.work), columns.by_source)
     notes = (*prepared.notes, *complete_generations(cache, digest))
     here = {(listing.spec.name, file.name) for listing in prepared.listings for file in listing.files}
     sources = {listing.spec.name for listing in prepared.listings}
@@ -289,6 +310,17 @@ def _commit(
         scanned_bytes=sum(result.scanned_bytes for result in results.values()),
         seconds=time.monotonic() - start,
         notes=notes + tuple(note for _, result in sorted(results.items()) if (note := result.note)),
+        skipped=tuple(
+            f"source {listing.spec.name!r}: {path}"
+            for listing in prepared.listings
+            if listing.spec.extra_of is None
+            for path in listing.skipped
+        ),
+        columns={
+            listing.spec.name: columns.by_source.get(listing.spec.name)
+            for listing in prepared.listings
+            if listing.spec.extra_of is None
+        },
     )
 
 

@@ -4,7 +4,8 @@
     <cache>/fragments/<place>-<version> what indexing found in one file
     <cache>/packs/<digest>              the same of many files: see packs.py
     <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json, and *.check.arrow
-                          roots.json    where each source's files lay at the last build of it; replaced atomically
+                          roots.json    what the last build of it found: where each source's files lay, which column holds
+                                        the tokens, what could not be read and was skipped; replaced atomically
                           seen.bin      sizes and times that the last build of it saw; likewise
     <cache>/documents/, lengths/        tables of single documents, where an order needs them: see documents.py, tabulate.py
     <cache>/splits/<digest>-<what>      where the splits of a generation begin and end; tokens of groups of their blocks
@@ -74,6 +75,10 @@ class SourceEntry:
     """Name of the source whose tokens its numbers belong to; None where it holds tokens itself."""
     root: str
     """Folder that its files' names are relative to, as of the last build."""
+    column_taken: str | None
+    """The column that holds its tokens, as far as the index knows: the one asked for, or the one that was found."""
+    skipped: tuple[str, ...]
+    """Paths that the last build left out because they could not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +112,7 @@ class Generation:
             verified; `running`, `count_tokens_before` and `find_blocks` verify what they give.
     """
 
-    def __init__(self, folder: Path, manifest: Mapping[str, Any], roots: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, manifest: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         self.folder = folder
         self.digest = folder.name
         self._has_checks = has_checks(manifest)
@@ -132,7 +137,7 @@ class Generation:
             raise self._damaged_files(f"it does not hold the {manifest['num_files']} files of the sources")
         self._first_block = self._offsets("first_block", self.num_blocks)
         self._first_chunk = self._offsets("first_chunk", self._num_chunks)
-        self.sources = self._sources(manifest["sources"], roots)
+        self.sources = self._sources(manifest["sources"], found)
 
     def __reduce__(self) -> tuple[Callable[..., Generation], tuple[str, str]]:
         return open_generation, (str(self.cache), self.digest)
@@ -345,7 +350,7 @@ class Generation:
     def _damaged_files(self, problem: str) -> CacheError:
         return CacheError(f"{self.folder / FILES}: damaged table: {problem}; build again to mend it")
 
-    def _sources(self, entries: Sequence[Mapping[str, Any]], roots: Mapping[str, str]) -> tuple[SourceEntry, ...]:
+    def _sources(self, entries: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> tuple[SourceEntry, ...]:
         files = [range(entry["first_file"], entry["first_file"] + entry["num_files"]) for entry in entries]
         borders = self._first_block[np.array([[each.start, each.stop] for each in files], np.int64).reshape(-1)]
         counts = self._blocks.take("running", borders, plainly=True).reshape(len(RUNNING), -1, 2)
@@ -362,7 +367,9 @@ class Generation:
                 rows=entry["rows"],
                 ends=ends[i] if entry["documents"] else -1,
                 extra_of=entry.get("extra_of"),
-                root=roots[entry["name"]],
+                root=found["roots"][entry["name"]],
+                column_taken=entry["column"] or found.get("columns", {}).get(entry["name"]),
+                skipped=tuple(found.get("skipped", {}).get(entry["name"], ())),
             )
             for i, entry in enumerate(entries)
         )
@@ -376,7 +383,10 @@ def open_generation(cache: str | Path, digest: str) -> Generation:
     folder = generations(cache) / digest
     if not _is_committed(folder):
         known = ", ".join(list_generations(cache)) or "none"
-        raise CacheError(f"{folder}: there is no such generation of the index (those there are: {known}); build it")
+        raise CacheError(
+            f"{folder}: there is no such generation of the index (those there are: {known}); "
+            "`megablend build` makes it again if the data is as it was, otherwise give the run another name (`run:`) and build"
+        )
     manifest = read_generation_manifest(folder)
     for name, entry in manifest["tables"].items():
         path = folder / name
@@ -387,9 +397,9 @@ def open_generation(cache: str | Path, digest: str) -> Generation:
     # The table of files is read whole anyway, and what it says is believed; the larger ones would take too long here.
     if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
         raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong; build again to mend it")
-    roots = read_roots(folder)["roots"]
+    found = read_roots(folder)
     for entry in manifest["sources"]:
-        if not isinstance(roots.get(entry["name"]), str):
+        if not isinstance(found["roots"].get(entry["name"]), str):
             raise CacheError(
                 f"{folder / ROOTS}: does not say where source {entry['name']!r} lies; build again to mend it"
             )
@@ -399,7 +409,7 @@ def open_generation(cache: str | Path, digest: str) -> Generation:
                 "megablend does not know; use the one that wrote it, or build again"
             )
     with reading(folder):
-        return Generation(folder, manifest, roots)
+        return Generation(folder, manifest, found)
 
 
 def list_generations(cache: str | Path) -> list[str]:

@@ -112,6 +112,7 @@ def write_fragment(path: Path, fragment: Fragment) -> None:
         "num_chunks": len(index.chunks),
         "num_blocks": len(index.blocks),
         "body": fragment.body,
+        "column": index.column,
     }
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     tables = [index.chunks.astype(CHUNK_DTYPE).tobytes(), index.blocks.astype(BLOCK_DTYPE).tobytes()]
@@ -159,6 +160,7 @@ def read_fragment(path: Path) -> Fragment:
         structure=header["structure"],
         meta=header["meta"],
         scanned_bytes=header["scanned_bytes"],
+        column=header.get("column", header["meta"].get("name")),  # Parquet's facts have it, also of older versions
     )
     return Fragment(index=index, body=header["body"])
 

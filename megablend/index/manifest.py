@@ -20,6 +20,7 @@ TABLES = (BLOCKS, CHUNKS, FILES)
 Fields = dict[str, type | tuple[type, ...]]
 _FIELDS: Fields = {"format_version": int, "tables": dict}
 _TABLE_FIELDS: Fields = {"bytes": int, "blake2b": str}
+_ROOTS_FIELDS = {"arrival", "roots", "columns", "skipped"}
 _GENERATION_FIELDS: Fields = {"sources": list, "num_files": int, "num_blocks": int, "num_chunks": int}
 _SOURCE_FIELDS: Fields = {
     "name": str,
@@ -87,10 +88,13 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def read_roots(folder: Path) -> dict[str, Any]:
-    """roots.json: {"arrival": number of the build, "roots": {source name: folder}}. Raises: CacheError."""
+    """roots.json: {"arrival": number of the build, "roots": {source name: folder}}. Raises: CacheError.
+
+    Since 0.2 also "columns": {source name: token column, as far as known}, "skipped": {source name: [path: reason]}.
+    """
     roots = _read_json(folder / ROOTS)
     committed = roots.pop("checksum", None)  # version 0.1.0 wrote none
-    if set(roots) != {"arrival", "roots"} or committed not in (None, _checksum(roots)):
+    if not {"arrival", "roots"} <= set(roots) <= _ROOTS_FIELDS or committed not in (None, _checksum(roots)):
         raise CacheError(f"{folder / ROOTS}: damaged (its checksum is wrong); build again to mend it")
     if not isinstance(roots.get("arrival"), int) or not isinstance(roots.get("roots"), dict):
         raise CacheError(f"{folder / ROOTS}: damaged; build again to mend it")

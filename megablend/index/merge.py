@@ -54,13 +54,18 @@ _CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunk
 """Of a manifest: all but the version that wrote it, and the tables' bytes, which may depend on that."""
 
 
-def write_generation(cache: Path, listings: Sequence[SourceListing], facts: Iterator[FileFacts]) -> tuple[str, bool]:
+def write_generation(
+    cache: Path, listings: Sequence[SourceListing], facts: Iterator[FileFacts], columns: Mapping[str, str | None]
+) -> tuple[str, bool]:
     """Merge what was found in all files into a generation and commit it.
 
     A batch of files is held at a time; all but the table of files goes to the disk as it comes.
 
     Args:
         facts: of each file, in the order of the listings.
+
+    Args:
+        columns: token column of each source's files, as far as known once all of them are loaded; kept beside the roots.
 
     Returns: its digest, and whether it is new.
     Raises: CacheError where the cache cannot be written; as `facts` does.
@@ -71,9 +76,13 @@ def write_generation(cache: Path, listings: Sequence[SourceListing], facts: Iter
         try:
             manifest = _write_tables(folder, listings, facts)
             write_flushed(folder / MANIFEST, [sealed(manifest)])
-            roots = {listing.spec.name: listing.root for listing in listings}
+            found = {
+                "roots": {listing.spec.name: listing.root for listing in listings},
+                "columns": dict(columns),
+                "skipped": {listing.spec.name: listing.skipped for listing in listings if listing.skipped},
+            }
             seen = np.array([number_of(file.etag) for listing in listings for file in listing.files], np.uint64)
-            return manifest["digest"], _commit(folder, generations(cache) / manifest["digest"], roots, seen)
+            return manifest["digest"], _commit(folder, generations(cache) / manifest["digest"], found, seen)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -214,10 +223,15 @@ def _columns(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {name: rows[name] for name in rows.dtype.names or ()}
 
 
-def _commit(folder: Path, final: Path, roots: Mapping[str, str], seen: np.ndarray[Any, Any]) -> bool:
-    """Give a written generation its name; True where it is new (or takes the place of a damaged one)."""
+def _commit(folder: Path, final: Path, found: Mapping[str, Any], seen: np.ndarray[Any, Any]) -> bool:
+    """Give a written generation its name; True where it is new (or takes the place of a damaged one).
+
+    Args:
+        found: what this build found that is not part of the generation, for ROOTS.
+        seen: the versions of the files, for SEEN.
+    """
     arrivals = [arrival(final.parent / name) for name in finished(final.parent)]
-    text = sealed({"arrival": 1 + max(arrivals, default=0), "roots": roots})
+    text = sealed({"arrival": 1 + max(arrivals, default=0), **found})
     numbers = seen_bytes(final.name, seen)
     if final.exists() and _is_whole(final, folder):
         complete_checks(final)

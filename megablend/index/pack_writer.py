@@ -75,6 +75,7 @@ def _pack(found: Sequence[tuple[FragmentName, FileFacts]]) -> bytes:
             "structure": each.structure,
             "body": each.body,
             "meta": each.meta,
+            "column": each.column,
             "num_chunks": len(each.chunks),
             "num_blocks": len(each.blocks),
         }

@@ -39,6 +39,7 @@ ENTRIES = pa.schema(
         ("structure", pa.string()),
         ("body", pa.string()),
         ("meta", pa.string()),  # JSON, as the index has it
+        ("column", pa.string()),  # of the tokens; null where the format has none
         ("num_chunks", pa.int64()),
         ("num_blocks", pa.int64()),
     ]
@@ -56,6 +57,8 @@ class FileFacts:
     body: str
     meta: str
     """JSON."""
+    column: str | None
+    """Dotted path of the column, as FileIndex has it."""
     chunks: Array
     """CHUNK_DTYPE [num_chunks]."""
     blocks: Array
@@ -72,6 +75,7 @@ def facts_of(fragment: Fragment) -> FileFacts:
         structure=index.structure,
         body=fragment.body,
         meta=json.dumps(index.meta, sort_keys=True, separators=(",", ":")),
+        column=index.column,
         chunks=index.chunks,
         blocks=index.blocks,
     )
@@ -126,13 +130,14 @@ class Pack:
             structure=columns["structure"][number],
             body=columns["body"][number],
             meta=columns["meta"][number],
+            column=columns["column"][number],
             chunks=self._chunks[chunk:next_chunk],
             blocks=self._blocks[block:next_block],
         )
 
     @cached_property
     def _columns(self) -> dict[str, list[Any]]:
-        names = ("rows", "tokens", "token_dtype", "structure", "body", "meta")
+        names = ("rows", "tokens", "token_dtype", "structure", "body", "meta", "column")
         return {name: self._entries.column(name).to_pylist() for name in names}
 
 

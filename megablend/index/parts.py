@@ -57,6 +57,7 @@ def join(parts: Sequence[FileIndex]) -> FileIndex:
         structure=parts[0].structure,
         meta=parts[0].meta,
         scanned_bytes=sum(part.scanned_bytes for part in parts),
+        column=parts[0].column,
     )
 
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
 import glob
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megablend.errors import ConfigError
+from megablend.errors import ConfigError, DataError
 from megablend.formats import FORMATS, format_of
 from megablend.formats.base import Format
 from megablend.index.seen import join_etags
-from megablend.storage import storage_for
+from megablend.storage import Found, Match, storage_for
+
+_KNOWN_ENDINGS = tuple(ending for kind in FORMATS.values() for ending in kind.suffixes)
+_SHARD_ENDINGS = (".mds", ".mds.zstd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +34,16 @@ class SourceSpec:
     patterns: tuple[str, ...]
     """Absolute paths, globs, or Megatron prefixes."""
     column: str | None
-    """Dotted path of the token column; None takes the only one there is."""
+    """Dotted path of the token column; None takes the one that cannot be mistaken (`formats.choose`)."""
     documents: bool
     """Documents must be counted exactly, even where that needs a scan."""
     block_bytes: int
     """Rough size of a block where the format leaves it open (`.bin`)."""
     extra_of: str | None = None
     """Name of the source whose tokens this column's numbers belong to; None where it holds tokens itself."""
+    skip_unreadable: bool | None = None
+    """Leave out folders that cannot be listed, links to nothing and files without permission, and report them; None where there
+    is no such setting."""
     place: str = ""
     """Where it is asked for (`demo.yaml:12: sources[1]`), for messages."""
 
@@ -67,6 +75,8 @@ class SourceListing:
     format: str
     root: str
     files: tuple[SourceFile, ...]
+    skipped: tuple[str, ...] = ()
+    """Paths left out because they cannot be read, with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +87,10 @@ class SourcePaths:
     format: str
     root: str
     paths: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+    """Paths left out because they cannot be read, with the reason."""
+    note: str | None = None
+    """Files that were met under several names, if any."""
 
     def stat(self, path: str) -> SourceFile:
         """One of the files. Raises: MissingFileError, ConfigError."""
@@ -86,7 +100,11 @@ class SourcePaths:
         """The source with its files: what `stat` found of each path, in any order."""
         by_name = {file.name: file for file in files}
         return SourceListing(
-            spec=self.spec, format=self.format, root=self.root, files=tuple(by_name[name] for name in sorted(by_name))
+            spec=self.spec,
+            format=self.format,
+            root=self.root,
+            files=tuple(by_name[name] for name in sorted(by_name)),
+            skipped=self.skipped,
         )
 
 
@@ -97,25 +115,71 @@ def list_source(spec: SourceSpec) -> SourceListing:
 
 
 def find_source(spec: SourceSpec) -> SourcePaths:
-    """Find the files of a source.
+    """Find the files of a source, each once, whatever links lead to it.
 
-    Raises: ConfigError where a pattern matches nothing, or files are of several formats.
+    Raises: ConfigError where a pattern matches nothing, or files are of several formats; DataError where something cannot be
+        read that may be, or hold, one of its files.
     """
-    paths: dict[str, None] = {}
-    formats: dict[str, str] = {}
+    matches: dict[str, Match] = {}
+    unreadable: dict[str, str] = {}
     for pattern in spec.patterns:
-        for path in _matches(spec, pattern):
-            formats.setdefault(_format(spec, path).name, path)
-            paths[path] = None
+        found = _find(spec, pattern)
+        unreadable |= found.unreadable
+        matches |= {match.path: match for match in found.files}
+    if spec.skip_unreadable:
+        denied = [path for path in matches if not os.access(path, os.R_OK)]
+        unreadable |= {path: os.strerror(errno.EACCES) for path in denied if matches.pop(path)}
+    elif unreadable:
+        raise _unreadable_error(spec, unreadable)
+    if not matches:
+        raise spec.complaint(f"none of its files can be read: {_first_of(unreadable)}; get permission there")
+    paths, note = _without_doubles(spec, matches.values())
+    formats: dict[str, str] = {}
+    for path in paths:
+        formats.setdefault(_format(spec, path).name, path)
     if len(formats) > 1:
-        found = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
-        raise spec.complaint(f"mixes formats: {found}; make each format a source of its own")
+        listed = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
+        raise spec.complaint(f"mixes formats: {listed}; make each format a source of its own")
     kind = FORMATS[next(iter(formats))]
     return SourcePaths(
         spec=dataclasses.replace(spec, documents=spec.documents or kind.documents_known),
         format=kind.name,
         root=source_root(spec.patterns),
-        paths=tuple(paths),
+        paths=paths,
+        skipped=tuple(f"{path}: {reason}" for path, reason in sorted(unreadable.items())),
+        note=note,
+    )
+
+
+def _unreadable_error(spec: SourceSpec, unreadable: Mapping[str, str]) -> DataError:
+    (path, reason), *others = sorted(unreadable.items())
+    more = f" (and {len(others)} more: {', '.join(path for path, _ in others[:5])})" if others else ""
+    skip = "" if spec.skip_unreadable is None else "; or set `on_unreadable: skip` to go on without them"
+    return DataError(
+        path,
+        f"cannot be read: {reason}{more}; source {(spec.extra_of or spec.name)!r} may lack files because of this: get "
+        f"permission or remove what leads nowhere{skip}",
+    )
+
+
+def _first_of(unreadable: Mapping[str, str]) -> str:
+    path, reason = min(unreadable.items())
+    return f"{path}: {reason}"
+
+
+def _without_doubles(spec: SourceSpec, matches: Iterable[Match]) -> tuple[tuple[str, ...], str | None]:
+    """Paths of the files, each once; and what to say of others that lead to the same files."""
+    kept: dict[str, Match] = {}
+    for match in sorted(matches):  # the way through the fewest links first
+        kept.setdefault(match.real, match)
+    paths = tuple(sorted(match.path for match in kept.values()))
+    doubles = [match for match in matches if kept[match.real] is not match]
+    if not doubles:
+        return paths, None
+    first = min(doubles, key=lambda match: match.path)
+    return paths, (
+        f"source {(spec.extra_of or spec.name)!r}: {len(doubles):,} paths lead to files that it has under another name "
+        f"(such as {first.path}, the same file as {kept[first.real].path}); each file counts once"
     )
 
 
@@ -131,27 +195,47 @@ def _folder(pattern: str) -> str:
     return str(path.parent)
 
 
-def _matches(spec: SourceSpec, pattern: str) -> list[str]:
+def _find(spec: SourceSpec, pattern: str) -> Found:
     storage = storage_for(pattern)
-    found = storage.glob(pattern)
-    if not found:  # a Megatron prefix is the name of no file, but stands for two
-        stands_for = [[storage.glob(path) for path in kind.files(pattern)] for kind in FORMATS.values()]
-        found = next((paths[0] for paths in stands_for if all(paths)), [])
-    if not found:
-        inside = [] if glob.has_magic(pattern) else storage.glob(str(Path(pattern) / "*"))
-        if inside:
-            raise spec.complaint(f"{pattern} is a folder; give its files, such as {pattern}/*{Path(inside[0]).suffix}")
-        nearest = difflib.get_close_matches(pattern, storage.glob(str(Path(pattern).parent / "*")), n=1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        raise spec.complaint(f"{pattern} matches no file{hint}")
-    return found
+    found = storage.find(pattern)
+    if found.files or found.unreadable:
+        return found
+    for kind in FORMATS.values():  # a Megatron prefix is the name of no file, but stands for two
+        pair = [storage.find(path) for path in kind.files(pattern)]
+        if all(half.files for half in pair):
+            return pair[0]
+    if storage.is_folder(pattern):
+        raise spec.complaint(f"{pattern} is a folder: {_advice(pattern)}")
+    folder = str(Path(pattern).parent)
+    nearest = difflib.get_close_matches(pattern, storage.glob(f"{glob.escape(folder)}/*"), n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    raise spec.complaint(f"{pattern} matches no file{hint}")
+
+
+def _advice(folder: str) -> str:
+    """Which of a folder's files to ask for: those of the most common kind that is known."""
+    storage, below = storage_for(folder), glob.escape(folder)
+    for pattern in ("*", "**/*"):
+        names = storage.glob(f"{below}/{pattern}")
+        endings = Counter(ending for name in names if (ending := _known_ending(name)))
+        if endings:
+            return f"give its files by `{below}/{pattern}{endings.most_common(1)[0][0]}`"
+        if any(name.endswith(_SHARD_ENDINGS) for name in names):
+            return "it holds MosaicML's MDS shards, which megablend does not read: write the tokens to Parquet, and name that"
+    return f"no file in it is of a kind that megablend reads ({', '.join(_KNOWN_ENDINGS)}): name another folder's files"
+
+
+def _known_ending(path: str) -> str | None:
+    return next((ending for ending in _KNOWN_ENDINGS if path.endswith(ending)), None)
 
 
 def _format(spec: SourceSpec, path: str) -> Format:
     try:
         return format_of(path)
     except ConfigError as error:
-        raise spec.complaint(error) from error
+        wild = any(glob.has_magic(pattern) and Path(path).match(Path(pattern).name) for pattern in spec.patterns)
+        advice = f"; {_advice(str(Path(path).parent))}" if wild else ""
+        raise spec.complaint(f"{error}{advice}") from error
 
 
 def _relative(path: str, root: str) -> str:

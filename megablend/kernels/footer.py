@@ -29,6 +29,7 @@ CHUNK_DTYPE = np.dtype(
         ("null_count", "<i8"),  # -1 where absent
         ("page_encodings", "<u8"),  # of data pages, a bit each; all bits where absent
         ("num_levels", "<i8"),  # counts in the histogram of definition levels; -1 where absent
+        ("all_levels", "<i8"),  # their sum: not num_values where the writer counted wrong, as ClickHouse 26 does
         ("top_level", "<i8"),  # the last of them
         ("offset_index", "<i8"),  # -1 where absent
         ("offset_index_bytes", "<i8"),  # 0 where absent
@@ -174,7 +175,7 @@ def _count(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int]:
 def _meta_data(data: Pointer, at: int, end: int, path: Pointer, path_bytes: int, found: np.void) -> int:
     """Of a ColumnMetaData: the position after it."""
     found["dictionary_page"], found["null_count"] = 0, -1
-    found["page_encodings"], found["num_levels"], found["top_level"] = ABSENT, -1, 0
+    found["page_encodings"], found["num_levels"], found["all_levels"], found["top_level"] = ABSENT, -1, 0, 0
     field, seen = 0, 0
     while True:
         at, field, kind = next_field(data, at, end, field)
@@ -205,7 +206,7 @@ def _meta_data(data: Pointer, at: int, end: int, path: Pointer, path_bytes: int,
         elif field == 13:
             at, found["page_encodings"] = _page_encodings(data, at, end, kind)
         elif field == 16:
-            at, found["num_levels"], found["top_level"] = _histogram(data, at, end, kind)
+            at, found["num_levels"], found["all_levels"], found["top_level"] = _histogram(data, at, end, kind)
         else:
             at = skip(data, at, end, kind)
         if at < 0:
@@ -291,24 +292,26 @@ def _null_count(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int]:
 
 
 @device
-def _histogram(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, int]:
-    """Of SizeStatistics: the position after it; how many counts of definition levels there are (or -1), and the last of them."""
-    field, count, last = 0, np.int64(-1), np.int64(0)
+def _histogram(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, int, int]:
+    """Of SizeStatistics: the position after it; how many counts of definition levels there are (or -1), their sum, the last."""
+    field, count, total, last = 0, np.int64(-1), np.int64(0), np.int64(0)
     if kind != STRUCT:
-        return UNUSUAL, count, last
+        return UNUSUAL, count, total, last
     while True:
         at, field, kind = next_field(data, at, end, field)
         if at < 0 or kind == 0:
-            return at, count, last
+            return at, count, total, last
         if field == 3:
             if kind != LIST:
-                return UNUSUAL, count, last
+                return UNUSUAL, count, total, last
             at, count, element = list_header(data, at, end)
+            total = np.int64(0)
             for _ in range(count):
                 if at < 0:
                     break
                 at, last = integer(data, at, end, element)
+                total += last
         else:
             at = skip(data, at, end, kind)
         if at < 0:
-            return at, count, last
+            return at, count, total, last

@@ -11,11 +11,9 @@ Int64s = npt.NDArray[np.int64]
 
 NONE = 0
 """Nothing is wrong."""
-OTHER_VALUES = 1
-"""A chunk's counts are of `detail` levels, not of its values."""
-OTHER_ROWS = 2
+OTHER_ROWS = 1
 """A page begins another number of rows than its levels say."""
-TOO_FEW_TOKENS = 3
+TOO_FEW_TOKENS = 2
 """A page has more nulls than rows, or fewer tokens than rows with tokens."""
 
 MAX_BYTES = (1 << 32) - 1
@@ -31,8 +29,7 @@ def count_told_pages(
     nulls: Int64s,
     starts: Int64s,
     levels: Int64s,
-    found: npt.NDArray[np.bool_],
-    num_values: Int64s,
+    has_starts: npt.NDArray[np.bool_],
     growths: npt.NDArray[np.float64],
     encodings: Int64s,
     max_rep: int,
@@ -51,18 +48,17 @@ def count_told_pages(
         nulls: int64 [num_pages]: what makes the tokens of a flat column.
         starts: int64 [num_pages], levels of repetition level 0.
         levels: int64 [max_def + 1, num_pages], levels by definition level: what makes the tokens of lists.
-        found: bool [2, n], which chunks have `levels`, and which `starts`.
-        num_values: int64 [n], levels of each chunk.
+        has_starts: bool [n], which chunks have `starts`.
         growths: float64 [n], decoded bytes for a stored one: the index does not tell decoded sizes.
         encodings: int64 [n].
         slot_def: the definition level from which on a level stands for an element.
         pages: PAGE_DTYPE [num_pages] of formats.parquet.count, filled.
 
-    Returns: the first chunk that is wrong, what is wrong with it, and a detail; where none is n, NONE and the pages with `scan`.
+    Returns: the first chunk that is wrong, what is wrong with it, and 0; where none is n, NONE and the pages with `scan`.
     """
     max_def, num_unsure = len(levels) - 1, 0
-    for i in range(len(num_values)):
-        total, is_sure = np.int64(0), True
+    for i in range(len(has_starts)):
+        is_sure = True
         for j in range(first_page[i], first_page[i + 1]):
             page = pages[j]
             tokens = ends = most = rows[j]
@@ -77,21 +73,17 @@ def count_told_pages(
                     most += rows[j]
                     is_sure = False
                     num_unsure += 1
-                if found[1, i] and starts[j] != rows[j]:
+                if has_starts[i] and starts[j] != rows[j]:
                     return i, OTHER_ROWS, 0
             elif max_def:
                 tokens = ends = rows[j] - nulls[j]
             if tokens < 0 or ends < 0 or ends > most:
                 return i, TOO_FEW_TOKENS, 0
-            for level in range(max_def + 1):
-                total += levels[level, j]
             page["offset"], page["stored_bytes"], page["encoding"] = offsets[j], sizes[j], encodings[i]
             page["decoded_bytes"] = min(np.ceil(sizes[j] * growths[i]), MAX_BYTES)
             page["tokens"], page["rows"], page["inner"] = tokens, rows[j], ends
             page["continues"], page["head"], page["tail"], page["scan"] = False, 0, 0, unsure > 0
-        if found[0, i] and total != num_values[i]:
-            return i, OTHER_VALUES, total
         if not is_sure and not documents:
             for j in range(first_page[i], first_page[i + 1]):
                 pages[j]["rows"] = -1
-    return len(num_values), NONE, num_unsure
+    return len(has_starts), NONE, num_unsure

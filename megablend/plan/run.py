@@ -263,7 +263,7 @@ def check_run(run: Run) -> None:
     """Refuse totals that leave out a source or exceed its cap. Raises PlanError."""
     if run.weights:
         totals = np.sum(np.array(stage_totals(run.weights, run.ledger.ends), dtype=np.int64), axis=0).tolist()
-        check_totals(run.config, run.sources, run.weights, totals, run.tokens)
+        check_totals(run.config, run.split, run.sources, run.weights, totals, run.tokens)
 
 
 def _one_pass(config: Config, tokens: Sequence[int]) -> list[int]:

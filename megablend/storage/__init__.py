@@ -7,10 +7,20 @@ import re
 from megablend.errors import ConfigError
 from megablend.storage.base import FileStat, Storage
 from megablend.storage.direct import DirectStorage
+from megablend.storage.find import Found, Match
 from megablend.storage.local import LocalStorage
 from megablend.storage.separate import SeparateStorage
 
-__all__ = ["DirectStorage", "FileStat", "LocalStorage", "SeparateStorage", "Storage", "storage_for"]
+__all__ = [
+    "DirectStorage",
+    "FileStat",
+    "Found",
+    "LocalStorage",
+    "Match",
+    "SeparateStorage",
+    "Storage",
+    "storage_for",
+]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 

@@ -10,6 +10,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from megablend.storage.find import Found
+
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Allocate: TypeAlias = Callable[[int], Bytes]
@@ -28,8 +30,16 @@ class FileStat:
 class Storage(Protocol):
     """Ranges of bytes from files named by plain strings. Safe to share between threads, to pickle, and after a fork."""
 
+    def find(self, pattern: str) -> Found:
+        """Files that match `pattern` (`*`, `?`, `[]`, `**`), sorted, links resolved; and what could not be looked into."""
+        ...
+
     def glob(self, pattern: str) -> list[str]:
         """Paths of files that match `pattern` (`*`, `?`, `[]`, `**`), sorted; a plain existing path matches itself."""
+        ...
+
+    def is_folder(self, path: str) -> bool:
+        """Whether `path` is a folder that is there."""
         ...
 
     def stat(self, path: str) -> FileStat:

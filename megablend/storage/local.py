@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import resource
 import stat
@@ -14,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from megablend.errors import ChangedFileError, CorruptFileError, DataError, MissingFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError, MissingFileError
 from megablend.kernels.file_ranges import read_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s
 from megablend.storage.descriptors import DescriptorPool
+from megablend.storage.find import Found, find_files
 from megablend.system.failures import cause_of, remedy_of
 
 _MAX_DESCRIPTORS = 256
@@ -45,11 +45,17 @@ class LocalStorage:
 
     pool = _POOL
 
+    def find(self, pattern: str) -> Found:
+        """Files that match `pattern`, and what could not be looked into; see Storage.find."""
+        return find_files(pattern)
+
     def glob(self, pattern: str) -> list[str]:
         """Paths of files that match `pattern`, sorted; see Storage.glob. Directories are no files."""
-        if Path(pattern).is_file():
-            return [pattern]
-        return sorted(path for path in set(glob.glob(pattern, recursive=True)) if os.path.isfile(path))  # noqa: PTH113
+        return [match.path for match in find_files(pattern).files]
+
+    def is_folder(self, path: str) -> bool:
+        """Whether `path` is a folder that is there."""
+        return Path(path).is_dir()
 
     def stat(self, path: str) -> FileStat:
         """Size and identity of a file. A descriptor of a file that `path` no longer names is let go.
@@ -161,5 +167,5 @@ def data_error(path: str, error: OSError) -> DataError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE:
-        return ChangedFileError(path, "was replaced while it was in use; bring the old file back, or build again")
+        return ChangedFileError(path, f"was replaced while it was in use; {CHANGED_REMEDY}")
     return DataError(path, f"cannot be read: {cause_of(error)}: {remedy_of(error.errno)}")

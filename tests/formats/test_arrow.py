@@ -129,7 +129,7 @@ def test_only_the_column_is_read(tmp_path: Path) -> None:
         (pa.float32(), [1.0], "column 'ids' is of float, not of integers"),
         (pa.list_(pa.string()), [["a"]], r"is of list<item: string>, not of integers"),
         (pa.list_(pa.list_(pa.int32())), [[[1]]], "is of list<item: list<.*, not of integers"),
-        (pa.uint64(), [1], "is of uint64, not of integers of at most 64 bits"),
+        (pa.uint64(), [1], "is of uint64; write it as int64 or uint32"),
         (pa.dictionary(pa.int32(), pa.int32()), [1], "is dictionary-encoded; write it plain"),
         (pa.list_(pa.dictionary(pa.int8(), pa.int32())), [[1]], "is dictionary-encoded; write it plain"),
         (pa.list_(pa.int32(), 0), [[]], "holds lists of no elements"),
@@ -147,15 +147,11 @@ def test_beside_the_tokens_any_numbers_will_do() -> None:
     schema = pa.schema(
         [(str(kind), kind) for kind in kinds] + [("text", pa.string()), ("lists", pa.list_(pa.uint64()))]
     )
-    found = [find_column("x", str(kind), schema, numbers=True).token_dtype for kind in kinds]
+    found = [find_column("x", str(kind), schema, numbers=True)[1].token_dtype for kind in kinds]
     assert found == [np.dtype(kind.to_pandas_dtype()).name for kind in kinds]
-    with pytest.raises(
-        ConfigError, match=r"x: column 'text' is of string, not of integers of .*, floats, booleans or li"
-    ):
+    with pytest.raises(ConfigError, match=r"x: column 'text' is of string, not of integers, floats, booleans or li"):
         find_column("x", "text", schema, numbers=True)
-    with pytest.raises(
-        ConfigError, match=r"'lists' is of list<item: uint64>, not of .* \(uint64 excepted\), floats, b"
-    ):
+    with pytest.raises(ConfigError, match=r"'lists' is of list<item: uint64>; write it as int64 or uint32"):
         find_column("x", "lists", schema, numbers=True)
 
 
@@ -167,14 +163,14 @@ def test_columns_of_unknown_layout_are_named(tmp_path: Path) -> None:
 
 
 def test_the_column_must_be_clear(tmp_path: Path) -> None:
-    table = pa.table({"a": [[1]], "b": [1], "record": [{"input_ids": [1]}]})
+    table = pa.table({"a": [[1]], "b": [1], "record": [{"input_id": [1]}]})
     path = write(tmp_path / "x.arrow", table)
     with pytest.raises(
-        ConfigError, match=r"name the token column by `column:`; columns of integers: a, b, record\.input_ids"
+        ConfigError, match=r"lists of integers: a, record\.input_id; single integers, which may be counts or ids: b"
     ):
         index(path, None)
-    with pytest.raises(ConfigError, match=r"no column 'record.input_id'; did you mean 'record.input_ids'"):
-        index(path, "record.input_id")
+    with pytest.raises(ConfigError, match=r"no column 'record.input_ids'; did you mean 'record.input_id'"):
+        index(path, "record.input_ids")
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
     with pytest.raises(UnsupportedFileError, match="has two columns a; rename one"):
         index(write(tmp_path / "y.arrow", twice), "a")
@@ -185,10 +181,14 @@ def test_streams_and_old_feather_are_refused_with_the_remedy(tmp_path: Path) -> 
     table = pa.table({"ids": [[1]]})
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(UnsupportedFileError, match=r"is an Arrow stream.*rewrite it as a file: pyarrow\.ipc\.new_file"):
+    with pytest.raises(
+        UnsupportedFileError, match=r"is an Arrow stream.*rewrite it as a file by `import os, pyarrow as pa; "
+    ):
         index(path, "ids")
     path.write_bytes(b"FEA1" + bytes(40) + b"FEA1")
-    with pytest.raises(UnsupportedFileError, match=r"is Feather V1; rewrite it"):
+    with pytest.raises(
+        UnsupportedFileError, match=r"is Feather V1, which holds no lists; write the tokens to a Parquet file"
+    ):
         index(path, "ids")
 
 

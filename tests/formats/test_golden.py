@@ -9,7 +9,7 @@ from writers import index, joined, opened, pieces
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text(encoding="utf-8"))
-WRITERS = ("pyarrow14", "pyarrow18", "pyarrow21", "pyarrow26", "polars", "duckdb", "fastparquet")
+WRITERS = ("pyarrow14", "pyarrow18", "pyarrow21", "pyarrow26", "polars", "duckdb", "fastparquet", "clickhouse")
 
 
 def test_the_files_are_those_expected() -> None:
@@ -29,3 +29,11 @@ def test_it_reads_as_pyarrow_reads_it(name: str) -> None:
     assert found.blocks["ends"].sum() == sum(1 for length in expected["lengths"] if length)
     quick = index(path, column, documents=False).blocks["tokens"]
     assert quick[quick > 0].tolist() == found.blocks["tokens"][found.blocks["tokens"] > 0].tolist()
+
+
+@pytest.mark.parametrize("name", ["nulls", "lists", "full_lists"])
+def test_clickhouse_counts_levels_wrong_where_a_dictionary_overflows(name: str) -> None:
+    found = index(GOLDEN / f"clickhouse_{name}_overflow.parquet", "ids")
+    assert found.note is not None
+    assert "1 of 1 row groups (the first is 0) have histograms of levels that do not add up to their" in found.note
+    assert index(GOLDEN / f"clickhouse_{name}_dictionary.parquet", "ids").note is None

@@ -44,6 +44,7 @@ class Remote:
 
     def __post_init__(self) -> None:
         self.glob, self.stat, self.stat_opened = self.local.glob, self.local.stat, self.local.stat_opened
+        self.find, self.is_folder = self.local.find, self.local.is_folder
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         self.reads.append((offset, size))

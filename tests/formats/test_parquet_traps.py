@@ -229,6 +229,17 @@ def test_levels_that_are_not_those_of_the_page_index(path: Path) -> None:
     path.write_bytes(data.replace(stored(histograms), stored(swapped)))
     with pytest.raises(CorruptFileError, match="damaged: a page has 28 tokens, its ColumnIndex says 14"):
         index(path, "ids")
+    heights = [[rows, 2 * rows] for rows in found.blocks["rows"].tolist()]
+    assert data.count(stored(heights)) == 1
+    for pages in (
+        histograms,
+        heights,
+    ):  # of one page a level more, as those of repetition and of definition levels agree
+        data = data.replace(stored(pages), stored([[*pages[0][:-1], pages[0][-1] + 1], *pages[1:]]))
+    path.write_bytes(data)
+    note = check(path, rows).note
+    assert note is not None
+    assert "1 of 1 row groups" in note
 
 
 def test_a_level_above_the_column(path: Path) -> None:
@@ -255,6 +266,19 @@ def test_tokens_must_agree(path: Path) -> None:
     write(path, [flat_page()], num_values=6, num_rows=6, meta=[(16, Kind.STRUCT, sizes)])
     with pytest.raises(CorruptFileError, match="its pages have 4 tokens, its metadata says 5"):
         check(path, VALUES)
+
+
+@pytest.mark.parametrize("histogram", [[2, 5], [3, 4], [0, 0], [2, 2**62], [-1, 6]])
+def test_a_histogram_that_does_not_add_up_is_not_believed(path: Path, histogram: list[int]) -> None:
+    """ClickHouse counts pages twice that it encodes anew where a dictionary overflows."""
+    sizes = write_struct([(3, Kind.LIST, (Kind.I64, histogram))])
+    write(path, [flat_page()], num_values=6, num_rows=6, meta=[(16, Kind.STRUCT, sizes)])
+    found = check(path, VALUES)
+    assert found.note is not None
+    assert (
+        "1 of 1 row groups (the first is 0) have histograms of levels that do not add up to their 6 values"
+        in found.note
+    )
 
 
 @pytest.mark.parametrize(

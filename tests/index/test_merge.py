@@ -59,7 +59,7 @@ def write(cache: Path, root: str = "/data") -> str:
     (cache / "generations").mkdir(parents=True)
     listings = [listing("one", 4, documents=True, root=root), listing("two", 3, documents=False, root=root)]
     found = (facts_of(load(source, file)) for source, each in enumerate(listings) for file in each.files)
-    digest, created = write_generation(cache, listings, found)
+    digest, created = write_generation(cache, listings, found, {})
     assert created
     return digest
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
 from index_data import spec, write
 
-from megablend.errors import ConfigError
-from megablend.index.sources import list_source, source_root
+from megablend.errors import ConfigError, DataError
+from megablend.index.sources import find_source, list_source, source_root
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_a_slip_in_a_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
 def test_a_folder_is_answered_with_its_files(tmp_path: Path) -> None:
     write(tmp_path / "books" / "a.arrow", 1)
     with pytest.raises(
-        ConfigError, match=rf"source 'source': {tmp_path}/books is a folder; .* {tmp_path}/books/\*\.arrow"
+        ConfigError, match=rf"source 'source': {tmp_path}/books is a folder: .* `{tmp_path}/books/\*\.arrow`"
     ):
         list_source(spec(tmp_path, "books"))
 
@@ -88,3 +89,42 @@ def test_a_megatron_prefix_may_hold_what_looks_like_a_wildcard(tmp_path: Path) -
         (tmp_path / f"x[1]{suffix}").write_bytes(b"1234")
     (file,) = list_source(spec(tmp_path, "x[1]")).files
     assert file.name == "x[1].bin"
+
+
+def test_a_link_to_nothing_is_an_error_that_names_it(tmp_path: Path) -> None:
+    write(tmp_path / "a.arrow", 1)
+    (tmp_path / "b.arrow").symlink_to("gone.arrow")
+    (tmp_path / "c.arrow").symlink_to("gone.arrow")
+    with pytest.raises(
+        DataError, match=r"b.arrow: cannot be read: a symbolic link to nothing: gone.arrow \(and 1 more: "
+    ) as e:
+        list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=False))
+    assert f"and 1 more: {tmp_path}/c.arrow); source 'source' may lack files" in str(e.value)
+    assert "set `on_unreadable: skip`" in str(e.value)
+    listing = list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True))
+    assert [file.name for file in listing.files] == ["a.arrow"]
+    assert listing.skipped == tuple(f"{tmp_path}/{n}.arrow: a symbolic link to nothing: gone.arrow" for n in "bc")
+
+
+def test_nothing_but_what_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "b.arrow").symlink_to("gone.arrow")
+    with pytest.raises(
+        ConfigError, match=r"source 'source': none of its files can be read: .*b.arrow: a symbolic link"
+    ):
+        list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True))
+
+
+def test_a_file_counts_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
+    write(tmp_path / "z" / "a.arrow", 1)
+    (tmp_path / "b.arrow").symlink_to("z/a.arrow")
+    (tmp_path / "loop").symlink_to(".")
+    (tmp_path / "c").symlink_to("z")
+    (tmp_path / "d.arrow").symlink_to(write(tmp_path.parent / f"{tmp_path.name}-outside.data", 2))
+    found = find_source(spec(tmp_path, "**/*.arrow"))
+    assert [Path(path).name for path in found.paths] == ["d.arrow", "a.arrow"]
+    assert found.note == (
+        f"source 'source': 1 paths lead to files that it has under another name (such as {tmp_path}/b.arrow, the same file as "
+        f"{tmp_path}/z/a.arrow); each file counts once"
+    )
+    both = dataclasses.replace(spec(tmp_path), patterns=(f"{tmp_path}/z/a.arrow", f"{tmp_path}/z/*.arrow"))
+    assert find_source(both).note is None, "the same name twice is no other name"

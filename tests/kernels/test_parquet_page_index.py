@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -215,16 +213,23 @@ def told(
                 levels[2 if element is None else 3, i] += 1
     rows = np.array([len(page) for page in pages], np.int64)
     first_page = np.cumsum([0, *map(len, chunks)])
-    values = np.array([levels[:, a:b].sum() for a, b in pairwise(first_page)])
     starts = rows.copy()
     for name, i in (wrong or {}).items():
-        {"levels": levels[0], "starts": starts, "values": values}[name][i] += 1
+        {"levels": levels[0], "starts": starts}[name][i] += 1
     numbers, kinds = np.arange(len(pages)), np.arange(len(chunks))
     out = np.full(len(pages), -9, PAGE_DTYPE)
-    found = np.ones((2, len(chunks)), bool)
     growths = (kinds + 1) / 3
     problem = count_told_pages(
-        *(first_page, numbers * 100, numbers * 10, rows, np.zeros_like(rows), starts, levels, found, values),
+        *(
+            first_page,
+            numbers * 100,
+            numbers * 10,
+            rows,
+            np.zeros_like(rows),
+            starts,
+            levels,
+            np.ones(len(chunks), bool),
+        ),
         *(growths, kinds, 1, 2, documents, out),
     )
     return problem, out
@@ -256,9 +261,7 @@ def test_pages_are_counted_as_their_rows_are(
 
 def test_counts_that_cannot_be() -> None:
     chunks: list[list[list[list[int | None] | None]]] = [[[[1, 2]]], [[[3]], [[4], [5]]]]
-    assert told(chunks, documents=True, wrong={"values": 1})[0] == (1, told_pages.OTHER_VALUES, 3)
     assert told(chunks, documents=True, wrong={"starts": 2})[0] == (1, told_pages.OTHER_ROWS, 0)
-    assert told(chunks, documents=True, wrong={"levels": 1})[0] == (1, told_pages.OTHER_VALUES, 4)
     chunks[1][0] = [None]  # a null more than it has rows
     assert told(chunks, documents=True, wrong={"levels": 1})[0] == (1, told_pages.TOO_FEW_TOKENS, 0)
 
@@ -269,7 +272,7 @@ def test_flat_columns() -> None:
     for max_def, expected in [(0, [5, 3]), (1, [3, 0])]:
         out, levels = np.zeros(2, PAGE_DTYPE), np.zeros((max_def + 1, 2), np.int64)
         problem = count_told_pages(
-            *(first_page, rows, rows, rows, nulls, rows, levels, np.zeros((2, 1), bool), np.array([8])),
+            *(first_page, rows, rows, rows, nulls, rows, levels, np.zeros(1, bool)),
             *(np.array([1.0]), np.array([0]), 0, max_def, True, out),
         )
         assert problem == (1, told_pages.NONE, 0)

@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 import megablend
 from megablend.plan.amplification import read_amplification
 from megablend.storage import FileStat, LocalStorage
+from megablend.storage.find import Found
 
 KINDS = ["parquet", "arrow", "megatron"]
 
@@ -199,8 +200,14 @@ class CountingStorage:
         self.bytes = 0
         self.local = LocalStorage()
 
+    def find(self, pattern: str) -> Found:
+        return self.local.find(pattern)
+
     def glob(self, pattern: str) -> list[str]:
         return self.local.glob(pattern)
+
+    def is_folder(self, path: str) -> bool:
+        return self.local.is_folder(path)
 
     def stat(self, path: str) -> FileStat:
         return self.local.stat(path)

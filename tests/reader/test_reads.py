@@ -15,6 +15,7 @@ from runs import make_config
 
 import megablend
 from megablend.storage.base import Allocate, FileStat
+from megablend.storage.find import Found
 from megablend.storage.local import LocalStorage
 
 PAGE_TOKENS, LENGTH = 256, 64
@@ -44,8 +45,14 @@ class LoggingStorage:
     def stat_opened(self, path: str) -> FileStat:
         return self.local.stat_opened(path)
 
+    def find(self, pattern: str) -> Found:
+        return self.local.find(pattern)
+
     def glob(self, pattern: str) -> list[str]:
         return self.local.glob(pattern)
+
+    def is_folder(self, path: str) -> bool:
+        return self.local.is_folder(path)
 
     def _note(self, path: str, offset: int, size: int) -> None:
         os.write(self.log, f"{os.getpid()} {path} {offset} {size}\n".encode())

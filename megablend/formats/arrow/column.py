@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
-from megablend.formats.choose import choose_column
+from megablend.formats.choose import UINT64_REMEDY, choose_column
 
 OTHERS = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64"}
 """Numbers that are no tokens: their names in numpy."""
@@ -69,8 +69,8 @@ class _Field(NamedTuple):
     level: Level
 
 
-def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bool = False) -> Column:
-    """The token column of a schema; with `numbers`, one of numbers of any kind.
+def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bool = False) -> tuple[str, Column]:
+    """The token column of a schema, by its dotted path; with `numbers`, one of numbers of any kind.
 
     Raises: ConfigError (no such column, several to choose from, or not of integers or numbers); UnsupportedFileError (behind a
         column of a type whose buffers we do not know); CorruptFileError (a name is no text).
@@ -90,13 +90,15 @@ def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bo
     except _UnknownLayoutError as error:
         raise UnsupportedFileError(path, f"column {field.name} is {error}; write the file without it") from error
     problems = {name: _problem(chain[-1].type, numbers=numbers) for name, chain in fields.items()}
-    chain = fields[choose_column(path, column, problems, numbers=numbers)]
+    lists = [name for name, chain in fields.items() if _list_kind(_storage(chain[-1].type))]
+    chosen = choose_column(path, column, problems, lists, numbers=numbers)
+    chain = fields[chosen]
     token, last = _storage(chain[-1].type), chain[-1].level
     levels = [part.level for part in chain]
     if kind := _list_kind(token):
         own_buffers = 1 if kind == "fixed_size_list" else 2
         levels.append(Level(last.node + 1, last.buffer + own_buffers, last.views))
-    return Column(
+    return chosen, Column(
         levels=tuple(levels),
         kind=kind or "flat",
         width=token.list_size if kind == "fixed_size_list" else 0,
@@ -165,8 +167,10 @@ def _problem(kind: Any, *, numbers: bool) -> str | None:
     element = _storage(stored.value_type) if _list_kind(stored) else stored
     if types.is_dictionary(element):
         return "is dictionary-encoded; write it plain (Array.dictionary_decode())"
+    if str(element) == "uint64":
+        return f"is of {stored}; {UINT64_REMEDY}"
     if str(element) not in INTEGERS and not (numbers and str(element) in OTHERS):
-        kinds = f"integers of at most 64 bits (uint64 excepted){', floats, booleans' if numbers else ''}"
+        kinds = f"integers{', floats, booleans' if numbers else ''}"
         return f"is of {stored}, not of {kinds} or lists of these"
     if types.is_fixed_size_list(stored) and stored.list_size < 1:
         return "holds lists of no elements"

@@ -36,12 +36,14 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
         raise CorruptFileError(path, f"{size} bytes are too few for an Arrow IPC file; restore it")
     head = storage.read(path, 0, _HEAD_BYTES)
     if head[:4] == b"FEA1":
-        raise UnsupportedFileError(path, "is Feather V1; rewrite it with pyarrow.feather.write_feather(table, path)")
+        raise UnsupportedFileError(path, "is Feather V1, which holds no lists; write the tokens to a Parquet file")
     if head[:4] == _CONTINUATION:
         raise UnsupportedFileError(
             path,
-            "is an Arrow stream, which has no index of its batches; rewrite it as a file: "
-            "pyarrow.ipc.new_file(path, schema).write_table(pyarrow.ipc.open_stream(stream).read_all())",
+            "is an Arrow stream, which does not say where its batches are; rewrite it as a file by `import os, pyarrow as pa; "
+            f"path = {path!r}; table = pa.ipc.open_stream(pa.OSFile(path)).read_all(); "
+            "file = pa.ipc.new_file(path + '.new', table.schema); file.write_table(table); file.close(); "
+            "os.replace(path + '.new', path)`",
         )
     if head[: len(MAGIC)] != MAGIC:
         raise CorruptFileError(path, f"begins with {head!r}, not with {MAGIC!r}: no Arrow IPC file", offset=0)

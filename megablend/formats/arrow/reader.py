@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.buffers import MAX_BYTES, Buffers
 from megablend.formats.arrow.column import Column, find_column
 from megablend.formats.arrow.documents import decode, find_documents
@@ -50,7 +50,7 @@ class ArrowFormat:
         size = storage.stat(path).size
         footer = read_footer(path, size, storage)
         places = batch_places(path, size, footer)
-        found = find_column(path, file.column, read_schema(path, size, footer), numbers=file.numbers)
+        name, found = find_column(path, file.column, read_schema(path, size, footer), numbers=file.numbers)
         blocks = np.zeros(len(places), BLOCK_DTYPE)
         scanned_bytes = 0
         for block, place in zip(blocks, places, strict=True):
@@ -66,21 +66,24 @@ class ArrowFormat:
             structure=footer_digest(footer),
             meta={"column": found.to_json()},
             scanned_bytes=scanned_bytes,
+            column=name,
         )
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
         """A reader of an indexed file; see Format.open."""
         size = storage.stat(path).size
         if size != file.size:
-            raise ChangedFileError(path, f"has {size} bytes, had {file.size} when it was indexed; build again")
+            raise ChangedFileError(path, f"has {size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}")
         try:
             footer = read_footer(path, size, storage)
             digest = footer_digest(footer)
             if digest != file.structure:
-                raise ChangedFileError(path, f"footer {digest}, was {file.structure} when it was indexed; build again")
+                raise ChangedFileError(
+                    path, f"footer {digest}, was {file.structure} when it was indexed; {CHANGED_REMEDY}"
+                )
             places = batch_places(path, size, footer)
         except (CorruptFileError, UnsupportedFileError) as error:
-            raise ChangedFileError(path, f"changed since it was indexed; build again: {error.problem}") from error
+            raise ChangedFileError(path, f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}") from error
         places = np.sort(places, order="offset")
         offsets = np.ascontiguousarray(places["offset"])
         return ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets, storage)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, UnsupportedFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, CorruptFileError, UnsupportedFileError
 from megablend.formats.base import (
     BLOCK_DTYPE,
     CLOSES,
@@ -74,7 +74,7 @@ class MegatronFormat:
         for name, size in ((data_path, file.size), (idx_path, file.meta["idx_bytes"])):
             found = storage.stat(name).size
             if found != size:
-                raise ChangedFileError(name, f"has {found} bytes, had {size} when it was indexed; build again")
+                raise ChangedFileError(name, f"has {found} bytes, had {size} when it was indexed; {CHANGED_REMEDY}")
         lengths = LengthReader(idx_path, file.meta["idx_bytes"], file.structure, file.group_digests, storage)
         return MegatronReader(
             data_path=data_path,

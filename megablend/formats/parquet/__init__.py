@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, UnsupportedFileError
 from megablend.formats.base import BlockReader, DivisibleFormat, FileIndex, FileToIndex, OpenedFile
 from megablend.formats.parquet.footer import digest_of, read_footer_bytes
 from megablend.formats.parquet.index import index_file
@@ -12,8 +12,6 @@ from megablend.formats.parquet.reader import ParquetReader
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.source import ByteSource
 from megablend.storage.base import Storage
-
-REMEDY = "build the index again, or bring the old file back"
 
 
 class ParquetFormat:
@@ -40,16 +38,18 @@ class ParquetFormat:
         """A reader of an indexed file, if its size and footer are still the same."""
         source = ByteSource(path, storage, storage.stat(path).size)
         if source.size != file.size:
-            raise ChangedFileError(path, f"it has {source.size} bytes, {file.size} when it was indexed; {REMEDY}")
+            raise ChangedFileError(
+                path, f"it has {source.size} bytes, {file.size} when it was indexed; {CHANGED_REMEDY}"
+            )
         try:
             found = digest_of(read_footer_bytes(source))
         except (CorruptFileError, UnsupportedFileError) as error:
             raise ChangedFileError(
-                path, f"it changed since it was indexed: {error.problem}", offset=error.offset
+                path, f"it changed since it was indexed: {error.problem}; {CHANGED_REMEDY}", offset=error.offset
             ) from error
         if found != file.structure:
             raise ChangedFileError(
-                path, f"its footer's digest is {found}, {file.structure} when it was indexed; {REMEDY}"
+                path, f"its footer's digest is {found}, {file.structure} when it was indexed; {CHANGED_REMEDY}"
             )
         return ParquetReader(source, Column.from_meta(file.meta))
 

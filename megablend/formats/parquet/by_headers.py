@@ -8,7 +8,7 @@ import numpy.typing as npt
 from megablend.formats.parquet.checks import refuse, starts_of, sum_by_chunk
 from megablend.formats.parquet.chunk_pages import ChunkPages, Search, join_parts
 from megablend.formats.parquet.column_chunk import Chunks
-from megablend.formats.parquet.count import PAGE_DTYPE, count_full, count_rows
+from megablend.formats.parquet.count import PAGE_DTYPE, count_full, count_rows, has_histogram
 from megablend.formats.parquet.decode import BY_ROW_GROUP, DECODERS
 from megablend.formats.parquet.headers import (
     NO_DICTIONARY,
@@ -99,7 +99,7 @@ def _count(
 
 def _are_full(chunks: Chunks, column: Column) -> Bools:
     """Of which chunks the metadata proves that each level is a token; a list's null_count, without empty lists, does not."""
-    full: Bools = (chunks["num_levels"] == column.max_def + 1) & (chunks["top_level"] == chunks["num_values"])
+    full: Bools = has_histogram(chunks, column) & (chunks["top_level"] == chunks["num_values"])
     if column.max_rep == 0:
         full |= (chunks["null_count"] == 0) | (column.max_def == 0)
     return full

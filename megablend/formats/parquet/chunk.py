@@ -1,7 +1,7 @@
 """The pages of column chunks, found and counted in the cheapest way that is exact; by each way, all its chunks at once.
 
     OffsetIndex + ColumnIndex     no page is touched
-    OffsetIndex + page headers    where the ColumnIndex has no counts
+    OffsetIndex + page headers    where the ColumnIndex has no counts, or counts that do not add up to the chunk's values
     walk from header to header    where there is no page index
     levels                        where none of these tells tokens or rows: V1 pages are read whole, V2 pages in part
 
@@ -9,6 +9,8 @@ What V2 headers say of nulls and rows is not used: the levels are at hand, exact
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,7 @@ from megablend.formats.parquet.by_page_index import find_told, only_encodings, r
 from megablend.formats.parquet.checks import refuse
 from megablend.formats.parquet.chunk_pages import ChunkPages, Search, join_parts, without_empty
 from megablend.formats.parquet.column_chunk import Chunks
-from megablend.formats.parquet.count import tells_tokens
+from megablend.formats.parquet.count import find_miscounted, has_histogram, tells_tokens
 from megablend.formats.parquet.schema import Column
 from megablend.kernels.documents import sum_chunks
 
@@ -33,12 +35,15 @@ def find_pages(search: Search, chunks: Chunks) -> ChunkPages:
     has_values = chunks["num_values"] > 0
     has_index = has_values & (chunks["offset_index_bytes"] > 0)
     indexed, walked = np.flatnonzero(has_index), np.flatnonzero(has_values & ~has_index)
+    miscounted = (chunks["num_levels"] >= 0) & (chunks["all_levels"] != chunks["num_values"])
     parts = []
     if len(indexed):
         of_indexed = chunks[indexed]
         places, counts = read_page_indexes(search, of_indexed)
+        miscounted[indexed] |= find_miscounted(counts, places.first_page, of_indexed)
         encodings = only_encodings(of_indexed, search.column)
         told = (of_indexed["column_index_bytes"] > 0) & (encodings >= 0) & tells_tokens(counts, search.column)
+        told &= ~miscounted[indexed]
         if told.any():
             of_told = places.of(told), counts.of(told, places.first_page)
             parts.append((indexed[told], find_told(search, of_indexed[told], encodings[told], *of_told)))
@@ -46,12 +51,23 @@ def find_pages(search: Search, chunks: Chunks) -> ChunkPages:
             parts.append((indexed[~told], count_placed(search, of_indexed[~told], places.of(~told))))
     if len(walked):
         parts.append((walked, count_walked(search, chunks[walked])))
-    found = join_parts(len(chunks), parts)
+    found = replace(join_parts(len(chunks), parts), note=_note(chunks, miscounted))
     sums = np.empty((3, len(chunks)), np.int64)
     all_filled = sum_chunks(found.pages, found.first_page, sums)
     with search.blamed(chunks):
         _check_sums(sums, chunks, search.column)
     return found if all_filled else without_empty(found)
+
+
+def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
+    """What to say of histograms of levels that are wrong, as those of ClickHouse 26 are where a dictionary overflows."""
+    if not miscounted.any():
+        return None
+    first = int(np.argmax(miscounted))
+    return (
+        f"{miscounted.sum()} of {len(chunks)} row groups (the first is {chunks['row_group'][first]}) have histograms of levels "
+        f"that do not add up to their {chunks['num_values'][first]:,} values; their pages were counted by their headers"
+    )
 
 
 def _check_sums(sums: Int64s, chunks: Chunks, column: Column) -> None:
@@ -63,6 +79,6 @@ def _check_sums(sums: Int64s, chunks: Chunks, column: Column) -> None:
         lambda i: f"its pages have {rows[i]} rows, its row group {chunks['num_rows'][i]}",
     )
     refuse(
-        (chunks["num_levels"] == column.max_def + 1) & (tokens != chunks["top_level"]),
+        has_histogram(chunks, column) & (tokens != chunks["top_level"]),
         lambda i: f"its pages have {tokens[i]} tokens, its metadata says {chunks['top_level'][i]}",
     )

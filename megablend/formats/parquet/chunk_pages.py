@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,8 @@ class ChunkPages:
     dictionaries: Int64s
     """int64 [num_chunks, 2]: offset and stored size of the dictionary page; NO_DICTIONARY where there is none."""
     scanned_bytes: int
+    note: str | None = None
+    """What of the chunks' metadata is wrong, and was not needed."""
 
 
 def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> ChunkPages:
@@ -70,4 +72,4 @@ def without_empty(found: ChunkPages) -> ChunkPages:
     """The same without the pages that have neither rows nor tokens."""
     places = np.flatnonzero((found.pages["rows"] != 0) | (found.pages["tokens"] > 0))
     first_page = np.searchsorted(places, found.first_page).astype(np.int64)
-    return ChunkPages(first_page, found.pages[places], found.dictionaries, found.scanned_bytes)
+    return replace(found, first_page=first_page, pages=found.pages[places])

@@ -94,6 +94,7 @@ def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
         "decoded_bytes": meta.count(6, "total_uncompressed_size"),
         "null_count": statistics.count(3, "null_count") if 3 in statistics else -1,
         "num_levels": -1 if levels is None else len(levels),
+        "all_levels": min(max(sum(levels or ()), -1), 1 << 62),
         "top_level": levels[-1] if levels else 0,
         "offset_index": chunk.count(4, "offset_index_offset") if 4 in chunk else -1,
         "offset_index_bytes": chunk.count(5, "offset_index_length", 0),

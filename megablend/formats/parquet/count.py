@@ -6,13 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.formats.base import BLOCK_DTYPE, CARRIES, CLOSES, CONTINUES, Array
+from megablend.formats.parquet.checks import sum_by_chunk
 from megablend.formats.parquet.column_chunk import Chunks
 from megablend.formats.parquet.memory import fresh
 from megablend.formats.parquet.page_index import ColumnIndexes, OffsetIndexes
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.thrift import MalformedError
 from megablend.kernels.documents import fill_blocks
-from megablend.kernels.told_pages import NONE, OTHER_ROWS, OTHER_VALUES, TOO_FEW_TOKENS, count_told_pages
+from megablend.kernels.told_pages import NONE, OTHER_ROWS, TOO_FEW_TOKENS, count_told_pages
 
 PAGE_DTYPE = np.dtype(
     [
@@ -78,8 +79,7 @@ def count_told(
         counts.nulls,
         counts.starts,
         counts.levels,
-        np.array([counts.has_levels, counts.has_starts]),
-        chunks["num_values"],
+        counts.has_starts,
         chunks["decoded_bytes"] / np.maximum(1, chunks["stored_bytes"]),
         encodings,
         column.max_rep,
@@ -88,16 +88,27 @@ def count_told(
         pages,
     )
     if problem != NONE:
-        values = chunks["num_values"][chunk]
         raise MalformedError(
             {
-                OTHER_VALUES: f"its ColumnIndex has {detail} values, its metadata says {values}",
                 OTHER_ROWS: "its histograms of repetition levels and the first rows of its pages disagree",
                 TOO_FEW_TOKENS: "a page has more nulls than rows, or fewer tokens than rows with tokens",
             }[problem],
             chunk,
         )
     return pages, detail
+
+
+def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
+    """Of which chunks the metadata has a histogram of definition levels that can be right, bool [num_chunks]."""
+    fits: npt.NDArray[np.bool_] = chunks["num_levels"] == column.max_def + 1
+    fits &= chunks["all_levels"] == chunks["num_values"]
+    return fits
+
+
+def find_miscounted(counts: ColumnIndexes, first_page: Counts, chunks: Chunks) -> npt.NDArray[np.bool_]:
+    """Of which chunks the ColumnIndex's histograms of levels do not add up to the metadata's num_values, bool [num_chunks]."""
+    wrong: npt.NDArray[np.bool_] = sum_by_chunk(counts.levels.sum(axis=0), first_page) != chunks["num_values"]
+    return counts.has_levels & wrong
 
 
 def tells_tokens(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]:

@@ -63,6 +63,8 @@ def index_file(file: FileToIndex, storage: Storage, *, span: tuple[int, int] | N
         structure=footer.digest,
         meta=leaf.to_meta(),
         scanned_bytes=found.scanned_bytes,
+        column=leaf.name,
+        note=found.note,
     )
 
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from megablend.errors import ConfigError
-from megablend.formats.choose import choose_column
+from megablend.formats.choose import UINT64_REMEDY, choose_column
 from megablend.formats.parquet.names import Physical, Repetition, name_of
 from megablend.formats.parquet.thrift import MalformedError, Struct, Structs
 
@@ -126,7 +126,7 @@ def _known_leaves(schema: bytes, size: int) -> Sequence[Column]:
 
 
 def find_column(schema: Sequence[Struct], name: str | None, path: str, *, numbers: bool = False) -> tuple[Column, int]:
-    """The column called `name`, or the only one that can hold tokens; and the number of leaves.
+    """The column called `name`, or the one that `choose_column` takes for that of the tokens; and the number of leaves.
 
     Args:
         numbers: it need not hold tokens: numbers of any kind will do.
@@ -136,7 +136,8 @@ def find_column(schema: Sequence[Struct], name: str | None, path: str, *, number
     columns = _known_leaves(schema.written(), len(schema)) if isinstance(schema, Structs) else list(leaves(schema))
     physical = {".".join(column.path): column.name for column in columns}  # the full path is good, too
     problems = {column.name: _problem(column, numbers=numbers) for column in columns}
-    chosen = choose_column(path, physical.get(name, name) if name else name, problems, numbers=numbers)
+    lists = {column.name for column in columns if column.max_rep}
+    chosen = choose_column(path, physical.get(name, name) if name else name, problems, lists, numbers=numbers)
     found = [column for column in columns if column.name == chosen]
     if len(found) > 1:
         raise ConfigError(f"{path}: {len(found)} columns are called {chosen!r}; rename one")
@@ -147,6 +148,8 @@ def _problem(column: Column, *, numbers: bool) -> str | None:
     """Why a column cannot hold tokens, or numbers; None where it can."""
     if column.nesting:
         return column.nesting
+    if column.kind == "uint64":
+        return f"is of uint64; {UINT64_REMEDY}"
     dtypes = (*TOKEN_DTYPES, *OTHER_DTYPES.values()) if numbers else TOKEN_DTYPES
     if column.dtype in dtypes:
         return None

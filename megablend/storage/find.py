@@ -1,0 +1,164 @@
+"""Files that match a pattern, with all that stood in the way of finding them.
+
+Patterns mean what they mean to `glob`: `*`, `?` and `[]` within a name, `**` for any number of folders, names that begin with a
+dot only where the pattern has one. Unlike `glob`, nothing is left out silently: folders that cannot be listed and symbolic
+links to nothing are reported. Links are followed, but each folder is visited once for each part of the pattern, so links in a
+circle end. Folders reached through fewer links come first, so a file is known by its own name where the pattern matches that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import glob
+import heapq
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+_ANY_FOLDERS = "**"
+_NOT_THERE = (FileNotFoundError, NotADirectoryError)
+
+
+class Match(NamedTuple):
+    """A file that a pattern matches."""
+
+    links: int
+    """Symbolic links on the way to it, from the pattern's first wildcard on."""
+    path: str
+    real: str
+    """The same with all links resolved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a pattern matches."""
+
+    files: list[Match]
+    """Sorted by path."""
+    unreadable: dict[str, str]
+    """Folders that could not be listed and links that lead nowhere -> the reason."""
+
+
+def find_files(pattern: str) -> Found:
+    """Files that match `pattern`; a plain path of an existing file matches itself, whatever characters it has."""
+    folder, name = os.path.split(pattern)
+    with contextlib.suppress(OSError):  # sources list files by the hundred thousand
+        if stat.S_ISREG(Path(pattern).lstat().st_mode):
+            return Found([Match(0, pattern, _join(os.path.realpath(folder), name))], {})
+    walk = _Walk(_parts_of(pattern))
+    walk.look_up(0, folder, os.path.realpath(folder), name, {walk.last})
+    if glob.has_magic(pattern) and not walk.files:
+        walk = _Walk(_parts_of(pattern))
+        walk.run(_root_of(pattern))
+    return Found(sorted(walk.files, key=lambda match: match.path), walk.unreadable)
+
+
+def _root_of(pattern: str) -> str:
+    """The folder above the first part with a wildcard."""
+    parts = PurePath(pattern).parts
+    plain = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    return str(PurePath(*parts[:plain])) if plain else ""
+
+
+def _parts_of(pattern: str) -> list[str]:
+    """The parts of a pattern below `_root_of`; the last of them is for files."""
+    parts = PurePath(pattern).parts
+    first = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return list(parts[first:])
+
+
+def _join(folder: str, name: str) -> str:
+    """A path; far quicker than pathlib's, and there may be a hundred thousand."""
+    return f"{folder.rstrip('/')}/{name}" if folder else name
+
+
+class _Walk:
+    """A walk through folders, in each of which some parts of the pattern are looked for."""
+
+    def __init__(self, parts: list[str]) -> None:
+        self.files: list[Match] = []
+        self.unreadable: dict[str, str] = {}
+        self.last = len(parts) - 1
+        self._parts = parts
+        self._expressions = [re.compile(fnmatch.translate(part)) for part in parts]
+        self._magic = {i for i, part in enumerate(parts) if glob.has_magic(part)}
+        self._any = {i for i, part in enumerate(parts) if part == _ANY_FOLDERS}
+        self._done: dict[str, set[int]] = {}
+        self._folders: list[tuple[int, str, str, set[int]]] = []
+
+    def run(self, root: str) -> None:
+        """Visit the folders from `root` on."""
+        self._folders.append((0, root, os.path.realpath(root), {0}))
+        while self._folders:
+            self._visit(*heapq.heappop(self._folders))
+
+    def _visit(self, links: int, folder: str, real: str, wanted: set[int]) -> None:
+        for i in sorted(wanted & self._any):  # `**` also stands for no folder at all
+            while i in self._any and i < self.last:
+                wanted = wanted | {i := i + 1}
+        done = self._done.setdefault(real, set())
+        wanted = wanted - done
+        done |= wanted
+        for i in wanted - self._magic:
+            self.look_up(links, folder, real, self._parts[i], {i})
+        if listed := wanted & self._magic:
+            try:
+                with os.scandir(folder or os.curdir) as entries:
+                    for entry in entries:
+                        if matched := self._matching(entry.name, listed):
+                            self._enter(links, folder, real, entry, matched)
+            except _NOT_THERE:
+                pass
+            except OSError as error:
+                self.unreadable[folder] = error.strerror or str(error)
+
+    def _matching(self, name: str, wanted: Iterable[int]) -> set[int]:
+        """The parts that a name matches."""
+        hidden = name.startswith(".")
+        return {
+            i
+            for i in wanted
+            if not (hidden and not self._parts[i].startswith("."))
+            and (i in self._any or self._expressions[i].match(name))
+        }
+
+    def _enter(self, links: int, folder: str, real: str, entry: os.DirEntry[str], matched: set[int]) -> None:
+        if entry.is_symlink():
+            self.look_up(links, folder, real, entry.name, matched)
+        elif entry.is_dir(follow_symlinks=False):
+            self._push(links, _join(folder, entry.name), _join(real, entry.name), matched)
+        elif self.last in matched and entry.is_file(follow_symlinks=False):
+            self.files.append(Match(links, _join(folder, entry.name), _join(real, entry.name)))
+
+    def look_up(self, links: int, folder: str, real: str, name: str, matched: set[int]) -> None:
+        """A name of a folder that is known, or a link: where it leads costs a look."""
+        path = _join(folder, name)
+        try:
+            state = Path(path).lstat()
+        except _NOT_THERE:
+            return
+        except OSError as error:
+            self.unreadable[path] = error.strerror or str(error)
+            return
+        if is_link := stat.S_ISLNK(state.st_mode):
+            try:
+                state = Path(path).stat()
+            except OSError as error:
+                there = "a symbolic link to nothing" if isinstance(error, _NOT_THERE) else error.strerror
+                self.unreadable[path] = f"{there}: {Path(path).readlink()}"
+                return
+        place = os.path.realpath(path) if is_link else _join(real, name)
+        if stat.S_ISDIR(state.st_mode):
+            self._push(links + is_link, path, place, matched)
+        elif self.last in matched and stat.S_ISREG(state.st_mode):
+            self.files.append(Match(links + is_link, path, place))
+
+    def _push(self, links: int, folder: str, real: str, matched: Collection[int]) -> None:
+        """Go on in a folder, with the parts that come after those its name matched."""
+        if wanted := {i if i in self._any else i + 1 for i in matched if i in self._any or i < self.last}:
+            heapq.heappush(self._folders, (links, folder, real, wanted))
