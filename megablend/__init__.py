@@ -14,9 +14,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from megablend.api.build import Built, build
+    from megablend.api.build import Built, BuiltIndex, build, build_index
     from megablend.api.describe import describe
     from megablend.api.gc import gc
+    from megablend.api.manage_runs import list_runs, remove_run, rename_run, reset_run, show_run
     from megablend.api.open import open_dataset as open
     from megablend.api.runs import open_index
     from megablend.api.show import show
@@ -40,8 +41,15 @@ __version__ = "0.1.0"
 _HOMES = {
     "build": "megablend.api.build",
     "Built": "megablend.api.build",
+    "BuiltIndex": "megablend.api.build",
+    "build_index": "megablend.api.build",
     "describe": "megablend.api.describe",
     "gc": "megablend.api.gc",
+    "list_runs": "megablend.api.manage_runs",
+    "remove_run": "megablend.api.manage_runs",
+    "rename_run": "megablend.api.manage_runs",
+    "reset_run": "megablend.api.manage_runs",
+    "show_run": "megablend.api.manage_runs",
     "open": "megablend.api.open",
     "open_index": "megablend.api.runs",
     "show": "megablend.api.show",
@@ -66,6 +74,7 @@ _HOMES = {
 __all__ = [
     "BlockStore",
     "Built",
+    "BuiltIndex",
     "CacheError",
     "Config",
     "ConfigError",
@@ -80,12 +89,18 @@ __all__ = [
     "StateError",
     "TransformError",
     "build",
+    "build_index",
     "describe",
     "gc",
+    "list_runs",
     "load_config",
     "open",
     "open_index",
+    "remove_run",
+    "rename_run",
+    "reset_run",
     "show",
+    "show_run",
     "verify",
 ]
 

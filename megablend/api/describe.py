@@ -6,16 +6,19 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from megablend.api.runs import ConfigLike, newest_generation, open_run
+from megablend.api.manage_runs import list_runs
+from megablend.api.runs import ConfigLike, newest_generation
+from megablend.api.warn import find_warnings, warn_of_amplification
+from megablend.api.what_if import foresee_run, list_files
 from megablend.config import SPLITS, load_config
 from megablend.config.numbers import whole_number
-from megablend.errors import CacheError, ConfigError, PlanError
+from megablend.errors import ConfigError, PlanError
 from megablend.index.cache import Generation, list_generations
 from megablend.index.documents import table_bytes
 from megablend.plan.amplification import read_amplification
 from megablend.plan.blend import BlendPlan
-from megablend.plan.ledger import load_ledger, run_names
-from megablend.plan.run import Run
+from megablend.plan.lanes import fitting_lanes, unfit_lanes
+from megablend.plan.run import Run, plan_run
 from megablend.plan.shares import samples_in
 
 FORESEEN_SAMPLES = 1 << 16
@@ -32,12 +35,15 @@ def describe(
 ) -> dict[str, Any]:
     """A run (for a config) or a cache (for its folder), as a JSON-able dict.
 
+    Nothing needs to be built: a run that is not committed is described as `build` would commit it, with `committed` False and a
+    `note`; where no index holds its sources, `files` tells of what is there.
+
     Args:
         cache: in place of the config's `cache`.
         micro_batch_size, data_parallel_size, num_workers: of the loaders whose steps and read amplification are to be told.
 
-    Raises: as `open_dataset`; CacheError for a folder that holds no index; ConfigError where a number is
-        out of range, or memory too small for the loaders.
+    Raises: as `build` where the config cannot be planned; CacheError for a folder that holds no index; ConfigError where a
+        number is out of range, or memory too small for the loaders.
     """
     for name, value, least in (("data_parallel_size", data_parallel_size, 1), ("num_workers", num_workers, 0)):
         whole_number(name, value, least=least)
@@ -48,38 +54,50 @@ def describe(
             raise ConfigError(f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected one of them")
         return describe_cache(str(what))
     config = load_config(what, cache=cache)
-    run = open_run(config, "train")
-    generation = run.store.generation
+    foreseen = foresee_run(config)
+    named = {"cache": config.cache, "run": config.run, "order": config.order, "sequence_length": config.sequence_length}
+    if isinstance(foreseen, str):
+        return {**named, "committed": False, "note": foreseen, "files": list_files(config)}
+    run = foreseen.run
     splits = {"train": describe_run(run)}
     for split in SPLITS[1:]:
         if config.listed_by_split and split not in config.sources:
             continue
         if config.listed_by_split or config.shares[SPLITS.index(split)] > 0:
             try:
-                splits[split] = describe_run(open_run(config, split))
+                splits[split] = describe_run(plan_run(config, split, run.store))
             except PlanError as error:
                 splits[split] = {"samples": 0, "problem": str(error)}
-    found = {
-        "cache": config.cache,
-        "run": config.run,
+    warnings = find_warnings(run)
+    found: dict[str, Any] = {
+        **named,
+        "committed": foreseen.committed,
+        "note": foreseen.note,
         "plan": run.ledger.digest,
         "stages": list(run.ledger.ends),
-        "order": config.order,
-        "sequence_length": config.sequence_length,
-        "index": _describe_generation(generation, config.cache),
+        "lanes": config.lanes,
+        "index": _describe_generation(run.store.generation, config.cache),
         "splits": splits,
+        "warnings": warnings,
     }
     if micro_batch_size is not None:
+        loaders = {
+            "micro_batch_size": micro_batch_size,
+            "data_parallel_size": data_parallel_size,
+            "num_workers": num_workers,
+        }
         for described in splits.values():
             described["steps"] = described["samples"] // (micro_batch_size * data_parallel_size)
         found["read_amplification"] = read_amplification(
             run,
-            micro_batch_size=micro_batch_size,
-            data_parallel_size=data_parallel_size,
-            num_workers=num_workers,
+            **loaders,
             first=0,
             stop=min(run.num_samples, FORESEEN_SAMPLES),
         )
+        warnings += warn_of_amplification(config, found["read_amplification"])
+        if problem := unfit_lanes(config.lanes, **loaders):
+            warnings.append(problem)
+        found["fitting_lanes"] = fitting_lanes(config.lanes, **loaders)
     return found
 
 
@@ -89,19 +107,8 @@ def describe_cache(cache: str) -> dict[str, Any]:
     return {
         "cache": str(Path(cache).absolute()),
         "indices": [_describe_generation(newest_generation(cache, d), cache) for d in list_generations(cache)],
-        "runs": [described for name in run_names(cache) if (described := _describe_ledger(cache, name))],
+        "runs": list_runs(cache),
     }
-
-
-def _describe_ledger(cache: str, name: str) -> dict[str, Any] | None:
-    """A run of a cache, or what is wrong with its ledger; None where it went meanwhile."""
-    try:
-        ledger = load_ledger(cache, name)
-    except CacheError as error:
-        return {"run": name, "problem": str(error)}
-    if ledger is None:
-        return None
-    return {"run": ledger.run, "index": ledger.index, "plan": ledger.digest, "stages": list(ledger.ends)}
 
 
 def describe_run(run: Run) -> dict[str, Any]:

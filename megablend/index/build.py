@@ -45,6 +45,8 @@ class Progress:
     bytes: int
     """Sizes of the files and parts of files that are done."""
     num_bytes: int
+    waiting_for: str = ""
+    """The other build that holds the cache, while this one waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,7 @@ def _build(
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         listings = _list_files(sources, launch)
-        prepared = launch.bcast(_prepare(cache, listings, stack) if launch.rank == 0 else None)
+        prepared = launch.bcast(_prepare(cache, listings, stack, progress) if launch.rank == 0 else None)
         assert prepared is not None
         if launch.rank > 0:
             check_shared(cache, prepared.nonce)
@@ -137,12 +139,24 @@ def _list_files(sources: Sequence[SourceSpec], launch: Launch) -> tuple[SourceLi
     return tuple(each.listing(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)) if ranks else ()
 
 
-def _prepare(cache: Path, listings: tuple[SourceListing, ...], stack: contextlib.ExitStack) -> _Prepared:
+def say_waiting(progress: Callable[[Progress], None] | None) -> Callable[[str], None] | None:
+    """What tells `progress` for whom a build waits."""
+    if progress is None:
+        return None
+    return lambda holder: progress(Progress(files=0, num_files=0, bytes=0, num_bytes=0, waiting_for=holder))
+
+
+def _prepare(
+    cache: Path,
+    listings: tuple[SourceListing, ...],
+    stack: contextlib.ExitStack,
+    progress: Callable[[Progress], None],
+) -> _Prepared:
     """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work."""
     with writing(cache):
         for folder in (fragments(cache), generations(cache)):
             folder.mkdir(parents=True, exist_ok=True)
-        held = stack.enter_context(build_lock(cache))
+        held = stack.enter_context(build_lock(cache, on_wait=say_waiting(progress)))
         for folder in (*folders(cache), *generations(cache).iterdir()):
             if folder.is_dir():
                 remove_leftovers(folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from megablend.errors import CacheError, DataError
 from megablend.formats import FORMATS
 from megablend.formats.base import CARRIES, CLOSES, CONTINUES, Array, BlockReader, DecodedBlock
 from megablend.index.body import body_digest
+from megablend.index.build import Progress
 from megablend.index.cache import Generation, fragments, generations, open_generation
 from megablend.index.disk import finished
 from megablend.index.documents import tables
@@ -21,11 +22,12 @@ from megablend.storage import storage_for
 _BATCH_BLOCKS = 64
 
 
-def verify(cache: str, *, data: bool) -> list[str]:
+def verify(cache: str, *, data: bool, progress: Callable[[Progress], None] | None = None) -> list[str]:
     """Check all of a cache: fragments, document tables, and every generation's checksums and sums.
 
     Args:
         data: read every block of every file too, and compare counts, checksums and the sampled ranges.
+        progress: called as files are read.
 
     Returns: a line a problem, naming file and place; none where all is sound.
     Raises: CacheError where there is no cache.
@@ -33,7 +35,7 @@ def verify(cache: str, *, data: bool) -> list[str]:
     if not generations(cache).is_dir():
         raise CacheError(f"{cache}: there is no cache here: build one, or name another directory")
     problems = [*_fragment_problems(fragments(cache)), *_document_problems(tables(cache))]
-    seen: set[tuple[object, ...]] = set()
+    sound: list[Generation] = []
     for digest in finished(generations(cache)):
         folder = generations(cache) / digest
         try:
@@ -47,9 +49,24 @@ def verify(cache: str, *, data: bool) -> list[str]:
             problems.append(str(error))
             continue
         problems.extend(f"{folder}: {problem}" for problem in _table_problems(generation))
-        if data:
-            problems.extend(_data_problems(generation, seen))
+        sound.append(generation)
+    if data:
+        problems.extend(_all_data_problems(sound, progress))
     return problems
+
+
+def _all_data_problems(sound: Sequence[Generation], progress: Callable[[Progress], None] | None) -> Iterator[str]:
+    """Of the data of all generations, file by file."""
+    num_files = sum(generation.num_files for generation in sound)
+    num_bytes = sum(generation.file(i).opened.size for generation in sound for i in range(generation.num_files))
+    files = size = 0
+    seen: set[tuple[object, ...]] = set()
+    for generation in sound:
+        for i in range(generation.num_files):
+            yield from _file_problems(generation, i, seen)
+            files, size = files + 1, size + generation.file(i).opened.size
+            if progress is not None:
+                progress(Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes))
 
 
 def _fragment_problems(folder: Path) -> Iterator[str]:
@@ -102,26 +119,25 @@ def _table_problems(generation: Generation) -> Iterator[str]:
             yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, the file has {file.rows}"
 
 
-def _data_problems(generation: Generation, seen: set[tuple[object, ...]]) -> Iterator[str]:
-    """Files that are not what was indexed; generations share most files, and those in `seen` are not read again."""
-    for i in range(generation.num_files):
-        file, path = generation.file(i), generation.path(i)
-        source = generation.sources[file.source]
-        blocks = generation.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
-        key = (path, source.column, file.opened.structure, file.body, blocks.tobytes())
-        if key in seen:
-            continue
-        seen.add(key)
-        chunks = generation.chunks(file)
-        try:
-            reader = FORMATS[source.format].open(path, source.column, file.opened, storage=storage_for(path))
-            found = body_digest(path, file.opened.size, storage_for(path))
-            if found != file.body:
-                yield f"{path}: its sampled ranges have digest {found}, indexed were {file.body}: not the same file"
-            for start in range(0, len(blocks), _BATCH_BLOCKS):
-                yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks)
-        except DataError as error:
-            yield str(error)
+def _file_problems(generation: Generation, number: int, seen: set[tuple[object, ...]]) -> Iterator[str]:
+    """How a file is not what was indexed; generations share most files, and those in `seen` are not read again."""
+    file, path = generation.file(number), generation.path(number)
+    source = generation.sources[file.source]
+    blocks = generation.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
+    key = (path, source.column, file.opened.structure, file.body, blocks.tobytes())
+    if key in seen:
+        return
+    seen.add(key)
+    chunks = generation.chunks(file)
+    try:
+        reader = FORMATS[source.format].open(path, source.column, file.opened, storage=storage_for(path))
+        found = body_digest(path, file.opened.size, storage_for(path))
+        if found != file.body:
+            yield f"{path}: its sampled ranges have digest {found}, indexed were {file.body}: not the same file"
+        for start in range(0, len(blocks), _BATCH_BLOCKS):
+            yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks)
+    except DataError as error:
+        yield str(error)
 
 
 def _block_problems(reader: BlockReader, path: str, blocks: Array, chunks: Array) -> Iterator[str]:

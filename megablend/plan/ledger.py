@@ -96,12 +96,17 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     return "the sources are in another order"
 
 
+def ledger_path(cache: str, run: str) -> Path:
+    """Where a run's ledger is."""
+    return Path(cache) / "runs" / f"{run}.json"
+
+
 def load_ledger(cache: str, run: str) -> Ledger | None:
     """The run's ledger, or None where the run was never built.
 
     Raises: CacheError where the file is damaged or of a newer version.
     """
-    path = Path(cache) / "runs" / f"{run}.json"
+    path = ledger_path(cache, run)
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -133,7 +138,7 @@ def save_ledger(cache: str, ledger: Ledger) -> None:
         "digests": ledger.digests,
         "blend": ledger.blend,
     }
-    path = Path(cache) / "runs" / f"{ledger.run}.json"
+    path = ledger_path(cache, ledger.run)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(record, indent=1).encode())
