@@ -59,16 +59,17 @@ def describe(
     if isinstance(foreseen, str):
         return {**named, "committed": False, "note": foreseen, "files": list_files(config)}
     run = foreseen.run
-    splits = {"train": describe_run(run)}
+    splits, warnings = {"train": describe_run(run)}, find_warnings(run)
     for split in SPLITS[1:]:
         if config.listed_by_split and split not in config.sources:
             continue
         if config.listed_by_split or config.shares[SPLITS.index(split)] > 0:
             try:
-                splits[split] = describe_run(plan_run(config, split, run.store))
+                other = plan_run(config, split, run.store)
+                splits[split] = describe_run(other)
+                warnings += find_warnings(other)
             except PlanError as error:
                 splits[split] = {"samples": 0, "problem": str(error)}
-    warnings = find_warnings(run)
     found: dict[str, Any] = {
         **named,
         "committed": foreseen.committed,
@@ -149,6 +150,9 @@ def describe_run(run: Run) -> dict[str, Any]:
 
 def _describe_generation(generation: Generation, cache: str) -> dict[str, Any]:
     folder = Path(cache) / "generations" / generation.digest
+    extra: dict[str | None, list[str | None]] = {}
+    for entry in generation.sources:
+        extra.setdefault(entry.extra_of, []).append(entry.column)
     sources = [
         {
             "name": entry.name,
@@ -159,7 +163,7 @@ def _describe_generation(generation: Generation, cache: str) -> dict[str, Any]:
             "rows": entry.rows,
             "tokens": entry.tokens,
             "document_table_bytes": table_bytes(generation, number),
-            "extra_columns": [each.column for each in generation.sources if each.extra_of == entry.name],
+            "extra_columns": extra.get(entry.name, []),
         }
         for number, entry in enumerate(generation.sources)
         if entry.extra_of is None

@@ -55,4 +55,4 @@ def select_sources(
         sources = sources[: top or None]
         if len(sources) < len(table[key]):
             table["sources_left_out"] = len(table[key]) - len(sources)
-            table[key] = sources
+        table[key] = sources

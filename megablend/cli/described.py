@@ -63,9 +63,9 @@ def _print_files(console: Console, found: dict[str, Any]) -> None:
 def _print_indexed(console: Console, index: dict[str, Any], cache: str) -> None:
     columns = ("files", "blocks", "rows", "tokens")
     rows = [(source["name"], source["format"], *(f"{source[key]:,}" for key in columns)) for source in index["sources"]]
-    rows.append(("all", "", *(f"{index[key]:,}" for key in columns)))
+    total = ("all", "", *(f"{index[key]:,}" for key in columns))
     title = f"index {index['digest']} in {cache} ({index['index_bytes'] / 1e3:,.1f} kB)"
-    print_table(console, title, ("source", "format", *columns), rows)
+    print_table(console, title, ("source", "format", *columns), rows, total=total)
     _print_left_out(console, index)
     tables = [
         source["document_table_bytes"] for source in index["sources"] if source["document_table_bytes"] is not None

@@ -26,8 +26,16 @@ def new_console() -> Console:
     return console
 
 
-def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    total: Sequence[str] | None = None,
+) -> None:
     """A table of a name and numbers; where it is too wide, several below each other, each with the name. No number is broken."""
+    rows = [*rows, total] if total else rows
     widths = [max(map(len, (title_of, *(row[i] for row in rows)))) for i, title_of in enumerate(columns)]
     name = min(widths[0], max(20, console.width // 3))
     groups, room = list[list[int]](), 0
@@ -44,6 +52,8 @@ def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequ
         for column in table.columns[1:]:
             column.no_wrap = True
         for row in rows:
+            if row is total:
+                table.add_section()
             table.add_row(*(escape(row[i]) for i in (0, *group)))
         console.print(table)
 
