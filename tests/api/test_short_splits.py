@@ -29,7 +29,7 @@ def test_a_split_shorter_than_a_step_is_told(config: dict[str, Any], capsys: pyt
     assert list(loader) == []
     kept = megablend.Loader(valid, micro_batch_size=8, data_parallel_rank=0, data_parallel_size=8, drop_last=False)
     assert len(list(kept)) == 1
-    found = megablend.describe(config, micro_batch_size=8, data_parallel_rank=0, data_parallel_size=8)
+    found = megablend.describe(config, micro_batch_size=8, data_parallel_size=8)
     assert [found["splits"][split]["steps"] for split in ("train", "valid")] == [0, 0]
     print_description(found)
     assert f"valid: {len(valid)} samples are fewer than a step takes" in capsys.readouterr().out
