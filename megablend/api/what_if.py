@@ -53,10 +53,7 @@ def foresee_run(config: Config) -> Foreseen | str:
         )
     note = f"run {config.run!r} is not committed; `megablend build` commits it"
     if refusal is not None:
-        note = (
-            f"this is not what run {config.run!r} is committed to, and `megablend build` refuses it: {refusal}; "
-            f"or plan it anew with `megablend runs reset`"
-        )
+        note = f"this is not what run {config.run!r} is committed to, and `megablend build` refuses it: {refusal}"
     return Foreseen(run=plan_run(config, "train", store_of(config, generation)), committed=False, note=note)
 
 

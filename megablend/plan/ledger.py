@@ -61,7 +61,10 @@ class Ledger:
 
         Raises: PlanError where the blend is another, or fewer samples are asked for.
         """
-        remedy = f"give the new one another name (`run:`), or put back what run {self.run!r} was built with"
+        remedy = (
+            f"give the new one another name (`run:`), put back what run {self.run!r} was built with, or let the next build plan "
+            "it again (`megablend runs reset`)"
+        )
         if reason := difference(self.blend, blend):
             asked = dataclasses.replace(self, blend=blend).digest
             raise PlanError(

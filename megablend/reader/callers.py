@@ -26,7 +26,8 @@ def warn_if_shuffled() -> bool:
 
     Returns: whether it warned.
     """
-    caller = sys._getframe(2).f_locals.get("self")
+    frame = sys._getframe(1).f_back
+    caller = None if frame is None else frame.f_locals.get("self")
     shuffles = isinstance(caller, RandomSampler) or (
         isinstance(caller, DistributedSampler) and caller.__dict__.get("shuffle", False)
     )
@@ -48,7 +49,7 @@ def refuse_second_split() -> None:
 
     Raises: ConfigError.
     """
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(1).f_back
     for _ in range(_DEPTH):
         if frame is None:
             return

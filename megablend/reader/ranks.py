@@ -43,9 +43,10 @@ def resolve_rank(
                 "data_parallel_group: found data_parallel_rank or data_parallel_size beside it; give the group alone"
             )
         return _place_in(data_parallel_group)
-    if rank is None and size is None and (job := _processes_of_job(environ)) is not None:
+    if size is None and (job := _processes_of_job(environ)) is not None:
+        missing = "data_parallel_size is" if rank is not None else "data_parallel_rank and data_parallel_size are"
         raise ConfigError(
-            f"data_parallel_rank and data_parallel_size are missing, and this process is one of {job}, all of which would read "
+            f"{missing} missing, and this process is one of {job}, all of which would read "
             f"the same samples; {_ADVICE}. They cannot be taken from the number of processes: ranks of tensor and pipeline "
             "parallelism must read the same samples"
         )

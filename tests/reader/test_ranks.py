@@ -48,6 +48,9 @@ def test_in_a_job_of_several_processes_both_are_named(
             make(dataset, micro_batch_size=4)
     with pytest.raises(megablend.ConfigError, match="found data_parallel_size 2 without data_parallel_rank; give"):
         megablend.Loader(dataset, micro_batch_size=4, data_parallel_size=2)
+    with pytest.raises(megablend.ConfigError, match=f"data_parallel_size is missing, and this process is one of {job}"):
+        megablend.Loader(dataset, micro_batch_size=4, data_parallel_rank=0)
+    assert megablend.Loader(dataset, micro_batch_size=4, data_parallel_size=1).sampler.data_parallel_rank == 0
     loader = megablend.Loader(dataset, micro_batch_size=4, data_parallel_rank=1, data_parallel_size=2)
     assert next(iter(loader.sampler)) == [4, 5, 6, 7]
 
