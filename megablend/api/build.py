@@ -10,7 +10,7 @@ from typing import Any
 
 from megablend.api.warn import find_warnings
 from megablend.config import Config, load_config
-from megablend.index.build import BuildReport, Progress, say_waiting
+from megablend.index.build import BuildReport, Progress, report_waiting
 from megablend.index.build import build_index as index_files
 from megablend.index.cache import open_generation
 from megablend.index.extra import SEPARATOR
@@ -102,7 +102,7 @@ def build(
             ledger = load_ledger(checked.cache, checked.run) if launch.rank == 0 else None
             documents = _tabulate(checked, launch.bcast(ledger.index if ledger else report.digest), launch)
         if launch.rank == 0:
-            with build_lock(Path(checked.cache), on_wait=say_waiting(progress)):
+            with build_lock(Path(checked.cache), on_wait=report_waiting(progress)):
                 built = _promise(checked, report, documents)
     except BaseException as error:
         launch.abort(error)

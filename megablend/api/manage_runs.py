@@ -43,9 +43,7 @@ def list_runs(what: ConfigLike) -> list[dict[str, Any]]:
 def show_run(what: ConfigLike, run: str) -> dict[str, Any]:
     """A run as `list_runs` tells it, with its `blend`: all that decides its order. Raises: CacheError, ConfigError."""
     cache = resolve_cache(what)
-    _check_exists(cache, run)
-    ledger = load_ledger(cache, run)
-    assert ledger is not None
+    ledger = _load(cache, run)
     return _summary(ledger, set(list_generations(cache))) | {"blend": ledger.blend}
 
 
@@ -58,9 +56,7 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
     cache = resolve_cache(what)
     check_run_name(new)
     with _changing(cache, run) as path:
-        ledger, there = load_ledger(cache, run), new in run_names(cache)
-        assert ledger is not None
-        renamed = dataclasses.replace(ledger, run=new)
+        renamed, there = dataclasses.replace(_load(cache, run), run=new), new in run_names(cache)
         if run == new or (there and load_ledger(cache, new) != renamed):  # the same one: a rename that was interrupted
             raise ConfigError(f"{cache}: there is a run {new!r} already; remove it first, or choose another name")
         if not there:
@@ -69,22 +65,18 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
 
 
 def reset_run(what: ConfigLike, run: str) -> Path:
-    """Set a run's ledger aside: the next build plans the run anew, on the newest index, as its config then says.
+    """Set a run's ledger aside: the next build plans the run again, on the newest index, as its config then says.
 
-    States taken of the run stay good where the new plan is the same as the old one, and are refused elsewhere; opened with
-    `state=`, they still find their own plan.
+    States taken of the run are accepted where the new plan is the same as the old one, and refused elsewhere; opened with
+    `state=`, they find their own plan, until `gc` removes the old index, which no run needs any more.
 
-    Returns: where the ledger now is; moved back to `runs`, the run is as it was.
+    Returns: where the ledger now is. Moved back to `runs/<name>.json`, it restores the run.
     Raises: CacheError where there is no such run, or the cache is in use or cannot be written.
     """
     cache = resolve_cache(what)
     with _changing(cache, run) as path:
-        aside = (
-            path.parent
-            / SET_ASIDE
-            / run
-            / f"{time.strftime('%Y-%m-%dT%H.%M.%SZ', time.gmtime())}-{time.time_ns()}.json"
-        )
+        name = f"{time.strftime('%Y-%m-%dT%H.%M.%SZ', time.gmtime())}-{time.time_ns()}.json"
+        aside = path.parent / SET_ASIDE / run / name
         aside.parent.mkdir(parents=True, exist_ok=True)
         path.replace(aside)
         flush_folder(aside.parent)
@@ -112,6 +104,14 @@ def _changing(cache: str, run: str) -> Iterator[Path]:
         path = _check_exists(cache, run)  # another process may have been faster
         yield path
         flush_folder(path.parent)
+
+
+def _load(cache: str, run: str) -> Ledger:
+    _check_exists(cache, run)
+    ledger = load_ledger(cache, run)
+    if ledger is None:
+        raise CacheError(f"{cache}: run {run!r} was removed by another process just now")
+    return ledger
 
 
 def _check_exists(cache: str, run: str) -> Path:

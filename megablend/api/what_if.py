@@ -48,7 +48,7 @@ def foresee_run(config: Config) -> Foreseen | str:
     there = {entry.name for entry in generation.sources}
     if missing := [name for name in config.all_sources if name not in there]:
         return (
-            f"the newest index of {config.cache} lacks {len(missing)} sources of the config (the first: {missing[0]!r}), so "
+            f"the newest index of {config.cache} lacks {len(missing)} of the config's sources (the first: {missing[0]!r}), so "
             f"their numbers of tokens are not known: {_index_it()}"
         )
     note = f"run {config.run!r} is not committed; `megablend build` commits it"

@@ -60,6 +60,6 @@ def describe(
     if as_json:
         print_json(found)
     else:
-        from megablend.cli.described import print_cache, print_description
+        from megablend.cli.describe_tables import print_cache, print_description
 
         (print_cache if "indices" in found else print_description)(found)

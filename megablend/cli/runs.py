@@ -26,7 +26,7 @@ def list_command(what: str, as_json: bool) -> None:
     if as_json:
         print_json({"runs": found})
     else:
-        from megablend.cli.described import print_runs
+        from megablend.cli.describe_tables import print_runs
         from megablend.cli.tables import new_console
 
         print_runs(new_console(), found)
@@ -44,7 +44,7 @@ def show_command(what: str, run: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        from megablend.cli.described import print_run
+        from megablend.cli.describe_tables import print_run
 
         print_run(found)
 

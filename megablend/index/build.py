@@ -139,7 +139,7 @@ def _list_files(sources: Sequence[SourceSpec], launch: Launch) -> tuple[SourceLi
     return tuple(each.listing(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)) if ranks else ()
 
 
-def say_waiting(progress: Callable[[Progress], None] | None) -> Callable[[str], None] | None:
+def report_waiting(progress: Callable[[Progress], None] | None) -> Callable[[str], None] | None:
     """What tells `progress` for whom a build waits."""
     if progress is None:
         return None
@@ -156,7 +156,7 @@ def _prepare(
     with writing(cache):
         for folder in (fragments(cache), generations(cache)):
             folder.mkdir(parents=True, exist_ok=True)
-        held = stack.enter_context(build_lock(cache, on_wait=say_waiting(progress)))
+        held = stack.enter_context(build_lock(cache, on_wait=report_waiting(progress)))
         for folder in (*folders(cache), *generations(cache).iterdir()):
             if folder.is_dir():
                 remove_leftovers(folder)

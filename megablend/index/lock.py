@@ -22,7 +22,7 @@ WAIT_SECONDS = 60.0
 """How long a build waits for another one."""
 _POLL_SECONDS = 0.1
 _SEEN_SECONDS = 10.0
-_TOLD_SECONDS = 1.0
+_NOTICE_SECONDS = 1.0
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -90,7 +90,7 @@ def _acquire(file: IO[str], path: Path, wait_seconds: float, on_wait: Callable[[
     while (problem := _try_lock(file)) == errno.EWOULDBLOCK:
         if time.monotonic() > deadline:
             raise _in_use(path, wait_seconds)
-        if on_wait is not None and time.monotonic() > begin + _TOLD_SECONDS:
+        if on_wait is not None and time.monotonic() > begin + _NOTICE_SECONDS:
             on_wait(_name_holder(path))
             on_wait = None
         time.sleep(_POLL_SECONDS)

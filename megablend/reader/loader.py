@@ -168,7 +168,7 @@ class Loader:
         if self._position_lost:
             raise StateError(
                 "this Loader's batches were taken by another DataLoader (accelerate's skip_first_batches, or Trainer's resume), "
-                "whose workers read ahead: where it stands is not known; instead of skipping batches, load the Loader's "
+                "whose workers read ahead: its position is not known; instead of skipping batches, load the Loader's "
                 "state_dict (with Trainer: ignore_data_skip=True), or use num_workers=0"
             )
         return self.dataset.state_dict(self.consumed_samples)

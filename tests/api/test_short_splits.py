@@ -7,7 +7,7 @@ import pytest
 from runs import documents, make_config, write_source
 
 import megablend
-from megablend.cli.described import print_cache, print_description
+from megablend.cli.describe_tables import print_cache, print_description
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_sources_that_the_index_lacks_are_named(tmp_path: Path, config: dict[str
     one = config | {"sources": config["sources"][:1]}
     megablend.build(one)
     found = megablend.describe(config)
-    assert "lacks 1 sources of the config (the first: 's1')" in found["note"]
+    assert "lacks 1 of the config's sources (the first: 's1')" in found["note"]
     assert [source["name"] for source in found["files"]] == ["s0", "s1"]
     megablend.build_index(config)  # the remedy
     assert "this is not what run 'demo' is committed to" in megablend.describe(config)["note"]
