@@ -29,6 +29,7 @@ setup(
         "mpich": ["mpich>=4.2"],
         "demo": ["tokenizers>=0.20"],
         "test": [
+            "accelerate>=1.0",
             "hypothesis>=6.100",
             "megatron-core==0.16.1",
             "mypy>=1.10",

@@ -14,10 +14,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from megablend.api.build import Built, build
+    from megablend.api.build import Built, BuiltIndex, build, build_index
     from megablend.api.check import Checked, check
     from megablend.api.describe import describe
     from megablend.api.gc import gc
+    from megablend.api.manage_runs import list_runs, remove_run, rename_run, reset_run, show_run
     from megablend.api.open import open_dataset as open
     from megablend.api.runs import open_index
     from megablend.api.show import show
@@ -44,8 +45,15 @@ _HOMES = {
     "Built": "megablend.api.build",
     "check": "megablend.api.check",
     "Checked": "megablend.api.check",
+    "BuiltIndex": "megablend.api.build",
+    "build_index": "megablend.api.build",
     "describe": "megablend.api.describe",
     "gc": "megablend.api.gc",
+    "list_runs": "megablend.api.manage_runs",
+    "remove_run": "megablend.api.manage_runs",
+    "rename_run": "megablend.api.manage_runs",
+    "reset_run": "megablend.api.manage_runs",
+    "show_run": "megablend.api.manage_runs",
     "open": "megablend.api.open",
     "open_index": "megablend.api.runs",
     "show": "megablend.api.show",
@@ -71,6 +79,7 @@ _HOMES = {
 __all__ = [
     "BlockStore",
     "Built",
+    "BuiltIndex",
     "CacheError",
     "Checked",
     "Config",
@@ -87,13 +96,19 @@ __all__ = [
     "StateError",
     "TransformError",
     "build",
+    "build_index",
     "check",
     "describe",
     "gc",
+    "list_runs",
     "load_config",
     "open",
     "open_index",
+    "remove_run",
+    "rename_run",
+    "reset_run",
     "show",
+    "show_run",
     "verify",
 ]
 

@@ -1,4 +1,4 @@
-"""build: index what is not indexed yet, then promise the run's order, or lengthen it."""
+"""build: index what is not indexed yet, then commit the run's order, or lengthen it; build_index: the index alone."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from megablend.api.check import check_store
+from megablend.api.warn import find_warnings
 from megablend.config import Config, load_config
 from megablend.errors import CacheError
-from megablend.index.build import BuildReport, Progress, build_index
+from megablend.index.build import BuildReport, Progress, report_waiting
+from megablend.index.build import build_index as index_files
 from megablend.index.cache import Generation, open_generation
 from megablend.index.extra import SEPARATOR
 from megablend.index.launch import Launch, detect
@@ -37,11 +39,44 @@ class Built:
     """Stages that the run had before; 0 for a new run."""
     problems: tuple[str, ...]
     """Files of the older index that the run keeps reading which are missing or changed: the run cannot be read to its end."""
+    warnings: tuple[str, ...] = ()
+    """Numbers of the plan that deserve a second look; see `find_warnings`."""
 
     @property
     def pinned(self) -> bool:
         """Whether the run keeps an older generation of the index, on which its order was promised."""
         return self.ledger.index != self.index.digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltIndex:
+    """What building an index alone did."""
+
+    index: BuildReport
+    documents: TablesReport | None
+    """What the tables of documents took, where the order needs them."""
+
+
+def build_index(
+    config: str | Path | Mapping[str, Any] | Config,
+    *,
+    cache: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    launch: Launch | None = None,
+) -> BuiltIndex:
+    """Index the config's files and commit no run: `describe` then says what a run of this config would read.
+
+    Arguments, processes and errors are those of `build`.
+
+    Returns: the same on all ranks.
+    """
+    launch = launch or detect()
+    checked, report = _index(config, cache, progress, launch)
+    try:
+        documents = _tabulate(checked, report.digest, launch) if checked.tabled else None
+    except BaseException as error:
+        launch.abort(error)
+    return BuiltIndex(index=report, documents=documents)
 
 
 def build(
@@ -64,12 +99,42 @@ def build(
         rank's message and the error's exit code.
     """
     launch = launch or detect()
+    checked, report = _index(config, cache, progress, launch)
+    built = None
+    try:
+        with translating(checked.cache):
+            documents = None
+            if checked.tabled:
+                ledger = load_ledger(checked.cache, checked.run) if launch.rank == 0 else None
+                documents = _tabulate(checked, launch.bcast(ledger.index if ledger else report.digest), launch)
+            if launch.rank == 0:
+                with build_lock(Path(checked.cache), on_wait=report_waiting(progress)):
+                    built = _promise(checked, report, documents)
+    except BaseException as error:
+        launch.abort(error)
+    built = launch.bcast(built)
+    assert built is not None
+    return built
+
+
+def _index(
+    config: str | Path | Mapping[str, Any] | Config,
+    cache: str | None,
+    progress: Callable[[Progress], None] | None,
+    launch: Launch,
+) -> tuple[Config, BuildReport]:
+    """The checked config, and what became of its files. Called by all ranks."""
     try:
         with translating("build"):
             checked = load_config(config, cache=cache)
             check_sample(checked)
     except BaseException as error:
         launch.abort(error)
+    return checked, index_files(checked.cache, list_specs(checked), launch=launch, progress=progress)
+
+
+def list_specs(checked: Config) -> list[SourceSpec]:
+    """What a config asks to be indexed: its sources, and their extra columns."""
     sources = [
         SourceSpec(
             name=name,
@@ -96,25 +161,11 @@ def build(
             )
             for column in sorted(source.extra_columns)
         ]
-    report = build_index(checked.cache, sources, launch=launch, progress=progress)
-    built = None
-    try:
-        with translating(checked.cache):
-            documents = _tabulate(checked, report, launch) if checked.tabled else None
-            if launch.rank == 0:
-                with build_lock(Path(checked.cache)):
-                    built = _promise(checked, report, documents)
-    except BaseException as error:
-        launch.abort(error)
-    built = launch.bcast(built)
-    assert built is not None
-    return built
+    return sources
 
 
-def _tabulate(config: Config, report: BuildReport, launch: Launch) -> TablesReport:
-    """Make the document tables of the index that the run stands on. Called by all ranks."""
-    ledger = load_ledger(config.cache, config.run) if launch.rank == 0 else None
-    digest = launch.bcast(ledger.index if ledger else report.digest)
+def _tabulate(config: Config, digest: str, launch: Launch) -> TablesReport:
+    """Make the document tables of the index that the run reads. Called by all ranks."""
     store = store_of(config, open_generation(config.cache, digest))
     numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
     return build_tables(store, [numbers[name] for name in config.tabled], launch=launch)
@@ -140,11 +191,19 @@ def _promise(config: Config, report: BuildReport, documents: TablesReport | None
     store = store_of(config, generation)
     run = plan_run(config, "train", store, keep=True)
     extended = ledger.extended(as_promised(run, ledger).ledger.blend, run.num_samples) if ledger else run.ledger
-    check_run(dataclasses.replace(run, ledger=extended))
+    run = dataclasses.replace(run, ledger=extended)
+    check_run(run)
     keep_orders(config, store)
     if extended != ledger:
         save_ledger(config.cache, extended)
     stages_before = len(ledger.ends) if ledger else 0
     # Of the files of an index that was built now, all has just been looked at.
     problems = check_store(config, store).problems if generation.digest != report.digest else ()
-    return Built(index=report, documents=documents, ledger=extended, stages_before=stages_before, problems=problems)
+    return Built(
+        index=report,
+        documents=documents,
+        ledger=extended,
+        stages_before=stages_before,
+        problems=problems,
+        warnings=tuple(find_warnings(run)),
+    )

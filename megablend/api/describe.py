@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from megablend.api.check import check_store
-from megablend.api.runs import ConfigLike, newest_generation, open_run
+from megablend.api.manage_runs import list_runs
+from megablend.api.runs import ConfigLike, newest_generation
+from megablend.api.warn import find_warnings, warn_of_amplification
+from megablend.api.what_if import foresee_run, list_files
 from megablend.config import SPLITS, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError, PlanError, ResourceError
@@ -15,8 +18,8 @@ from megablend.index.cache import Generation, list_generations, open_generation
 from megablend.index.documents import table_bytes
 from megablend.plan.amplification import read_amplification
 from megablend.plan.blend import BlendPlan
-from megablend.plan.ledger import load_ledger, run_names
-from megablend.plan.run import Run
+from megablend.plan.lanes import fitting_lanes, unfit_lanes
+from megablend.plan.run import Run, as_promised, plan_run
 from megablend.plan.shares import samples_in
 from megablend.system.failures import translating
 
@@ -35,12 +38,15 @@ def describe(
 ) -> dict[str, Any]:
     """A run (for a config) or a cache (for its folder), as a JSON-able dict.
 
+    Nothing needs to be built: a run that is not committed is described as `build` would commit it, with `committed` False and a
+    `note`; where no index holds its sources, `files` tells of what is there.
+
     Args:
         cache: in place of the config's `cache`.
         micro_batch_size, data_parallel_size, num_workers: of the loaders whose steps and read amplification are to be told.
 
-    Raises: as `open_dataset`; CacheError for a folder that holds no index; ConfigError where a number is
-        out of range, or memory too small for the loaders.
+    Raises: as `build` where the config cannot be planned; CacheError for a folder that holds no index; ConfigError where a
+        number is out of range, or memory too small for the loaders.
     """
     for name, value, least in (("data_parallel_size", data_parallel_size, 1), ("num_workers", num_workers, 0)):
         whole_number(name, value, least=least)
@@ -51,39 +57,52 @@ def describe(
             raise ConfigError(f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected one of them")
         return describe_cache(str(what))
     config = load_config(what, cache=cache)
-    run = open_run(config, "train")
-    generation = run.store.generation
-    splits = {"train": describe_run(run)}
+    foreseen = foresee_run(config)
+    named = {"cache": config.cache, "run": config.run, "order": config.order, "sequence_length": config.sequence_length}
+    if isinstance(foreseen, str):
+        return {**named, "committed": False, "note": foreseen, "files": list_files(config)}
+    run = foreseen.run
+    splits, warnings = {"train": describe_run(run)}, find_warnings(run)
     for split in SPLITS[1:]:
         if config.listed_by_split and split not in config.sources:
             continue
         if config.listed_by_split or config.shares[SPLITS.index(split)] > 0:
             try:
-                splits[split] = describe_run(open_run(config, split))
+                other = as_promised(plan_run(config, split, run.store), run.ledger)
+                splits[split] = describe_run(other)
+                warnings += find_warnings(other)
             except PlanError as error:
                 splits[split] = {"samples": 0, "problem": str(error)}
-    found = {
-        "cache": config.cache,
-        "run": config.run,
+    found: dict[str, Any] = {
+        **named,
+        "committed": foreseen.committed,
+        "note": foreseen.note,
         "plan": run.ledger.digest,
         "stages": list(run.ledger.ends),
-        "order": config.order,
-        "sequence_length": config.sequence_length,
-        "index": _describe_generation(generation, config.cache),
+        "lanes": config.lanes,
+        "index": _describe_generation(run.store.generation, config.cache),
         "splits": splits,
         "problems": list(check_store(config, run.store).problems),
+        "warnings": warnings,
     }
     if micro_batch_size is not None:
+        loaders = {
+            "micro_batch_size": micro_batch_size,
+            "data_parallel_size": data_parallel_size,
+            "num_workers": num_workers,
+        }
         for described in splits.values():
             described["steps"] = described["samples"] // (micro_batch_size * data_parallel_size)
         found["read_amplification"] = read_amplification(
             run,
-            micro_batch_size=micro_batch_size,
-            data_parallel_size=data_parallel_size,
-            num_workers=num_workers,
+            **loaders,
             first=0,
             stop=min(run.num_samples, FORESEEN_SAMPLES),
         )
+        warnings += warn_of_amplification(config, found["read_amplification"])
+        if problem := unfit_lanes(config.lanes, **loaders):
+            warnings.append(problem)
+        found["fitting_lanes"] = fitting_lanes(config.lanes, **loaders)
     return found
 
 
@@ -95,7 +114,7 @@ def describe_cache(cache: str) -> dict[str, Any]:
     return {
         "cache": str(Path(cache).absolute()),
         "indices": [_describe_index(cache, digest) for digest in digests],
-        "runs": [described for name in run_names(cache) if (described := _describe_ledger(cache, name))],
+        "runs": list_runs(cache),
     }
 
 
@@ -106,17 +125,6 @@ def _describe_index(cache: str, digest: str) -> dict[str, Any]:
             return _describe_generation(open_generation(cache, digest), cache)
     except (CacheError, ResourceError) as error:
         return {"digest": digest, "problem": str(error)}
-
-
-def _describe_ledger(cache: str, name: str) -> dict[str, Any] | None:
-    """A run of a cache, or what is wrong with its ledger; None where it went meanwhile."""
-    try:
-        ledger = load_ledger(cache, name)
-    except CacheError as error:
-        return {"run": name, "problem": str(error)}
-    if ledger is None:
-        return None
-    return {"run": ledger.run, "index": ledger.index, "plan": ledger.digest, "stages": list(ledger.ends)}
 
 
 def describe_run(run: Run) -> dict[str, Any]:
@@ -159,6 +167,9 @@ def describe_run(run: Run) -> dict[str, Any]:
 
 def _describe_generation(generation: Generation, cache: str) -> dict[str, Any]:
     folder = Path(cache) / "generations" / generation.digest
+    extra: dict[str | None, list[str | None]] = {}
+    for entry in generation.sources:
+        extra.setdefault(entry.extra_of, []).append(entry.column)
     sources = [
         {
             "name": entry.name,
@@ -171,7 +182,7 @@ def _describe_generation(generation: Generation, cache: str) -> dict[str, Any]:
             "rows": entry.rows,
             "tokens": entry.tokens,
             "document_table_bytes": table_bytes(generation, number),
-            "extra_columns": [each.column for each in generation.sources if each.extra_of == entry.name],
+            "extra_columns": extra.get(entry.name, []),
         }
         for number, entry in enumerate(generation.sources)
         if entry.extra_of is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.errors import CacheError, ConfigError
 from megablend.index.cache import pins
 from megablend.index.gc import Collected, collect
@@ -15,12 +16,13 @@ DEFAULT_DAYS = 7.0
 
 
 @translating("gc")
-def gc(cache: str | Path, *, older_than_days: float = DEFAULT_DAYS, dry_run: bool = False) -> Collected:
+def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: bool = False) -> Collected:
     """Remove generations of the index that no run stands on, and what belongs to them alone.
 
     The newest generation stays, those of runs, and those that Megatron's datasets were promised.
 
     Args:
+        cache: its folder, or a config that names it.
         older_than_days: leave what was in use since: longer than any job runs that reads an index by itself (`open_index`).
         dry_run: only say what would go.
 
@@ -29,10 +31,12 @@ def gc(cache: str | Path, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
     if not older_than_days >= 0:
         raise ConfigError(f"found older_than_days={older_than_days!r}, expected 0 or more days")
 
-    def needed() -> set[str]:
-        return {ledger.index for ledger in list_runs(str(cache))} | _pinned(cache)
+    folder = resolve_cache(cache)
 
-    return collect(cache, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
+    def needed() -> set[str]:
+        return {ledger.index for ledger in list_runs(folder)} | _pinned(folder)
+
+    return collect(folder, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
 
 
 def _pinned(cache: str | Path) -> set[str]:

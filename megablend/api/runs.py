@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megablend.config import SPLITS, Config
+from megablend.config import SPLITS, Config, load_config
 from megablend.errors import CacheError, ConfigError, StateError
 from megablend.index.cache import Generation, list_generations, open_generation
 from megablend.index.store import BlockStore
@@ -18,6 +18,13 @@ from megablend.plan.state import State
 from megablend.system.failures import translating
 
 ConfigLike = str | Path | Mapping[str, Any] | Config
+
+
+def resolve_cache(what: ConfigLike) -> str:
+    """The folder of a cache that is given itself, or by a config. Raises ConfigError for a config that cannot be read."""
+    if isinstance(what, str | Path) and not Path(what).is_file():
+        return str(what)
+    return load_config(what).cache
 
 
 def open_run(config: Config, split: str, state: State | None = None) -> Run:

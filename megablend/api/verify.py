@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
+from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.errors import CacheError
+from megablend.index.build import Progress
 from megablend.index.cache import list_generations
 from megablend.index.verify import verify as verify_index
 from megablend.plan.ledger import load_ledger, run_names
@@ -13,16 +14,19 @@ from megablend.system.failures import translating
 
 
 @translating("verify")
-def verify(cache: str | Path, *, data: bool = False) -> list[str]:
+def verify(cache: ConfigLike, *, data: bool = False, progress: Callable[[Progress], None] | None = None) -> list[str]:
     """Check all of a cache: the index's fragments and generations, and the runs' ledgers.
 
     Args:
+        cache: its folder, or a config that names it.
+        progress: with `data`, called as files are read.
         data: read every block of every data file too, and compare counts and checksums.
 
     Returns: a line a problem, naming file and place; none where all is sound.
     Raises: CacheError where there is no cache.
     """
-    return [*verify_index(str(cache), data=data), *_run_problems(str(cache))]
+    folder = resolve_cache(cache)
+    return [*verify_index(folder, data=data, progress=progress), *_run_problems(folder)]
 
 
 def _run_problems(cache: str) -> Iterator[str]:

@@ -1,12 +1,11 @@
 """The commands, and how they end.
 
-Results go to stdout (a table, or with --json one JSON object), everything else to stderr. Exit codes: 0 done; 2 usage, config,
-blend, state or launcher; 3 data, cache or system; 70 a bug of megablend; 130 interrupted.
+Results go to stdout (a table, or with --json one JSON object, for errors too), everything else to stderr. Exit codes: 0 done;
+2 usage, config, blend, state or launcher; 3 data, cache or system; 70 a bug of megablend; 130 interrupted.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -18,15 +17,14 @@ import click
 
 from megablend import __version__
 from megablend.cli.check import check
+from megablend.cli.describe import describe
 from megablend.cli.megatron_cache import megatron_cache
+from megablend.cli.options import as_json, in_cache, of_split, print_json
+from megablend.cli.runs import runs
 from megablend.errors import ConfigError, MegablendError
 from megablend.system.failures import translate
 
 EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-in_cache = click.option("--cache", metavar="DIR", help="Cache folder, in place of the config's.")
-of_split = click.option("--split", default="train", show_default=True, help="train, valid or test.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,9 +56,10 @@ def build(config: str, cache: str | None, as_json: bool) -> None:
             "stages_before": built.stages_before,
             "pinned": built.pinned,
             "problems": list(built.problems),
+            "warnings": list(built.warnings),
         }
         documents = None if built.documents is None else asdict(built.documents)
-        _print_json({"index": asdict(built.index), "documents": documents, "run": run, "ranks": launch.size})
+        print_json({"index": asdict(built.index), "documents": documents, "run": run, "ranks": launch.size})
     else:
         from megablend.cli.tables import print_built
 
@@ -70,25 +69,26 @@ def build(config: str, cache: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("what", metavar="CONFIG|CACHE")
-@click.option(
-    "--micro-batch", type=click.IntRange(1), help="Tell the read amplification of loaders of this micro batch,"
-)
-@click.option("--ranks", type=click.IntRange(1), default=1, help="on so many data-parallel ranks,")
-@click.option("--workers", type=click.IntRange(0), default=0, help="with so many workers each.")
+@click.argument("config")
 @in_cache
 @as_json
-def describe(what: str, micro_batch: int | None, ranks: int, workers: int, cache: str | None, as_json: bool) -> None:
-    """Say what a run will read (for a config), or what a cache holds (for its folder)."""
-    from megablend.api.describe import describe as describe_run
+def index(config: str, cache: str | None, as_json: bool) -> None:
+    """Index what CONFIG lists and commit no run: `describe` then says what a run would read."""
+    from megablend.api.build import build_index
+    from megablend.cli.progress import progress_on
+    from megablend.index.launch import detect
 
-    found = describe_run(what, cache=cache, micro_batch_size=micro_batch, data_parallel_size=ranks, num_workers=workers)
+    launch = detect()
+    with progress_on(sys.stderr, quiet=launch.rank != 0) as progress:
+        built = build_index(config, cache=cache, progress=progress, launch=launch)
+    if launch.rank != 0:
+        return
     if as_json:
-        _print_json(found)
+        print_json(asdict(built) | {"ranks": launch.size})
     else:
-        from megablend.cli.tables import print_cache, print_description
+        from megablend.cli.tables import print_index
 
-        (print_cache if "indices" in found else print_description)(found)
+        print_index(built.index, built.documents, ranks=launch.size)
 
 
 @cli.command()
@@ -96,9 +96,12 @@ def describe(what: str, micro_batch: int | None, ranks: int, workers: int, cache
 @click.option("--sample", "-k", type=int, required=True, help="Sample number, from 0.")
 @of_split
 @click.option("--tokenizer", metavar="FILE", help="A tokenizer.json, to show the text.")
+@click.option("--all", "whole", is_flag=True, help="Print all tokens; otherwise the first and last few. JSON has all.")
 @in_cache
 @as_json
-def show(config: str, sample: int, split: str, tokenizer: str | None, cache: str | None, as_json: bool) -> None:
+def show(
+    config: str, sample: int, split: str, tokenizer: str | None, whole: bool, cache: str | None, as_json: bool
+) -> None:
     """Show what a sample holds and where it comes from."""
     from megablend.api.show import show as show_sample
 
@@ -107,26 +110,30 @@ def show(config: str, sample: int, split: str, tokenizer: str | None, cache: str
     if decoder is not None:
         found["text"] = decoder.decode(found["tokens"], skip_special_tokens=False)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         from megablend.cli.tables import print_sample
 
-        print_sample(found)
+        print_sample(found, whole=whole)
 
 
 @cli.command()
-@click.argument("cache", metavar="CACHE")
+@click.argument("what", metavar="CONFIG|CACHE")
 @click.option("--data", is_flag=True, help="Read every block of every data file, too.")
 @as_json
-def verify(cache: str, data: bool, as_json: bool) -> None:
+def verify(what: str, data: bool, as_json: bool) -> None:
     """Check a cache: checksums, counts, runs, and with --data all data files. Exits with 3 where something is wrong."""
+    from megablend.api.runs import resolve_cache
     from megablend.api.verify import verify as verify_cache
+    from megablend.cli.progress import progress_on
 
+    cache = resolve_cache(what)
     if not Path(cache).is_dir():
         raise ConfigError(f"{cache}: found no such folder, expected a cache that `megablend build` filled")
-    problems = verify_cache(cache, data=data)
+    with progress_on(sys.stderr, doing="verifying", done="verified") as progress:
+        problems = verify_cache(cache, data=data, progress=progress)
     if as_json:
-        _print_json({"cache": str(Path(cache).absolute()), "data": data, "problems": problems})
+        print_json({"cache": str(Path(cache).absolute()), "data": data, "problems": problems})
     else:
         for problem in problems:
             click.echo(problem)
@@ -136,7 +143,7 @@ def verify(cache: str, data: bool, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("cache", metavar="CACHE")
+@click.argument("what", metavar="CONFIG|CACHE")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option(
     "--older-than",
@@ -147,13 +154,15 @@ def verify(cache: str, data: bool, as_json: bool) -> None:
     help="Leave what was in use since: at least as long as jobs run that read an index without a run.",
 )
 @as_json
-def gc(cache: str, dry_run: bool, older_than: float, as_json: bool) -> None:
+def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
     """Remove from a cache what nothing needs: old indices that no run stands on, and files' fragments that no index uses."""
     from megablend.api.gc import gc as collect
+    from megablend.api.runs import resolve_cache
 
+    cache = resolve_cache(what)
     found = collect(cache, older_than_days=older_than, dry_run=dry_run)
     if as_json:
-        _print_json({"cache": str(Path(cache).absolute()), "dry_run": dry_run, **asdict(found)})
+        print_json({"cache": str(Path(cache).absolute()), "dry_run": dry_run, **asdict(found)})
         return
     verb = "would go" if dry_run else "removed"
     for digest in found.generations:
@@ -165,7 +174,9 @@ def gc(cache: str, dry_run: bool, older_than: float, as_json: bool) -> None:
 
 
 cli.add_command(check)
+cli.add_command(describe)
 cli.add_command(megatron_cache)
+cli.add_command(runs)
 
 
 def main() -> NoReturn:
@@ -176,13 +187,13 @@ def main() -> NoReturn:
         sys.exit(done.exit_code)
     except click.ClickException as error:
         error.show()
-        sys.exit(EXIT_USAGE)
+        _end("UsageError", error.format_message(), EXIT_USAGE)
     except MegablendError as error:
         click.echo(f"megablend: {error}", err=True)
-        sys.exit(error.exit_code)
+        _end(type(error).__name__, str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("megablend: interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        _end("Interrupted", "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -194,12 +205,15 @@ def main() -> NoReturn:
         click.echo(
             "megablend: the above is a bug of megablend: please report it with the command and the trace", err=True
         )
-        sys.exit(EXIT_BUG)
+        _end(type(error).__name__, str(error), EXIT_BUG)
     sys.exit(0)
 
 
-def _print_json(value: dict[str, Any]) -> None:
-    click.echo(json.dumps(value))
+def _end(kind: str, message: str, exit_code: int) -> NoReturn:
+    """Exit; where JSON was asked for, with the error as one JSON object on stdout, besides the line on stderr."""
+    if "--json" in sys.argv[1:]:
+        print_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}})
+    sys.exit(exit_code)
 
 
 def _load_tokenizer(path: str) -> Any:

@@ -44,6 +44,9 @@ def _bar(stream: TextIO, doing: str) -> Iterator[Callable[[Progress], None]]:
         task = bar.add_task(doing, total=None, megabytes="")
 
         def update(progress: Progress) -> None:
+            if progress.waiting_for:
+                bar.console.print(_waiting(progress), markup=False, highlight=False)
+                return
             bar.update(task, completed=progress.files, total=progress.num_files, megabytes=_megabytes(progress))
 
         yield update
@@ -57,12 +60,19 @@ class _Lines:
         self._next = time.monotonic() + LOG_SECONDS
 
     def __call__(self, progress: Progress) -> None:
+        if progress.waiting_for:
+            print(_waiting(progress), file=self.stream, flush=True)
+            return
         if time.monotonic() < self._next and progress.files < progress.num_files:
             return
         self._next = time.monotonic() + LOG_SECONDS
         files = f"{progress.files:,} of {progress.num_files:,} files"
         told = ", ".join(filter(None, [files, _megabytes(progress)]))
         print(f"megablend: {self.done} {told}", file=self.stream, flush=True)
+
+
+def _waiting(progress: Progress) -> str:
+    return f"megablend: waiting for another build of this cache ({progress.waiting_for})"
 
 
 def _megabytes(progress: Progress) -> str:

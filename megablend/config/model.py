@@ -18,6 +18,9 @@ LENGTHS = ("samples", "tokens", "epochs")
 SPLITS = ("train", "valid", "test")
 EOD_MASKS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 """Settings that act at end-of-document tokens."""
+RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""A run's name, which is the name of a file."""
+MAX_RUN_NAME = 100
 MAX_COUNT = 1 << 62
 MAX_EXPONENT = 100
 """Of ten, in numbers: a slip such as 1e999999999 would be kept exactly, digit by digit."""
@@ -170,12 +173,23 @@ class Source(_Model):
         return self
 
 
+class Warnings(_Model):
+    """From which numbers on `build` and `describe` warn; null for never."""
+
+    max_epochs: Positive | None = Fraction(16)
+    """A source without a max_epochs of its own is read more often."""
+    min_source_samples: Count | None = 1
+    """A source that is read holds fewer samples."""
+    max_read_amplification: Positive | None = Fraction(2)
+    """Loaders read more than so many times the bytes that they use."""
+
+
 class Config(_Model):
     """A run: where its tokens lie, how they are blended, how samples are cut and shown."""
 
     cache: PathText
     """Folder of the index, on a path that all ranks see; `build` makes it."""
-    run: Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "default"
+    run: Annotated[str, Field(max_length=MAX_RUN_NAME, pattern=RUN_NAME)] = "default"
     """Name of the run's ledger: a run's past never changes; another name is a new run on the same cache."""
     sequence_length: Count
     """Tokens of a sample."""
@@ -210,6 +224,7 @@ class Config(_Model):
     """Files that a loader of one rank checks in the background: are they still there, and unchanged? 0 checks none."""
     direct_io: bool = False
     """Read Parquet's pages past the page cache (O_DIRECT)."""
+    warnings: Warnings = Warnings()
     add_extra_token_to_sequence: bool = True
     reset_position_ids: bool = False
     reset_attention_mask: bool = False

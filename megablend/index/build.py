@@ -61,6 +61,8 @@ class Progress:
     bytes: int
     """Sizes of the files and parts of files that are done."""
     num_bytes: int
+    waiting_for: str = ""
+    """The other build that holds the cache, while this one waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,8 @@ def _build(
     with contextlib.ExitStack() as stack:
         listings, notes = _list_files(sources, launch)
         packed = Packed()
-        prepared = launch.bcast(_prepare(cache, listings, notes, packed, stack) if launch.rank == 0 else None)
+        waiting = report_waiting(progress)
+        prepared = launch.bcast(_prepare(cache, listings, notes, packed, stack, waiting) if launch.rank == 0 else None)
         assert prepared is not None
         if launch.rank > 0:
             check_shared(cache, prepared.nonce)
@@ -168,12 +171,20 @@ def _list_files(sources: Sequence[SourceSpec], launch: Launch) -> tuple[tuple[So
     return tuple(each.listing(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)), notes
 
 
+def report_waiting(progress: Callable[[Progress], None] | None) -> Callable[[str], None] | None:
+    """What tells `progress` for whom a build waits."""
+    if progress is None:
+        return None
+    return lambda holder: progress(Progress(files=0, num_files=0, bytes=0, num_bytes=0, waiting_for=holder))
+
+
 def _prepare(
     cache: Path,
     listings: tuple[SourceListing, ...],
     notes: tuple[str, ...],
     packed: Packed,
     stack: contextlib.ExitStack,
+    on_wait: Callable[[str], None] | None,
 ) -> _Prepared:
     """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work; fills `packed`."""
     with writing(cache):
@@ -181,7 +192,7 @@ def _prepare(
             folder.mkdir(parents=True, exist_ok=True)
         for folder in folders(cache):
             check_folder(folder)
-        held = stack.enter_context(build_lock(cache))
+        held = stack.enter_context(build_lock(cache, on_wait=on_wait))
         for folder in (*folders(cache), *generations(cache).iterdir()):
             if folder.is_dir():
                 remove_leftovers(folder)

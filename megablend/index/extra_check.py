@@ -18,6 +18,8 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
 
     Raises: ConfigError where one is not of one type in all files, or has not a value for each token or each row of a file.
     """
+    if not columns:  # of thousands of sources, most
+        return ()
     generation = store.generation
     entries = {entry.name: entry for entry in generation.sources}
     found = []

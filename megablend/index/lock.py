@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -24,6 +24,7 @@ WAIT_SECONDS = 60.0
 """How long a build waits for another one."""
 _POLL_SECONDS = 0.1
 _SEEN_SECONDS = 10.0
+_NOTICE_SECONDS = 1.0
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -38,8 +39,13 @@ class Held:
 
 
 @contextlib.contextmanager
-def build_lock(cache: Path, wait_seconds: float | None = None) -> Iterator[Held]:
+def build_lock(
+    cache: Path, wait_seconds: float | None = None, *, on_wait: Callable[[str], None] | None = None
+) -> Iterator[Held]:
     """Hold the cache's build lock.
+
+    Args:
+        on_wait: called once where another build holds it for longer than a second, with who that is.
 
     Raises: CacheError where another build holds it for longer than `wait_seconds` (WAIT_SECONDS where absent; names its host,
         pid and start), or where the cache cannot be written.
@@ -49,7 +55,7 @@ def build_lock(cache: Path, wait_seconds: float | None = None) -> Iterator[Held]
         with writing(path):
             fd = open_again(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             file = stack.enter_context(open(fd, "a+", encoding="utf-8"))
-            exclusive = _acquire(file, path, WAIT_SECONDS if wait_seconds is None else wait_seconds)
+            exclusive = _acquire(file, path, WAIT_SECONDS if wait_seconds is None else wait_seconds, on_wait)
             nonce = secrets.token_hex(8)
             since = time.strftime("%Y-%m-%d %H:%M:%S %z")
             holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "nonce": nonce}
@@ -80,12 +86,16 @@ def lock_time(cache: Path) -> float:
     return _path(cache).stat().st_mtime
 
 
-def _acquire(file: IO[str], path: Path, wait_seconds: float) -> bool:
+def _acquire(file: IO[str], path: Path, wait_seconds: float, on_wait: Callable[[str], None] | None) -> bool:
     """True once the lock is held, False where the file system has none."""
-    deadline = time.monotonic() + wait_seconds
+    begin = time.monotonic()
+    deadline = begin + wait_seconds
     while (problem := _try_lock(file)) == errno.EWOULDBLOCK:
         if time.monotonic() > deadline:
             raise _in_use(path, wait_seconds)
+        if on_wait is not None and time.monotonic() > begin + _NOTICE_SECONDS:
+            on_wait(_name_holder(path))
+            on_wait = None
         time.sleep(_POLL_SECONDS)
     if problem and problem not in _NO_LOCKS:
         raise OSError(problem, os.strerror(problem), str(path))
@@ -102,11 +112,14 @@ def _try_lock(file: IO[str]) -> int:
 
 
 def _in_use(path: Path, waited: float) -> CacheError:
-    holder = _holder(path.parent)
     holds = f"has held the cache for {waited:.0f} s" if waited else "holds the cache"
-    return CacheError(
-        f"{path}: another build {holds} (host {holder.get('host', 'unknown')}, "
-        f"pid {holder.get('pid', 'unknown')}, since {holder.get('since', 'unknown')}): wait for it, or end it"
+    return CacheError(f"{path}: another build {holds} ({_name_holder(path)}): wait for it, or end it")
+
+
+def _name_holder(path: Path) -> str:
+    holder = _holder(path.parent)
+    return ", ".join(f"{name} {holder.get(name, 'unknown')}" for name in ("host", "pid")) + (
+        f", since {holder.get('since', 'unknown')}"
     )
 
 

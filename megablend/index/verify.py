@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from megablend.errors import CacheError, DataError, ResourceError
 from megablend.formats import FORMATS
 from megablend.formats.base import CARRIES, CLOSES, CONTINUES, Array, BlockReader, DecodedBlock
 from megablend.index.body import body_digest
+from megablend.index.build import Progress
 from megablend.index.cache import Generation, fragments, generations, open_generation
 from megablend.index.disk import finished
 from megablend.index.documents import tables
@@ -25,11 +26,12 @@ from megablend.system.failures import translating
 _BATCH_BLOCKS = 64
 
 
-def verify(cache: str, *, data: bool) -> list[str]:
+def verify(cache: str, *, data: bool, progress: Callable[[Progress], None] | None = None) -> list[str]:
     """Check all of a cache: fragments, document tables, digests of `.idx` files, and every generation's checksums and sums.
 
     Args:
         data: read every block of every file too, and compare counts, checksums and the sampled ranges.
+        progress: called as files are read.
 
     Returns: a line a problem, naming file and place; none where all is sound.
     Raises: CacheError where there is no cache.
@@ -42,9 +44,11 @@ def verify(cache: str, *, data: bool) -> list[str]:
         *_going_on(_document_problems(tables(cache))),
         *_going_on(iter(damaged_digests(cache))),
     ]
-    seen: set[tuple[object, ...]] = set()
+    sound: list[Generation] = []
     for digest in finished(generations(cache)):
-        problems += _going_on(_generation_problems(cache, digest, seen if data else None))
+        problems += _going_on(_generation_problems(cache, digest, sound))
+    if data:
+        problems += _going_on(_all_data_problems(sound, progress))
     return problems
 
 
@@ -57,8 +61,8 @@ def _going_on(problems: Iterator[str]) -> Iterator[str]:
         yield str(error)
 
 
-def _generation_problems(cache: str, digest: str, seen: set[tuple[object, ...]] | None) -> Iterator[str]:
-    """Problems of a generation; of its files too, but for those in `seen`, where that is not None."""
+def _generation_problems(cache: str, digest: str, sound: list[Generation]) -> Iterator[str]:
+    """Problems of a generation, which is added to `sound` where its tables are whole."""
     folder = generations(cache) / digest
     manifest = read_manifest(folder)
     damaged = damaged_tables(folder, manifest)
@@ -70,8 +74,21 @@ def _generation_problems(cache: str, digest: str, seen: set[tuple[object, ...]] 
     generation = open_generation(cache, digest)
     for problem in _table_problems(generation):
         yield f"{folder}: {problem}"
-    if seen is not None:
-        yield from _data_problems(generation, seen)
+    sound.append(generation)
+
+
+def _all_data_problems(sound: Sequence[Generation], progress: Callable[[Progress], None] | None) -> Iterator[str]:
+    """Of the data of all generations, file by file."""
+    num_files = sum(generation.num_files for generation in sound)
+    num_bytes = sum(generation.file(i).opened.size for generation in sound for i in range(generation.num_files))
+    files = size = 0
+    seen: set[tuple[object, ...]] = set()
+    for generation in sound:
+        for i in range(generation.num_files):
+            yield from _going_on(_file_problems(generation, i, seen))
+            files, size = files + 1, size + generation.file(i).opened.size
+            if progress is not None:
+                progress(Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes))
 
 
 def _fragment_problems(folder: Path) -> Iterator[str]:
@@ -131,26 +148,25 @@ def _table_problems(generation: Generation) -> Iterator[str]:
             yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, the file has {file.rows}"
 
 
-def _data_problems(generation: Generation, seen: set[tuple[object, ...]]) -> Iterator[str]:
-    """Files that are not what was indexed; generations share most files, and those in `seen` are not read again."""
-    for i in range(generation.num_files):
-        file, path = generation.file(i), generation.path(i)
-        source = generation.sources[file.source]
-        blocks = generation.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
-        key = (path, source.column, file.opened.structure, file.body, blocks.tobytes())
-        if key in seen:
-            continue
-        seen.add(key)
-        chunks = generation.chunks(file)
-        try:
-            reader = FORMATS[source.format].open(path, source.column, file.opened, storage=storage_for(path))
-            found = body_digest(path, file.opened.size, storage_for(path))
-            if found != file.body:
-                yield f"{path}: its sampled ranges have digest {found}, indexed were {file.body}: not the same file"
-            for start in range(0, len(blocks), _BATCH_BLOCKS):
-                yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks)
-        except DataError as error:
-            yield str(error)
+def _file_problems(generation: Generation, number: int, seen: set[tuple[object, ...]]) -> Iterator[str]:
+    """How a file is not what was indexed; generations share most files, and those in `seen` are not read again."""
+    file, path = generation.file(number), generation.path(number)
+    source = generation.sources[file.source]
+    blocks = generation.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
+    key = (path, source.column, file.opened.structure, file.body, blocks.tobytes())
+    if key in seen:
+        return
+    seen.add(key)
+    chunks = generation.chunks(file)
+    try:
+        reader = FORMATS[source.format].open(path, source.column, file.opened, storage=storage_for(path))
+        found = body_digest(path, file.opened.size, storage_for(path))
+        if found != file.body:
+            yield f"{path}: its sampled ranges have digest {found}, indexed were {file.body}: not the same file"
+        for start in range(0, len(blocks), _BATCH_BLOCKS):
+            yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks)
+    except DataError as error:
+        yield str(error)
 
 
 def _block_problems(reader: BlockReader, path: str, blocks: Array, chunks: Array) -> Iterator[str]:

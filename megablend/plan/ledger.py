@@ -88,7 +88,10 @@ class Ledger:
 
         Raises: PlanError where the blend is another, or fewer samples are asked for.
         """
-        remedy = f"give the new one another name (`run:`), or put back what run {self.run!r} was built with"
+        remedy = (
+            f"give the new one another name (`run:`), put back what run {self.run!r} was built with, or let the next build plan "
+            "it again (`megablend runs reset`)"
+        )
         if reason := difference(self.blend, blend):
             asked = dataclasses.replace(self, blend=blend).digest
             raise PlanError(
@@ -132,12 +135,17 @@ def _fits(ledger: Ledger) -> bool:
     return names.count(None) == len(names) > 0 and ends[0] > 0 and all(a < b for a, b in pairwise(ends))
 
 
+def ledger_path(cache: str, run: str) -> Path:
+    """Where a run's ledger is."""
+    return Path(cache) / "runs" / f"{run}.json"
+
+
 def load_ledger(cache: str, run: str) -> Ledger | None:
     """The run's ledger, or None where the run was never built.
 
     Raises: CacheError where the file is damaged, or it or its plan is of a newer version.
     """
-    path = Path(cache) / "runs" / f"{run}.json"
+    path = ledger_path(cache, run)
     try:
         record = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -179,7 +187,7 @@ def save_ledger(cache: str, ledger: Ledger) -> None:
         "digests": ledger.digests,
         "blend": ledger.blend,
     }
-    path = Path(cache) / "runs" / f"{ledger.run}.json"
+    path = ledger_path(cache, ledger.run)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(record, indent=1).encode())

@@ -19,6 +19,7 @@ from megablend.plan.memory import divided, sample_bytes
 from megablend.plan.run import Run
 from megablend.plan.state import State
 from megablend.reader.blame import name_sample
+from megablend.reader.callers import warn_if_shuffled
 from megablend.reader.samples import Sample, read_sample, read_samples
 from megablend.reader.tensors import sample_dict
 from megablend.reader.transform import Transform, apply, checked
@@ -44,11 +45,13 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.transform = checked(transform)
         """Applied to each sample's dict; what it returns takes the dict's place."""
         self._window_bytes = window_bytes
-        self.consumed_samples = 0
-        """Samples that training has used; where loaders begin. The dataset itself does not count."""
-        self.begin_after(consumed_samples)
+        self._warned_of_shuffling = False
+        self.consumed_samples = self.check_position(consumed_samples)
+        """Samples that training has used; where loaders begin. Neither the dataset nor its loaders count here."""
 
     def __len__(self) -> int:
+        if not self._warned_of_shuffling:
+            self._warned_of_shuffling = warn_if_shuffled()
         return self.run.num_samples
 
     @cached_property
@@ -115,15 +118,21 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken. Raises StateError where it was taken with another index or plan."""
+        """Let loaders begin where a state was taken. Raises StateError where it was taken with another index or plan."""
+        self.consumed_samples = self.check_state(state)
+
+    def check_state(self, state: Mapping[str, Any]) -> int:
+        """The samples that a state of this run has consumed. Raises StateError where its index or plan is another."""
         taken, ledger = State.from_dict(state), self.run.ledger
         stages = tuple(zip(ledger.ends, ledger.digests, strict=True))
         taken.check(split=self.run.split, index=ledger.index, stages=stages)
-        self.begin_after(taken.consumed_samples)
+        return self.check_position(taken.consumed_samples)
 
-    def begin_after(self, consumed_samples: int) -> None:
-        """Where loaders begin. Raises: ConfigError for what is no whole number; StateError outside the run."""
+    def check_position(self, consumed_samples: int) -> int:
+        """`consumed_samples` as an int. Raises: ConfigError for what is no whole number; StateError outside the run."""
         consumed_samples = whole_number("consumed_samples", consumed_samples)
-        if not 0 <= consumed_samples <= len(self):
-            raise StateError(f"consumed_samples is {consumed_samples:,}; this run has 0 to {len(self):,} samples")
-        self.consumed_samples = consumed_samples
+        if not 0 <= consumed_samples <= self.run.num_samples:
+            raise StateError(
+                f"consumed_samples is {consumed_samples:,}; this run has 0 to {self.run.num_samples:,} samples"
+            )
+        return consumed_samples

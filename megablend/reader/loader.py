@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
-from megablend.errors import ConfigError, MegablendError
+from megablend.errors import ConfigError, MegablendError, StateError
 from megablend.index.check import FileChecker, files_of
+from megablend.plan.lanes import unfit_lanes
 from megablend.plan.memory import batches_of, budget_of
 from megablend.reader.dataset import Dataset
 from megablend.reader.options import checked_options
+from megablend.reader.ranks import DataParallelGroup
 from megablend.reader.sampler import PretrainingSampler, check_dataset
 from megablend.reader.steps import Steps
 from megablend.reader.transform import AHEAD, Threads, Transform, TransformedSteps, transformed
 from megablend.reader.watch import FileWatch
+
+SETTINGS = (
+    "generator",
+    "in_order",
+    "multiprocessing_context",
+    "num_workers",
+    "persistent_workers",
+    "pin_memory",
+    "pin_memory_device",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+)
+"""A DataLoader's, which a Loader has, too."""
 
 
 class Loader:
     """Batches of one data-parallel rank, from where the run stands.
 
     Iterating goes on after the last batch handed out, also in a new iteration. `state_dict()` and `load_state_dict()` follow
-    torchdata's and torch.distributed.checkpoint's Stateful protocol.
+    torchdata's and torch.distributed.checkpoint's Stateful protocol. Loaders over one dataset do not disturb each other.
+
+    accelerate.prepare leaves a Loader as it is. What accelerate's skip_first_batches looks for, and so Hugging Face's Trainer
+    when it resumes, is there: a DataLoader's settings, and `batch_sampler`. It makes a plain DataLoader, which does not read
+    ahead; it is faster to load the Loader's own state, with Trainer's ignore_data_skip.
 
     Args:
-        dataset, micro_batch_size, data_parallel_rank, data_parallel_size, consumed_samples, drop_last: as PretrainingSampler's.
+        dataset, micro_batch_size, data_parallel_rank, data_parallel_size, data_parallel_group, consumed_samples, drop_last: as
+            PretrainingSampler's.
         transform: applied to each sample's dict, as `dataset[k]` gives it, last: in threads, or in the workers (then it is
             pickled where they are spawned). What it returns is collated as torch does.
         **options: of torch.utils.data.DataLoader, such as num_workers, pin_memory, multiprocessing_context.
@@ -39,8 +61,9 @@ class Loader:
         dataset: Dataset,
         *,
         micro_batch_size: int,
-        data_parallel_rank: int = 0,
-        data_parallel_size: int = 1,
+        data_parallel_rank: int | None = None,
+        data_parallel_size: int | None = None,
+        data_parallel_group: DataParallelGroup | None = None,
         consumed_samples: int | None = None,
         drop_last: bool = True,
         transform: Transform | None = None,
@@ -56,16 +79,22 @@ class Loader:
             micro_batch_size=micro_batch_size,
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
+            data_parallel_group=data_parallel_group,
             consumed_samples=consumed_samples,
             drop_last=drop_last,
         )
         self.dataset = dataset
+        self.batch_size, self.drop_last = self.sampler.micro_batch_size, drop_last
+        self.collate_fn: Callable[[list[Any]], Any] | None = options.get("collate_fn")
+        """Of single samples, for those who make a DataLoader of the parts of this one; torch's default where None."""
         self.consumed_samples = self.sampler.consumed_samples
         """Samples, over all ranks, of the batches handed out."""
         self._steps: Steps | None = None
         self._threads = Threads()
-        self._watch = _watch_of(dataset, data_parallel_rank, data_parallel_size)
+        self._watch = _watch_of(dataset, self.sampler.data_parallel_rank, self.sampler.data_parallel_size)
+        self._position_lost = False
         options = checked_options(options)
+        self._check_lanes(options["num_workers"])
         if "collate_fn" in options:  # it is for single samples
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
             return
@@ -83,6 +112,28 @@ class Loader:
         """Batches that are left."""
         return self.sampler.steps_after(self.consumed_samples)
 
+    def __getattr__(self, name: str) -> Any:
+        if name in SETTINGS and "_loader" in self.__dict__:
+            return getattr(self._loader, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def batch_sampler(self) -> LentSampler:
+        """The numbers of the samples of each batch, from where the run stands, for a DataLoader over `dataset` that others make.
+
+        The Loader's position moves as batches are asked for. Where that DataLoader has workers, which ask ahead, the position
+        is not known any more, and `state_dict` says so.
+        """
+        return LentSampler(self)
+
+    def next_indices(self) -> Iterator[list[int]]:
+        """What `batch_sampler` gives."""
+        self.sampler.consumed_samples = self.consumed_samples
+        self._position_lost = self._loader.num_workers > 0
+        for ks in self.sampler:
+            self.consumed_samples = self.sampler.consumed_samples
+            yield ks
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if len(self) == 0 and self.dataset.run.split != "train":
             self.consumed_samples = 0
@@ -91,7 +142,9 @@ class Loader:
             for batch in self._batches():
                 self._watch.start()  # not before a DataLoader's workers were forked
                 self._watch.raise_found()
-                self.consumed_samples = min(self.consumed_samples + self.sampler.step_samples, len(self.dataset))
+                self.consumed_samples = min(
+                    self.consumed_samples + self.sampler.step_samples, self.dataset.run.num_samples
+                )
                 yield batch
         except MegablendError:
             self.close()
@@ -122,13 +175,52 @@ class Loader:
             self._steps.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the batches handed out so far."""
+        """The state after the batches handed out so far.
+
+        Raises: StateError where a DataLoader with workers, made over `batch_sampler`, handed them out.
+        """
+        if self._position_lost:
+            raise StateError(
+                "this Loader's batches were taken by another DataLoader (accelerate's skip_first_batches, or Trainer's resume), "
+                "whose workers read ahead: its position is not known; instead of skipping batches, load the Loader's "
+                "state_dict (with Trainer: ignore_data_skip=True), or use num_workers=0"
+            )
         return self.dataset.state_dict(self.consumed_samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, with any number of ranks and any micro batch. Raises StateError."""
         self.sampler.load_state_dict(state)
         self.consumed_samples = self.sampler.consumed_samples
+        self._position_lost = False
+
+    def _check_lanes(self, num_workers: int) -> None:
+        run = self.dataset.run
+        if not run.weights or self.sampler.data_parallel_rank > 0:  # one rank says it for all
+            return
+        problem = unfit_lanes(
+            run.config.lanes,
+            micro_batch_size=self.sampler.micro_batch_size,
+            data_parallel_size=self.sampler.data_parallel_size,
+            num_workers=num_workers,
+        )
+        if problem is not None:
+            warnings.warn(problem, RuntimeWarning, stacklevel=3)
+
+
+class LentSampler(Sampler[list[int]]):
+    """A Loader's batches as numbers of samples; see `Loader.batch_sampler`."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._num_batches = len(loader)
+        self.batch_size, self.drop_last = loader.batch_size, loader.drop_last
+
+    def __len__(self) -> int:
+        """Batches that were left when this was made: who skips some of them subtracts from it, at any time."""
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._loader.next_indices()
 
 
 def _watch_of(dataset: Dataset, rank: int, size: int) -> FileWatch:

@@ -14,22 +14,28 @@ from torch.utils.data import Sampler
 
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
+from megablend.reader.callers import refuse_second_split
 from megablend.reader.dataset import Dataset
+from megablend.reader.ranks import DataParallelGroup, resolve_rank
 
 
 class PretrainingSampler(Sampler[list[int]]):
     """A stateful batch sampler: give it to a DataLoader as `batch_sampler`.
 
     An iteration goes on from `consumed_samples`, which counts the samples of all ranks in the batches handed out. It ends with
-    the run; of validation and test, the next iteration begins again at 0.
+    the run; of validation and test, the next iteration begins again at 0. Not for accelerate.prepare, which would split its
+    batches among processes once more: it refuses to be iterated there (see megablend.Loader, which accelerate leaves alone).
 
     Args:
         dataset: made by `megablend.open`.
         consumed_samples: where to begin; by default where the dataset's state says.
+        data_parallel_rank, data_parallel_size: of this process; both, in a job of several processes.
+        data_parallel_group: in place of both, a torch ProcessGroup or one dimension of a DeviceMesh, which tells them.
         drop_last: leave out a last step of less than micro_batch_size * data_parallel_size samples. Otherwise a rank that gets
             none of them has an empty batch, for which the dataset gives one sample whose loss mask is 0.
 
-    Raises: ConfigError where sizes or rank are out of range, or no numbers; StateError where `consumed_samples` is out of range.
+    Raises: ConfigError where sizes or rank are out of range, no numbers, or missing in a job of several processes; StateError
+        where `consumed_samples` is out of range.
     """
 
     def __init__(
@@ -37,36 +43,32 @@ class PretrainingSampler(Sampler[list[int]]):
         dataset: Dataset,
         *,
         micro_batch_size: int,
-        data_parallel_rank: int = 0,
-        data_parallel_size: int = 1,
+        data_parallel_rank: int | None = None,
+        data_parallel_size: int | None = None,
+        data_parallel_group: DataParallelGroup | None = None,
         consumed_samples: int | None = None,
         drop_last: bool = True,
     ) -> None:
         check_dataset(dataset)
         micro_batch_size = whole_number("micro_batch_size", micro_batch_size, least=1)
-        data_parallel_size = whole_number("data_parallel_size", data_parallel_size, least=1)
-        data_parallel_rank = whole_number("data_parallel_rank", data_parallel_rank)
-        if not 0 <= data_parallel_rank < data_parallel_size:
-            raise ConfigError(
-                f"found data_parallel_rank {data_parallel_rank}, expected 0 to {data_parallel_size - 1}: data_parallel_size is "
-                f"{data_parallel_size}"
-            )
+        rank, size = resolve_rank(data_parallel_rank, data_parallel_size, data_parallel_group)
         self.dataset = dataset
         self.micro_batch_size = micro_batch_size
-        self.data_parallel_rank = data_parallel_rank
-        self.step_samples = micro_batch_size * data_parallel_size
+        self.data_parallel_rank = rank
+        self.data_parallel_size = size
+        self.step_samples = micro_batch_size * size
         """Samples of one micro step, over all ranks."""
         self.drop_last = drop_last
         if drop_last and 0 < len(dataset) < self.step_samples:
             warnings.warn(
                 f"{dataset.run.split} has {len(dataset):,} samples, fewer than the {self.step_samples:,} of a step (micro batch "
-                f"{micro_batch_size} x {data_parallel_size} ranks): no batch comes of it; take fewer, or drop_last=False",
+                f"{micro_batch_size} x {size} ranks): no batch comes of it; take fewer, or drop_last=False",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if consumed_samples is not None:
-            dataset.begin_after(consumed_samples)
-        self.consumed_samples = dataset.consumed_samples
+        self.consumed_samples = (
+            dataset.consumed_samples if consumed_samples is None else dataset.check_position(consumed_samples)
+        )
 
     def __len__(self) -> int:
         """Batches that are left."""
@@ -74,16 +76,17 @@ class PretrainingSampler(Sampler[list[int]]):
 
     def steps_after(self, consumed_samples: int) -> int:
         """Micro steps from a sample number to the run's end."""
-        left = len(self.dataset) - consumed_samples
+        left = self.dataset.run.num_samples - consumed_samples
         return left // self.step_samples if self.drop_last else -(-left // self.step_samples)
 
     def __iter__(self) -> Iterator[list[int]]:
+        refuse_second_split()
         if len(self) == 0 and self.dataset.run.split != "train":
             self.consumed_samples = 0
         start = self.consumed_samples
         for _ in range(len(self)):
             mine = start + self.data_parallel_rank * self.micro_batch_size
-            start = min(start + self.step_samples, len(self.dataset))
+            start = min(start + self.step_samples, self.dataset.run.num_samples)
             self.consumed_samples = start  # before the yield: the state of a batch in hand counts it
             yield list(range(mine, min(mine + self.micro_batch_size, start)))
 
@@ -93,8 +96,7 @@ class PretrainingSampler(Sampler[list[int]]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, with any number of ranks and any micro batch. Raises StateError."""
-        self.dataset.load_state_dict(state)
-        self.consumed_samples = self.dataset.consumed_samples
+        self.consumed_samples = self.dataset.check_state(state)
 
 
 def check_dataset(dataset: object) -> None:

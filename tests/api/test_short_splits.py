@@ -7,7 +7,7 @@ import pytest
 from runs import documents, make_config, write_source
 
 import megablend
-from megablend.cli.tables import print_cache, print_description
+from megablend.cli.describe_tables import print_cache, print_description
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def test_a_split_shorter_than_a_step_is_told(config: dict[str, Any], capsys: pyt
         rf"valid has {len(valid)} samples, fewer than the 64 of a step \(micro batch 8 x 8 ranks\): no batch comes"
     )
     with pytest.warns(RuntimeWarning, match=expected):
-        loader = megablend.Loader(valid, micro_batch_size=8, data_parallel_size=8)
+        loader = megablend.Loader(valid, micro_batch_size=8, data_parallel_rank=0, data_parallel_size=8)
     assert list(loader) == []
-    kept = megablend.Loader(valid, micro_batch_size=8, data_parallel_size=8, drop_last=False)
+    kept = megablend.Loader(valid, micro_batch_size=8, data_parallel_rank=0, data_parallel_size=8, drop_last=False)
     assert len(list(kept)) == 1
     found = megablend.describe(config, micro_batch_size=8, data_parallel_size=8)
     assert [found["splits"][split]["steps"] for split in ("train", "valid")] == [0, 0]

@@ -128,7 +128,12 @@ def test_reading_fails_where_the_batch_is_due(config: dict[str, Any], tmp_path: 
 
 
 def test_a_padded_step_goes_through_it(config: dict[str, Any]) -> None:
-    sizes = {"micro_batch_size": 4, "data_parallel_rank": 1, "data_parallel_size": 2, "consumed_samples": 96}
+    sizes: dict[str, Any] = {
+        "micro_batch_size": 4,
+        "data_parallel_rank": 1,
+        "data_parallel_size": 2,
+        "consumed_samples": 96,
+    }
     dataset = megablend.open(config)
     (batch,) = list(megablend.Loader(dataset, transform=doubled, drop_last=False, **sizes))
     assert batch["twice"].shape == (1, 8)

@@ -1,0 +1,149 @@
+"""The runs of a cache: list, show, rename, reset, remove. What a checkpoint's state needs stays: it opens its own plan.
+
+A run is its ledger, `runs/<name>.json`. Changes are made under the build lock, one file at a time: after a crash a run is as it
+was, or as it was to be; a rename may leave both names, and is completed by the same command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from megablend.api.runs import ConfigLike, resolve_cache
+from megablend.config.model import MAX_RUN_NAME, RUN_NAME
+from megablend.errors import CacheError, ConfigError
+from megablend.index.cache import list_generations
+from megablend.index.disk import flush_folder, writing
+from megablend.index.lock import build_lock
+from megablend.plan.ledger import Ledger, ledger_path, load_ledger, run_names, save_ledger
+
+SET_ASIDE = "reset"
+"""Folder below `runs` of the ledgers of runs that were reset."""
+
+
+def list_runs(what: ConfigLike) -> list[dict[str, Any]]:
+    """The runs of a cache, by name: run, index, plan, stages (sample numbers at which they end) and whether the index is there.
+
+    A ledger that cannot be read has `problem`, in words, in place of the rest.
+
+    Args:
+        what: folder of the cache, or a config.
+    """
+    cache = resolve_cache(what)
+    indices = set(list_generations(cache))
+    return [listed for name in run_names(cache) if (listed := _listed(cache, name, indices))]
+
+
+def show_run(what: ConfigLike, run: str) -> dict[str, Any]:
+    """A run as `list_runs` tells it, with its `blend`: all that decides its order. Raises: CacheError, ConfigError."""
+    cache = resolve_cache(what)
+    ledger = _load(cache, run)
+    return _summary(ledger, set(list_generations(cache))) | {"blend": ledger.blend}
+
+
+def rename_run(what: ConfigLike, run: str, new: str) -> None:
+    """Give a run another name. Its plan, and states taken of it, stay good; configs have to give the new name (`run:`).
+
+    Raises: ConfigError where there is a run of the new name, or it cannot be a name; CacheError where there is no such run, or
+        the cache is in use or cannot be written.
+    """
+    cache = resolve_cache(what)
+    check_run_name(new)
+    with _changing(cache, run) as path:
+        renamed, there = dataclasses.replace(_load(cache, run), run=new), new in run_names(cache)
+        if run == new or (there and load_ledger(cache, new) != renamed):  # the same one: a rename that was interrupted
+            raise ConfigError(f"{cache}: there is a run {new!r} already; remove it first, or choose another name")
+        if not there:
+            save_ledger(cache, renamed)
+        path.unlink()
+
+
+def reset_run(what: ConfigLike, run: str) -> Path:
+    """Set a run's ledger aside: the next build plans the run again, on the newest index, as its config then says.
+
+    States taken of the run are accepted where the new plan is the same as the old one, and refused elsewhere; opened with
+    `state=`, they find their own plan, until `gc` removes the old index, which no run needs any more.
+
+    Returns: where the ledger now is. Moved back to `runs/<name>.json`, it restores the run.
+    Raises: CacheError where there is no such run, or the cache is in use or cannot be written.
+    """
+    cache = resolve_cache(what)
+    with _changing(cache, run) as path:
+        name = f"{time.strftime('%Y-%m-%dT%H.%M.%SZ', time.gmtime())}-{time.time_ns()}.json"
+        aside = path.parent / SET_ASIDE / run / name
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(aside)
+        flush_folder(aside.parent)
+    return aside
+
+
+def remove_run(what: ConfigLike, run: str) -> None:
+    """Remove a run for good, and what resets of it set aside. The index stays until `gc` finds that no run needs it.
+
+    A damaged ledger is removed, too.
+
+    Raises: CacheError where there is no such run, or the cache is in use or cannot be written.
+    """
+    cache = resolve_cache(what)
+    with _changing(cache, run) as path:
+        path.unlink()
+        shutil.rmtree(path.parent / SET_ASIDE / run, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _changing(cache: str, run: str) -> Iterator[Path]:
+    """The path of a run's ledger, while no build runs; the change is on the disk at the end."""
+    _check_exists(cache, run)
+    with writing(Path(cache)), build_lock(Path(cache)):
+        path = _check_exists(cache, run)  # another process may have been faster
+        yield path
+        flush_folder(path.parent)
+
+
+def _load(cache: str, run: str) -> Ledger:
+    _check_exists(cache, run)
+    ledger = load_ledger(cache, run)
+    if ledger is None:
+        raise CacheError(f"{cache}: run {run!r} was removed by another process just now")
+    return ledger
+
+
+def _check_exists(cache: str, run: str) -> Path:
+    check_run_name(run)
+    if run not in (names := run_names(cache)):
+        raise CacheError(f"{cache}: found no run {run!r} (there are {', '.join(map(repr, names)) or 'none'})")
+    return ledger_path(cache, run)
+
+
+def check_run_name(run: str) -> None:
+    """Raises: ConfigError for what cannot be the name of a run."""
+    if not isinstance(run, str) or len(run) > MAX_RUN_NAME or not re.fullmatch(RUN_NAME, run):
+        raise ConfigError(
+            f"found run {run!r}, expected a name of at most {MAX_RUN_NAME} letters, digits, '.', '_' and '-', that begins with a "
+            "letter or digit"
+        )
+
+
+def _listed(cache: str, run: str, indices: set[str]) -> dict[str, Any] | None:
+    """A run, or what is wrong with its ledger; None where it went meanwhile."""
+    try:
+        ledger = load_ledger(cache, run)
+    except CacheError as error:
+        return {"run": run, "problem": str(error)}
+    return None if ledger is None else _summary(ledger, indices)
+
+
+def _summary(ledger: Ledger, indices: set[str]) -> dict[str, Any]:
+    return {
+        "run": ledger.run,
+        "index": ledger.index,
+        "index_exists": ledger.index in indices,
+        "plan": ledger.digest,
+        "stages": list(ledger.ends),
+    }

@@ -1,0 +1,56 @@
+"""Numbers of a plan that deserve a second look, by the thresholds of the config's `warnings`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megablend.config import Config
+from megablend.plan.run import Run
+from megablend.plan.shares import samples_in
+
+
+def find_warnings(run: Run) -> list[str]:
+    """What is odd about the sources of a split: a line for each kind, which names the worst. An unblended split has none."""
+    if not run.weights:
+        return []
+    limits, config = run.config.warnings, run.config
+    length, extra = config.sequence_length, int(config.add_extra_token_to_sequence)
+    samples = run.plan.counts(run.num_samples)
+    tokens = np.array(run.tokens, dtype=np.int64)
+    found = []
+    if limits.min_source_samples is not None:
+        holds = np.array([samples_in(n, length, extra) for n in run.tokens], dtype=np.int64)
+        small = np.flatnonzero((holds < limits.min_source_samples) & (samples > 0))
+        if len(small):
+            worst = small[tokens[small].argmin()]
+            found.append(
+                f"{run.split}: {_count(len(small))} fewer than {limits.min_source_samples:,} samples of {length:,} tokens; the "
+                f"smallest is {run.sources[worst].name!r} with {tokens[worst]:,} tokens (warnings.min_source_samples)"
+            )
+    if limits.max_epochs is not None:
+        capped = np.array([source.max_epochs is not None for source in run.sources])  # somebody has thought about it
+        epochs = np.where(capped | (samples == 0), 0.0, (samples * float(length) + extra) / np.maximum(1, tokens))
+        often = np.flatnonzero(epochs > float(limits.max_epochs))
+        if len(often):
+            worst = often[epochs[often].argmax()]
+            found.append(
+                f"{run.split}: {_count(len(often), 'is', 'are')} read more than {float(limits.max_epochs):g} times; most often "
+                f"{run.sources[worst].name!r}, {epochs[worst]:,.1f} times ({tokens[worst]:,} tokens, {samples[worst]:,} samples) "
+                "(warnings.max_epochs; a source's own max_epochs takes its place)"
+            )
+    return found
+
+
+def warn_of_amplification(config: Config, amplification: float) -> list[str]:
+    """The line that says so where read amplification is above its threshold."""
+    limit = config.warnings.max_read_amplification
+    if limit is None or amplification <= limit:
+        return []
+    return [
+        f"loaders read {amplification:.1f} times the bytes that they use, more than {float(limit):g} times "
+        "(warnings.max_read_amplification)"
+    ]
+
+
+def _count(n: int, one: str = "holds", several: str = "hold") -> str:
+    return f"1 source {one}" if n == 1 else f"{n:,} sources {several}"

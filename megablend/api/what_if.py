@@ -1,0 +1,101 @@
+"""What a run would be: planned without committing anything, on the index that there is."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from megablend.api.build import list_specs
+from megablend.config import Config
+from megablend.errors import PlanError
+from megablend.index.cache import list_generations, open_generation
+from megablend.index.sources import list_source
+from megablend.plan.ledger import Ledger, load_ledger
+from megablend.plan.memory import check_sample
+from megablend.plan.run import Run, as_promised, check_run, plan_run, store_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """A run of train as `build` would commit it, or as it is committed already."""
+
+    run: Run
+    committed: bool
+    """Whether the ledger says just this."""
+    note: str | None
+    """How it differs from what is committed, and what to do; None where it does not."""
+
+
+def foresee_run(config: Config) -> Foreseen | str:
+    """Plan train as the config asks for it, by the run's ledger where there is one; commits nothing.
+
+    Returns: the run; or, where no index holds the config's sources, why, and what to do.
+    Raises: PlanError, ConfigError where the config cannot be planned; CacheError where the cache is damaged.
+    """
+    check_sample(config)
+    ledger = load_ledger(config.cache, config.run)
+    refusal = None
+    if ledger is not None:
+        try:
+            return _by_ledger(config, ledger)
+        except PlanError as error:
+            refusal = str(error)
+    generations = list_generations(config.cache)
+    if not generations:
+        return f"{config.cache} holds no index, so the numbers of tokens are not known: {_index_it()}"
+    generation = open_generation(config.cache, generations[-1])
+    there = {entry.name for entry in generation.sources}
+    if missing := [name for name in config.all_sources if name not in there]:
+        return (
+            f"the newest index of {config.cache} lacks {len(missing)} of the config's sources (the first: {missing[0]!r}), so "
+            f"their numbers of tokens are not known: {_index_it()}"
+        )
+    note = f"run {config.run!r} is not committed; `megablend build` commits it"
+    if refusal is not None:
+        note = f"this is not what run {config.run!r} is committed to, and `megablend build` refuses it: {refusal}"
+    return Foreseen(run=plan_run(config, "train", store_of(config, generation)), committed=False, note=note)
+
+
+def list_files(config: Config) -> list[dict[str, Any]]:
+    """What is known without an index: of each source, name, format, files, bytes, and the share that is asked for, as written.
+
+    Raises: ConfigError where a path matches no file; MissingFileError.
+    """
+    given = config.all_sources
+    found = []
+    for spec in list_specs(config):
+        if spec.extra_of is not None:
+            continue
+        listing, source = list_source(spec), given[spec.name]
+        share = None if source.unit is None else {source.unit: float(getattr(source, source.unit))}
+        found.append(
+            {
+                "name": spec.name,
+                "format": listing.format,
+                "files": len(listing.files),
+                "bytes": sum(file.size for file in listing.files),
+                "share": share,
+            }
+        )
+    return found
+
+
+def _by_ledger(config: Config, ledger: Ledger) -> Foreseen:
+    """The committed run, or what lengthening makes of it. Raises PlanError where the ledger refuses the config."""
+    run = as_promised(plan_run(config, "train", store_of(config, open_generation(config.cache, ledger.index))), ledger)
+    committed = ledger.until(run.num_samples)
+    extended = committed.extended(run.ledger.blend, run.num_samples)
+    run = dataclasses.replace(run, ledger=extended)
+    if extended == committed:
+        return Foreseen(run=run, committed=True, note=None)
+    check_run(run)
+    note = (
+        f"run {config.run!r} is committed to {ledger.ends[-1]:,} samples; `megablend build` lengthens it to "
+        f"{run.num_samples:,}, as described here"
+    )
+    return Foreseen(run=run, committed=False, note=note)
+
+
+def _index_it() -> str:
+    return "`megablend index CONFIG` indexes the files and commits no run"

@@ -1,0 +1,65 @@
+"""megablend describe: what a run reads, or would read, and what a cache holds."""
+
+from __future__ import annotations
+
+import click
+
+from megablend.cli.options import as_json, in_cache, print_json
+
+TOP = 50
+"""Sources that tables show unless told otherwise."""
+
+
+@click.command()
+@click.argument("what", metavar="CONFIG|CACHE")
+@click.option(
+    "--micro-batch",
+    type=click.IntRange(1),
+    help="Micro-batch size of the loaders whose read amplification to estimate.",
+)
+@click.option("--ranks", type=click.IntRange(1), help="Their number of data-parallel ranks.  [default: 1]")
+@click.option("--workers", type=click.IntRange(0), help="Workers of each loader.  [default: 0]")
+@click.option(
+    "--top", type=click.IntRange(0), help=f"Show so many sources, 0 for all.  [default: {TOP} in tables, all in JSON]"
+)
+@click.option("--sort", metavar="KEY", help="Sort sources by name, tokens, share, samples or epochs.")
+@click.option("--match", metavar="PATTERN", help="Show the sources whose names fit a pattern such as 'web-*'.")
+@in_cache
+@as_json
+def describe(
+    what: str,
+    micro_batch: int | None,
+    ranks: int | None,
+    workers: int | None,
+    top: int | None,
+    sort: str | None,
+    match: str | None,
+    cache: str | None,
+    as_json: bool,
+) -> None:
+    """Say what a run reads or, not built yet, would read (for a config), or what a cache holds (for its folder)."""
+    from megablend.api.describe import describe as describe_run
+    from megablend.api.select import select_sources
+
+    if micro_batch is None:
+        for name, value in (("--ranks", ranks), ("--workers", workers)):
+            if value is not None:
+                raise click.UsageError(
+                    f"{name} {value} needs --micro-batch: without it no read amplification is estimated"
+                )
+    found = describe_run(
+        what, cache=cache, micro_batch_size=micro_batch, data_parallel_size=ranks or 1, num_workers=workers or 0
+    )
+    if "indices" in found:
+        if given := [
+            name for name, value in (("--top", top), ("--sort", sort), ("--match", match)) if value is not None
+        ]:
+            raise click.UsageError(f"{given[0]} chooses among a config's sources, and {what} is a cache; give a config")
+    else:
+        select_sources(found, top=TOP if top is None and not as_json else top, sort=sort, match=match)
+    if as_json:
+        print_json(found)
+    else:
+        from megablend.cli.describe_tables import print_cache, print_description
+
+        (print_cache if "indices" in found else print_description)(found)

@@ -1,0 +1,164 @@
+"""What `describe` and `runs` found, as tables on stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from megablend.cli.tables import new_console, print_problems, print_table, print_warnings
+
+
+def print_description(found: dict[str, Any]) -> None:
+    """The index and the blend of each split."""
+    console = new_console()
+    if "index" not in found:
+        _print_files(console, found)
+        return
+    _print_indexed(console, found["index"], found["cache"])
+    for split, described in found["splits"].items():
+        if "problem" in described:
+            console.print(f"{split}: {described['problem']}", markup=False)
+            continue
+        kind = "blended" if described["blended"] else "one unblended pass"
+        _print_split(
+            console, f"{split}: {described['samples']:,} samples, {described['tokens']:,} tokens, {kind}", described
+        )
+        if described.get("steps") == 0:
+            console.print(
+                f"{split}: {described['samples']:,} samples are fewer than a step takes: a loader gives no batch of them, "
+                "but with drop_last=False",
+                markup=False,
+            )
+    stages = ", ".join(f"{end:,}" for end in found["stages"])
+    verb = "end" if found["committed"] else "would end"
+    console.print(f"run {found['run']!r}: stages {verb} at sample {stages}; plan {found['plan']}", markup=False)
+    if found["note"] is not None:
+        console.print(f"note: {found['note']}", markup=False)
+    if "read_amplification" in found:
+        console.print(f"read amplification: {found['read_amplification']:.3f}")
+        if found["order"] == "row":
+            console.print("order: row reads a whole block for each document; this is what that costs (page: near 1)")
+    print_problems(console, found["problems"])
+    print_warnings(console, found["warnings"])
+
+
+def _print_files(console: Console, found: dict[str, Any]) -> None:
+    """What is known without an index."""
+    rows = [
+        (
+            source["name"],
+            source["format"],
+            f"{source['files']:,}",
+            f"{source['bytes'] / 1e6:,.1f}",
+            "" if source["share"] is None else " ".join(f"{unit} {value:g}" for unit, value in source["share"].items()),
+        )
+        for source in found["files"]
+    ]
+    print_table(console, f"run {found['run']!r}", ("source", "format", "files", "MB", "wanted"), rows)
+    _print_left_out(console, found)
+    console.print(f"note: {found['note']}", markup=False)
+
+
+def _print_indexed(console: Console, index: dict[str, Any], cache: str) -> None:
+    columns = ("files", "blocks", "rows", "tokens")
+    rows = [
+        (source["name"], source["format"], source["column_taken"] or "", *(f"{source[key]:,}" for key in columns))
+        for source in index["sources"]
+    ]
+    total = ("all", "", "", *(f"{index[key]:,}" for key in columns))
+    title = f"index {index['digest']} in {cache} ({index['index_bytes'] / 1e3:,.1f} kB)"
+    print_table(console, title, ("source", "format", "column", *columns), rows, total=total)
+    _print_left_out(console, index)
+    for source in index["sources"]:
+        for path in source["skipped"]:
+            console.print(f"skipped, cannot be read: source {source['name']!r}: {path}", markup=False)
+    tables = [
+        source["document_table_bytes"] for source in index["sources"] if source["document_table_bytes"] is not None
+    ]
+    if tables:
+        console.print(f"tables of documents: of {len(tables)} sources, {sum(tables) / 1e3:,.1f} kB")
+
+
+def _print_split(console: Console, title: str, described: dict[str, Any]) -> None:
+    columns = ("source", "documents", "tokens", "wanted", "given", "samples", "epochs", "max", "unread of last epoch")
+    rows = [
+        (
+            source["name"],
+            f"{source['documents']:,}",
+            f"{source['tokens']:,}",
+            f"{source['share_wanted']:.6f}",
+            f"{source['share_given']:.6f}",
+            f"{source['samples']:,}",
+            f"{source['epochs']:,.3f}",
+            "" if source["max_epochs"] is None else f"{source['max_epochs']:g}",
+            f"{source['unread_tokens_of_last_epoch']:,}",
+        )
+        for source in described["sources"]
+    ]
+    print_table(console, title, columns, rows)
+    _print_left_out(console, described)
+    first = described["first_to_run_out"]
+    if first is not None:
+        console.print(f"first to begin another epoch: {first['source']!r}, at sample {first['sample']:,}", markup=False)
+    elif described["blended"]:
+        console.print("no source is read more than once", markup=False)
+
+
+def _print_left_out(console: Console, table: dict[str, Any]) -> None:
+    if n := table.get("sources_left_out"):
+        console.print(f"and {n:,} more sources (--top 0 shows all; --sort and --match choose)")
+
+
+def print_cache(found: dict[str, Any]) -> None:
+    """Generations and runs of a cache."""
+    console = new_console()
+    columns = ("files", "blocks", "rows", "tokens")
+    rows = [
+        (
+            index["digest"],
+            str(len(index["sources"])),
+            *(f"{index[key]:,}" for key in columns),
+            f"{index['index_bytes'] / 1e3:,.1f}",
+        )
+        for index in found["indices"]
+        if "problem" not in index
+    ]
+    print_table(console, f"cache {found['cache']}", ("index", "sources", *columns, "kB"), rows)
+    print_runs(console, found["runs"])
+    for index in found["indices"]:
+        if "problem" in index:
+            console.print(f"damaged: {index['problem']}", markup=False)
+
+
+def print_runs(console: Console, runs: Sequence[dict[str, Any]]) -> None:
+    """The runs of a cache, and which ledgers are damaged."""
+    rows = [
+        (run["run"], f"{run['stages'][-1]:,}", str(len(run["stages"])), run["index"], run["plan"])
+        for run in runs
+        if "problem" not in run
+    ]
+    print_table(console, "runs", ("run", "samples", "stages", "index", "plan"), rows)
+    for run in runs:
+        if "problem" in run:
+            console.print(f"damaged: {run['problem']}", markup=False)
+        elif not run["index_exists"]:
+            console.print(f"run {run['run']!r} reads index {run['index']}, which is not there", markup=False)
+
+
+def print_run(found: dict[str, Any]) -> None:
+    """What a run is committed to."""
+    console, blend = new_console(), dict(found["blend"])
+    sources = blend.pop("sources")
+    keys = list(dict.fromkeys(key for source in sources for key in source if key != "name"))
+    rows = [
+        (source["name"], *("" if source.get(key) is None else str(source[key]) for key in keys)) for source in sources
+    ]
+    print_table(console, f"run {found['run']!r}", ("source", *(key.replace("_", " ") for key in keys)), rows)
+    for key, value in blend.items():
+        console.print(f"{key.replace('_', ' ')}: {value}", markup=False)
+    gone = "" if found["index_exists"] else " (which is not there)"
+    console.print(f"index {found['index']}{gone}", markup=False)
+    stages = ", ".join(f"{end:,}" for end in found["stages"])
+    console.print(f"stages end at sample {stages}; plan {found['plan']}", markup=False)

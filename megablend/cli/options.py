@@ -1,0 +1,17 @@
+"""Options that several commands share, and JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+in_cache = click.option("--cache", metavar="DIR", help="Cache folder, in place of the config's.")
+of_split = click.option("--split", default="train", show_default=True, help="train, valid or test.")
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print one JSON object on one line."""
+    click.echo(json.dumps(value))

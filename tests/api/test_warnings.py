@@ -1,0 +1,95 @@
+"""Numbers that deserve a second look are said, by thresholds; and which sources are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import make_config, write_source
+
+import megablend
+from megablend.api.select import select_sources
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    listed = [[[1, 2, 3]], [list(range(1, 400))] * 2, [list(range(1, 90))] * 2]
+    sources = [
+        write_source(tmp_path, d, "arrow", documents, num_files=1) | {"weight": weight}
+        for d, (documents, weight) in enumerate(zip(listed, (1, 8, 1), strict=True))
+    ]
+    return make_config(tmp_path, sources, samples=1000, lanes=8)
+
+
+def warnings(config: dict[str, Any], **sizes: Any) -> list[str]:
+    found: list[str] = megablend.describe(config, **sizes)["warnings"]
+    return found
+
+
+def test_small_and_often_read_sources_are_said(config: dict[str, Any]) -> None:
+    built = megablend.build(config)
+    small, often = warnings(config)
+    assert small.startswith(
+        "train: 1 source holds fewer than 1 samples of 8 tokens; the smallest is 's0' with 3 tokens"
+    )
+    assert often.startswith(
+        "train: 1 source is read more than 16 times; most often 's0', 267.0 times (3 tokens, 100 samples)"
+    )
+    assert built.warnings == (small, often)
+    assert warnings(config | {"warnings": {"max_epochs": None, "min_source_samples": None}}) == []
+    many = warnings(config | {"warnings": {"max_epochs": 2, "min_source_samples": 23}})
+    assert "2 sources hold fewer than 23 samples" in many[0]
+    assert "3 sources are read more than 2 times" in many[1]
+    config["sources"][0]["max_epochs"] = 300  # somebody has thought about it
+    assert warnings(config | {"warnings": {"min_source_samples": None}}) == []
+
+
+def test_read_amplification_and_lanes_are_said(config: dict[str, Any]) -> None:
+    megablend.build(config)
+    quiet = {"max_epochs": None, "min_source_samples": None}
+    fitting: dict[str, Any] = {"micro_batch_size": 2, "data_parallel_size": 4}
+    assert warnings(config | {"warnings": quiet | {"max_read_amplification": 100}}, **fitting) == []
+    (read,) = warnings(config | {"warnings": quiet | {"max_read_amplification": 0.001}}, **fitting)
+    assert "times the bytes that they use, more than 0.001 times (warnings.max_read_amplification)" in read
+    unfit: dict[str, Any] = {"micro_batch_size": 3, "data_parallel_size": 4}
+    found = megablend.describe(config | {"warnings": quiet | {"max_read_amplification": None}}, **unfit)
+    (lanes,) = found["warnings"]
+    assert "lanes: 8 is not a multiple of micro batch 3 x 4 ranks" in lanes
+    assert "lanes: 12 fits" in lanes
+    assert (found["lanes"], found["fitting_lanes"]) == (8, 12)
+    assert megablend.build(config | {"lanes": 12, "run": "twelve"}).ledger.blend["lanes"] == 12
+
+
+@pytest.mark.parametrize(("given", "message"), [({"max_epoch": 3}, "max_epoch"), ({"max_epochs": 0}, "more than 0")])
+def test_thresholds_are_checked(config: dict[str, Any], given: dict[str, Any], message: str) -> None:
+    with pytest.raises(megablend.ConfigError, match=message):
+        megablend.load_config(config | {"warnings": given})
+
+
+def test_sources_are_sorted_matched_and_cut(config: dict[str, Any]) -> None:
+    megablend.build(config)
+
+    def shown(**how: Any) -> list[str]:
+        found = megablend.describe(config)
+        select_sources(found, **how)
+        train, index = found["splits"]["train"], found["index"]
+        assert index["tokens"] == 979  # sums stay of all
+        assert len(train["sources"]) + train.get("sources_left_out", 0) == 3
+        assert len(index["sources"]) == len(train["sources"])
+        return [source["name"] for source in train["sources"]]
+
+    assert shown() == shown(top=0) == shown(sort="name") == ["s0", "s1", "s2"]
+    assert shown(sort="tokens") == ["s1", "s2", "s0"]
+    assert shown(sort="epochs") == ["s0", "s1", "s2"]
+    assert shown(sort="tokens", top=2) == ["s1", "s2"]
+    assert shown(match="*[02]") == ["s0", "s2"]
+    assert shown(match="s2", top=5) == ["s2"]
+    with pytest.raises(
+        megablend.ConfigError, match=r"found sort 'toknes', expected one of name, .* did you mean 'tokens'"
+    ):
+        shown(sort="toknes")
+    with pytest.raises(megablend.ConfigError, match=r"found match 'x\*', which fits the name of no source"):
+        shown(match="x*")
+    with pytest.raises(megablend.ConfigError, match="found top -1, expected a whole number, 0 or more"):
+        shown(top=-1)

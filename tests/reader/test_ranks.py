@@ -1,0 +1,100 @@
+"""Which rank a loader reads for: given, or taken from a group; in a job of several processes never silently rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import documents, make_config, write_source
+
+import megablend
+from megablend.reader.ranks import resolve_rank
+
+BOTH = "data_parallel_rank and data_parallel_size are missing, and this process is one of"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    config = make_config(tmp_path, [write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4))], samples=40)
+    config["sources"][0]["weight"] = 1
+    megablend.build(config)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        ({"WORLD_SIZE": "8"}, r"8 \(WORLD_SIZE\)"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, r"2 \(OMPI_COMM_WORLD_SIZE\)"),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "16"}, r"16 \(SLURM_NTASKS\)"),
+        ({"PMIX_RANK": "3"}, r"4 or more \(PMIX_RANK\)"),
+    ],
+    ids=str,
+)
+def test_in_a_job_of_several_processes_both_are_named(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], job: str
+) -> None:
+    dataset = megablend.open(config)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for make in (megablend.Loader, megablend.PretrainingSampler):
+        with pytest.raises(megablend.ConfigError, match=f"{BOTH} {job}, .*or data_parallel_group="):
+            make(dataset, micro_batch_size=4)
+    with pytest.raises(megablend.ConfigError, match="found data_parallel_size 2 without data_parallel_rank; give"):
+        megablend.Loader(dataset, micro_batch_size=4, data_parallel_size=2)
+    with pytest.raises(megablend.ConfigError, match=f"data_parallel_size is missing, and this process is one of {job}"):
+        megablend.Loader(dataset, micro_batch_size=4, data_parallel_rank=0)
+    assert megablend.Loader(dataset, micro_batch_size=4, data_parallel_size=1).sampler.data_parallel_rank == 0
+    loader = megablend.Loader(dataset, micro_batch_size=4, data_parallel_rank=1, data_parallel_size=2)
+    assert next(iter(loader.sampler)) == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1"}, {"SLURM_NTASKS": "16"}, {"PMI_SIZE": "1"}], ids=str)
+def test_a_process_alone_is_rank_0_of_1(variables: dict[str, str]) -> None:
+    assert resolve_rank(None, None, None, variables) == (0, 1)
+
+
+def test_a_size_needs_a_rank_everywhere() -> None:
+    with pytest.raises(megablend.ConfigError, match="found data_parallel_size 2 without data_parallel_rank"):
+        resolve_rank(None, 2, None, {})
+
+
+@pytest.mark.timeout(200)
+def test_groups_and_meshes_tell_both(tmp_path: Path, config: dict[str, Any]) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(config))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environ = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    environ["PYTHONPATH"] = str(Path(megablend.__file__).parents[1])
+    command = [sys.executable, str(Path(__file__).with_name("ranks_worker.py")), str(path)]
+    ranks = [
+        subprocess.Popen(
+            command, env=environ | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=150) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    for number, (out, _) in enumerate(outputs):
+        found = json.loads(out.splitlines()[-1])
+        mine = [number * 4 + i for i in range(4)]
+        assert [found[name] for name in ("world", "dp", "flat")] == [mine, mine, mine]
+        assert [found[name] for name in ("given", "tp")] == [[0, 1, 2, 3], [0, 1, 2, 3]]  # ranks that read the same
+        assert f"{BOTH} 2 (WORLD_SIZE)" in found["before"]
+        assert f"{BOTH} 2 (torch.distributed)" in found["missing"]
+        assert "found a DeviceMesh of 2 dimensions ('dp', 'tp'), expected one dimension of it" in found["whole"]
+        assert "this process is not in it" in found["other"]
+        assert "found data_parallel_rank or data_parallel_size beside it" in found["both"]
+        assert "found str, expected a torch.distributed.ProcessGroup or a DeviceMesh" in found["wrong"]
