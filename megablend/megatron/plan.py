@@ -170,8 +170,8 @@ def _refuse_no_tokens(request: CacheRequest, part: DatasetPart, size: PartSize) 
     else:
         return
     raise PlanError(
-        f"{part.prefix} ({SPLITS[part.split]}): its sequences {size.begin:,} to {size.end:,} of {size.num_sequences:,} contain no "
-        f"tokens, and {consequence}; give the split a larger part of the data, or none (0 in --split)"
+        f"{part.prefix} ({SPLITS[part.split]}): its sequences {size.begin:,} to {size.end:,} of {size.num_sequences:,} contain "
+        f"no tokens, and {consequence}; give the split a larger part of the data, or none (0 in --split)"
     )
 
 

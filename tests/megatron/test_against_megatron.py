@@ -153,8 +153,10 @@ def test_parts_without_tokens_are_refused_where_megatron_fails(
     """Of some documents, of all, and of none; by themselves, among several validation sets, and in a blend by lengths."""
     whole, parts = write_pair(tmp_path / "whole", [5] * 9), write_pair(tmp_path / "parts", [0, 9, 0, 20])
     empty = write_pair(tmp_path / "empty", [0, 0])
-    blends = {"blend_per_split": [([whole], None), ([whole, empty], None), None]}
-    cases = [({"blend": ([parts], None), "split": split}, [None, size, 0]) for split in ("25,25,50", "98,1,1")]
+    blends: dict[str, Any] = {"blend_per_split": [([whole], None), ([whole, empty], None), None]}
+    cases: list[tuple[dict[str, Any], list[int | None]]] = [
+        ({"blend": ([parts], None), "split": split}, [None, size, 0]) for split in ("25,25,50", "98,1,1")
+    ]
     cases += [(known({**blends, "multiple_validation_sets": True, "full_validation": size is None}), [9, size, 0])]
     if size is None:
         cases += [(blends, [9, size, 0])]
