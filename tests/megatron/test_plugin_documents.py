@@ -183,7 +183,8 @@ def test_a_pair_looks_inside_like_an_indexed_dataset(tmp_path: Path) -> None:
         writer.add_document(np.array([rng.randrange(50_000) for _ in range(sum(sizes))], np.uint16), sizes)
     writer.finalize(f"{prefix}.idx")
     build_catalog(str(tmp_path), [prefix], launch=OneProcess())
-    theirs, ours = IndexedDataset(prefix), PairDocuments(prefix, catalog_path(str(tmp_path), (prefix,)))
+    theirs = IndexedDataset(prefix)
+    ours: Any = PairDocuments(prefix, catalog_path(str(tmp_path), (prefix,)))
     assert len(ours) == len(theirs) > len(theirs.document_indices)
     for name in ("sequence_lengths", "sequence_pointers", "document_indices"):
         found, expected = getattr(ours.index, name), getattr(theirs.index, name)
