@@ -53,7 +53,7 @@ def environment(folder: Path, version: str) -> Path:
         (site,) = folder.glob("lib/python*/site-packages")
         if checkout.is_dir():  # before an installed release: names of .pth files are sorted
             (site / "a_checkout.pth").write_text(str(checkout.resolve()))
-        (site / "base.pth").write_text("\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}))
+        (site / "base.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     packages = IMPORTED if checkout.is_dir() else [f"megatron-core=={version}"]
     install = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", *packages]
     subprocess.run([sys.executable, *install], check=True)

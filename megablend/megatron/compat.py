@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-TRIED = ("0.12", "0.13", "0.14", "0.15", "0.16", "0.17", "0.18", "0.19", "0.20")
-"""Series of versions that the plugin's tests were run with one of; others are named in the log."""
+TRIED = ("0.12", "0.13", "0.14", "0.15", "0.16", "0.17", "0.18", "0.19")
+"""Series of versions that were tried, as README says; others that fit are used, and named in the log."""
 _DEFAULTS = {
     "defer_npy_index_mmap": False,
     "fast_cache_load": False,
