@@ -18,24 +18,29 @@ _THRESHOLD = 0.80  # of an epoch's samples: a final epoch that gives fewer is sh
 def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int:
     """Epochs of `tokens` tokens that hold `samples` samples; one where None are asked for.
 
-    Raises: PlanError where an epoch has no tokens: no number of them would do.
+    Raises: PlanError where tokens are needed and an epoch has none: no number of epochs would do.
 
     Source: GPTDataset._get_num_epochs.
     """
+    needed = 0 if samples is None else samples * length + extra
+    if needed <= tokens:
+        return 1
     if tokens < 1:
         raise PlanError(f"a split holds {tokens} tokens; expected some: give it a larger part of the data, or none")
-    return 1 if samples is None else max(1, -(-(samples * length + extra) // tokens))
+    return -(-needed // tokens)
 
 
 def num_samples(tokens: int, epochs: int, length: int, extra: int, keep_tail: bool) -> int:
-    """Samples in `epochs` epochs of `tokens` tokens, 1 or more.
+    """Samples in `epochs` epochs of `tokens` tokens; below 0 where there are no tokens and `length` and `extra` are 1.
 
     A kept last, partial sample is counted in single precision, as Megatron does: above 2^24 samples this loses some or adds some.
 
     Source: helpers.build_sample_idx.
     """
     total = epochs * tokens - extra
-    return int(np.ceil(np.float32(total) / np.float32(length))) if keep_tail else total // length
+    if keep_tail:
+        return int(np.ceil(np.float32(total) / np.float32(length)))
+    return total // length if total >= 0 else -(-total // length)  # towards zero, as C++ divides
 
 
 def samples_before_final_epoch(tokens: int, epochs: int, samples: int | None, length: int, extra: int) -> int | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +21,17 @@ from typing import Any
 
 import torch.distributed
 
+from megablend.errors import ConfigError
 from megablend.index.launch import Launch
 from megablend.megatron.address import PAIR, parse_address
 from megablend.megatron.agree import AgreedLaunch, GroupLaunch
 from megablend.megatron.api import request_of
 from megablend.megatron.cache import prepare_cache
 from megablend.megatron.catalog import build_catalog
-from megablend.megatron.compat import assumes_whole_cache, unknown_version
-from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset
+from megablend.megatron.compat import TRIED, assumes_whole_cache, find_unknown_settings, is_tried
+from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig
 from megablend.megatron.dataset import MegablendGPTDataset, cache_of, pairs_of, words_of
+from megablend.megatron.installed import installed_version, misfit
 from megablend.megatron.job import Job, this_job
 from megablend.megatron.nodes import AUTO, builders
 from megablend.megatron.pages import build_pages, open_pages
@@ -36,12 +39,15 @@ from megablend.megatron.receipt import is_whole
 from megablend.megatron.request import CacheRequest
 from megablend.megatron.tables import build_table, pinned_address, table_path
 
+_logger = logging.getLogger("megablend")
+
 
 class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
     """In place of BlendedMegatronDatasetBuilder, with the same arguments.
 
     Serves GPTDataset over `.bin/.idx`, and MegablendGPTDataset over these, Parquet and Arrow. Other classes, mock data, a
-    config without a cache folder and versions of megatron-core that are not known go Megatron's own way, with a warning.
+    config without a cache folder, settings that are not known, and versions of megatron-core that build something else go
+    Megatron's own way, with a warning.
 
     Args:
         cls: GPTDataset or MegablendGPTDataset.
@@ -62,13 +68,27 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError, LaunchError.
         """
         if reason := self._not_ours():
-            warnings.warn(f"{reason}: the datasets are built Megatron's own way", RuntimeWarning, stacklevel=2)
-            return list(super().build())
+            return self._leave_to_megatron(reason)
+        own: Any = MegablendDatasetBuilder
         if assumes_whole_cache(self.config):
-            return self._open()
+            reason = misfit(own)
+            return self._open() if reason is None else self._leave_to_megatron(reason)
         job = this_job()
-        found = self._open_whole()
-        if all(job.everyone.allgather(found is not None)):
+        try:
+            reason = misfit(own)
+        except BaseException as error:
+            job.everyone.abort(error)
+        if reason is None and not is_tried(installed_version()) and job.rank == 0:
+            _logger.warning(
+                "megatron-core %s is not a version that megablend was tested with; its code and tiny datasets built both ways "
+                "are as expected, so it is used",
+                installed_version(),
+            )
+        found = None if reason else self._open_whole()
+        answers = job.everyone.allgather((reason, found is not None))
+        if reasons := [each for each, _ in answers if each]:
+            return self._leave_to_megatron(reasons[0])
+        if all(is_open for _, is_open in answers):
             assert found is not None
             return found
         with job.members(range(job.size)) as everyone:
@@ -82,23 +102,29 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     def _not_ours(self) -> str | None:
         """Why the datasets are none of our business."""
-        version = unknown_version()
         if issubclass(self.cls, MegablendGPTDataset):
-            if version:
-                unknown = (
-                    f"megatron-core {version} is not known to megablend; {self.cls.__name__} is tried all the same"
-                )
-                warnings.warn(unknown, RuntimeWarning, stacklevel=3)
             return None
-        if version:
-            return f"megatron-core {version} is not known to megablend"
         if self.cls is not GPTDataset:
             return f"{self.cls.__name__} is no class that megablend builds"
         if self.config.mock:
             return "the config names no data"
         if not self.config.path_to_cache:
             return "path_to_cache (--data-cache-path) is not given"
+        if unknown := find_unknown_settings(self.config, GPTDatasetConfig):
+            return (
+                f"megatron-core {installed_version()} has settings that megablend does not know: {', '.join(unknown)}"
+            )
         return None
+
+    def _leave_to_megatron(self, reason: str) -> list[Any]:
+        """Megatron's own build, on all ranks. Raises: ConfigError for a class that only we build."""
+        if issubclass(self.cls, MegablendGPTDataset):
+            raise ConfigError(
+                f"{self.cls.__name__} does not work with megatron-core {installed_version()}: {reason}; use a version "
+                f"from {TRIED[0]} to {TRIED[-1]}, or GPTDataset over .bin/.idx pairs"
+            )
+        warnings.warn(f"{reason}: the datasets are built Megatron's own way", RuntimeWarning, stacklevel=3)
+        return list(BlendedMegatronDatasetBuilder(self.cls, self.sizes, self.is_built_on_rank, self.config).build())
 
     def _open_whole(self) -> list[Any] | None:
         """The datasets, if the cache says that it is whole, and is; building finds out what is wrong with it."""

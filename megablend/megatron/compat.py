@@ -1,40 +1,90 @@
-"""What differs between versions of megatron-core; nothing else here knows of a version.
+"""What differs between versions of megatron-core, told by what a version has; nothing else here knows of a version.
 
     0.12    a blend's surplus is 0.5 %, not a setting; no validation sets by themselves, no fast cache load
     0.14    multiple_validation_sets, full_validation
     0.16    fast_cache_load, defer_npy_index_mmap
-    later   inter_document_masking: a dataset's query also tells the tokens of each of a sample's documents
+    0.19    inter_document_masking: a dataset's query also tells the tokens of each of a sample's documents
 
-The builder's steps (`_build_megatron_dataset_splits`, `_build_megatron_datasets_parallel`, `build_generic_dataset`) and the
-constructors of datasets have had one signature in all versions that are known here. Of another version that cannot be
-said: the builder then goes Megatron's own way.
+Whether the installed version is one that the plugin fits is found out by probe.py. A setting that is not known here, and is on,
+may change what a cache holds: the builder then leaves the work to Megatron.
 Nothing is imported of megatron-core: caches can be prepared where it is not installed.
 """
 
 from __future__ import annotations
 
-import re
-from functools import cache
-from importlib import metadata
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
-_FIRST, _LAST = (0, 12), (0, 16)
+TRIED = ("0.12", "0.13", "0.14", "0.15", "0.16", "0.17", "0.18", "0.19")
+"""Series of versions that were tried, as README says; others that fit are used, and named in the log."""
 _DEFAULTS = {
+    "defer_npy_index_mmap": False,
     "fast_cache_load": False,
     "full_validation": False,
     "mid_level_dataset_surplus": 0.005,
     "multiple_validation_sets": False,
 }
 """What versions that lack a setting do."""
+_OTHERS = {
+    "add_extra_token_to_sequence",
+    "allow_ambiguous_pad_tokens",
+    "blend",
+    "blend_per_split",
+    "context_parallel_size",
+    "create_attention_mask",
+    "data_parallel_size",
+    "drop_last_partial_validation_sequence",
+    "eod_mask_loss",
+    "hybrid_context_parallel",
+    "inter_document_masking",
+    "mmap_bin_files",
+    "mock",
+    "num_dataset_builder_threads",
+    "object_storage_cache_path",
+    "path_to_cache",
+    "random_seed",
+    "reset_attention_mask",
+    "reset_position_ids",
+    "s3_cache_path",
+    "sequence_length",
+    "sequence_parallel_size",
+    "sequences_per_dataset",
+    "sft_mock_dataset_config_json",
+    "split",
+    "split_matrix",
+    "token_dtype_code",
+    "tokenizer",
+    "varlen_mock_dataset_config_json",
+    "varlen_sbhd_validation",
+}
+"""Settings that are known, and that all versions of a cache have or that change nothing in it."""
 
 
-@cache
-def unknown_version() -> str | None:
-    """The installed version, where it is not one that this module knows; None where it is."""
-    version = metadata.version("megatron-core")
-    found = re.match(r"(\d+)\.(\d+)", version)
-    known = found is not None and _FIRST <= (int(found[1]), int(found[2])) <= _LAST
-    return None if known else version
+def is_tried(version: str) -> bool:
+    """Whether a version, such as 0.16.1, is of a series that was tried."""
+    return ".".join(version.split(".")[:2]) in TRIED
+
+
+def has_default(name: str) -> bool:
+    """Whether versions may lack this setting."""
+    return name in _DEFAULTS
+
+
+def find_unknown_settings(config: Any, known_class: type[Any]) -> list[str]:
+    """Settings of a version that are not known here and are not at their defaults.
+
+    Args:
+        config: of `known_class` or a class derived from it, whose own settings are not looked at.
+        known_class: the installed GPTDatasetConfig.
+    """
+    unknown = [field for field in fields(known_class) if field.name not in _OTHERS and field.name not in _DEFAULTS]
+    return [field.name for field in unknown if getattr(config, field.name, None) != _default(field)]
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return None if field.default is MISSING else field.default
 
 
 def setting(config: Any, name: str) -> Any:

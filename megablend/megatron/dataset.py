@@ -9,6 +9,7 @@ from typing import Any
 from megablend.errors import ConfigError
 from megablend.megatron.address import PAIR, parse_address
 from megablend.megatron.catalog import catalog_path
+from megablend.megatron.compat import setting
 from megablend.megatron.config import MegablendDatasetConfig
 from megablend.megatron.core import GPTDataset
 from megablend.megatron.documents import Documents, PairDocuments, TableDocuments
@@ -23,6 +24,10 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
     Made by MegablendDatasetBuilder, which builds what this class only opens. All that makes a sample's dict of its tokens is
     the installed GPTDataset's own.
     """
+
+    document_index: Any
+    sample_index: Any
+    shuffle_index: Any
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str, config: MegablendDatasetConfig) -> Documents:
@@ -39,15 +44,28 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return TableDocuments(cache, pinned_address(cache, dataset_path), config.memory // num_tables)
 
     def __len__(self) -> int:
-        return len(self.sample_index) - 1
+        return len(self._arrays[1]) - 1
 
     def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
-        """Arrays that are opened when they are first read; Megatron would map three a dataset."""
+        """Arrays that are opened when they are first read; Megatron would map three a dataset.
+
+        Where Megatron's are deferred (`defer_npy_index_mmap`), none are to be seen before the first sample.
+        """
         base = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}"
-        names = ("document_index", "sample_index", "shuffle_index")
-        paths = [Path(cache_of(self.config), f"{base}-{name}.npy") for name in names]
-        document_index, sample_index, shuffle_index = (PooledArray(str(path)) for path in paths)
-        return document_index, sample_index, shuffle_index
+        paths = [
+            str(Path(cache_of(self.config), f"{base}-{name}.npy"))
+            for name in ("document_index", "sample_index", "shuffle_index")
+        ]
+        self.path_to_document_index, self.path_to_sample_index, self.path_to_shuffle_index = paths
+        self._arrays = PooledArray(paths[0]), PooledArray(paths[1]), PooledArray(paths[2])
+        return (None, None, None) if setting(self.config, "defer_npy_index_mmap") else self._arrays
+
+    def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
+        """As GPTDataset does it, on arrays of a bounded number of descriptors."""
+        if self.shuffle_index is None:
+            self.document_index, self.sample_index, self.shuffle_index = self._arrays
+        found: tuple[Any, ...] = super()._query_document_sample_shuffle_indices(idx)
+        return found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In a spawned worker, too, files are bounded."""

@@ -125,10 +125,7 @@ def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize, share
     extra, length = int(request.add_extra_token_to_sequence), request.sequence_length
     name = f"{part.prefix} ({SPLITS[part.split]})"
     if not size.tokens:
-        raise PlanError(
-            f"{name}: its sequences {size.begin:,} to {size.end:,} of {size.num_sequences:,} hold no token, and Megatron would "
-            "wait for some forever; give the split a larger part of the data, or none (0 in --split)"
-        )
+        _refuse_no_tokens(request, part, size)
     epochs = num_epochs(size.tokens, part.num_samples, length, extra)
     if epochs > _INT32_MAX:
         raise PlanError(
@@ -157,6 +154,24 @@ def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize, share
         num_samples=samples,
         samples_before_final=samples_before_final_epoch(size.tokens, epochs, part.num_samples, length, extra),
         keep_tail=keep_tail,
+    )
+
+
+def _refuse_no_tokens(request: CacheRequest, part: DatasetPart, size: PartSize) -> None:
+    """Refuse a part without tokens where Megatron would fail; elsewhere it makes a dataset without samples.
+
+    Raises: PlanError where samples are asked for, or a sample's extra token is all that Megatron would subtract from nothing.
+    """
+    extra, length = int(request.add_extra_token_to_sequence), request.sequence_length
+    if part.num_samples is not None and part.num_samples * length + extra > 0:
+        consequence = "Megatron would loop forever"
+    elif not size.num_sequences or num_samples(0, 1, length, extra, keep_tail=False) < 0:
+        consequence = "Megatron would fail"
+    else:
+        return
+    raise PlanError(
+        f"{part.prefix} ({SPLITS[part.split]}): its sequences {size.begin:,} to {size.end:,} of {size.num_sequences:,} contain "
+        f"no tokens, and {consequence}; give the split a larger part of the data, or none (0 in --split)"
     )
 
 

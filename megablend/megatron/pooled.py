@@ -40,12 +40,24 @@ class PooledArray:
         return self.shape[0]
 
     def __getitem__(self, i: Any) -> Any:
-        """Entry i, or row i where there are two dimensions. Raises: IndexError."""
-        number, length = int(i), len(self)
+        """Entry i, or row i where there are two dimensions; else what numpy gives. Raises: IndexError."""
+        length = len(self)
+        if isinstance(i, slice) and i.step in (None, 1):
+            start, stop, _ = i.indices(length)
+            return self._read(start, max(0, stop - start))
+        if not isinstance(i, int | np.integer):
+            return np.asarray(self)[i]
+        number = int(i)
         if not -length <= number < length:
             raise IndexError(f"{self.path}: entry {number} of {length}")
         row = self._read(number % length, 1)
         return row[0]
+
+    def __getattr__(self, name: str) -> Any:
+        """What else numpy.ndarray has (`max`, `tolist`, ...), of the whole array, which is read for it."""
+        if name.startswith("_") or not hasattr(np.ndarray, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(np.asarray(self), name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self._read(0, len(self)).astype(dtype or self.dtype)
@@ -58,6 +70,8 @@ class PooledArray:
 
     @cached_property
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype, of the file that lies there now: a cache may have been built anew since the pool opened it."""
+        LocalStorage().stat(self.path)
         head = io.BytesIO(LocalStorage().read(self.path, 0, _ENTRIES_START))
         try:
             version, shape, fortran_order, dtype = read_header(head)

@@ -29,6 +29,17 @@ def test_epochs_as_megatron(tokens: int, samples: int | None, length: int, extra
 def test_no_tokens_no_epochs() -> None:
     with pytest.raises(PlanError, match="a split holds 0 tokens; expected some"):
         num_epochs(0, 10, 4, 1)
+    with pytest.raises(PlanError, match="a split holds 0 tokens; expected some"):
+        num_epochs(0, 0, 4, 1)
+    assert num_epochs(0, None, 4, 1) == num_epochs(0, 0, 4, 0) == 1
+
+
+@pytest.mark.parametrize("keep_tail", [False, True])
+@pytest.mark.parametrize(("length", "extra"), [(1, 0), (2, 0), (2, 1), (3, 1)])
+def test_no_tokens_no_samples_as_megatron(length: int, extra: int, keep_tail: bool) -> None:
+    lengths, documents = np.zeros(3, np.int32), np.arange(2, dtype=np.int32)
+    expected = megatron("helpers").build_sample_idx(lengths, documents, length, 1, 0, not keep_tail, bool(extra))
+    assert num_samples(0, 1, length, extra, keep_tail) == len(expected) - 1
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ from megablend.megatron.dataset import MegablendGPTDataset  # noqa: E402
 from megablend.megatron.write import ArtefactWriter  # noqa: E402
 
 
+class OtherDataset(GPTDataset):  # type: ignore[misc]
+    """A class of the user's own, which Megatron's builder builds."""
+
+
 def digest(datasets: list[Any]) -> list[str | None]:
     """Of all samples of each split."""
     found: list[str | None] = []
@@ -74,7 +78,8 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     rank, built = rank_of(spec["launcher"]), list[str]()
     watch(built, rank == spec.get("victim"))
-    cls = {"GPTDataset": GPTDataset, "MegablendGPTDataset": MegablendGPTDataset}[spec["class"]]
+    classes = {cls.__name__: cls for cls in (GPTDataset, MegablendGPTDataset, OtherDataset)}
+    cls = classes[spec["class"]]
     holders = spec.get("holders")
     config = plugin_config(
         Path(spec["cache"].format(rank=rank)),

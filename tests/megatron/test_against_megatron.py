@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ import torch
 from megatron.core.datasets import gpt_dataset, helpers
 from megatron.core.datasets.gpt_dataset import GPTDataset
 from pairs import contents, write_pair
+from plugin_data import known
 from reference import Case, config_of, draw_case, megatron_build
 
 from megablend.errors import PlanError
@@ -137,6 +139,59 @@ def test_a_dataset_too_short_for_one_sample(tmp_path: Path, monkeypatch: pytest.
     prefix = write_pair(tmp_path / "a", [0, 1, 0])
     check(tmp_path, Case({"blend": ([prefix], None), "split": "1"}, [None, None, None]), monkeypatch)
     check(tmp_path / "many epochs", Case({"blend": ([prefix], None), "split": "1"}, [3, None, None]), monkeypatch)
+
+
+class LoopError(Exception):
+    """Megatron counts epochs for ever."""
+
+
+@pytest.mark.parametrize("extra", [False, True])
+@pytest.mark.parametrize(("size", "kept"), [(None, False), (None, True), (0, False), (2, True)])
+def test_parts_without_tokens_are_refused_where_megatron_fails(
+    size: int | None, kept: bool, extra: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of some documents, of all, and of none; by themselves, among several validation sets, and in a blend by lengths."""
+    whole, parts = write_pair(tmp_path / "whole", [5] * 9), write_pair(tmp_path / "parts", [0, 9, 0, 20])
+    empty = write_pair(tmp_path / "empty", [0, 0])
+    blends: dict[str, Any] = {"blend_per_split": [([whole], None), ([whole, empty], None), None]}
+    cases: list[tuple[dict[str, Any], list[int | None]]] = [
+        ({"blend": ([parts], None), "split": split}, [None, size, 0]) for split in ("25,25,50", "98,1,1")
+    ]
+    cases += [(known({**blends, "multiple_validation_sets": True, "full_validation": size is None}), [9, size, 0])]
+    if size is None:
+        cases += [(blends, [9, size, 0])]
+    flags = {"drop_last_partial_validation_sequence": not kept, "add_extra_token_to_sequence": extra}
+    for number, (own, sizes) in enumerate(cases):
+        for length in (1, 16):
+            folder = tmp_path / f"{number}-{length}"
+            options: dict[str, Any] = {**own, **flags, "sequence_length": length, "mmap_bin_files": False}
+            outcome = outcome_of_megatron(config_of(folder / "found", **options), sizes)
+            if outcome is None:
+                check(folder, Case(options, list(sizes)), monkeypatch)
+            else:
+                with pytest.raises(PlanError, match=outcome):
+                    prepare(config_of(folder / "ours", **options), sizes)
+                assert not (folder / "ours").exists()
+
+
+def outcome_of_megatron(config: Any, sizes: list[int | None]) -> str | None:
+    """What our error says where Megatron fails, or loops; None where it builds."""
+
+    def stop(*args: Any) -> NoReturn:
+        raise LoopError
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.1)
+    try:
+        megatron_build(config, sizes)
+    except LoopError:
+        return "Megatron would loop forever"
+    except (AssertionError, ValueError):
+        return "Megatron would fail|make no sample|cannot keep a partial sample"
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    return None
 
 
 def test_what_megatron_rejects_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -55,8 +55,17 @@ def test_weights_whose_shares_doubles_do_not_hold_are_refused(weights: tuple[flo
 
 
 def test_a_split_without_tokens_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"^/a \(train\): its sequences 0 to 100 of 100 hold no token.*0 in --split"):
+    with pytest.raises(
+        PlanError, match=r"^/a \(train\): its sequences 0 to 100 of 100 contain no tokens.*loop forever.*0 in --split"
+    ):
         plan(request(0, 0, 0), 0)
+
+
+def test_a_split_without_sequences_is_refused() -> None:
+    with pytest.raises(
+        PlanError, match=r"^/a \(train\): its sequences 0 to 0 of 0 contain no tokens, and Megatron would fail"
+    ):
+        plan(request(None, None, None), 0, documents=0)
 
 
 def test_epochs_are_counted_in_32_bits() -> None:

@@ -131,25 +131,49 @@ for sizes in ({SIZES}, [201, 20, 10]):
     assert "cannot write the cache (Read-only file system)" in complaint
 
 
-def test_an_unknown_version_goes_megatrons_way(
+def test_an_unknown_version_that_fits_is_used_and_named_in_the_log(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("megablend.megatron.builder.installed_version", lambda: "0.99.0")
+    build(GPTDataset, config_of(tmp_path / "ours", **options))
+    assert (tmp_path / "ours" / ".megablend").exists()
+    assert [record.name for record in caplog.records if "megatron-core 0.99.0 is not a version" in record.message] == [
+        "megablend"
+    ]
+    caplog.clear()
+    monkeypatch.undo()
+    build(GPTDataset, config_of(tmp_path / "ours", **options))
+    assert not [record for record in caplog.records if record.name == "megablend"]
+
+
+def test_a_version_that_does_not_fit_goes_megatrons_way(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megablend.megatron.compat.metadata.version", lambda name: "0.99.0")
-    compat.unknown_version.cache_clear()
-    try:
+    monkeypatch.setattr("megablend.megatron.builder.misfit", lambda builder: "GPTDataset has no __len__")
+    for fast in (False, True):
+        monkeypatch.setattr("megablend.megatron.builder.assumes_whole_cache", lambda config, fast=fast: fast)
         with pytest.warns(
-            RuntimeWarning, match=r"megatron-core 0\.99\.0 is not known to megablend.*Megatron's own way"
+            RuntimeWarning, match=r"GPTDataset has no __len__: the datasets are built Megatron's own way"
         ):
             found = build(GPTDataset, config_of(tmp_path / "ours", **options))
-        with pytest.warns(RuntimeWarning, match=r"0\.99\.0 is not known to megablend; MegablendGPTDataset is tried"):
-            tried = build(MegablendGPTDataset, plugin_config(tmp_path / "tried", **options))
-    finally:
-        compat.unknown_version.cache_clear()
+        with pytest.raises(
+            ConfigError, match=r"MegablendGPTDataset does not work with megatron-core .*no __len__; use"
+        ):
+            build(MegablendGPTDataset, plugin_config(tmp_path / "tried", **options))
     theirs = megatron_build(config_of(tmp_path / "theirs", **options), SIZES)
     assert contents(tmp_path / "ours") == contents(tmp_path / "theirs")
-    for one, other, third in zip(found, theirs, tried, strict=True):
+    assert not (tmp_path / "ours" / ".megablend").exists()
+    for one, other in zip(found, theirs, strict=True):
         assert_same_samples(one, other)
-        assert_same_samples(third, other)
+
+
+def test_a_setting_that_is_not_known_and_on_is_left_to_megatron(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "_OTHERS", compat._OTHERS - {"num_dataset_builder_threads"})
+    build(GPTDataset, config_of(tmp_path / "off", **options))
+    with pytest.warns(RuntimeWarning, match=r"settings that megablend does not know: num_dataset_builder_threads"):
+        build(GPTDataset, config_of(tmp_path / "on", **options, num_dataset_builder_threads=2))
 
 
 class OtherDataset(GPTDataset):  # type: ignore[misc]

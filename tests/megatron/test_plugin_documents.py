@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from plugin_data import draw_documents, write_word
 
 from megablend.errors import CacheError, ChangedFileError, ConfigError
@@ -170,3 +171,52 @@ def test_addresses(text: str, expected: Address) -> None:
 def test_addresses_that_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_address(text)
+
+
+def test_a_pair_looks_inside_like_an_indexed_dataset(tmp_path: Path) -> None:
+    """Documents of several sequences; all that Megatron's own code and tests look up."""
+    prefix = str(tmp_path / "pair")
+    writer = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+    rng = random.Random(3)
+    for _ in range(20):
+        sizes = [rng.randrange(9) for _ in range(rng.randrange(1, 4))]
+        writer.add_document(np.array([rng.randrange(50_000) for _ in range(sum(sizes))], np.uint16), sizes)
+    writer.finalize(f"{prefix}.idx")
+    build_catalog(str(tmp_path), [prefix], launch=OneProcess())
+    theirs = IndexedDataset(prefix)
+    ours: Any = PairDocuments(prefix, catalog_path(str(tmp_path), (prefix,)))
+    assert len(ours) == len(theirs) > len(theirs.document_indices)
+    for name in ("sequence_lengths", "sequence_pointers", "document_indices"):
+        found, expected = getattr(ours.index, name), getattr(theirs.index, name)
+        assert found.dtype == expected.dtype
+        assert np.array_equal(found, expected)
+    for name in ("dtype", "dtype_size", "sequence_count", "document_count", "sequence_modes"):
+        assert getattr(ours.index, name) == getattr(theirs.index, name)
+    assert len(ours.index) == len(theirs.index)
+    assert ours.index[5] == theirs.index[5]
+    assert (ours.path_prefix, ours.multimodal) == (theirs.path_prefix, theirs.multimodal)
+    for number in (0, 7, np.int32(3), -1, -len(theirs)):
+        assert ours[number].tolist() == ours.get(number).tolist() == theirs[number].tolist()
+    for part in (slice(2, 9), slice(None), slice(-4, None), slice(3, 3)):
+        assert [found.tolist() for found in ours[part]] == [found.tolist() for found in theirs[part]]
+    ours.set_document_indices(theirs.get_document_indices()[:5])
+    assert np.array_equal(ours.get_document_indices(), theirs.document_indices[:5])
+    assert np.array_equal(pickle.loads(pickle.dumps(ours)).document_indices, theirs.document_indices)
+
+
+@pytest.mark.parametrize("kind", ["megatron", "parquet", "arrow"])
+def test_documents_are_looked_up_by_number_and_slice(tmp_path: Path, kind: str) -> None:
+    found: Any = open_documents(tmp_path, kind)
+    assert [each.tolist() for each in found[10:30]] == DOCUMENTS[10:30]
+    assert found[-1].tolist() == found.get(-1).tolist() == DOCUMENTS[-1]
+    assert found.document_indices.tolist() == list(range(len(DOCUMENTS) + 1))
+    pointers, itemsize = found.index.sequence_pointers, found.index.dtype_size
+    assert np.array_equal(np.diff(pointers), found.sequence_lengths[:-1].astype(np.int64) * itemsize)
+    assert found.index.dtype == np.result_type(found[0]).type
+    for number in (len(DOCUMENTS), -len(DOCUMENTS) - 1):
+        with pytest.raises(IndexError, match=rf"document {number} of {len(DOCUMENTS)}"):
+            found.get(number, offset=0, length=1)
+    with pytest.raises(ValueError, match="found a slice with step 2; expected documents in a row"):
+        found[::2]
+    with pytest.raises(TypeError, match="found a str; expected a document's number or a slice"):
+        found["a"]

@@ -29,6 +29,11 @@ def test_entries_are_those_of_the_array(tmp_path: Path, array: np.ndarray) -> No
     for i in (*range(0, len(array), 37), *range(-len(array), 0, 41)):
         assert np.array_equal(found[np.uint32(i) if i >= 0 else i], array[i])
         assert type(found[i]) is type(array[i])
+    for part in (slice(3, 9), slice(None), slice(-5, None), slice(9, 3), slice(None, None, 2), np.array([], np.int64)):
+        assert np.array_equal(found[part], array[part])
+    assert found.tolist() == array.tolist()
+    assert (found.ndim, found.size, found.sum()) == (array.ndim, array.size, array.sum())
+    assert not hasattr(found, "path_of")
     for i in (len(array), -len(array) - 1):
         with pytest.raises(IndexError, match=rf"a\.npy: entry {i} of {len(array)}"):
             found[i]
@@ -48,3 +53,11 @@ def test_what_is_no_array_is_told(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptFileError, match="truncated"):
         PooledArray(str(path))[99]
+
+
+def test_a_file_that_was_built_anew_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    for value in (1, 2):
+        np.save(path, np.full(10, value))
+        assert PooledArray(str(path)).tolist() == [value] * 10
+        path.unlink()

@@ -72,6 +72,14 @@ def built_once(found: list[Result]) -> None:
     assert set(counts.values()) == {1}
 
 
+def test_what_goes_megatrons_way_waits_for_rank_0(tmp_path: Path) -> None:
+    """From an empty cache the other ranks find nothing before."""
+    spec = spec_of(tmp_path, "megatron")
+    first, second = run(tmp_path, {**spec, "class": "OtherDataset"}, 2)
+    assert [first["error"], second["error"], first["built"], second["built"]] == [None, None, [], []]
+    assert first["samples"] == second["samples"]
+
+
 slow = pytest.mark.slow  # each rank takes seconds to import what it needs
 
 

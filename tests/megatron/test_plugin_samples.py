@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset
@@ -84,3 +86,32 @@ def test_a_whole_cache_may_be_opened_without_a_look(tmp_path: Path, cls: type[An
     found = build(cls, make(tmp_path / "cache", **blends, **known(option)), sizes)
     for theirs, ours in zip(expected[:2], found[:2], strict=True):
         assert_same_samples(ours, theirs)
+
+
+def test_deferred_arrays_are_not_there_before_the_first_sample(tmp_path: Path) -> None:
+    prefix, sizes = write_word(tmp_path / "pair", "megatron", draw_documents(6)), [30, 0, 0]
+    blend: dict[str, Any] = {"blend_per_split": [([prefix], None), None, None]}
+    config = plugin_config(tmp_path / "cache", **blend, **known({"defer_npy_index_mmap": True}))
+    eager = build(MegablendGPTDataset, plugin_config(tmp_path / "cache", **blend), sizes)[0]
+    dataset = build(MegablendGPTDataset, config, sizes)[0]
+    names = ("document_index", "sample_index", "shuffle_index")
+    assert [getattr(dataset, name) for name in names] == [None] * 3
+    assert len(dataset) == len(eager)
+    for used in (dataset, pickle.loads(pickle.dumps(dataset))):
+        assert used[-1]["tokens"].tolist() == eager[-1]["tokens"].tolist()
+        for name in names:
+            assert np.array_equal(getattr(used, name), getattr(eager, name))
+            assert np.array_equal(np.load(getattr(used, f"path_to_{name}")), getattr(eager, name))
+
+
+def test_a_cache_that_is_built_anew_in_its_old_place_is_read_anew(tmp_path: Path) -> None:
+    """By one process, over other documents of the same name."""
+    for seed in (7, 8):
+        documents = draw_documents(seed)
+        prefix = write_word(tmp_path / "pair", "megatron", documents)
+        config = plugin_config(tmp_path / "cache", blend=([prefix], None), split="1")
+        dataset = build(MegablendGPTDataset, config, [30, 0, 0])[0]
+        expected = megatron_build(config_of(tmp_path / f"theirs{seed}", blend=([prefix], None), split="1"), [30, 0, 0])
+        assert_same_samples(dataset, expected[0])
+        shutil.rmtree(tmp_path / "cache")
+        shutil.rmtree(tmp_path / "pair")

@@ -1,0 +1,203 @@
+"""What the probe finds of the installed megatron-core, of it with something changed, and how long an outcome is kept."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from megatron.core.datasets import gpt_dataset
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset
+
+from megablend.errors import CacheError
+from megablend.megatron import MegablendDatasetBuilder, installed, probe
+from megablend.megatron.api import DatasetConfig
+from megablend.megatron.documents import PairDocuments
+
+Change = Callable[[pytest.MonkeyPatch], None]
+
+
+def test_the_installed_version_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert probe.find_misfit(MegablendDatasetBuilder) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def another_parameter(patch: pytest.MonkeyPatch) -> None:
+    def build(self: Any, dataset_path: str, split: Any, sizes: Any, comm: Any) -> None: ...
+
+    patch.setattr(BlendedMegatronDatasetBuilder, "_build_megatron_dataset_splits", build)
+
+
+def a_method_less(patch: pytest.MonkeyPatch) -> None:
+    patch.delattr(BlendedMegatronDatasetBuilder, "build_generic_dataset")
+
+
+def a_method_named_as_ours(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlendedMegatronDatasetBuilder, "_open", lambda self: None, raising=False)
+
+
+def another_barrier(patch: pytest.MonkeyPatch) -> None:
+    def _load(self: Any) -> None:
+        torch.distributed.barrier()
+
+    _load.__module__ = gpt_dataset.__name__
+    patch.setattr(GPTDataset, "_load", _load, raising=False)
+
+
+def a_setting_less(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(DatasetConfig.__annotations__, "colour", str)
+
+
+def another_shuffle(patch: pytest.MonkeyPatch) -> None:
+    made = gpt_dataset._build_shuffle_index
+    patch.setattr(gpt_dataset, "_build_shuffle_index", lambda *args: np.flip(made(*args)))
+
+
+def another_name(patch: pytest.MonkeyPatch) -> None:
+    keys = GPTDataset._key_config_attributes()
+    patch.setattr(GPTDataset, "_key_config_attributes", staticmethod(lambda: [*keys, "eod_mask_loss"]))
+
+
+def another_token(patch: pytest.MonkeyPatch) -> None:
+    get = PairDocuments.get
+    patch.setattr(PairDocuments, "get", lambda self, *args, **options: get(self, *args, **options) + np.uint16(1))
+
+
+def an_error(patch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, tokens: int) -> int:
+        raise KeyError("epochs")
+
+    patch.setattr(GPTDataset, "_get_num_epochs", fail)
+
+
+@pytest.mark.usefixtures("distributed")
+@pytest.mark.parametrize(
+    ("change", "misfit"),
+    [
+        (
+            another_parameter,
+            r"^BlendedMegatronDatasetBuilder._build_megatron_dataset_splits takes \(self, .*, comm\); expec",
+        ),
+        (a_method_less, r"^BlendedMegatronDatasetBuilder has no build_generic_dataset$"),
+        (a_method_named_as_ours, r"^BlendedMegatronDatasetBuilder has a _open of its own$"),
+        (another_barrier, r"^gpt_dataset\._load waits for other ranks$"),
+        (a_setting_less, r"^GPTDatasetConfig has no colour$"),
+        (another_shuffle, r"^tiny datasets \(several_epochs\): Megatron makes another shuffle_index of GPTDataset$"),
+        (another_name, r"^tiny datasets \(several_epochs\): Megatron looks for [0-9a-f]+-GPTDataset-train-\S+ besides"),
+        (another_token, r"^tiny datasets \(several_epochs\): sample 0 is another in MegablendGPTDataset"),
+        (an_error, r"^tiny datasets \(several_epochs\): KeyError: 'epochs'$"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_differs_is_named(change: Change, misfit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        change(patch)
+        found = probe.find_misfit(MegablendDatasetBuilder)
+    assert re.search(misfit, found or ""), found
+
+
+@pytest.mark.usefixtures("distributed")
+def test_ranks_that_may_not_write_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron builds on rank 0 alone."""
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 1)
+    assert probe.find_misfit(MegablendDatasetBuilder) is None
+    another_name(monkeypatch)
+    found = probe.find_misfit(MegablendDatasetBuilder)
+    assert re.fullmatch(
+        r"tiny datasets \(several_epochs\): Megatron looks for \S+\.npy, which we do not write", found or ""
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_no_misfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(CacheError, match="nowhere"):
+        probe.find_misfit(MegablendDatasetBuilder)
+
+
+@pytest.fixture
+def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The probe's calls; outcomes are kept in a folder of the test."""
+    calls: list[Any] = []
+    monkeypatch.setattr(installed, "cache_dir", lambda: tmp_path)
+
+    def find(builder: Any) -> str:
+        calls.append(builder)
+        return "GPTDataset differs"
+
+    monkeypatch.setattr(installed, "find_misfit", find)
+    installed.misfit.cache_clear()
+    yield calls
+    installed.misfit.cache_clear()
+
+
+def ask() -> str | None:
+    """As another process of the node would."""
+    installed.misfit.cache_clear()
+    builder: Any = MegablendDatasetBuilder
+    return installed.misfit(builder)
+
+
+def test_an_outcome_is_kept_as_long_as_nothing_changes(
+    tmp_path: Path, probed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [ask(), ask()] == ["GPTDataset differs"] * 2
+    assert len(probed) == 1
+    (kept,) = tmp_path.iterdir()
+    for damaged in (b"", b"[]", b"{}", kept.read_bytes()[:-9]):
+        kept.write_bytes(damaged)
+        assert ask() == "GPTDataset differs"
+    assert len(probed) == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(installed, "installed_version", lambda: "0.99.0")
+        assert [ask(), ask()] == ["GPTDataset differs"] * 2
+    assert len(probed) == 6
+    copied = tmp_path / "source"
+    copied.mkdir()
+    (copied / "gpt_dataset.py").write_text("changed = True")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[GPTDataset.__module__], "__file__", str(copied / "gpt_dataset.py"))
+        assert [ask(), ask()] == ["GPTDataset differs"] * 2
+    assert len(probed) == 7
+    assert ask() == "GPTDataset differs"
+    assert len(probed) == 7
+
+
+def test_an_outcome_that_cannot_be_kept_serves_the_process(
+    tmp_path: Path, probed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(installed, "cache_dir", lambda: tmp_path / "file")
+    builder: Any = MegablendDatasetBuilder
+    assert [installed.misfit(builder), installed.misfit(builder)] == ["GPTDataset differs"] * 2
+    assert len(probed) == 1
+
+
+@pytest.fixture
+def versions() -> Iterator[None]:
+    installed.installed_version.cache_clear()
+    yield
+    installed.installed_version.cache_clear()
+
+
+@pytest.mark.usefixtures("versions")
+def test_a_source_checkout_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["megatron.core"], "__version__", "0.20.0")
+    assert installed.installed_version() == "0.20.0"
+
+
+@pytest.mark.usefixtures("versions")
+def test_a_version_that_nothing_tells_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.delattr(sys.modules["megatron.core"], "__version__")
+    monkeypatch.setattr(metadata, "version", none)
+    assert installed.installed_version() == "of unknown version"
