@@ -15,7 +15,8 @@ from typing import IO
 
 from megablend.errors import CacheError, MegablendError
 
-_PREFIX = ".tmp-"
+TEMPORARY = ".tmp-"
+"""How the names of unfinished files and folders begin."""
 _READ_BYTES = 1 << 20
 
 
@@ -39,13 +40,13 @@ def writing(path: Path) -> Iterator[None]:
 
 def temporary_beside(path: Path) -> Path:
     """A name in the same folder that nothing takes for a finished file."""
-    return path.with_name(f"{_PREFIX}{path.name[:40]}-{os.getpid()}-{secrets.token_hex(4)}")
+    return path.with_name(f"{TEMPORARY}{path.name[:40]}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporaries that killed builds left in `folder`. Only for the holder of the build lock."""
     for path in folder.iterdir():
-        if path.name.startswith(_PREFIX):
+        if path.name.startswith(TEMPORARY):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:

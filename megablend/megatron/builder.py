@@ -32,7 +32,7 @@ from megablend.megatron.dataset import MegablendGPTDataset, cache_of, pairs_of, 
 from megablend.megatron.job import Job, this_job
 from megablend.megatron.nodes import AUTO, builders
 from megablend.megatron.pages import build_pages, open_pages
-from megablend.megatron.receipt import is_whole
+from megablend.megatron.receipt import read_receipt
 from megablend.megatron.request import CacheRequest
 from megablend.megatron.tables import build_table, pinned_address, table_path
 
@@ -103,7 +103,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _open_whole(self) -> list[Any] | None:
         """The datasets, if the cache says that it is whole, and is; building finds out what is wrong with it."""
         try:
-            if not self.is_built_on_rank() or self._in_pages or is_whole(self._request()):
+            if not self.is_built_on_rank() or self._in_pages or read_receipt(self._request()):
                 return self._open()
         except Exception:  # of Megatron's too: whatever it is, all ranks meet again where it is mended, or told
             pass

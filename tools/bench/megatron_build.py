@@ -57,7 +57,10 @@ def race(folder: Path, options: argparse.Namespace) -> None:
     taken: dict[str, list[list[float]]] = {name: [] for name in contenders}
     for turn in range(options.rounds + 1):
         for name, ranks in contenders.items():
-            shutil.rmtree(folder / "cache", ignore_errors=True)
+            if (
+                folder / "cache"
+            ).exists():  # not removed: for some minutes ext4 takes long to create files after many were
+                (folder / "cache").rename(folder / f"cache-{time.monotonic_ns()}")
             spent = run(folder, ranks, options)
             if turn:
                 taken[name].append(spent)
