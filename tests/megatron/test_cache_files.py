@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,9 +126,12 @@ def test_an_array_in_thousands_of_parts(tmp_path: Path) -> None:
     spec = ArraySpec(name="sample_index", shape=rows.shape, dtype="int32")
     artefact = Artefact(base="f00-GPTDataset-train", description="{}", arrays=(spec,))
     (tmp_path / WORK_FOLDER).mkdir()
-    with Commits(tmp_path, threading.Event()) as commits, ArtefactWriter(artefact, commits) as out:
-        with out.array("sample_index") as file:
-            file.extend(rows[i : i + 1] for i in range(len(rows)))
+    with (
+        Commits(tmp_path, threading.Event()) as commits,
+        ArtefactWriter(artefact, commits) as out,
+        out.array("sample_index") as file,
+    ):
+        file.extend(rows[i : i + 1] for i in range(len(rows)))
     assert artefact.path(tmp_path, "sample_index").read_bytes() == saved(rows)
 
 
@@ -142,9 +147,9 @@ def artefacts(number: int) -> list[Artefact]:
 def test_no_name_appears_before_all_bytes_are_on_the_disk(
     together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every system call that a machine may stop at: an array without its flush, or a description without its arrays, is not there."""
+    """Wherever a machine stops, no array is there without a flush, and no description without its arrays."""
     steps: list[str] = []
-    sync, fsync, rename = commit._syncfs, os.fsync, os.rename
+    real: dict[str, Callable[..., None]] = {"syncfs": commit._syncfs, "fsync": os.fsync, "rename": os.rename}
 
     def seen(step: str) -> None:
         names = {path.name for path in tmp_path.iterdir()}
@@ -157,9 +162,17 @@ def test_no_name_appears_before_all_bytes_are_on_the_disk(
         return "syncfs" in steps if together else steps.count("fsync") >= 2 * 5
 
     monkeypatch.setattr(commit, "can_flush_together", lambda folder: together)
-    monkeypatch.setattr(commit, "_syncfs", lambda folder: (sync(folder), seen("syncfs")))
-    monkeypatch.setattr(os, "fsync", lambda fd: (fsync(fd), seen("fsync")))
-    monkeypatch.setattr(os, "rename", lambda old, new: (rename(old, new), seen("rename")))
+
+    def watched(step: str) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            real[step](*args)
+            seen(step)
+
+        return call
+
+    monkeypatch.setattr(commit, "_syncfs", watched("syncfs"))
+    monkeypatch.setattr(os, "fsync", watched("fsync"))
+    monkeypatch.setattr(os, "rename", watched("rename"))
     (tmp_path / WORK_FOLDER).mkdir()
     with Commits(tmp_path, threading.Event()) as commits:
         for artefact in artefacts(5):
