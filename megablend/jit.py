@@ -70,14 +70,12 @@ def _turn() -> Iterator[None]:
 
 def _announce() -> None:
     """Say, once a node and version, that kernels are compiled; called while the node's turn is held."""
-    said = cache_dir() / "compiling"
+    folder = cache_dir()
     with contextlib.suppress(OSError):  # said before, or by another process; or the folder cannot be written
-        os.close(os.open(said, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW))
-        print(
-            f"megablend: compiling kernels for this machine, once ({said.parent}); this can take some ten seconds",
-            file=sys.stderr,
-            flush=True,
-        )
+        os.close(os.open(folder / "compiling", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW))
+        if next(folder.rglob("*.nbi"), None) is None:  # else an earlier release has compiled them
+            text = f"megablend: compiling kernels for this machine, once ({folder}); this can take some ten seconds"
+            print(text, file=sys.stderr, flush=True)
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:

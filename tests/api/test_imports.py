@@ -23,7 +23,7 @@ next(iter(megablend.Loader(dataset, micro_batch_size=2, data_parallel_rank=0, da
 
 
 @pytest.mark.timeout(200)
-def test_pandas_is_not_imported(tmp_path: Path) -> None:
+def test_pandas_is_not_imported_and_sources_are_named(tmp_path: Path) -> None:
     """pyarrow imports it for some conversions, where it is installed: here one that says so."""
     tokens = pa.array(np.arange(4000, dtype=np.int32))
     table = pa.table({"input_ids": pa.ListArray.from_arrays(np.arange(0, 4001, 40, dtype=np.int32), tokens)})
@@ -34,6 +34,10 @@ def test_pandas_is_not_imported(tmp_path: Path) -> None:
     config = {"cache": str(tmp_path / "cache"), "sequence_length": 16, "samples": 100, "sources": sources}
     (tmp_path / "config.json").write_text(json.dumps(config))
     megablend.build(tmp_path / "config.json")
+    dataset = megablend.open(tmp_path / "config.json")
+    assert dataset.sources == ("a", "b")
+    assert repr(dataset) == f"<megablend.Dataset {dataset.run.config.run!r} train: 100 samples, dataset_id 0: a, 1: b>"
+    assert {dataset.sources[dataset[k]["dataset_id"]] for k in range(100)} == {"a", "b"}
     (tmp_path / "pandas").mkdir()
     (tmp_path / "pandas" / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\n")
     path = os.pathsep.join([str(tmp_path), *sys.path])
