@@ -6,7 +6,6 @@ While threads work, all ranks tick: a few times a second they meet, and tell how
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -93,6 +92,8 @@ class _Crew:
         workers = min(share.workers, len(share.jobs))
         self._pool = ThreadPoolExecutor(max(1, workers))
         self._futures = [self._pool.submit(self._work) for _ in range(workers)]
+        for future in self._futures:
+            future.add_done_callback(lambda _: self._wake.set())
 
     def tick(self) -> _Tick:
         """Wait a little, or until there is something to tell. Raises: the error of a thread."""
@@ -117,12 +118,12 @@ class _Crew:
 
     def _work(self) -> None:
         """Build what is left, one after the other, dearest first; whoever ends the last job commits what is not yet."""
-        try:
-            while self._left:
-                with contextlib.suppress(IndexError):  # another thread was faster
-                    self._build(self._left.popleft())
-        finally:
-            self._wake.set()
+        while self._left:
+            try:
+                number = self._left.popleft()
+            except IndexError:  # another thread was faster
+                return
+            self._build(number)
 
     def _build(self, number: int) -> None:
         need, share = self._needs[number], self._share
