@@ -17,6 +17,7 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,16 @@ def _turn() -> Iterator[None]:
             lock = stack.enter_context(open(cache_dir() / "lock", "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _announce() -> None:
+    """Say, once a node and version, that kernels are compiled; called while the node's turn is held."""
+    folder = cache_dir()
+    with contextlib.suppress(OSError):  # said before, or by another process; or the folder cannot be written
+        os.close(os.open(folder / "compiling", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW))
+        if next(folder.rglob("*.nbi"), None) is None:  # else an earlier release has compiled them
+            text = f"megablend: compiling kernels for this machine, once ({folder}); this can take some ten seconds"
+            print(text, file=sys.stderr, flush=True)
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
@@ -251,6 +262,7 @@ fadvise = _fadvise()
 def _taking_turns(compile_: Callable[..., Any]) -> Callable[..., Any]:
     def compile_or_load(signature: object) -> Any:
         with _turn():
+            _announce()
             try:
                 return compile_(signature)
             except OSError:  # it was compiled, and could not be kept (a full disk): asked again, numba has it

@@ -8,18 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.exact.epochs import shuffle_dtype
-from megablend.exact.shuffle import shuffle
+from megablend.exact.shuffle import Generator
 
 
 def document_index(
-    documents: npt.NDArray[Any], num_epochs: int, state: np.random.RandomState, separate_final_epoch: bool
+    documents: npt.NDArray[Any], num_epochs: int, generator: Generator, separate_final_epoch: bool
 ) -> npt.NDArray[np.int32]:
     """The documents of all epochs, shuffled together; the last epoch by itself where it is separate.
 
     Args:
         documents: integers [n], a split's.
         num_epochs: 1 or more.
-        state: advanced as Megatron advances it.
+        generator: advanced as Megatron advances it.
         separate_final_epoch: whether to leave the last epoch out of the first shuffle.
 
     Returns: int32 [num_epochs * n].
@@ -29,20 +29,20 @@ def document_index(
     index = np.empty((num_epochs, len(documents)), np.int32)
     index[:] = documents  # in every epoch
     if separate_final_epoch and num_epochs > 1:
-        shuffle(index[:-1].reshape(-1), state)
-        shuffle(index[-1], state)
+        generator.shuffle(index[:-1].reshape(-1))
+        generator.shuffle(index[-1])
     else:
-        shuffle(index.reshape(-1), state)
+        generator.shuffle(index.reshape(-1))
     return index.reshape(-1)
 
 
-def shuffle_index(first_samples: int, num_samples: int, state: np.random.RandomState) -> npt.NDArray[Any]:
+def shuffle_index(first_samples: int, num_samples: int, generator: Generator) -> npt.NDArray[Any]:
     """Samples [0, first_samples), shuffled, then [first_samples, num_samples), shuffled.
 
     Args:
         first_samples: all of them, unless the final epoch is separate.
         num_samples: of the sample index.
-        state: advanced as Megatron advances it.
+        generator: advanced as Megatron advances it.
 
     Returns: uint32 [num_samples], int64 from 2^32 - 2 samples on. Where single precision counted fewer samples than come before
     a separate final epoch, Megatron's index, and so this one, has those first_samples.
@@ -50,6 +50,6 @@ def shuffle_index(first_samples: int, num_samples: int, state: np.random.RandomS
     Source: gpt_dataset._build_shuffle_index.
     """
     index = np.arange(max(first_samples, num_samples), dtype=shuffle_dtype(num_samples))
-    shuffle(index[:first_samples], state)
-    shuffle(index[first_samples:], state)
+    generator.shuffle(index[:first_samples])
+    generator.shuffle(index[first_samples:])
     return index

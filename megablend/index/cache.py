@@ -34,6 +34,7 @@ import numpy.typing as npt
 
 from megablend.errors import CacheError
 from megablend.formats import FORMATS
+from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, OpenedFile
 from megablend.index.checked import (
     BLOCK_LAYOUT,
@@ -322,7 +323,7 @@ class Generation:
     @cached_property
     def file_sources(self) -> npt.NDArray[np.int32]:
         """int32 [num_files]: index of each file's source."""
-        sources: npt.NDArray[np.int32] = self._files.column("source").to_numpy(zero_copy_only=True)
+        sources: npt.NDArray[np.int32] = as_numpy(self._files.column("source"))
         return sources
 
     @cached_property
@@ -330,7 +331,7 @@ class Generation:
         """int64 [num_files]: bytes of a token of each file, decoded."""
         names = self._files.column("token_dtype").dictionary_encode()
         sizes = np.array([np.dtype(name).itemsize for name in names.dictionary.to_pylist()], np.int64)
-        found: Int64Array = sizes[names.indices.to_numpy(zero_copy_only=True)]
+        found: Int64Array = sizes[as_numpy(names.indices)]
         return found
 
     @cached_property
@@ -342,7 +343,7 @@ class Generation:
         return counted
 
     def _offsets(self, column: str, total: int) -> Int64Array:
-        offsets = np.append(self._files.column(column).to_numpy(zero_copy_only=True), total)
+        offsets = np.append(as_numpy(self._files.column(column)), total)
         if offsets[0] or (np.diff(offsets) < 0).any():
             raise self._damaged_files(f"its {column} does not rise from 0 to {total}")
         return offsets

@@ -15,7 +15,8 @@ from megablend.errors import CacheError, MegablendError
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.shared_folder import check_folder, open_again
 
-_PREFIX = ".tmp-"
+TEMPORARY = ".tmp-"
+"""How the names of unfinished files and folders begin."""
 _READ_BYTES = 1 << 20
 
 
@@ -48,14 +49,14 @@ def reading(path: Path, *, apart_from: tuple[type[OSError], ...] = ()) -> Iterat
 
 def temporary_beside(path: Path) -> Path:
     """A name in the same folder that nothing takes for a finished file."""
-    return path.with_name(f"{_PREFIX}{path.name[:40]}-{os.getpid()}-{secrets.token_hex(4)}")
+    return path.with_name(f"{TEMPORARY}{path.name[:40]}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporaries that killed builds left in `folder`. Only for the holder of the build lock."""
     check_folder(folder)
     for path in folder.iterdir():
-        if path.name.startswith(_PREFIX):
+        if path.name.startswith(TEMPORARY):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from megablend.errors import CacheError
+from megablend.formats.as_numpy import as_numpy
 from megablend.index.disk import flush, reading
 
 BLOCK_COLUMNS = np.dtype(
@@ -128,7 +129,7 @@ def read_mapped(path: Path, data: pa.Buffer, columns: np.dtype[np.void]) -> pa.R
 
 def columns_of(batch: pa.RecordBatch) -> Columns:
     """A table's columns as read-only arrays over its memory."""
-    return {name: batch.column(name).to_numpy(zero_copy_only=True) for name in batch.schema.names}
+    return {name: as_numpy(batch.column(name)) for name in batch.schema.names}
 
 
 def _parsed(path: Path, file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatch:

@@ -6,13 +6,20 @@ description first and the arrays in place, so a build of its own that was killed
 
 from __future__ import annotations
 
-import io
+import os
+import struct
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+_MAGIC = b"\x93NUMPY\x01\x00"
+_PREFIX_BYTES = len(_MAGIC) + 2
+_ALIGNMENT = 64
+_DIGITS = 21
+"""That numpy leaves room for, so that the first dimension can grow in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +40,14 @@ class ArraySpec:
         return size
 
     def header(self) -> bytes:
-        """What numpy.save writes before the array."""
-        out = io.BytesIO()
-        descr = np.lib.format.dtype_to_descr(np.dtype(self.dtype))
-        np.lib.format.write_array_header_1_0(out, {"descr": descr, "fortran_order": False, "shape": self.shape})
-        return out.getvalue()
+        """What numpy.save writes before the array; by hand, which takes a tenth of the time.
+
+        Source: numpy.lib.format, version 1.0.
+        """
+        text = f"{{'descr': '{np.dtype(self.dtype).str}', 'fortran_order': False, 'shape': {self.shape}, }}"
+        text += " " * (_DIGITS - len(str(self.shape[0])))
+        padding = _ALIGNMENT - (_PREFIX_BYTES + len(text) + 1) % _ALIGNMENT
+        return _MAGIC + struct.pack("<H", len(text) + padding + 1) + f"{text}{' ' * padding}\n".encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +67,44 @@ class Artefact:
     @property
     def file_names(self) -> tuple[str, ...]:
         """Of its files, the description's first."""
-        return (f"{self.base}-description.txt", *(f"{self.base}-{array.name}.npy" for array in self.arrays))
+        return (self.description_name, *(self.file_name(array.name) for array in self.arrays))
+
+    @property
+    def description_name(self) -> str:
+        """Of the description's file."""
+        return f"{self.base}-description.txt"
+
+    def file_name(self, array: str) -> str:
+        """Of an array's file."""
+        return f"{self.base}-{array}.npy"
 
     def path(self, cache: Path, array: str) -> Path:
         """Where an array's file lies."""
-        return cache / f"{self.base}-{array}.npy"
+        return cache / self.file_name(array)
 
     def description_path(self, cache: Path) -> Path:
         """Where the description lies."""
-        return cache / f"{self.base}-description.txt"
+        return cache / self.description_name
 
 
-def problem_with(artefact: Artefact, cache: Path) -> str | None:
-    """Why what lies in the cache does not serve; "" where there is no description, None where all is well."""
+def names_in(cache: Path) -> frozenset[str] | None:
+    """Names of the files in a cache; None where they cannot be listed."""
+    try:
+        return frozenset(os.listdir(cache))  # noqa: PTH208 a third of the time
+    except FileNotFoundError:
+        return frozenset()
+    except OSError:
+        return None
+
+
+def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None = None) -> str | None:
+    """Why what lies in the cache does not serve; "" where there is no description, None where all is well.
+
+    Args:
+        names: what `names_in` found, so that files that are not there are not looked for one by one.
+    """
+    if names is not None and artefact.description_name not in names:
+        return ""
     path = artefact.description_path(cache)
     try:
         text = path.read_text(encoding="utf-8", errors="replace")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +14,10 @@ from megablend.exact.documents import document_index, shuffle_index
 from megablend.exact.permuted import largest_remainder_blend
 from megablend.exact.pieces import Pieces
 from megablend.exact.samples import sample_rows
+from megablend.exact.shuffle import Generator
 from megablend.formats.base import Array
-from megablend.megatron.lengths import lengths_of, read_lengths
+from megablend.megatron.commit import Commits
+from megablend.megatron.lengths import counted_lengths, read_lengths
 from megablend.megatron.plan import BlendJob, DatasetJob
 from megablend.megatron.request import LARGEST_REMAINDER, CacheRequest
 from megablend.megatron.write import ArtefactWriter
@@ -26,27 +28,27 @@ _DRAWN = 1 << 22
 """Samples of a blend that are made at once: 40 MiB."""
 
 
-def build_dataset(
-    job: DatasetJob, request: CacheRequest, cache: Path, stop: threading.Event, *, threads: int, overlap: bool
-) -> None:
+def build_dataset(job: DatasetJob, request: CacheRequest, commits: Commits, *, threads: int, overlap: bool) -> None:
     """Write a dataset's document, sample and shuffle index.
 
     Args:
-        stop: set from elsewhere where the build has failed.
+        commits: takes the files when they are whole.
         threads: for the sample index.
         overlap: shuffle the samples while the sample index is made, which takes the memory of both.
 
     Raises: DataError where the `.idx` cannot be read; CacheError where the cache cannot be written; StoppedError.
     """
-    documents, state = _documents(job, request)
-    with ArtefactWriter(job.artefact, cache, stop) as out, ThreadPoolExecutor(1) as background:
-        overlap &= job.num_samples >= _SMALL
-        shuffled = background.submit(_write_shuffle_index, job, state, out) if overlap else None
+    documents, generator = _documents(job, request)
+    with ArtefactWriter(job.artefact, commits) as out, contextlib.ExitStack() as stack:
+        shuffled = None
+        if overlap and job.num_samples >= _SMALL:
+            background = stack.enter_context(ThreadPoolExecutor(1))
+            shuffled = background.submit(_write_shuffle_index, job, generator, out)
         out.write("document_index", documents)
         _write_sample_index(job, request, documents, out, threads=threads)
         del documents
         if shuffled is None:
-            _write_shuffle_index(job, state, out)
+            _write_shuffle_index(job, generator, out)
         else:
             shuffled.result()
 
@@ -54,8 +56,7 @@ def build_dataset(
 def build_parted(
     job: DatasetJob,
     request: CacheRequest,
-    cache: Path,
-    stop: threading.Event,
+    commits: Commits,
     *,
     begun: Callable[[Path, Path], None],
     await_rows: Callable[[], None],
@@ -68,20 +69,21 @@ def build_parted(
 
     Others, and Raises, as build_dataset has them.
     """
-    documents, state = _documents(job, request)
-    with ArtefactWriter(job.artefact, cache, stop) as out:
-        whole = out.write("document_index", documents)
+    documents, generator = _documents(job, request)
+    with ArtefactWriter(job.artefact, commits) as out:
+        out.write("document_index", documents)
         del documents
-        begun(whole, out.reserve("sample_index"))
-        _write_shuffle_index(job, state, out)
+        out.reserve("sample_index")
+        begun(out.path("document_index"), out.path("sample_index"))
+        _write_shuffle_index(job, generator, out)
         await_rows()
 
 
-def build_blend(job: BlendJob, cache: Path, stop: threading.Event, *, threads: int) -> None:
+def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
     """Write a blend's dataset index and dataset sample index, piece by piece. Raises: CacheError; StoppedError."""
     blend = _blend(job)
     with (
-        ArtefactWriter(job.artefact, cache, stop) as out,
+        ArtefactWriter(job.artefact, commits) as out,
         out.array("dataset_index") as datasets,
         out.array("dataset_sample_index") as samples,
     ):
@@ -97,18 +99,19 @@ def _blend(job: BlendJob) -> Pieces:
     return exhaustive(job.lengths) if job.size is None else greedy(job.weights, job.size)
 
 
-def _documents(job: DatasetJob, request: CacheRequest) -> tuple[Array, np.random.RandomState]:
+def _documents(job: DatasetJob, request: CacheRequest) -> tuple[Array, Generator]:
     """The document index, and the generator that shuffled it."""
-    state = np.random.RandomState(request.random_seed)
+    generator = Generator(request.random_seed)
     documents = np.arange(job.size.begin, job.size.end, dtype=np.int32)
-    return document_index(documents, job.num_epochs, state, job.samples_before_final is not None), state
+    return document_index(documents, job.num_epochs, generator, job.samples_before_final is not None), generator
 
 
 def _write_sample_index(
     job: DatasetJob, request: CacheRequest, documents: Array, out: ArtefactWriter, *, threads: int
 ) -> None:
     prefix, part = job.part.prefix, job.size
-    lengths = read_lengths(lengths_of(prefix, request.lengths_at.get(prefix)), part.begin, part.end)
+    stored = counted_lengths(prefix, part, request.lengths_at.get(prefix))
+    lengths = read_lengths(stored, part.begin, part.end)
     extra = int(request.add_extra_token_to_sequence)
     with out.array("sample_index") as file:
         made = sample_rows(
@@ -124,6 +127,6 @@ def _write_sample_index(
         file.extend(made)
 
 
-def _write_shuffle_index(job: DatasetJob, state: np.random.RandomState, out: ArtefactWriter) -> None:
+def _write_shuffle_index(job: DatasetJob, generator: Generator, out: ArtefactWriter) -> None:
     first = job.num_samples if job.samples_before_final is None else job.samples_before_final
-    out.write("shuffle_index", shuffle_index(first, job.num_samples, state))
+    out.write("shuffle_index", shuffle_index(first, job.num_samples, generator))

@@ -15,7 +15,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,14 @@ from megablend.megatron.api import request_of
 from megablend.megatron.cache import prepare_cache
 from megablend.megatron.catalog import build_catalog
 from megablend.megatron.compat import TRIED, assumes_whole_cache, find_unknown_settings, is_tried
-from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig
+from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig, Split
 from megablend.megatron.dataset import MegablendGPTDataset, cache_of, pairs_of, words_of
+from megablend.megatron.deferred import PrefixOpener, defer, identifiers
 from megablend.megatron.installed import installed_version, misfit
 from megablend.megatron.job import Job, this_job
 from megablend.megatron.nodes import AUTO, builders
 from megablend.megatron.pages import build_pages, open_pages
-from megablend.megatron.receipt import is_whole
+from megablend.megatron.receipt import Receipt, read_receipt
 from megablend.megatron.request import CacheRequest
 from megablend.megatron.tables import build_table, pinned_address, table_path
 
@@ -61,6 +62,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     ) -> None:
         super().__init__(cls, list(sizes), lambda: True, config)  # older versions insist on datasets on global rank 0
         self.is_built_on_rank = is_built_on_rank
+        self._receipt: Receipt | None = None
 
     def build(self) -> list[Any]:
         """Train, valid and test; None where a split has no data, or this rank holds no datasets. Called on all ranks.
@@ -94,7 +96,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         with job.members(range(job.size)) as everyone:
             try:
                 self._build_together(job, everyone)
-                found = self._open()
+                found = self._open(read_receipt(self._request()) if self._has_receipt else None)
                 everyone.finish()
             except BaseException as error:
                 everyone.abort(error)
@@ -129,18 +131,24 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _open_whole(self) -> list[Any] | None:
         """The datasets, if the cache says that it is whole, and is; building finds out what is wrong with it."""
         try:
-            if not self.is_built_on_rank() or self._in_pages or is_whole(self._request()):
+            if not self._has_receipt:
                 return self._open()
+            if receipt := read_receipt(self._request()):
+                return self._open(receipt)
         except Exception:  # of Megatron's too: whatever it is, all ranks meet again where it is mended, or told
             pass
         return None
 
-    def _open(self) -> list[Any]:
-        """The datasets of this rank, out of a whole cache. Nothing here waits for another rank."""
+    def _open(self, receipt: Receipt | None = None) -> list[Any]:
+        """The datasets of this rank, out of a whole cache; with its receipt, those of a blend are opened on first use.
+
+        Nothing here waits for another rank.
+        """
         if not self.is_built_on_rank():
             return [None, None, None]
         if self._in_pages:
             return list(open_pages(self.config, self.sizes))
+        self._receipt = receipt
         return list(super().build())
 
     def _build_together(self, job: Job, everyone: AgreedLaunch) -> None:
@@ -187,6 +195,10 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             return word
         return str(pinned_address(cache_of(self.config), word))
 
+    @property
+    def _has_receipt(self) -> bool:
+        return self.is_built_on_rank() and not self._in_pages
+
     @cached_property
     def _in_pages(self) -> bool:
         return getattr(self.config, "order", "megatron") != "megatron" and issubclass(self.cls, MegablendGPTDataset)
@@ -194,21 +206,56 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _build_megatron_datasets_parallel(
         self, prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]
     ) -> list[list[Any]]:
-        """As Megatron does it, on all ranks at once."""
-        with ThreadPoolExecutor(max(1, self.config.num_dataset_builder_threads)) as pool:
-            by_prefix = pool.map(
-                lambda prefix, sizes: self._build_megatron_dataset_splits(prefix, split, sizes),
-                prefixes,
-                sizes_per_dataset,
-            )
-        return [list(datasets) for datasets in zip(*by_prefix, strict=True)]
+        """As Megatron does it, on all ranks at once; those that a receipt knows are opened when they are used.
+
+        The first is opened at once: what is wrong with the config, and what Megatron warns of, shows now.
+        """
+        build = self._build_megatron_dataset_splits
+        first = build(prefixes[0], split, sizes_per_dataset[0])
+        datasets = self._defer(first, prefixes, split, sizes_per_dataset)
+        if datasets is None:
+            with ThreadPoolExecutor(max(1, self.config.num_dataset_builder_threads)) as pool:
+                rest = pool.map(lambda prefix, sizes: build(prefix, split, sizes), prefixes[1:], sizes_per_dataset[1:])
+                datasets = [first, *rest]
+        return [list(each) for each in zip(*datasets, strict=True)]
+
+    def _defer(
+        self, first: list[Any], prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]
+    ) -> list[list[Any]] | None:
+        """Datasets that are opened on first use, by prefix; None where the receipt does not know them all.
+
+        Args:
+            first: of the first prefix, opened: ours must be identified as they are.
+        """
+        if self._receipt is None or any(
+            each is not None and identifiers(each) != each.unique_identifiers for each in first
+        ):
+            return None
+        made = []
+        for prefix, sizes in zip(prefixes, sizes_per_dataset, strict=True):
+            path, own = self._path(prefix), list[Any]()
+            opener = PrefixOpener(self.cls, self.config, path, split)
+            for number, (size, kind) in enumerate(zip(sizes, Split, strict=True)):
+                samples = self._receipt.num_samples.get((path, number, size))
+                if first[number] is None:
+                    own.append(None)
+                elif samples is None:
+                    return None
+                else:
+                    known = {"dataset_path": path, "num_samples": size, "index_split": kind, "config": self.config}
+                    own.append(defer(self.cls, partial(opener.dataset, kind, size), samples, **known))
+            made.append(own)
+        return made
+
+    def _path(self, prefix: str) -> str:
+        """A prefix or an address as datasets have it."""
+        return self._named(prefix) if issubclass(self.cls, MegablendGPTDataset) else prefix
 
     def _build_megatron_dataset_splits(
         self, dataset_path: str, split: Any, sizes: list[int | None], synchronize_ranks: bool = True
     ) -> list[Any]:
         """As Megatron does it, without waiting for rank 0."""
-        path = self._named(dataset_path) if issubclass(self.cls, MegablendGPTDataset) else dataset_path
-        return list(super()._build_megatron_dataset_splits(path, split, sizes, False))
+        return list(super()._build_megatron_dataset_splits(self._path(dataset_path), split, sizes, False))
 
     @staticmethod
     def build_generic_dataset(

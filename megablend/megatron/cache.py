@@ -24,9 +24,10 @@ from megablend.index.build import Progress
 from megablend.index.disk import flush_folder, remove_leftovers, writing
 from megablend.index.launch import Launch
 from megablend.index.lock import build_lock, check_shared
-from megablend.megatron.artefacts import problem_with
+from megablend.megatron.artefacts import names_in, problem_with
+from megablend.megatron.commit import WORK_FOLDER
 from megablend.megatron.layout import layouts
-from megablend.megatron.lengths import PartSize, lengths_of, part_size
+from megablend.megatron.lengths import PartSize, lengths_of, part_sizes
 from megablend.megatron.needs import need_of
 from megablend.megatron.oversampling import refuse_oversampling
 from megablend.megatron.plan import Job, PartKey, SplitPlan, plan_cache
@@ -34,13 +35,14 @@ from megablend.megatron.receipt import write_receipt
 from megablend.megatron.request import CacheRequest
 from megablend.megatron.schedule import Forecast, deal, forecast, this_place
 from megablend.megatron.work import build_share
-from megablend.megatron.write import WORK_FOLDER
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _READERS = 8
 """Threads of a rank that open `.idx` files: a network file system lets each wait a while."""
+_RUN = 32
+"""Files that a thread looks at in turn: handing them out one by one costs more than reading them from memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,28 +119,36 @@ def _prepare(
 
 
 def _part_sizes(request: CacheRequest, launch: Launch) -> dict[PartKey, PartSize]:
-    """Counts of all parts, on every rank."""
-    keys = list(dict.fromkeys((part.prefix, part.span) for layout in layouts(request) for part in layout.parts))
+    """Counts of all parts, on every rank; each `.idx` is read by one rank, once."""
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for layout in layouts(request):
+        for part in layout.parts:
+            own = spans.setdefault(part.prefix, [])
+            if part.span not in own:
+                own.append(part.span)
 
-    def count(key: PartKey) -> PartSize:
-        prefix, span = key
-        return part_size(lengths_of(prefix, request.lengths_at.get(prefix)), span)
+    def count(prefix: str) -> list[PartSize]:
+        return part_sizes(lengths_of(prefix, request.lengths_at.get(prefix)), spans[prefix])
 
-    return dict(zip(keys, _together(count, keys, launch), strict=True))
+    counted = zip(spans.items(), _together(count, list(spans), launch), strict=True)
+    return {(prefix, span): size for (prefix, own), sizes in counted for span, size in zip(own, sizes, strict=True)}
 
 
 def _problems(jobs: Sequence[Job], cache: Path, launch: Launch) -> dict[str, str]:
     """What is wrong with each artefact that the cache lacks, by base name; "" where nothing is there."""
-    problems = _together(lambda job: problem_with(job.artefact, cache), jobs, launch)
+    names = names_in(cache)
+    problems = _together(lambda job: problem_with(job.artefact, cache, names), jobs, launch)
     return {job.artefact.base: problem for job, problem in zip(jobs, problems, strict=True) if problem is not None}
 
 
 def _together(look: Callable[[T], R], items: Sequence[T], launch: Launch) -> list[R]:
     """`look` at all items; each rank at every launch.size-th, in threads. The same on every rank."""
     found: list[R | None] = [None] * len(items)
+    mine = items[launch.rank :: launch.size]
+    runs = [mine[first : first + _RUN] for first in range(0, len(mine), _RUN)]
     with ThreadPoolExecutor(_READERS) as readers:
-        mine = list(readers.map(look, items[launch.rank :: launch.size]))
-    for rank, part in enumerate(launch.allgather(mine)):
+        looked = list(readers.map(lambda run: [look(item) for item in run], runs))
+    for rank, part in enumerate(launch.allgather([result for run in looked for result in run])):
         found[rank :: launch.size] = part
     return cast("list[R]", found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,11 +67,25 @@ def lengths_of(prefix: str, table: str | None = None) -> StoredLengths:
     return StoredLengths(path=path, offset=HEADER_BYTES, num_sequences=header.num_sequences)
 
 
-def part_size(stored: StoredLengths, span: tuple[float, float]) -> PartSize:
-    """Count a part of a dataset, in bounded memory. Raises: DataError as StoredLengths.read does."""
-    begin, end = sequence_range(span, stored.num_sequences)
-    tokens = sum(int(stored.read(first, last).sum(dtype=np.int64)) for first, last in _chunks(begin, end))
-    return PartSize(begin=begin, end=end, tokens=tokens, num_sequences=stored.num_sequences)
+def counted_lengths(prefix: str, size: PartSize, table: str | None = None) -> StoredLengths:
+    """The same, without another look at the files, of a dataset whose part has been counted."""
+    if table is not None:
+        return _table(table)
+    return StoredLengths(path=f"{prefix}.idx", offset=HEADER_BYTES, num_sequences=size.num_sequences)
+
+
+def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
+    """Count parts of a dataset, in one pass and bounded memory. Raises: DataError as StoredLengths.read does."""
+    ranges = [sequence_range(span, stored.num_sequences) for span in spans]
+    tokens = [0] * len(ranges)
+    for first, last in _chunks(min(begin for begin, _ in ranges), max(end for _, end in ranges)):
+        lengths = stored.read(first, last)
+        for number, (begin, end) in enumerate(ranges):
+            tokens[number] += int(lengths[max(begin - first, 0) : max(end - first, 0)].sum(dtype=np.int64))
+    return [
+        PartSize(begin=begin, end=end, tokens=count, num_sequences=stored.num_sequences)
+        for (begin, end), count in zip(ranges, tokens, strict=True)
+    ]
 
 
 def read_lengths(stored: StoredLengths, begin: int, end: int) -> Array:

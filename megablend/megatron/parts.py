@@ -22,10 +22,10 @@ import numpy as np
 from megablend.exact.sample_parts import count_run, cut_run, rows_after
 from megablend.formats.base import Array
 from megablend.index.disk import flush, open_part, writing
-from megablend.megatron.lengths import lengths_of, read_lengths
+from megablend.megatron.commit import StoppedError
+from megablend.megatron.lengths import counted_lengths, read_lengths
 from megablend.megatron.plan import DatasetJob, Job
 from megablend.megatron.request import CacheRequest
-from megablend.megatron.write import StoppedError
 
 _POLL_SECONDS = 0.2
 
@@ -153,7 +153,7 @@ class Parts:
         first, stop = (size * part // self._num_parts for part in (self._part, self._part + 1))
         documents = np.memmap(path, np.int32, "r", header + 4 * first, (stop - first,))
         prefix = job.part.prefix
-        stored = lengths_of(prefix, self._request.lengths_at.get(prefix))
+        stored = counted_lengths(prefix, job.size, self._request.lengths_at.get(prefix))
         gathered, sums = count_run(read_lengths(stored, job.size.begin, job.size.end), documents)
         self._runs[number] = gathered, sums
         self._say(Counted(number, self._part, sum(sums)))

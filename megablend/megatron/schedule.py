@@ -61,8 +61,8 @@ class Share:
 
     @property
     def workers(self) -> int:
-        """Jobs at once: some more than threads, which go on while files are flushed."""
-        return self.threads + 2
+        """Jobs at once: one more than threads, which goes on while files are flushed."""
+        return self.threads + 1
 
 
 def deal(needs: Sequence[Need], names: Sequence[str], places: Sequence[Place]) -> list[Share]:

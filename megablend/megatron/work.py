@@ -7,22 +7,23 @@ While threads work, all ranks tick: a few times a second they meet, and tell how
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from megablend.index.build import Progress
 from megablend.index.launch import Launch
-from megablend.megatron.artefacts import problem_with
+from megablend.megatron.artefacts import names_in, problem_with
 from megablend.megatron.build import build_blend, build_dataset, build_parted
+from megablend.megatron.commit import Commits, StoppedError
 from megablend.megatron.needs import PIECE_BYTES, Need
 from megablend.megatron.parts import Begun, News, Parts
 from megablend.megatron.plan import BlendJob, Job
 from megablend.megatron.request import CacheRequest
 from megablend.megatron.schedule import MemoryGate, Share
-from megablend.megatron.write import StoppedError
 
 _TICK_SECONDS = 0.2
 _WIND_DOWN_SECONDS = 1.0
@@ -84,13 +85,15 @@ class _Crew:
         self._total_cost = sum(needs[number].cost for number in share.jobs)
         self._wake, self._stop, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self.parts = Parts(jobs, share.parted, share.part, share.num_parts, request, self._wake.set, self._stop)
-        self._running, self._finished = len(share.jobs), False
-        self._pool = ThreadPoolExecutor(share.workers)
-        self._futures: dict[Future[None], int] = {}
-        for number in share.jobs:
-            future = self._pool.submit(self._build, number)
-            self._futures[future] = number
-            future.add_done_callback(self._settled)
+        self._commits = Commits(cache, self._stop) if share.jobs else None
+        self._names = names_in(cache)  # another build may have made some while this one waited for the lock
+        self._left, self._unfinished = deque(share.jobs), len(share.jobs)
+        self._files, self._bytes, self._finished = 0, 0, False
+        workers = min(share.workers, len(share.jobs))
+        self._pool = ThreadPoolExecutor(max(1, workers))
+        self._futures = [self._pool.submit(self._work) for _ in range(workers)]
+        for future in self._futures:
+            future.add_done_callback(lambda _: self._wake.set())
 
     def tick(self) -> _Tick:
         """Wait a little, or until there is something to tell. Raises: the error of a thread."""
@@ -102,12 +105,7 @@ class _Crew:
             future.result()
         news = self.parts.news()
         self._finished = len(done) == len(self._futures) and not self.parts.left and not news
-        return _Tick(
-            finished=self._finished,
-            files=len(done),
-            bytes=sum(self._jobs[self._futures[future]].artefact.nbytes for future in done),
-            news=news,
-        )
+        return _Tick(finished=self._finished, files=self._files, bytes=self._bytes, news=news)
 
     def end(self) -> None:
         """Stop what is still at work, if anything is."""
@@ -115,13 +113,17 @@ class _Crew:
         self.parts.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         wait(self._futures, timeout=_WIND_DOWN_SECONDS)
+        if self._commits is not None:
+            self._commits.close()
 
-    def _settled(self, future: Future[None]) -> None:
-        with self._lock:
-            self._running -= 1
-            last = not self._running
-        if last or (not future.cancelled() and future.exception() is not None):
-            self._wake.set()
+    def _work(self) -> None:
+        """Build what is left, one after the other, dearest first; whoever ends the last job commits what is not yet."""
+        while self._left:
+            try:
+                number = self._left.popleft()
+            except IndexError:  # another thread was faster
+                return
+            self._build(number)
 
     def _build(self, number: int) -> None:
         need, share = self._needs[number], self._share
@@ -134,20 +136,29 @@ class _Crew:
             if self._stop.is_set():
                 raise StoppedError
             self._make(number, threads=threads, overlap=overlap)
+        with self._lock:
+            self._files += 1
+            self._bytes += self._jobs[number].artefact.nbytes
+            self._unfinished -= 1
+            last = not self._unfinished
+        if last:
+            assert self._commits is not None
+            self._commits.finish()
 
     def _make(self, number: int, *, threads: int, overlap: bool) -> None:
-        job, parts = self._jobs[number], self.parts if number in self._share.parted else None
-        if problem_with(job.artefact, self._cache) is None:
+        job, parts, commits = self._jobs[number], self.parts if number in self._share.parted else None, self._commits
+        assert commits is not None
+        if problem_with(job.artefact, self._cache, self._names) is None:
             if parts is not None:
                 parts.begin(Begun(number))
-            return  # another build made it while this one waited for the lock
+            return
         if isinstance(job, BlendJob):
-            build_blend(job, self._cache, self._stop, threads=threads)
+            build_blend(job, commits, threads=threads)
         elif parts is None:
-            build_dataset(job, self._request, self._cache, self._stop, threads=threads, overlap=overlap)
+            build_dataset(job, self._request, commits, threads=threads, overlap=overlap)
         else:
             begun, rows = partial(_begin, parts, number), partial(parts.await_rows, number)
-            build_parted(job, self._request, self._cache, self._stop, begun=begun, await_rows=rows)
+            build_parted(job, self._request, commits, begun=begun, await_rows=rows)
 
 
 def _begin(parts: Parts, number: int, documents: Path, samples: Path) -> None:

@@ -26,6 +26,9 @@ from megablend.reader.transform import Transform, apply, checked
 from megablend.reader.window import Window
 from megablend.system.failures import translating
 
+_NAMED = 8
+"""Sources that `repr` names."""
+
 
 class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     """One split of a run. Made by `megablend.open`.
@@ -53,6 +56,16 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         if not self._warned_of_shuffling:
             self._warned_of_shuffling = warn_if_shuffled()
         return self.run.num_samples
+
+    def __repr__(self) -> str:
+        run, named = self.run, ", ".join(f"{i}: {name}" for i, name in enumerate(self.sources[:_NAMED]))
+        more = f", ... {len(self.sources) - _NAMED:,} more" if len(self.sources) > _NAMED else ""
+        return f"<megablend.Dataset {run.config.run!r} {run.split}: {len(self):,} samples, dataset_id {named}{more}>"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the split's sources; `dataset_id` of a sample is a place in them."""
+        return tuple(source.name for source in self.run.sources)
 
     @cached_property
     def window_bytes(self) -> int:

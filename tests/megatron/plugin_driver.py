@@ -67,6 +67,7 @@ def watch(built: list[str], victim: bool) -> None:
 
     def noted(writer: ArtefactWriter) -> None:
         commit(writer)
+        writer._commits.finish()  # at once, as a large one is
         built.append(writer._artefact.base)
         if victim:
             os.kill(os.getpid(), signal.SIGKILL)

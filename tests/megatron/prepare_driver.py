@@ -49,8 +49,9 @@ def watch(built: list[str], victim: bool, patient: float) -> None:
     commit = ArtefactWriter._commit
 
     def noted(writer: ArtefactWriter) -> None:
-        writer._stop.wait(patient)
+        writer._commits.stop.wait(patient)
         commit(writer)
+        writer._commits.finish()  # at once, as a large one is
         built.append(writer._artefact.base)
         if victim:
             os.kill(os.getpid(), signal.SIGKILL)

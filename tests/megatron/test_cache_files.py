@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.errors import CacheError
+from megablend.megatron import commit
 from megablend.megatron.artefacts import ArraySpec, Artefact, problem_with
-from megablend.megatron.write import WORK_FOLDER, ArtefactWriter
+from megablend.megatron.commit import WORK_FOLDER, Commits
+from megablend.megatron.write import ArtefactWriter
 
 ARTEFACT = Artefact(
     base="f00-GPTDataset-train",
@@ -34,7 +39,7 @@ def saved(array: np.ndarray) -> bytes:
 
 def write(cache: Path) -> None:
     (cache / WORK_FOLDER).mkdir(exist_ok=True)
-    with ArtefactWriter(ARTEFACT, cache, threading.Event()) as out:
+    with Commits(cache, threading.Event()) as commits, ArtefactWriter(ARTEFACT, commits) as out:
         with out.array("sample_index") as file:
             file.extend([SAMPLES[:1], SAMPLES[1:]])
         out.write("shuffle_index", SHUFFLED)
@@ -95,7 +100,7 @@ def test_another_description_is_no_hit(tmp_path: Path) -> None:
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     def fail() -> None:
-        with ArtefactWriter(ARTEFACT, tmp_path, threading.Event()) as out:
+        with Commits(tmp_path, threading.Event()) as commits, ArtefactWriter(ARTEFACT, commits) as out:
             out.write("sample_index", SAMPLES)
             raise ZeroDivisionError("between two arrays")
 
@@ -113,3 +118,94 @@ def test_the_description_goes_before_arrays_are_replaced(tmp_path: Path) -> None
     with pytest.raises(CacheError, match=r"cannot write the cache"):
         write(tmp_path)
     assert not ARTEFACT.description_path(tmp_path).exists()
+
+
+def test_an_array_in_thousands_of_parts(tmp_path: Path) -> None:
+    """More than the system writes at once."""
+    rows = np.arange(6000, dtype=np.int32).reshape(3000, 2)
+    spec = ArraySpec(name="sample_index", shape=rows.shape, dtype="int32")
+    artefact = Artefact(base="f00-GPTDataset-train", description="{}", arrays=(spec,))
+    (tmp_path / WORK_FOLDER).mkdir()
+    with (
+        Commits(tmp_path, threading.Event()) as commits,
+        ArtefactWriter(artefact, commits) as out,
+        out.array("sample_index") as file,
+    ):
+        file.extend(rows[i : i + 1] for i in range(len(rows)))
+    assert artefact.path(tmp_path, "sample_index").read_bytes() == saved(rows)
+
+
+def artefacts(number: int) -> list[Artefact]:
+    """Some of one array each."""
+    spec = ArraySpec(name="shuffle_index", shape=(4,), dtype="uint32")
+    return [
+        Artefact(base=f"f{i:02}-GPTDataset-train", description=f'{{"{i}": 0}}', arrays=(spec,)) for i in range(number)
+    ]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_no_name_appears_before_all_bytes_are_on_the_disk(
+    together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a machine stops, no array is there without a flush, and no description without its arrays."""
+    steps: list[str] = []
+    real: dict[str, Callable[..., None]] = {"syncfs": commit._syncfs, "fsync": os.fsync, "rename": os.rename}
+
+    def seen(step: str) -> None:
+        names = {path.name for path in tmp_path.iterdir()}
+        described = {name for name in names if name.endswith("description.txt")}
+        assert all(name.replace("description.txt", "shuffle_index.npy") in names for name in described)
+        assert not names - {WORK_FOLDER} or flushed(steps)
+        steps.append(step)
+
+    def flushed(steps: list[str]) -> bool:
+        return "syncfs" in steps if together else steps.count("fsync") >= 2 * 5
+
+    monkeypatch.setattr(commit, "can_flush_together", lambda folder: together)
+
+    def watched(step: str) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            real[step](*args)
+            seen(step)
+
+        return call
+
+    monkeypatch.setattr(commit, "_syncfs", watched("syncfs"))
+    monkeypatch.setattr(os, "fsync", watched("fsync"))
+    monkeypatch.setattr(os, "rename", watched("rename"))
+    (tmp_path / WORK_FOLDER).mkdir()
+    with Commits(tmp_path, threading.Event()) as commits:
+        for artefact in artefacts(5):
+            with ArtefactWriter(artefact, commits) as out:
+                out.write("shuffle_index", SHUFFLED)
+        assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
+    assert [problem_with(artefact, tmp_path) for artefact in artefacts(5)] == [None] * 5
+    assert steps.count("rename") == 10
+    assert steps.count("syncfs") == together
+
+
+def test_a_full_batch_is_committed_before_the_build_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "_BATCH_BYTES", 2 * SHUFFLED.nbytes)
+    (tmp_path / WORK_FOLDER).mkdir()
+    with Commits(tmp_path, threading.Event()) as commits:
+        for number, artefact in enumerate(artefacts(3)):
+            with ArtefactWriter(artefact, commits) as out:
+                out.write("shuffle_index", SHUFFLED)
+            assert len(list(tmp_path.glob("*.txt"))) == (0, 2, 2)[number]
+    assert len(list(tmp_path.glob("*.txt"))) == 3
+
+
+def test_what_was_written_before_an_error_is_not_committed(tmp_path: Path) -> None:
+    first, second = artefacts(2)
+
+    def fail() -> None:
+        with Commits(tmp_path, threading.Event()) as commits:
+            with ArtefactWriter(first, commits) as out:
+                out.write("shuffle_index", SHUFFLED)
+            with ArtefactWriter(second, commits) as out:
+                raise ZeroDivisionError("in the second")
+
+    (tmp_path / WORK_FOLDER).mkdir()
+    with pytest.raises(ZeroDivisionError, match="in the second"):
+        fail()
+    assert [path.name for path in tmp_path.rglob("*")] == [WORK_FOLDER]

@@ -148,6 +148,7 @@ def test_an_error_ends_builds_of_other_ranks_at_once(tmp_path: Path, monkeypatch
         raise CacheError("full")
 
     monkeypatch.setattr(schedule, "PARTED_NS", 1e18)
+    monkeypatch.setattr(schedule.Share, "workers", 4)  # so that none waits for work without end
     monkeypatch.setattr(build, "sample_rows", endless)
     monkeypatch.setattr(ArtefactWriter, "_commit", failing)  # of the blend
     request = request_for(tmp_path, "cache", [[20] * 400, [20] * 400])

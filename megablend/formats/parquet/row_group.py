@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from megablend.formats.as_numpy import as_numpy
 from megablend.formats.parquet.schema import Column
 from megablend.formats.parquet.source import ByteSource
 from megablend.formats.parquet.thrift import MalformedError
@@ -33,14 +34,14 @@ def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
     parents = np.arange(num_rows)
     while pa.types.is_nested(rows.type):
         valid = rows.is_valid()
-        rows, parents = rows.filter(valid), parents[valid.to_numpy(zero_copy_only=False)]
+        rows, parents = rows.filter(valid), parents[as_numpy(valid)]
         if pa.types.is_struct(rows.type):
             rows = rows.field(0)
         else:
-            parents = parents[pc.list_parent_indices(rows).to_numpy()]
+            parents = parents[as_numpy(pc.list_parent_indices(rows))]
             rows = pc.list_flatten(rows)
-    valid = rows.is_valid().to_numpy(zero_copy_only=False)
-    tokens = rows.drop_null().to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    valid = as_numpy(rows.is_valid())
+    tokens = as_numpy(rows.drop_null()).astype(dtype, copy=False)
     tokens.flags.writeable = False
     lengths = np.bincount(parents[valid], minlength=num_rows)
     return tokens, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))

@@ -1,0 +1,130 @@
+"""Datasets of a blend that are opened when they are first used: opening a thousand takes Megatron a second on every rank.
+
+Until then an object knows what a blend and a training script ask of all datasets: path, split, identifiers and length. With the
+first sample, or any other attribute, Megatron's own constructor opens the files, and the object becomes one of its class, as
+if it had never been another.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+Open = Callable[[], Any]
+"""Makes the dataset with its own constructor."""
+
+_opening = threading.RLock()
+_shared = np.zeros(0, np.int32)
+
+
+def defer(cls: type[Any], opened: Open, samples: int, **known: Any) -> Any:
+    """An object of a subclass of `cls` that becomes one of `cls` when it is first used.
+
+    Args:
+        opened: called once, then; picklable.
+        samples: how many the dataset has.
+        known: dataset_path, num_samples, index_split, config: attributes that the constructor would set.
+    """
+    return _restore(cls, {"_opened": opened, "_samples": samples, **known})
+
+
+@cache
+def _deferred(cls: type[Any]) -> type[Any]:
+    members = {"__len__": _length, "__getitem__": _sample, "__getattr__": _attribute, "__reduce_ex__": _reduce}
+    members |= {"unique_identifiers": property(identifiers), "__module__": cls.__module__}  # type: ignore[dict-item]
+    deferred = type(cls.__name__, (cls,), members)
+    deferred.__qualname__ = cls.__qualname__
+    return deferred
+
+
+def _restore(cls: type[Any], known: dict[str, Any]) -> Any:
+    key: Any = cls
+    deferred: Any = _deferred(key)
+    dataset = deferred.__new__(deferred)
+    dataset.__dict__.update(known)
+    return dataset
+
+
+def identifiers(dataset: Any) -> OrderedDict[str, Any]:
+    """As the constructor makes them. Source: MegatronDataset.__init__."""
+    own = [("class", type(dataset).__name__), ("dataset_path", dataset.dataset_path)]
+    own += [("num_samples", dataset.num_samples), ("index_split", dataset.index_split.name)]
+    return OrderedDict([*own, *((name, getattr(dataset.config, name)) for name in dataset._key_config_attributes())])
+
+
+class PrefixOpener:
+    """Opens the datasets of one prefix, which share its documents. Picklable.
+
+    Args:
+        cls: of the datasets.
+        split: the split matrix.
+    """
+
+    def __init__(self, cls: type[Any], config: Any, path: str, split: Any) -> None:
+        self._cls, self._config, self._path, self._split = cls, config, path, split
+        self._documents: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PrefixOpener, (self._cls, self._config, self._path, self._split)
+
+    def dataset(self, kind: Any, num_samples: int | None) -> Any:
+        """The dataset of a split. Source: BlendedMegatronDatasetBuilder._build_megatron_dataset_splits."""
+        if self._documents is None:
+            self._documents = self._cls.build_low_level_dataset(self._path, self._config)
+        count = float(self._cls.numel_low_level_dataset(self._documents))
+        begin, end = (round(edge * count) for edge in self._split[kind.value])
+        return self._cls(self._documents, self._path, _numbers(end)[begin:end], num_samples, kind, self._config)
+
+
+def _numbers(end: int) -> npt.NDArray[np.int32]:
+    """Read-only 0, 1, ..., of which `end` or more; one array for all datasets, whose `indices` are parts of it."""
+    global _shared
+    if len(_shared) < end:
+        _shared = np.arange(end, dtype=np.int32)
+        _shared.flags.writeable = False
+    return _shared
+
+
+def _length(dataset: Any) -> int:
+    return int(dataset._samples)
+
+
+def _sample(dataset: Any, idx: Any) -> Any:
+    return _open(dataset)[idx]
+
+
+def _attribute(dataset: Any, name: str) -> Any:
+    """Of what is not known before; `copy` and `pickle` look for special methods, which are the class's."""
+    if name.startswith("__") or "_opened" not in dataset.__dict__:
+        if name in dataset.__dict__:  # another thread has opened it meanwhile
+            return dataset.__dict__[name]
+        raise AttributeError(f"{type(dataset).__name__!r} object has no attribute {name!r}")
+    return getattr(_open(dataset), name)
+
+
+def _reduce(dataset: Any, protocol: Any) -> Any:
+    """A spawned worker opens what it uses."""
+    with _opening:
+        known = dict(dataset.__dict__)
+    if "_opened" not in known:
+        return Dataset.__reduce_ex__(dataset, protocol)
+    base = type(dataset).__mro__[1]
+    return _restore, (base, known)
+
+
+def _open(dataset: Any) -> Any:
+    """Open it, if no other thread has."""
+    with _opening:
+        if opened := dataset.__dict__.get("_opened"):
+            found = opened()
+            dataset.__class__ = type(found)
+            dataset.__dict__.clear()
+            dataset.__dict__.update(found.__dict__)
+    return dataset

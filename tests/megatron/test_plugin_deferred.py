@@ -1,0 +1,147 @@
+"""Datasets of a blend that are opened on first use: Megatron's own from then on."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from megatron.core.datasets.gpt_dataset import GPTDataset
+from pairs import write_pair
+from plugin_data import assert_same_samples, plugin_config
+from reference import config_of, megatron_build
+
+from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, deferred
+
+pytestmark = [
+    pytest.mark.usefixtures("distributed"),
+    pytest.mark.filterwarnings("ignore:The pad token id:UserWarning"),
+]
+SIZES = [200, 20, 10]
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    prefixes = [write_pair(tmp_path / "data" / f"{i}_text", rng.integers(0, 60, 100)) for i in range(4)]
+    return {"blend": (prefixes, [0.4, 0.3, 0.2, 0.1]), "split": "80,15,5"}
+
+
+@pytest.fixture
+def opened(tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The datasets on a hit, and `opened.calls`: how often Megatron's constructor ran since."""
+    MegablendDatasetBuilder(GPTDataset, SIZES, lambda: True, config_of(tmp_path / "cache", **options)).build()
+    return MegablendDatasetBuilder(GPTDataset, SIZES, lambda: True, config_of(tmp_path / "cache", **options)).build()
+
+
+def count_opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    calls = []
+    real = GPTDataset.build_low_level_dataset
+
+    def counted(path: str, config: Any) -> Any:
+        calls.append(path)
+        return real(path, config)
+
+    monkeypatch.setattr(GPTDataset, "build_low_level_dataset", staticmethod(counted))
+    return calls
+
+
+def test_a_hit_opens_one_prefix_and_the_others_when_they_are_used(
+    tmp_path: Path, options: dict[str, Any], opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = count_opens(monkeypatch)
+    config = config_of(tmp_path / "cache", **options)
+    train, valid, test = MegablendDatasetBuilder(GPTDataset, SIZES, lambda: True, config).build()
+    prefixes = options["blend"][0]
+    assert calls == prefixes[:1]
+    assert [len(each) for each in train.datasets] == [len(each) for each in opened[0].datasets]
+    assert calls == prefixes[:1]
+    third = train.datasets[2]
+    assert isinstance(third, GPTDataset)
+    assert third.dataset_path == prefixes[2]
+    assert type(third) is not GPTDataset
+    third[0]
+    assert type(third) is GPTDataset
+    assert calls == [prefixes[0], prefixes[2]]
+    valid.datasets[2][0], test.datasets[2][0]
+    assert calls == [prefixes[0], prefixes[2]]  # splits share their documents
+
+
+@pytest.mark.parametrize("per_split", [False, True])
+def test_samples_and_attributes_are_megatrons(tmp_path: Path, options: dict[str, Any], per_split: bool) -> None:
+    if per_split:
+        options = {"blend_per_split": [options["blend"], (options["blend"][0][:2], None), None]}
+    theirs = megatron_build(config_of(tmp_path / "theirs", **options), SIZES)
+    for _ in range(2):  # built, then found
+        config = config_of(tmp_path / "cache", **options)
+        ours = MegablendDatasetBuilder(GPTDataset, SIZES, lambda: True, config).build()
+        for found, expected in zip(ours, theirs, strict=True):
+            if expected is None:
+                assert found is None
+                continue
+            assert found.unique_description == expected.unique_description
+            for one, other in zip(found.datasets, expected.datasets, strict=True):
+                assert one.unique_identifiers.keys() == other.unique_identifiers.keys()
+                assert len(one) == len(other)
+                assert one.unique_description_hash == other.unique_description_hash
+                assert vars(one).keys() == vars(other).keys()
+                np.testing.assert_array_equal(one.indices, other.indices, strict=True)
+            assert_same_samples(found, expected)
+
+
+def test_many_threads_open_a_dataset_once(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_opens(monkeypatch)
+    dataset = opened[0].datasets[1]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda k: dataset[k % 3]["tokens"].tolist(), range(64)))
+    assert found == [dataset[k % 3]["tokens"].tolist() for k in range(64)]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("use_first", [False, True])
+def test_spawned_workers_get_the_same(opened: list[Any], use_first: bool) -> None:
+    dataset = opened[0].datasets[3]
+    if use_first:
+        dataset[0]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert type(copy) is GPTDataset or not use_first
+    assert_same_samples(copy, dataset)
+    assert type(copy) is type(dataset) is GPTDataset
+
+
+def test_what_the_class_lacks_is_an_attribute_error(opened: list[Any]) -> None:
+    dataset = opened[0].datasets[3]
+    assert not hasattr(dataset, "__array__")
+    assert type(dataset) is not GPTDataset
+    with pytest.raises(AttributeError, match="has no attribute 'no_such'"):
+        dataset.no_such  # noqa: B018
+
+
+def test_other_identifiers_are_opened_at_once(
+    tmp_path: Path, options: dict[str, Any], opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a version of Megatron that identifies datasets in another way."""
+    monkeypatch.setattr("megablend.megatron.builder.identifiers", lambda dataset: {})
+    config = config_of(tmp_path / "cache", **options)
+    train = MegablendDatasetBuilder(GPTDataset, SIZES, lambda: True, config).build()[0]
+    assert {type(each) for each in train.datasets} == {GPTDataset}
+
+
+def test_our_own_class(tmp_path: Path, options: dict[str, Any]) -> None:
+    for _ in range(2):
+        config = plugin_config(tmp_path / "cache", **options)
+        ours = MegablendDatasetBuilder(MegablendGPTDataset, SIZES, lambda: True, config).build()[0]
+    assert type(ours.datasets[2]) is not MegablendGPTDataset
+    theirs = megatron_build(config_of(tmp_path / "theirs", **options), SIZES)[0]
+    assert_same_samples(ours, theirs)
+    assert type(ours.datasets[2]) is MegablendGPTDataset
+
+
+def test_numbers_are_shared() -> None:
+    few, many = deferred._numbers(5), deferred._numbers(9)
+    assert many[:9].tolist() == list(range(9))
+    assert few[:5].tolist() == list(range(5))
+    assert np.shares_memory(deferred._numbers(3), many)
