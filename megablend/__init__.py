@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from megablend.api.build import Built, BuiltIndex, build, build_index
+    from megablend.api.build import BuildResult, BuiltIndex, build, build_index
     from megablend.api.check import Checked, check
     from megablend.api.describe import describe
     from megablend.api.gc import gc
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from megablend.api.runs import open_index
     from megablend.api.show import show
     from megablend.api.verify import verify
+    from megablend.blocks.block_store import BlockBatch, BlockStore
     from megablend.config import Config, load_config
     from megablend.errors import (
         CacheError,
@@ -35,14 +36,13 @@ if TYPE_CHECKING:
         StateError,
         TransformError,
     )
-    from megablend.index.store import BlockStore, Pages
     from megablend.reader import Dataset, Loader, PretrainingSampler
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "build": "megablend.api.build",
-    "Built": "megablend.api.build",
+    "BuildResult": "megablend.api.build",
     "check": "megablend.api.check",
     "Checked": "megablend.api.check",
     "BuiltIndex": "megablend.api.build",
@@ -59,8 +59,8 @@ _HOMES = {
     "show": "megablend.api.show",
     "Config": "megablend.config",
     "load_config": "megablend.config",
-    "BlockStore": "megablend.index.store",
-    "Pages": "megablend.index.store",
+    "BlockStore": "megablend.blocks.block_store",
+    "BlockBatch": "megablend.blocks.block_store",
     "verify": "megablend.api.verify",
     "Dataset": "megablend.reader",
     "Loader": "megablend.reader",
@@ -77,8 +77,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "BlockBatch",
     "BlockStore",
-    "Built",
+    "BuildResult",
     "BuiltIndex",
     "CacheError",
     "Checked",
@@ -89,7 +90,6 @@ __all__ = [
     "LaunchError",
     "Loader",
     "MegablendError",
-    "Pages",
     "PlanError",
     "PretrainingSampler",
     "ResourceError",

@@ -25,7 +25,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from megablend.system.kernel_folder import private_kernel_folder
+from megablend.fs.kernel_folder import private_kernel_folder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +41,7 @@ def cache_dir() -> Path:
     import numba
 
     text = hashlib.blake2b(digest_size=8)
-    for module in sorted((Path(__file__).parent / "kernels").glob("*.py")):
+    for module in sorted((Path(__file__).parent / "kernels").rglob("*.py")):
         text.update(module.read_bytes())
     text.update(f"{numba.__version__} {llvm.get_host_cpu_name()} {os.uname().machine}".encode())
     return private_kernel_folder(Path(f"{os.uname().nodename}-{text.hexdigest()}"))

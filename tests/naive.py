@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megablend.kernels.mixing import draw, fold
+from megablend.kernels.plan.keyed_hash import bounded_hash, hash_combine
 
 
 def shuffled(n: int, key: int, epoch: int, group: int) -> list[int]:
     """Fisher-Yates by taking entries out of a list."""
-    chosen = fold(fold(key, epoch), group)
+    chosen = hash_combine(hash_combine(key, epoch), group)
     left, taken = list(range(n)), []
     for last in range(n - 1, 0, -1):
-        other = draw(chosen, last, last + 1)
+        other = bounded_hash(chosen, last, last + 1)
         taken.append(left[other])
         left[other] = left[last]
         left.pop()

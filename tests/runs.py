@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from writers import KINDS, Documents
+from tests.formats.writers import KINDS, Documents
 
 EOD = 0
 STEP = 100_000

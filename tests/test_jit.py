@@ -12,7 +12,7 @@ import pytest
 from numba.core import config
 
 from megablend import jit
-from megablend.kernels.samples import gather_lengths
+from megablend.kernels.exact.sample_index import gather_lengths
 
 
 @pytest.mark.skipif(bool(vars(config)["DISABLE_JIT"]), reason="nothing is compiled")
@@ -45,7 +45,7 @@ def test_a_kernel_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> No
     """On a full disk; a later process keeps it."""
     code = (
         "import sys, resource, numpy as np\n"
-        "from megablend.kernels.samples import gather_lengths\n"
+        "from megablend.kernels.exact.sample_index import gather_lengths\n"
         "if sys.argv[1:]: resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))\n"
         "lengths, out = np.arange(1, 4, dtype=np.int32), np.empty(3, np.int32)\n"
         "print(gather_lengths(lengths, np.array([2, 0, 1], np.int32), out), out.tolist())\n"

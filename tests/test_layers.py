@@ -1,4 +1,4 @@
-"""Imports point downwards only, and each heavy dependency has one home."""
+"""Imports point downwards only, without circles, and each heavy dependency has one home."""
 
 import ast
 from collections.abc import Iterator
@@ -9,15 +9,20 @@ import pytest
 ROOT = Path(__file__).parent.parent / "megablend"
 LAYERS = [
     "errors",
+    "lru",
     "system",
+    "fs",
     "config",
     "jit",
     "kernels",
     "storage",
+    "distributed",
     "formats",
     "index",
+    "blocks",
     "order",
     "plan",
+    "prefetch",
     "exact",
     "reader",
     "api",
@@ -28,8 +33,8 @@ HOMES = {
     "numba": {"jit"},
     "llvmlite": {"jit"},
     "pyarrow": {"formats", "index"},
-    "mpi4py": {"index"},
-    "torch": {"reader", "megatron"},
+    "mpi4py": {"distributed"},
+    "torch": {"distributed", "reader", "megatron"},
     "megatron": {"megatron"},
     "pydantic": {"config"},
     "yaml": {"config"},
@@ -66,3 +71,66 @@ def test_imports_point_downwards(path: Path) -> None:
         assert layer(path) in HOMES.get(package, {layer(path)}), (
             f"{path} imports {package}, whose home is {HOMES[package]}"
         )
+
+
+def module(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules() -> dict[str, set[str]]:
+    """For each module of the package, those that it imports, wherever the import stands."""
+    names = {module(path): path for path in ROOT.rglob("*.py")}
+    found: dict[str, set[str]] = {name: set() for name in names}
+    for name, path in names.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module in names:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found[name] |= (inner & names.keys()) or {node.module}
+            elif isinstance(node, ast.Import):
+                found[name] |= {alias.name for alias in node.names} & names.keys()
+    return found
+
+
+def circle(edges: dict[str, set[str]]) -> list[str] | None:
+    """Some nodes that lead back to the first of them, or None."""
+    done: set[str] = set()
+
+    def search(node: str, way: list[str]) -> list[str] | None:
+        if node in way:
+            return way[way.index(node) :]
+        if node in done:
+            return None
+        for other in sorted(edges.get(node, ())):
+            if other != node and (way_back := search(other, [*way, node])):
+                return way_back
+        done.add(node)
+        return None
+
+    return next((found for node in sorted(edges) if (found := search(node, []))), None)
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert circle(imported_modules()) is None
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
+
+
+PACKAGES = sorted(module(path) for path in ROOT.rglob("__init__.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_rooms_of_a_package_import_each_other_in_a_circle(package: str) -> None:
+    """What is directly inside a package, each file or folder as one."""
+    inside = f"{package}."
+    if package == "megablend":
+        return  # the layers say it, and `megablend` itself is what users import
+    edges: dict[str, set[str]] = {}
+    for name, targets in imported_modules().items():
+        if name.startswith(inside):
+            room = name.removeprefix(inside).split(".")[0]
+            others = {each.removeprefix(inside).split(".")[0] for each in targets if each.startswith(inside)}
+            edges.setdefault(room, set()).update(others - {room})
+    assert circle(edges) is None

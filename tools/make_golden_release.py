@@ -160,8 +160,8 @@ def make_runs(folder: Path) -> dict[str, Any]:
 def plugin_datasets(folder: Path, root: Path) -> list[Any]:
     """The splits of the plugin's builder in page order, with its cache in `folder`; data is below `root`."""
     from megablend.megatron import MegablendDatasetBuilder
-    from megablend.megatron.config import MegablendDatasetConfig
-    from megablend.megatron.dataset import MegablendGPTDataset
+    from megablend.megatron.plugin.config import MegablendDatasetConfig
+    from megablend.megatron.plugin.dataset import MegablendGPTDataset
 
     words = [
         f"parquet:{root}/data/parquet/*.parquet?column=ids&append_eod={EOD}",

@@ -10,24 +10,25 @@ from typing import Any
 
 from megablend.api.check import check_store
 from megablend.api.warn import find_warnings
+from megablend.blocks.build_document_tables import TablesReport, build_tables
+from megablend.blocks.extra_columns import SEPARATOR
 from megablend.config import Config, load_config
+from megablend.distributed.base import Communicator
+from megablend.distributed.launch import detect
 from megablend.errors import CacheError
+from megablend.fs.build_lock import build_lock
 from megablend.index.build import BuildReport, Progress, report_waiting
 from megablend.index.build import build_index as index_files
-from megablend.index.cache import Generation, open_generation
-from megablend.index.extra import SEPARATOR
-from megablend.index.launch import Launch, detect
-from megablend.index.lock import build_lock
+from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.sources import SourceSpec
-from megablend.index.tabulate import TablesReport, build_tables
 from megablend.plan.ledger import Ledger, load_ledger, save_ledger
-from megablend.plan.memory import check_sample
-from megablend.plan.run import as_promised, check_run, keep_orders, plan_run, store_of
+from megablend.plan.run import as_promised, check_run, open_block_store, plan_run, precompute_orders
+from megablend.prefetch.memory_budget import check_sample
 from megablend.system.failures import translating
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuildResult:
     """What a build did."""
 
     index: BuildReport
@@ -62,7 +63,7 @@ def build_index(
     *,
     cache: str | None = None,
     progress: Callable[[Progress], None] | None = None,
-    launch: Launch | None = None,
+    launch: Communicator | None = None,
 ) -> BuiltIndex:
     """Index the config's files and commit no run: `describe` then says what a run of this config would read.
 
@@ -84,8 +85,8 @@ def build(
     *,
     cache: str | None = None,
     progress: Callable[[Progress], None] | None = None,
-    launch: Launch | None = None,
-) -> Built:
+    launch: Communicator | None = None,
+) -> BuildResult:
     """Index the config's files and write the run's ledger. Alone, or on every rank of an MPI job: the ranks share the work.
 
     Args:
@@ -109,7 +110,7 @@ def build(
                 documents = _tabulate(checked, launch.bcast(ledger.index if ledger else report.digest), launch)
             if launch.rank == 0:
                 with build_lock(Path(checked.cache), on_wait=report_waiting(progress)):
-                    built = _promise(checked, report, documents)
+                    built = _commit_run(checked, report, documents)
     except BaseException as error:
         launch.abort(error)
     built = launch.bcast(built)
@@ -121,7 +122,7 @@ def _index(
     config: str | Path | Mapping[str, Any] | Config,
     cache: str | None,
     progress: Callable[[Progress], None] | None,
-    launch: Launch,
+    launch: Communicator,
 ) -> tuple[Config, BuildReport]:
     """The checked config, and what became of its files. Called by all ranks."""
     try:
@@ -164,17 +165,17 @@ def list_specs(checked: Config) -> list[SourceSpec]:
     return sources
 
 
-def _tabulate(config: Config, digest: str, launch: Launch) -> TablesReport:
+def _tabulate(config: Config, digest: str, launch: Communicator) -> TablesReport:
     """Make the document tables of the index that the run reads. Called by all ranks."""
-    store = store_of(config, open_generation(config.cache, digest))
+    store = open_block_store(config, open_snapshot(config.cache, digest))
     numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
     return build_tables(store, [numbers[name] for name in config.tabled], launch=launch)
 
 
-def _open_promised(config: Config, ledger: Ledger, report: BuildReport) -> Generation:
+def _open_promised(config: Config, ledger: Ledger, report: BuildReport) -> Snapshot:
     """The index that a run keeps. Raises: CacheError, which says what helps where this build made another one."""
     try:
-        return open_generation(config.cache, ledger.index)
+        return open_snapshot(config.cache, ledger.index)
     except CacheError as error:
         if ledger.index == report.digest:
             raise
@@ -184,22 +185,22 @@ def _open_promised(config: Config, ledger: Ledger, report: BuildReport) -> Gener
         ) from error
 
 
-def _promise(config: Config, report: BuildReport, documents: TablesReport | None) -> Built:
+def _commit_run(config: Config, report: BuildReport, documents: TablesReport | None) -> BuildResult:
     """Begin the run's ledger, or append a stage to it."""
     ledger = load_ledger(config.cache, config.run)
-    generation = _open_promised(config, ledger, report) if ledger else open_generation(config.cache, report.digest)
-    store = store_of(config, generation)
+    generation = _open_promised(config, ledger, report) if ledger else open_snapshot(config.cache, report.digest)
+    store = open_block_store(config, generation)
     run = plan_run(config, "train", store, keep=True)
     extended = ledger.extended(as_promised(run, ledger).ledger.blend, run.num_samples) if ledger else run.ledger
     run = dataclasses.replace(run, ledger=extended)
     check_run(run)
-    keep_orders(config, store)
+    precompute_orders(config, store)
     if extended != ledger:
         save_ledger(config.cache, extended)
     stages_before = len(ledger.ends) if ledger else 0
     # Of the files of an index that was built now, all has just been looked at.
     problems = check_store(config, store).problems if generation.digest != report.digest else ()
-    return Built(
+    return BuildResult(
         index=report,
         documents=documents,
         ledger=extended,

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from megablend.api.runs import ConfigLike, newest_generation
+from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
 from megablend.index.build import Progress
-from megablend.index.cache import open_generation
-from megablend.index.check import FileChecker, check_files, files_of
-from megablend.index.store import BlockStore
+from megablend.index.check_files import FileChecker, check_files, files_of
+from megablend.index.snapshot import open_snapshot
 from megablend.plan.ledger import load_ledger
-from megablend.plan.run import store_of
+from megablend.plan.run import open_block_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ def check(
     """
     checked = load_config(config, cache=cache)
     ledger = load_ledger(checked.cache, checked.run)
-    generation = open_generation(checked.cache, ledger.index) if ledger else newest_generation(checked.cache)
-    return check_store(checked, store_of(checked, generation), progress=progress)
+    generation = open_snapshot(checked.cache, ledger.index) if ledger else newest_generation(checked.cache)
+    return check_store(checked, open_block_store(checked, generation), progress=progress)
 
 
 def check_store(config: Config, store: BlockStore, *, progress: Callable[[Progress], None] | None = None) -> Checked:

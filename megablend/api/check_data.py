@@ -15,15 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.api.runs import ConfigLike, newest_generation
+from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
 from megablend.config.vocab import read_vocab_size
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
 from megablend.formats import FORMATS
-from megablend.formats.base import CONTINUES, FileToIndex, OpenedFile
-from megablend.index.cache import FileEntry, Generation, SourceEntry
-from megablend.index.store import BlockStore
+from megablend.formats.base import STARTS_MID_DOCUMENT, FileToIndex, OpenedFile
+from megablend.index.snapshot import FileEntry, Snapshot, SourceEntry
 from megablend.plan.ledger import load_ledger
-from megablend.plan.run import store_of
+from megablend.plan.run import open_block_store
 from megablend.storage import storage_for
 
 MAX_IDS = 1 << 32
@@ -79,7 +79,7 @@ def check_data(
     sizes = vocab_sizes(config)
     ledger = load_ledger(config.cache, config.run)
     generation = newest_generation(config.cache, ledger.index if ledger else None)
-    store = BlockStore(generation, roots=store_of(config, generation).roots)
+    store = BlockStore(generation, roots=open_block_store(config, generation).roots)
     entries = [entry for entry in generation.sources if entry.name in sizes]
     found: dict[int, _FileTokens] = {}
 
@@ -137,7 +137,7 @@ def _check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: 
     limit, bad, wrong, lowest, highest = vocab_size or MAX_IDS, None, 0, None, None
     try:
         for ids in _batches(generation, file):
-            tokens = store.read_pages(ids).tokens
+            tokens = store.read_blocks(ids).tokens
             if not len(tokens):
                 continue
             low, high = int(tokens.min()), int(tokens.max())
@@ -162,7 +162,7 @@ def _check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: 
         return _FileTokens(lowest, highest, str(error))
 
 
-def _batches(generation: Generation, file: FileEntry) -> list[npt.NDArray[np.int64]]:
+def _batches(generation: Snapshot, file: FileEntry) -> list[npt.NDArray[np.int64]]:
     """The blocks of a file in order, some BATCH_BYTES of tokens at a time: int64 [n] each."""
     ids = np.arange(file.first_block, file.first_block + file.num_blocks)
     width = np.dtype(file.opened.token_dtype).itemsize
@@ -189,7 +189,7 @@ def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int) -> int:
     if index.tokens != num_tokens:
         raise ChangedFileError(path, f"has {index.tokens:,} tokens, {num_tokens:,} were indexed; {CHANGED_REMEDY}")
     block = int(np.searchsorted(index.blocks["first_token"], place, side="right")) - 1
-    rows_before = int(index.blocks["rows"][:block].sum()) - bool(index.blocks["flags"][block] & CONTINUES)
+    rows_before = int(index.blocks["rows"][:block].sum()) - bool(index.blocks["flags"][block] & STARTS_MID_DOCUMENT)
     opened = OpenedFile(
         size=storage.stat(path).size, token_dtype=index.token_dtype, structure=index.structure, meta=index.meta
     )

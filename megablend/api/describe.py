@@ -14,13 +14,13 @@ from megablend.api.what_if import foresee_run, list_files
 from megablend.config import SPLITS, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError, PlanError, ResourceError
-from megablend.index.cache import Generation, list_generations, open_generation
-from megablend.index.documents import table_bytes
-from megablend.plan.amplification import read_amplification
+from megablend.index.document_table import table_bytes
+from megablend.index.snapshot import Snapshot, list_snapshots, open_snapshot
 from megablend.plan.blend import BlendPlan
 from megablend.plan.lanes import fitting_lanes, unfit_lanes
 from megablend.plan.run import Run, as_promised, plan_run
 from megablend.plan.shares import samples_in
+from megablend.prefetch.read_amplification import read_amplification
 from megablend.system.failures import translating
 
 FORESEEN_SAMPLES = 1 << 16
@@ -108,7 +108,7 @@ def describe(
 
 def describe_cache(cache: str) -> dict[str, Any]:
     """Generations and runs of a cache. Of those that cannot be read: what is wrong with them, as `problem`."""
-    digests = list_generations(cache)
+    digests = list_snapshots(cache)
     if not digests:
         newest_generation(cache)  # says what is missing
     return {
@@ -122,7 +122,7 @@ def _describe_index(cache: str, digest: str) -> dict[str, Any]:
     """An index of a cache, or what is wrong with it."""
     try:
         with translating(cache):
-            return _describe_generation(open_generation(cache, digest), cache)
+            return _describe_generation(open_snapshot(cache, digest), cache)
     except (CacheError, ResourceError) as error:
         return {"digest": digest, "problem": str(error)}
 
@@ -165,7 +165,7 @@ def describe_run(run: Run) -> dict[str, Any]:
     }
 
 
-def _describe_generation(generation: Generation, cache: str) -> dict[str, Any]:
+def _describe_generation(generation: Snapshot, cache: str) -> dict[str, Any]:
     folder = Path(cache) / "generations" / generation.digest
     extra: dict[str | None, list[str | None]] = {}
     for entry in generation.sources:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.errors import CacheError, ConfigError
-from megablend.index.cache import pins
 from megablend.index.gc import Collected, collect
+from megablend.index.snapshot import external_references_dir
 from megablend.plan.ledger import list_runs
 from megablend.system.failures import translating
 from megablend.system.limited_json import parse_json
@@ -41,7 +41,7 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
 
 def _pinned(cache: str | Path) -> set[str]:
     found = set()
-    for path in pins(cache).glob("*.json"):
+    for path in external_references_dir(cache).glob("*.json"):
         try:
             pin = parse_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

@@ -18,9 +18,9 @@ from typing import Any
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
-from megablend.index.cache import list_generations
-from megablend.index.disk import flush_folder, writing
-from megablend.index.lock import build_lock
+from megablend.fs.atomic_write import flush_folder, translate_os_errors
+from megablend.fs.build_lock import build_lock
+from megablend.index.snapshot import list_snapshots
 from megablend.plan.ledger import Ledger, ledger_path, load_ledger, run_names, save_ledger
 
 SET_ASIDE = "reset"
@@ -36,7 +36,7 @@ def list_runs(what: ConfigLike) -> list[dict[str, Any]]:
         what: folder of the cache, or a config.
     """
     cache = resolve_cache(what)
-    indices = set(list_generations(cache))
+    indices = set(list_snapshots(cache))
     return [listed for name in run_names(cache) if (listed := _listed(cache, name, indices))]
 
 
@@ -44,7 +44,7 @@ def show_run(what: ConfigLike, run: str) -> dict[str, Any]:
     """A run as `list_runs` tells it, with its `blend`: all that decides its order. Raises: CacheError, ConfigError."""
     cache = resolve_cache(what)
     ledger = _load(cache, run)
-    return _summary(ledger, set(list_generations(cache))) | {"blend": ledger.blend}
+    return _summary(ledger, set(list_snapshots(cache))) | {"blend": ledger.blend}
 
 
 def rename_run(what: ConfigLike, run: str, new: str) -> None:
@@ -100,7 +100,7 @@ def remove_run(what: ConfigLike, run: str) -> None:
 def _changing(cache: str, run: str) -> Iterator[Path]:
     """The path of a run's ledger, while no build runs; the change is on the disk at the end."""
     _check_exists(cache, run)
-    with writing(Path(cache)), build_lock(Path(cache)):
+    with translate_os_errors(Path(cache)), build_lock(Path(cache)):
         path = _check_exists(cache, run)  # another process may have been faster
         yield path
         flush_folder(path.parent)

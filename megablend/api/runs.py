@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from megablend.blocks.block_store import BlockStore
 from megablend.config import SPLITS, Config, load_config
 from megablend.errors import CacheError, ConfigError, StateError
-from megablend.index.cache import Generation, list_generations, open_generation
-from megablend.index.store import BlockStore
+from megablend.index.snapshot import Snapshot, list_snapshots, open_snapshot
 from megablend.plan.ledger import PLAN_VERSION, Ledger, load_ledger
-from megablend.plan.memory import check_sample
-from megablend.plan.run import Run, as_promised, plan_run, store_of
+from megablend.plan.run import Run, as_promised, open_block_store, plan_run
 from megablend.plan.state import State
+from megablend.prefetch.memory_budget import check_sample
 from megablend.system.failures import translating
 
 ConfigLike = str | Path | Mapping[str, Any] | Config
@@ -37,19 +37,19 @@ def open_run(config: Config, split: str, state: State | None = None) -> Run:
         if ledger is None:
             raise CacheError(f"{config.cache}: run {config.run!r} was not built there; run `megablend build` first")
         run = as_promised(
-            plan_run(config, split, store_of(config, open_generation(config.cache, ledger.index))), ledger
+            plan_run(config, split, open_block_store(config, open_snapshot(config.cache, ledger.index))), ledger
         )
-        return _keep_promise(run, ledger) if split == "train" else run
-    if state.index not in list_generations(config.cache):
+        return _apply_ledger(run, ledger) if split == "train" else run
+    if state.index not in list_snapshots(config.cache):
         raise StateError(
             f"the state was taken with index {state.index}, which {config.cache} does not hold (it has "
-            f"{', '.join(list_generations(config.cache)) or 'none'}); open it with the cache that the run was built in, or "
+            f"{', '.join(list_snapshots(config.cache)) or 'none'}); open it with the cache that the run was built in, or "
             "build the same data there"
         )
-    run = plan_run(config, split, store_of(config, open_generation(config.cache, state.index)))
+    run = plan_run(config, split, open_block_store(config, open_snapshot(config.cache, state.index)))
     if split == "train":
         if ledger is not None and ledger.index == state.index and _begins_with(ledger, state):
-            return _keep_promise(as_promised(run, ledger), ledger)
+            return _apply_ledger(as_promised(run, ledger), ledger)
         ends = tuple(end for end, _ in state.stages)
         run = dataclasses.replace(run, ledger=dataclasses.replace(run.ledger, run=state.run, ends=ends))
     return _in_version_of(run, state)
@@ -68,15 +68,15 @@ def open_index(cache: str | Path, digest: str | None = None) -> BlockStore:
     return BlockStore(newest_generation(str(cache), digest))
 
 
-def newest_generation(cache: str, digest: str | None = None) -> Generation:
+def newest_generation(cache: str, digest: str | None = None) -> Snapshot:
     """The generation of this digest, or the newest. Raises CacheError where there is none."""
-    found = list_generations(cache)
+    found = list_snapshots(cache)
     if not found:
         raise CacheError(f"{cache}: holds no index; run `megablend build` first")
-    return open_generation(cache, digest or found[-1])
+    return open_snapshot(cache, digest or found[-1])
 
 
-def _keep_promise(run: Run, ledger: Ledger) -> Run:
+def _apply_ledger(run: Run, ledger: Ledger) -> Run:
     """The run with the stages of its ledger; refused where the config asks for another blend or length.
 
     A job whose config stayed as it was while the run was lengthened goes on with what it was promised.

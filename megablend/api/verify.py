@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.errors import CacheError
 from megablend.index.build import Progress
-from megablend.index.cache import list_generations
+from megablend.index.snapshot import list_snapshots
 from megablend.index.verify import verify as verify_index
 from megablend.plan.ledger import load_ledger, run_names
 from megablend.system.failures import translating
@@ -30,7 +30,7 @@ def verify(cache: ConfigLike, *, data: bool = False, progress: Callable[[Progres
 
 
 def _run_problems(cache: str) -> Iterator[str]:
-    indices = list_generations(cache)
+    indices = list_snapshots(cache)
     for name in run_names(cache):
         try:
             ledger = load_ledger(cache, name)

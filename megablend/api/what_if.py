@@ -9,11 +9,11 @@ from typing import Any
 from megablend.api.build import list_specs
 from megablend.config import Config
 from megablend.errors import PlanError
-from megablend.index.cache import list_generations, open_generation
+from megablend.index.snapshot import list_snapshots, open_snapshot
 from megablend.index.sources import list_source
 from megablend.plan.ledger import Ledger, load_ledger
-from megablend.plan.memory import check_sample
-from megablend.plan.run import Run, as_promised, check_run, plan_run, store_of
+from megablend.plan.run import Run, as_promised, check_run, open_block_store, plan_run
+from megablend.prefetch.memory_budget import check_sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +41,10 @@ def foresee_run(config: Config) -> Foreseen | str:
             return _by_ledger(config, ledger)
         except PlanError as error:
             refusal = str(error)
-    generations = list_generations(config.cache)
+    generations = list_snapshots(config.cache)
     if not generations:
         return f"{config.cache} holds no index, so the numbers of tokens are not known: {_index_it()}"
-    generation = open_generation(config.cache, generations[-1])
+    generation = open_snapshot(config.cache, generations[-1])
     there = {entry.name for entry in generation.sources}
     if missing := [name for name in config.all_sources if name not in there]:
         return (
@@ -54,7 +54,7 @@ def foresee_run(config: Config) -> Foreseen | str:
     note = f"run {config.run!r} is not committed; `megablend build` commits it"
     if refusal is not None:
         note = f"this is not what run {config.run!r} is committed to, and `megablend build` refuses it: {refusal}"
-    return Foreseen(run=plan_run(config, "train", store_of(config, generation)), committed=False, note=note)
+    return Foreseen(run=plan_run(config, "train", open_block_store(config, generation)), committed=False, note=note)
 
 
 def list_files(config: Config) -> list[dict[str, Any]]:
@@ -83,7 +83,9 @@ def list_files(config: Config) -> list[dict[str, Any]]:
 
 def _by_ledger(config: Config, ledger: Ledger) -> Foreseen:
     """The committed run, or what lengthening makes of it. Raises PlanError where the ledger refuses the config."""
-    run = as_promised(plan_run(config, "train", store_of(config, open_generation(config.cache, ledger.index))), ledger)
+    run = as_promised(
+        plan_run(config, "train", open_block_store(config, open_snapshot(config.cache, ledger.index))), ledger
+    )
     committed = ledger.until(run.num_samples)
     extended = committed.extended(run.ledger.blend, run.num_samples)
     run = dataclasses.replace(run, ledger=extended)

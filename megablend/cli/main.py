@@ -41,7 +41,7 @@ def build(config: str, cache: str | None, as_json: bool) -> None:
     """Index what CONFIG lists and write its run's ledger. Under mpirun or srun the ranks share the work."""
     from megablend.api.build import build as build_run
     from megablend.cli.progress import progress_on
-    from megablend.index.launch import detect
+    from megablend.distributed.launch import detect
 
     launch = detect()
     with progress_on(sys.stderr, quiet=launch.rank != 0) as progress:
@@ -76,7 +76,7 @@ def index(config: str, cache: str | None, as_json: bool) -> None:
     """Index what CONFIG lists and commit no run: `describe` then says what a run would read."""
     from megablend.api.build import build_index
     from megablend.cli.progress import progress_on
-    from megablend.index.launch import detect
+    from megablend.distributed.launch import detect
 
     launch = detect()
     with progress_on(sys.stderr, quiet=launch.rank != 0) as progress:

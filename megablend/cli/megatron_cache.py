@@ -123,9 +123,9 @@ def megatron_cache(as_json: bool, dry_run: bool, max_memory: str | None, shared_
     Flags are Megatron's own, and mean the same. Under mpirun, srun or torchrun the ranks share the work.
     """
     from megablend.cli.progress import progress_on
-    from megablend.megatron.flags import request_of_flags
-    from megablend.megatron.job import program_job
-    from megablend.megatron.together import prepare_on_ranks
+    from megablend.distributed.find_job import program_job
+    from megablend.megatron.cache_builder.together import prepare_on_ranks
+    from megablend.megatron.request.flags import request_of_flags
 
     with program_job() as job:
         request = None
@@ -133,9 +133,9 @@ def megatron_cache(as_json: bool, dry_run: bool, max_memory: str | None, shared_
             memory = None if max_memory is None else parse_bytes(max_memory)
             if job.rank == 0:  # one rank builds the tokenizer, for all
                 request = request_of_flags(flags, {name: flags[name] for name in map(_attribute, _TOKENIZER_FLAGS)})
-            request = job.everyone.bcast(request)
+            request = job.world.bcast(request)
         except BaseException as error:
-            job.everyone.abort(error)
+            job.world.abort(error)
         assert request is not None
         own = replace(request, path_to_cache=flags["data_cache_path"])  # a node may have a folder of its own
         with progress_on(sys.stderr, quiet=job.rank != 0, doing="building", done="built") as progress:

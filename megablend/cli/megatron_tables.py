@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from megablend.cli.tables import new_console, new_table
-from megablend.megatron.cache import CacheReport
-from megablend.megatron.plan import Job, SplitPlan
+from megablend.megatron.cache_builder.build_cache import CacheReport
+from megablend.megatron.cache_builder.work_plan import Job, SplitPlan
 
 
 def summary(report: CacheReport, *, cache: str, dry_run: bool) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from megablend.api.build import Built
+from megablend.api.build import BuildResult
 from megablend.api.check_data import CheckedData
+from megablend.blocks.build_document_tables import TablesReport
 from megablend.index.build import BuildReport
-from megablend.index.tabulate import TablesReport
 
 SHOWN_PROBLEMS = 10
 """Files that are missing or changed."""
@@ -97,7 +97,7 @@ def print_index(report: BuildReport, documents: TablesReport | None, *, ranks: i
         console.print(f"tokens are read from column {column!r} of {listed}", markup=False)
 
 
-def print_built(built: Built, *, ranks: int) -> None:
+def print_built(built: BuildResult, *, ranks: int) -> None:
     """The closing table of a build, and what became of the run."""
     print_index(built.index, built.documents, ranks=ranks)
     ledger, console = built.ledger, new_console()

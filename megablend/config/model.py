@@ -219,7 +219,8 @@ class Config(_Model):
     block_bytes: Count = 1 << 20
     """Rough size of a block of a Megatron `.bin`."""
     memory: Size = 512 << 20
-    """Bytes that a process (a rank, or each of its loader's workers) may hold for reading a split; see megablend.plan.memory."""
+    """Bytes that a process (a rank, or each of its loader's workers) may hold for reading a split; see
+    megablend.prefetch.memory_budget."""
     file_checks_per_second: Annotated[float, Field(ge=0, le=1e6)] = 10.0
     """Files that a loader of one rank checks in the background: are they still there, and unchanged? 0 checks none."""
     direct_io: bool = False

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from megablend.errors import PlanError
 from megablend.exact.pieces import Int16s, Int64s, Pieces
-from megablend.kernels.greedy import fill, fill_by_scan
+from megablend.kernels.exact.greedy import fill, fill_by_scan
 
 Doubles = npt.NDArray[np.float64]
 

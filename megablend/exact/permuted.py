@@ -15,9 +15,9 @@ import numpy as np
 from megablend.errors import PlanError
 from megablend.exact.blend import MOST_DATASETS
 from megablend.exact.pieces import Int16s, Int64s, Pieces
-from megablend.kernels.bijection import shuffle
-from megablend.kernels.mixing import MASK, fold
-from megablend.kernels.scramble import ROUNDS, deal, scramble
+from megablend.kernels.exact.keyed_permutation import ROUNDS, find_owner, keyed_permutation
+from megablend.kernels.plan.bijection import shuffle
+from megablend.kernels.plan.keyed_hash import MASK, hash_combine
 from megablend.plan.allocate import largest_remainder
 
 SMALL = 1 << 16
@@ -49,8 +49,8 @@ class Permuted(Pieces):
         self._shift = max(0, self.size.bit_length() - _HEADS)
         edges = np.arange(0, self.size, 1 << self._shift)
         self._heads = (np.searchsorted(self._starts, edges, side="right") - 1).astype(np.int32)
-        key = fold(seed & MASK, self.size)
-        self._keys = np.array([fold(key, turn) & 0xFFFFFFFF for turn in range(ROUNDS)], np.uint32)
+        key = hash_combine(seed & MASK, self.size)
+        self._keys = np.array([hash_combine(key, turn) & 0xFFFFFFFF for turn in range(ROUNDS)], np.uint32)
         self._shuffled = np.arange(self.size if self.size <= SMALL else 0)
         shuffle(self._shuffled, key, 0, 0)
 
@@ -64,11 +64,11 @@ class Permuted(Pieces):
         for block in range(start, stop, BLOCK):
             part = slice(block, min(block + BLOCK, stop))
             positions = self._positions(self.step + part.start, self.step + part.stop)
-            deal(positions, self._starts, self._shift, self._heads, datasets[part], samples[part])
+            find_owner(positions, self._starts, self._shift, self._heads, datasets[part], samples[part])
 
     def _positions(self, start: int, stop: int) -> Int64s:
         if len(self._shuffled):
             return self._shuffled[start:stop]
         positions = np.empty(stop - start, np.int64)
-        scramble(start, self.size, self._keys, positions)
+        keyed_permutation(start, self.size, self._keys, positions)
         return positions

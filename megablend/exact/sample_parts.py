@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.exact.samples import BLOCK, ROWS, Int32s, end_row, no_such, reached
-from megablend.kernels.samples import cut, gather_lengths
+from megablend.kernels.exact.sample_index import cut, gather_lengths
 
 
 def count_run(lengths: Int32s, documents: Int32s) -> tuple[Int32s, list[int]]:

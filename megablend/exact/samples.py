@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from megablend.errors import PlanError
 from megablend.exact.epochs import sample_dtype
-from megablend.kernels.samples import cut, gather_lengths
-from megablend.kernels.short import LONG, cut_short, in_bytes
+from megablend.kernels.exact.sample_index import cut, gather_lengths
+from megablend.kernels.exact.short_documents import LONG, cut_short_documents, narrow_to_uint8
 
 Int32s = npt.NDArray[np.int32]
 Part = Callable[[int, int], npt.NDArray[Any]]
@@ -162,14 +162,14 @@ def _cutting(lengths: Int32s, documents: Int32s, samples: int) -> Callable[..., 
         seen = lengths.take(documents[:_LOOKED_AT], mode="clip")
         if np.count_nonzero(seen >= LONG) < _FEW * len(seen):
             short = np.empty(len(lengths), np.uint8)
-            in_bytes(lengths, short)
-            return partial(cut_short, short, LONG, far)
-    return partial(cut_short, lengths, _NONE_LONG, far)
+            narrow_to_uint8(lengths, short)
+            return partial(cut_short_documents, short, LONG, far)
+    return partial(cut_short_documents, lengths, _NONE_LONG, far)
 
 
 def _cut_gathered(lengths: Int32s, *args: Any) -> tuple[int, int, int]:
     """Cut documents whose lengths lie in their order."""
-    return cut_short(lengths, _NONE_LONG, False, lengths, *args)
+    return cut_short_documents(lengths, _NONE_LONG, False, lengths, *args)
 
 
 def _parallel(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.kernels import shuffle as kernels
+from megablend.kernels.exact import numpy_shuffle as kernels
 
 SMALL = 1 << 16
 """Below so many entries numpy takes about a millisecond: not worth the loading of a kernel."""

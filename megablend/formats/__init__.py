@@ -7,7 +7,7 @@ from megablend.formats.arrow import ARROW
 from megablend.formats.base import DivisibleFormat, Format
 from megablend.formats.megatron import MEGATRON
 from megablend.formats.parquet import PARQUET
-from megablend.formats.parquet.dictionaries import CACHE
+from megablend.formats.parquet.decoding.dictionaries import CACHE
 from megablend.storage import storage_for
 
 FORMATS: dict[str, Format] = {each.name: each for each in (PARQUET, ARROW, MEGATRON)}

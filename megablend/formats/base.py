@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from megablend.storage.base import Storage
 
-CONTINUES = 1
+STARTS_MID_DOCUMENT = 1
 """Flag: the block's first piece continues a document of the block before it."""
-CLOSES = 2
+ENDS_AT_DOCUMENT_END = 2
 """Flag: the document of the block's last piece ends in this block."""
-CARRIES = 4
+HAS_EARLIER_TOKENS = 4
 """Flag: the continued document had tokens in an earlier block."""
 
 CHUNK_DTYPE = np.dtype(
@@ -130,9 +130,9 @@ class DecodedBlock:
     """Of each extra column that was asked for: a number a token, [num_tokens]; read-only."""
 
 
-NO_PIECES = np.zeros(1, np.int64)
+NO_OFFSETS = np.zeros(1, np.int64)
 """`offsets` of a block of which nobody asked where its documents lie."""
-NO_PIECES.setflags(write=False)
+NO_OFFSETS.setflags(write=False)
 
 
 class BlockReader(Protocol):

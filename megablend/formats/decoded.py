@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from megablend.formats.base import NO_PIECES, Array, DecodedBlock
+from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
 
 Int64s = npt.NDArray[np.int64]
 
@@ -55,7 +55,7 @@ class DecodedBlocks(Sequence[DecodedBlock]):
             np.array([address_of(block.tokens) for block in blocks], np.int64),
             [block.offsets for block in blocks],
             tuple(
-                DecodedBlocks.of([DecodedBlock(each.view(f"i{each.itemsize}"), NO_PIECES) for each in column])
+                DecodedBlocks.of([DecodedBlock(each.view(f"i{each.itemsize}"), NO_OFFSETS) for each in column])
                 for column in columns
             ),
         )
@@ -114,7 +114,7 @@ class DecodedBlocks(Sequence[DecodedBlock]):
             np.frombuffer(held, dtype, size, int(self.tokens[i]) - held.address) if size else np.empty(0, dtype)
         )
         tokens.setflags(write=False)
-        return DecodedBlock(tokens, NO_PIECES if self.offsets is None else self.offsets[i])
+        return DecodedBlock(tokens, NO_OFFSETS if self.offsets is None else self.offsets[i])
 
     def __iter__(self) -> Iterator[DecodedBlock]:
         return (self[i] for i in range(len(self)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from megablend.formats.base import CARRIES, CLOSES, CONTINUES, DecodedBlock
-from megablend.kernels.document_ends import count_ends, insert_ends
+from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT, DecodedBlock
+from megablend.kernels.reader.document_ends import count_ends, insert_ends
 
 
 def with_eod(block: DecodedBlock, flags: int, eod: int) -> DecodedBlock:
@@ -18,7 +18,10 @@ def with_eod(block: DecodedBlock, flags: int, eod: int) -> DecodedBlock:
     """
     if len(block.offsets) < 2:
         return block
-    carried, closes = flags & (CONTINUES | CARRIES) == CONTINUES | CARRIES, bool(flags & CLOSES)
+    carried, closes = (
+        flags & (STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS) == STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS,
+        bool(flags & ENDS_AT_DOCUMENT_END),
+    )
     tokens = np.empty(len(block.tokens) + count_ends(block.offsets, carried, closes), block.tokens.dtype)
     offsets = np.empty_like(block.offsets)
     insert_ends(block.tokens, block.offsets, carried, closes, eod, tokens, offsets)

@@ -20,23 +20,18 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from megablend.distributed.assign import assign_longest_first
+from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, ConfigError
-from megablend.index.cache import Generation, folders, fragments, generations, list_generations, open_generation
+from megablend.fs.atomic_write import list_committed, remove_leftovers, translate_os_errors
+from megablend.fs.build_lock import build_lock, verify_shared_filesystem
+from megablend.fs.safe_open import check_folder
 from megablend.index.columns import ColumnsTaken
-from megablend.index.complete import complete_generations
-from megablend.index.disk import finished, remove_leftovers, writing
-from megablend.index.idx_digests import LongIdx, find_missing, idx_digests, make_digests
-from megablend.index.launch import Launch
-from megablend.index.lock import build_lock, check_shared
-from megablend.index.merge import write_generation
-from megablend.index.pack_writer import PackWriter
-from megablend.index.packs import FileFacts, Pack, Packed, facts_of, packs
-from megablend.index.share import share
-from megablend.index.sources import SourceListing, SourceSpec, find_source
-from megablend.index.work import (
-    Done,
-    Item,
-    Work,
+from megablend.index.complete_snapshots import complete_generations
+from megablend.index.file_tasks import (
+    FileTask,
+    TaskPart,
+    TaskResult,
     await_fragment,
     await_pack,
     ensure_fragment,
@@ -44,8 +39,13 @@ from megablend.index.work import (
     join_parts,
     plan_work,
 )
+from megablend.index.idx_digests import LongIdx, find_missing, idx_digests, make_digests
+from megablend.index.merge import write_generation
+from megablend.index.pack_writer import PackWriter
+from megablend.index.packs import FileFacts, Pack, Packed, facts_of, packs
+from megablend.index.snapshot import Snapshot, folders, fragments, generations, list_snapshots, open_snapshot
+from megablend.index.sources import SourceListing, SourceSpec, find_source
 from megablend.system.failures import translating
-from megablend.system.shared_folder import check_folder
 
 __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
@@ -99,7 +99,7 @@ class BuildReport:
 class _Prepared:
     nonce: str
     listings: tuple[SourceListing, ...]
-    work: tuple[Work, ...]
+    work: tuple[FileTask, ...]
     notes: tuple[str, ...]
 
 
@@ -107,7 +107,7 @@ def build_index(
     cache: str,
     sources: Sequence[SourceSpec],
     *,
-    launch: Launch,
+    launch: Communicator,
     progress: Callable[[Progress], None] | None = None,
 ) -> BuildReport:
     """Index all files of the sources and commit a generation to the cache. Called by all ranks of the launch.
@@ -128,7 +128,7 @@ def build_index(
 
 
 def _build(
-    cache: Path, sources: Sequence[SourceSpec], launch: Launch, progress: Callable[[Progress], None]
+    cache: Path, sources: Sequence[SourceSpec], launch: Communicator, progress: Callable[[Progress], None]
 ) -> BuildReport:
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -138,7 +138,7 @@ def _build(
         prepared = launch.bcast(_prepare(cache, listings, notes, packed, stack, waiting) if launch.rank == 0 else None)
         assert prepared is not None
         if launch.rank > 0:
-            check_shared(cache, prepared.nonce)
+            verify_shared_filesystem(cache, prepared.nonce)
         items = items_of(prepared.work)
         done, written = _index_share(prepared, items, cache, launch, progress)
         gathered = launch.gather((done, written))
@@ -148,7 +148,7 @@ def _build(
             for name in chain(*(names for _, names in gathered)):
                 packed.add(await_pack(packs(cache) / name))
             report = _commit(cache, prepared, items, results, packed, start)
-            long_idx = tuple(find_missing(open_generation(cache, report.digest)))
+            long_idx = tuple(find_missing(open_snapshot(cache, report.digest)))
         for each in launch.bcast(long_idx)[launch.rank :: launch.size]:
             make_digests(cache, each)
         launch.barrier()
@@ -157,7 +157,9 @@ def _build(
         return report
 
 
-def _list_files(sources: Sequence[SourceSpec], launch: Launch) -> tuple[tuple[SourceListing, ...], tuple[str, ...]]:
+def _list_files(
+    sources: Sequence[SourceSpec], launch: Communicator
+) -> tuple[tuple[SourceListing, ...], tuple[str, ...]]:
     """The sources with their files, on rank 0, and notes; the ranks share the stats, each of which may be slow on a network."""
     name, count = Counter(spec.name for spec in sources).most_common(1)[0]
     if count > 1:
@@ -187,7 +189,7 @@ def _prepare(
     on_wait: Callable[[str], None] | None,
 ) -> _Prepared:
     """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work; fills `packed`."""
-    with writing(cache):
+    with translate_os_errors(cache):
         for folder in (fragments(cache), packs(cache), generations(cache), idx_digests(cache)):
             folder.mkdir(parents=True, exist_ok=True)
         for folder in folders(cache):
@@ -198,7 +200,7 @@ def _prepare(
                 remove_leftovers(folder)
     if not held.exclusive:
         notes = (f"{cache}: the file system has no locks; run one build at a time", *notes)
-    damaged = (_open_pack(packed, packs(cache) / name) for name in finished(packs(cache)))
+    damaged = (_open_pack(packed, packs(cache) / name) for name in list_committed(packs(cache)))
     notes = (*notes, *filter(None, damaged))
     work = plan_work(listings, fragments(cache), packed)
     return _Prepared(nonce=held.nonce, listings=listings, work=tuple(work), notes=notes)
@@ -216,8 +218,12 @@ def _open_pack(packed: Packed, path: Path) -> str | None:
 
 
 def _index_share(
-    prepared: _Prepared, items: Sequence[Item], cache: Path, launch: Launch, progress: Callable[[Progress], None]
-) -> tuple[dict[int, Done], list[str]]:
+    prepared: _Prepared,
+    items: Sequence[TaskPart],
+    cache: Path,
+    launch: Communicator,
+    progress: Callable[[Progress], None],
+) -> tuple[dict[int, TaskResult], list[str]]:
     """Do this rank's share of the work, and wait for the others.
 
     Returns: what became of each item, by its number; names of the packs that this rank wrote.
@@ -230,10 +236,10 @@ def _index_share(
             tally.add(number for _, numbers in posts for number in numbers)
             progress(tally.progress())
 
-    done: dict[int, Done] = {}
+    done: dict[int, TaskResult] = {}
     untold: list[int] = []
     posted = time.monotonic()
-    mine = share([item.cost for item in items], launch.size)[launch.rank]
+    mine = assign_longest_first([item.cost for item in items], launch.size)[launch.rank]
     writer = PackWriter(packs(cache), folder)
     try:
         for number in mine:
@@ -260,7 +266,7 @@ def _index_share(
 class _Tally:
     """What of the work is done, over all ranks."""
 
-    def __init__(self, work: Sequence[Work], items: Sequence[Item]) -> None:
+    def __init__(self, work: Sequence[FileTask], items: Sequence[TaskPart]) -> None:
         self._items = items
         self._left = [file.num_parts for file in work]
         self._files = sum(file.packed for file in work)
@@ -283,15 +289,15 @@ class _Tally:
 def _commit(
     cache: Path,
     prepared: _Prepared,
-    items: Sequence[Item],
-    results: dict[int, Done],
+    items: Sequence[TaskPart],
+    results: dict[int, TaskResult],
     packed: Packed,
     start: float,
 ) -> BuildReport:
     newest = _newest(cache)
     columns = ColumnsTaken()
 
-    def load(work: Work) -> FileFacts:
+    def load(work: FileTask) -> FileFacts:
         name = work.fragment
         facts = (
             packed.facts(name.answer)
@@ -335,15 +341,15 @@ def _commit(
     )
 
 
-def _newest(cache: Path) -> Generation | None:
+def _newest(cache: Path) -> Snapshot | None:
     """The newest generation that can be opened."""
-    for digest in reversed(list_generations(cache)):
+    for digest in reversed(list_snapshots(cache)):
         with contextlib.suppress(CacheError):
-            return open_generation(cache, digest)
+            return open_snapshot(cache, digest)
     return None
 
 
-def _files(generation: Generation | None) -> list[tuple[str, str]]:
+def _files(generation: Snapshot | None) -> list[tuple[str, str]]:
     """(source name, file name) of all files."""
     if generation is None:
         return []

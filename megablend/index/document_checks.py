@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.index.checked import compute_checks
-from megablend.index.disk import checksum, replace_file, temporary_beside, writing
-from megablend.index.manifest import MANIFEST, damaged_tables, read_manifest, sealed
-from megablend.index.mapped import MappedTable
+from megablend.fs.atomic_write import checksum, replace_file, temp_sibling, translate_os_errors
+from megablend.index.checked_table import compute_checks
+from megablend.index.manifest import MANIFEST, damaged_tables, dump_with_checksum, read_manifest
+from megablend.index.mapped_table import MappedTable
 from megablend.index.tables import TableWriter
 
 GROUP_CHECKS = "groups.check.arrow"
@@ -60,15 +60,15 @@ def complete_group_checks(folder: Path, tables: tuple[MappedTable, MappedTable],
     manifest = read_manifest(folder)
     if GROUP_CHECKS in manifest["tables"] or damaged_tables(folder, manifest):
         return
-    aside = temporary_beside(folder / "checks")
-    with writing(folder):
+    aside = temp_sibling(folder / "checks")
+    with translate_os_errors(folder):
         aside.mkdir()
         try:
             entry = write_group_checks(folder, aside, tables, every)
             (aside / GROUP_CHECKS).replace(folder / GROUP_CHECKS)
         finally:
             aside.rmdir()
-    replace_file(folder / MANIFEST, sealed({**manifest, "tables": {**manifest["tables"], **entry}}))
+    replace_file(folder / MANIFEST, dump_with_checksum({**manifest, "tables": {**manifest["tables"], **entry}}))
 
 
 def find_wrong_group(

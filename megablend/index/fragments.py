@@ -22,7 +22,7 @@ import numpy as np
 
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
-from megablend.index.disk import replace_file
+from megablend.fs.atomic_write import replace_file
 from megablend.index.sources import SourceFile, SourceListing
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import missing_field, parse_json

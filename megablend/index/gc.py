@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megablend.errors import CacheError
-from megablend.index.cache import arrival, folders, fragments, generations, list_generations, open_generation
-from megablend.index.disk import finished, flush_folder, remove_leftovers, temporary_beside, writing
-from megablend.index.documents import table_folder
+from megablend.fs.atomic_write import flush_folder, list_committed, remove_leftovers, temp_sibling, translate_os_errors
+from megablend.fs.build_lock import build_lock, lock_time
+from megablend.fs.safe_open import check_folder
+from megablend.index.document_table import table_folder
 from megablend.index.fragments import fragment_content, fragment_names
-from megablend.index.lock import build_lock, lock_time
 from megablend.index.manifest import MANIFEST, ROOTS
 from megablend.index.packs import Pack, Packed, packs
-from megablend.system.shared_folder import check_folder
+from megablend.index.snapshot import build_sequence, folders, fragments, generations, list_snapshots, open_snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def collect(
     cache = Path(cache).absolute()
     if not generations(cache).is_dir():
         raise CacheError(f"{cache}: there is no cache here: build one, or name another directory")
-    with writing(cache), build_lock(cache, wait_seconds=0) as held:
+    with translate_os_errors(cache), build_lock(cache, wait_seconds=0) as held:
         if not held.exclusive:
             raise CacheError(
                 f"{cache}: the file system has no locks, so that nothing tells whether a build runs: copy the cache to one that "
@@ -70,8 +70,8 @@ def collect(
             check_folder(folder)
         before = lock_time(cache) - min_age_seconds
         old = _old_generations(cache, set(needed()), before)
-        kept = tuple(digest for digest in list_generations(cache) if digest not in old)
-        others = [folder / name for folder in _folders(cache) for name in finished(folder)]
+        kept = tuple(digest for digest in list_snapshots(cache) if digest not in old)
+        others = [folder / name for folder in _folders(cache) for name in list_committed(folder)]
         needs = _Held(cache, kept).needs
         others = [path for path in others if path.lstat().st_mtime < before and not needs(path)]
         going = [*(generations(cache) / digest for digest in old), *others]
@@ -102,11 +102,11 @@ def _folders(cache: Path) -> list[Path]:
 
 def _old_generations(cache: Path, needed: set[str], before: float) -> list[str]:
     """Digests of generations that are not needed, and were not the newest any more at the time `before`."""
-    found, by_arrival = [], list_generations(cache)
+    found, by_arrival = [], list_snapshots(cache)
     for place, digest in enumerate(by_arrival[:-1]):
         folder = generations(cache) / digest
         ended = min(_took_over(folder, generations(cache) / newer) for newer in by_arrival[place + 1 :])
-        is_known = arrival(folder) >= 0  # of the others the order is not known: one of them may be the newest
+        is_known = build_sequence(folder) >= 0  # of the others the order is not known: one of them may be the newest
         if is_known and digest not in needed and ended < before:
             found.append(digest)
     return found
@@ -119,7 +119,7 @@ def _took_over(folder: Path, newer: Path) -> float:
     last arrival, it tells, however often the newer one was built again since.
     """
     made = (newer / MANIFEST).stat().st_mtime
-    if arrival(folder) >= 0 and made <= (folder / ROOTS).stat().st_mtime:
+    if build_sequence(folder) >= 0 and made <= (folder / ROOTS).stat().st_mtime:
         return (newer / ROOTS).stat().st_mtime
     return made
 
@@ -136,14 +136,14 @@ class _Held:
         self._packs: set[str] = set()
         self._packed = Packed()
         for digest in kept:
-            generation = open_generation(cache, digest)
+            generation = open_snapshot(cache, digest)
             contents = generation.file_contents()
             self._contents.update(contents)
             self._structures.update(structure for structure, _ in contents)
             for number, source in enumerate(generation.sources):
                 self._files.update(generation.file_keys(source))
                 self._tables.add(table_folder(generation, number).name)
-        for name in finished(packs(cache)):
+        for name in list_committed(packs(cache)):
             with contextlib.suppress(CacheError):  # a damaged one goes
                 pack = Pack(packs(cache) / name)
                 if not self._contents.isdisjoint(pack.contents()):
@@ -170,7 +170,7 @@ class _Held:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        aside = temporary_beside(path)
+        aside = temp_sibling(path)
         path.rename(aside)
         shutil.rmtree(aside)
     else:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from megablend.errors import ChangedFileError
 from megablend.formats.megatron.lengths import WHOLE_BYTES, digest_idx
 from megablend.formats.megatron.reader import MEGATRON
-from megablend.index.cache import FileEntry, Generation
-from megablend.index.disk import finished, replace_file
+from megablend.fs.atomic_write import list_committed, replace_file
+from megablend.index.snapshot import FileEntry, Snapshot
 from megablend.storage import storage_for
 
 _MAGIC = b"megablend idx 1\n"
@@ -48,7 +48,7 @@ def read_digests(cache: str | Path, format_name: str, file: FileEntry) -> Digest
     return _read(idx_digests(cache) / file.opened.structure)
 
 
-def find_missing(generation: Generation) -> Iterator[LongIdx]:
+def find_missing(generation: Snapshot) -> Iterator[LongIdx]:
     """Long `.idx` files of an index whose digests are missing, each once."""
     known: set[str] = set()
     for source in generation.sources:
@@ -67,7 +67,7 @@ def find_missing(generation: Generation) -> Iterator[LongIdx]:
 def damaged_digests(cache: str | Path) -> Iterator[str]:
     """A line for each file of digests that is damaged."""
     folder = idx_digests(cache)
-    for name in finished(folder):
+    for name in list_committed(folder):
         if _read(folder / name) is None:
             yield f"{folder / name}: damaged digests of an .idx file; the next build makes them again"
 

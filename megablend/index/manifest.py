@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import CacheError
-from megablend.index.disk import checksum, reading
+from megablend.fs.atomic_write import checksum, reading
 from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
@@ -76,7 +76,7 @@ def _check_fields(folder: Path, value: object, fields: Mapping[str, type | tuple
         raise CacheError(f"{folder / MANIFEST}: damaged (it lacks {missing}); build again to mend it")
 
 
-def sealed(manifest: Mapping[str, Any]) -> bytes:
+def dump_with_checksum(manifest: Mapping[str, Any]) -> bytes:
     """A manifest as it is stored: with its own checksum."""
     return json.dumps({**manifest, "checksum": _checksum(manifest)}, sort_keys=True, indent=1).encode()
 

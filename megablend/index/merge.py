@@ -17,17 +17,17 @@ import pyarrow as pa
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
 from megablend.formats.blocks import join_tables
-from megablend.index.cache import arrival, generations
-from megablend.index.checked import complete_checks, write_checks
-from megablend.index.disk import (
+from megablend.fs.atomic_write import (
     checksum,
-    finished,
     flush_folder,
+    list_committed,
     replace_file,
-    temporary_beside,
+    temp_sibling,
+    translate_os_errors,
     write_flushed,
-    writing,
 )
+from megablend.index.checked_table import complete_checks, write_checks
+from megablend.index.file_versions import number_of, seen_bytes
 from megablend.index.manifest import (
     BLOCKS,
     CHUNKS,
@@ -38,11 +38,11 @@ from megablend.index.manifest import (
     SEEN,
     TABLES,
     damaged_tables,
+    dump_with_checksum,
     read_generation_manifest,
-    sealed,
 )
 from megablend.index.packs import FileFacts
-from megablend.index.seen import number_of, seen_bytes
+from megablend.index.snapshot import build_sequence, generations
 from megablend.index.sources import SourceFile, SourceListing
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, TableWriter, write_batch
 
@@ -70,12 +70,12 @@ def write_generation(
     Returns: its digest, and whether it is new.
     Raises: CacheError where the cache cannot be written; as `facts` does.
     """
-    folder = temporary_beside(generations(cache) / "generation")
-    with writing(folder):
+    folder = temp_sibling(generations(cache) / "generation")
+    with translate_os_errors(folder):
         folder.mkdir()
         try:
             manifest = _write_tables(folder, listings, facts)
-            write_flushed(folder / MANIFEST, [sealed(manifest)])
+            write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
             found = {
                 "roots": {listing.spec.name: listing.root for listing in listings},
                 "columns": dict(columns),
@@ -230,8 +230,8 @@ def _commit(folder: Path, final: Path, found: Mapping[str, Any], seen: np.ndarra
         found: what this build found that is not part of the generation, for ROOTS.
         seen: the versions of the files, for SEEN.
     """
-    arrivals = [arrival(final.parent / name) for name in finished(final.parent)]
-    text = sealed({"arrival": 1 + max(arrivals, default=0), **found})
+    arrivals = [build_sequence(final.parent / name) for name in list_committed(final.parent)]
+    text = dump_with_checksum({"arrival": 1 + max(arrivals, default=0), **found})
     numbers = seen_bytes(final.name, seen)
     if final.exists() and _is_whole(final, folder):
         complete_checks(final)
@@ -242,7 +242,7 @@ def _commit(folder: Path, final: Path, found: Mapping[str, Any], seen: np.ndarra
     write_flushed(folder / ROOTS, [text])
     flush_folder(folder)
     if final.exists():
-        aside = temporary_beside(final)
+        aside = temp_sibling(final)
         final.rename(aside)
         folder.rename(final)
         shutil.rmtree(aside, ignore_errors=True)

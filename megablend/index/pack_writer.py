@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
 from megablend.formats.blocks import join_tables
-from megablend.index.disk import replace_file
+from megablend.fs.atomic_write import replace_file
 from megablend.index.fragments import Fragment, FragmentName, write_fragment
 from megablend.index.packs import DIGEST_BYTES, ENTRIES, LENGTH, MAGIC, FileFacts, facts_of
 

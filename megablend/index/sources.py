@@ -19,7 +19,7 @@ from pathlib import Path
 from megablend.errors import ConfigError, DataError
 from megablend.formats import FORMATS, format_of
 from megablend.formats.base import Format
-from megablend.index.seen import join_etags
+from megablend.index.file_versions import join_etags
 from megablend.storage import Found, Match, storage_for
 
 _KNOWN_ENDINGS = tuple(ending for kind in FORMATS.values() for ending in kind.suffixes)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from megablend.errors import CacheError
 from megablend.formats.as_numpy import as_numpy
-from megablend.index.disk import flush, reading
+from megablend.fs.atomic_write import flush, reading
 
 BLOCK_COLUMNS = np.dtype(
     [

@@ -9,17 +9,24 @@ import numpy as np
 
 from megablend.errors import CacheError, DataError, ResourceError
 from megablend.formats import FORMATS
-from megablend.formats.base import CARRIES, CLOSES, CONTINUES, Array, BlockReader, DecodedBlock
-from megablend.index.body import body_digest
+from megablend.formats.base import (
+    ENDS_AT_DOCUMENT_END,
+    HAS_EARLIER_TOKENS,
+    STARTS_MID_DOCUMENT,
+    Array,
+    BlockReader,
+    DecodedBlock,
+)
+from megablend.fs.atomic_write import list_committed
 from megablend.index.build import Progress
-from megablend.index.cache import Generation, fragments, generations, open_generation
-from megablend.index.disk import finished
-from megablend.index.documents import tables
+from megablend.index.document_table import tables
+from megablend.index.file_versions import read_seen
 from megablend.index.fragments import read_fragment
 from megablend.index.idx_digests import damaged_digests
 from megablend.index.manifest import damaged_tables, read_manifest, read_roots
 from megablend.index.packs import Pack, packs
-from megablend.index.seen import read_seen
+from megablend.index.sampled_digest import sampled_content_digest
+from megablend.index.snapshot import Snapshot, fragments, generations, open_snapshot
 from megablend.storage import storage_for
 from megablend.system.failures import translating
 
@@ -44,8 +51,8 @@ def verify(cache: str, *, data: bool, progress: Callable[[Progress], None] | Non
         *_going_on(_document_problems(tables(cache))),
         *_going_on(iter(damaged_digests(cache))),
     ]
-    sound: list[Generation] = []
-    for digest in finished(generations(cache)):
+    sound: list[Snapshot] = []
+    for digest in list_committed(generations(cache)):
         problems += _going_on(_generation_problems(cache, digest, sound))
     if data:
         problems += _going_on(_all_data_problems(sound, progress))
@@ -61,7 +68,7 @@ def _going_on(problems: Iterator[str]) -> Iterator[str]:
         yield str(error)
 
 
-def _generation_problems(cache: str, digest: str, sound: list[Generation]) -> Iterator[str]:
+def _generation_problems(cache: str, digest: str, sound: list[Snapshot]) -> Iterator[str]:
     """Problems of a generation, which is added to `sound` where its tables are whole."""
     folder = generations(cache) / digest
     manifest = read_manifest(folder)
@@ -71,13 +78,13 @@ def _generation_problems(cache: str, digest: str, sound: list[Generation]) -> It
     yield from damaged
     if damaged:  # what is in damaged tables says nothing more
         return
-    generation = open_generation(cache, digest)
+    generation = open_snapshot(cache, digest)
     for problem in _table_problems(generation):
         yield f"{folder}: {problem}"
     sound.append(generation)
 
 
-def _all_data_problems(sound: Sequence[Generation], progress: Callable[[Progress], None] | None) -> Iterator[str]:
+def _all_data_problems(sound: Sequence[Snapshot], progress: Callable[[Progress], None] | None) -> Iterator[str]:
     """Of the data of all generations, file by file."""
     num_files = sum(generation.num_files for generation in sound)
     num_bytes = sum(generation.file(i).opened.size for generation in sound for i in range(generation.num_files))
@@ -92,21 +99,21 @@ def _all_data_problems(sound: Sequence[Generation], progress: Callable[[Progress
 
 
 def _fragment_problems(folder: Path) -> Iterator[str]:
-    for name in finished(folder):
+    for name in list_committed(folder):
         problem = _fragment_problem(folder / name, read_fragment)
         if problem is not None:
             yield problem
 
 
 def _pack_problems(folder: Path) -> Iterator[str]:
-    for name in finished(folder):
+    for name in list_committed(folder):
         problem = _fragment_problem(folder / name, Pack)
         if problem is not None:
             yield problem
 
 
 def _document_problems(folder: Path) -> Iterator[str]:
-    for name in finished(folder):
+    for name in list_committed(folder):
         yield from _table_folder_problems(folder / name)
 
 
@@ -127,7 +134,7 @@ def _fragment_problem(path: Path, read: Callable[[Path], object]) -> str | None:
     return None
 
 
-def _table_problems(generation: Generation) -> Iterator[str]:
+def _table_problems(generation: Snapshot) -> Iterator[str]:
     """Running sums that fall, blocks outside their file, counts that do not add up."""
     for name in ("tokens_before", "rows_before", "ends_before"):
         running = getattr(generation, name)
@@ -148,7 +155,7 @@ def _table_problems(generation: Generation) -> Iterator[str]:
             yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, the file has {file.rows}"
 
 
-def _file_problems(generation: Generation, number: int, seen: set[tuple[object, ...]]) -> Iterator[str]:
+def _file_problems(generation: Snapshot, number: int, seen: set[tuple[object, ...]]) -> Iterator[str]:
     """How a file is not what was indexed; generations share most files, and those in `seen` are not read again."""
     file, path = generation.file(number), generation.path(number)
     source = generation.sources[file.source]
@@ -160,7 +167,7 @@ def _file_problems(generation: Generation, number: int, seen: set[tuple[object, 
     chunks = generation.chunks(file)
     try:
         reader = FORMATS[source.format].open(path, source.column, file.opened, storage=storage_for(path))
-        found = body_digest(path, file.opened.size, storage_for(path))
+        found = sampled_content_digest(path, file.opened.size, storage_for(path))
         if found != file.body:
             yield f"{path}: its sampled ranges have digest {found}, indexed were {file.body}: not the same file"
         for start in range(0, len(blocks), _BATCH_BLOCKS):
@@ -190,9 +197,9 @@ def _block_problems(reader: BlockReader, path: str, blocks: Array, chunks: Array
 def _counts(block: DecodedBlock, flags: int) -> dict[str, int]:
     """A block's counts as its pieces tell them."""
     ends = np.diff(block.offsets) > 0
-    if len(ends) and flags & CARRIES:
+    if len(ends) and flags & HAS_EARLIER_TOKENS:
         ends[0] = True
-    if len(ends) and not flags & CLOSES:
+    if len(ends) and not flags & ENDS_AT_DOCUMENT_END:
         ends[-1] = False
-    rows = len(ends) - bool(flags & CONTINUES)
+    rows = len(ends) - bool(flags & STARTS_MID_DOCUMENT)
     return {"tokens": len(block.tokens), "rows": rows, "ends": int(ends.sum())}

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.jit import kernel
-from megablend.kernels.mixing import mix
+from megablend.kernels.plan.keyed_hash import mix
 
 _GOLDEN, _32 = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 

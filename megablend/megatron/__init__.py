@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 from megablend.megatron.api import prepare
 
 if TYPE_CHECKING:
-    from megablend.megatron.builder import MegablendDatasetBuilder
-    from megablend.megatron.config import MegablendDatasetConfig
-    from megablend.megatron.dataset import MegablendGPTDataset
+    from megablend.megatron.plugin.builder import MegablendDatasetBuilder
+    from megablend.megatron.plugin.config import MegablendDatasetConfig
+    from megablend.megatron.plugin.dataset import MegablendGPTDataset
 
 __all__ = ["MegablendDatasetBuilder", "MegablendDatasetConfig", "MegablendGPTDataset", "prepare"]
 
 _HOMES = {
-    "MegablendDatasetBuilder": "megablend.megatron.builder",
-    "MegablendDatasetConfig": "megablend.megatron.config",
-    "MegablendGPTDataset": "megablend.megatron.dataset",
+    "MegablendDatasetBuilder": "megablend.megatron.plugin.builder",
+    "MegablendDatasetConfig": "megablend.megatron.plugin.config",
+    "MegablendGPTDataset": "megablend.megatron.plugin.dataset",
 }
 
 

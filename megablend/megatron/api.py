@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from megablend.distributed.find_job import this_job
+from megablend.distributed.folder_groups import AUTO
 from megablend.errors import ConfigError
-from megablend.megatron.cache import CacheReport
+from megablend.megatron.cache_builder.build_cache import CacheReport
+from megablend.megatron.cache_builder.together import prepare_on_ranks
 from megablend.megatron.compat import setting
-from megablend.megatron.job import this_job
-from megablend.megatron.nodes import AUTO
-from megablend.megatron.request import GREEDY, SPLITS, Blend, CacheRequest
-from megablend.megatron.together import prepare_on_ranks
-from megablend.megatron.tokenizer import identifiers_of
+from megablend.megatron.request.request import GREEDY, SPLITS, Blend, CacheRequest
+from megablend.megatron.request.tokenizer import identifiers_of
 
 
 class DatasetConfig(Protocol):
@@ -53,7 +53,7 @@ def prepare(
     try:
         request = request_of(config, sizes)
     except BaseException as error:
-        job.everyone.abort(error)
+        job.world.abort(error)
     return prepare_on_ranks(request, job, shared_fs=shared_fs, max_memory=max_memory)
 
 

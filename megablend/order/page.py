@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.index.recent import Recent
-from megablend.kernels.bijection import shuffle
-from megablend.kernels.mixing import MASK
-from megablend.kernels.spans import count_cuts, cut
+from megablend.kernels.plan.bijection import shuffle
+from megablend.kernels.plan.keyed_hash import MASK
+from megablend.kernels.plan.spans import count_cuts, cut
+from megablend.lru import LRUCache
 from megablend.order.base import Blocks, Int64s, Spans, by_value, joined
 
 THRESHOLD = 1 << 16
@@ -49,7 +49,7 @@ class PageOrder:
         self._num_groups = groups if blocks.num_blocks > threshold else 1
         self._run = max(1, blocks.num_blocks // (groups * runs))
         self._group_totals: Int64s | None = None
-        self._epochs, self._entered = Recent[Shuffled](_KEPT), Recent[Shuffled](_KEPT)
+        self._epochs, self._entered = LRUCache[Shuffled](_KEPT), LRUCache[Shuffled](_KEPT)
         entries = self._num_groups + blocks.num_blocks // self._num_groups + self._run
         self.memory_bytes = _KEPT * entries * (8 + np.min_scalar_type(blocks.num_blocks).itemsize)
 

@@ -1,7 +1,7 @@
 """The blend: sample number -> (source, ordinal) by totals, trees, cycles and lanes; no array a sample long.
 
 Each stage has exact totals. The tree says how many of a stage's first n samples are each source's, C_d(n); cycles of `lanes` *
-`slots` samples are cut out of it, and within a cycle megablend.kernels.lanes deals positions to lanes. So `counts` is C_d at
+`slots` samples are cut out of it, and within a cycle megablend.kernels.plan.lanes deals positions to lanes. So `counts` is C_d at
 every cycle's end, within 2 samples of the share, and strays from the share in between by a few samples.
 
 What a stage has beyond full cycles is a cut cycle of fewer slots and, of less than `lanes` samples, a tail in the tree's own
@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import PlanError
-from megablend.kernels.lanes import cycle_shift, locate
-from megablend.kernels.mixing import MASK
-from megablend.kernels.periods import period_of
-from megablend.kernels.tree import first_multiple
+from megablend.kernels.plan.keyed_hash import MASK
+from megablend.kernels.plan.lanes import cycle_shift, locate
+from megablend.kernels.plan.periods import period_of
+from megablend.kernels.plan.tree import first_multiple
 from megablend.plan.base import MAX_SAMPLES, prefix_length, sample_numbers
-from megablend.plan.tree import Tree, plant
+from megablend.plan.tree import Tree, build_tree
 from megablend.plan.weave import weave
 
 MAX_LANES = MAX_SLOTS = 1 << 20
@@ -64,7 +64,7 @@ class BlendPlan:
         self._spans = np.array(spans, np.int64)
         self._epoch_tokens = np.array(epoch_tokens or [0] * len(spans), np.int64)
         self._sample_tokens = sample_tokens
-        self._trees = [plant(np.array(stage, np.int64)) for stage in totals]
+        self._trees = [build_tree(np.array(stage, np.int64)) for stage in totals]
         self._starts = _offsets([sum(stage) for stage in totals])
         self._leaf_offsets = _offsets([len(tree.sources) for tree in self._trees])
         self.num_samples = int(self._starts[-1])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import CacheError, PlanError
-from megablend.index.disk import finished, flush_folder, reading, replace_file, writing
+from megablend.fs.atomic_write import flush_folder, list_committed, reading, replace_file, translate_os_errors
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import missing_field, parse_json
 
@@ -188,7 +188,7 @@ def save_ledger(cache: str, ledger: Ledger) -> None:
         "blend": ledger.blend,
     }
     path = ledger_path(cache, ledger.run)
-    with writing(path):
+    with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(record, indent=1).encode())
     flush_folder(path.parent)  # a promise outlives a power cut
@@ -198,7 +198,7 @@ def run_names(cache: str) -> list[str]:
     """Names of all runs, sorted."""
     folder = Path(cache) / "runs"
     with reading(folder):
-        return [name.removesuffix(".json") for name in finished(folder) if name.endswith(".json")]
+        return [name.removesuffix(".json") for name in list_committed(folder) if name.endswith(".json")]
 
 
 def list_runs(cache: str) -> list[Ledger]:

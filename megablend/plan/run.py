@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.blocks.block_store import BlockStore
+from megablend.blocks.extra_check import extra_columns
+from megablend.blocks.extra_columns import SEPARATOR, ExtraColumn
+from megablend.blocks.splits import SplitBlocks, parts_of
 from megablend.config import SPLITS, Config, Source
 from megablend.errors import ConfigError, PlanError
-from megablend.index.cache import Generation, SourceEntry
-from megablend.index.extra import SEPARATOR, ExtraColumn
-from megablend.index.extra_check import extra_columns
+from megablend.index.snapshot import Snapshot, SourceEntry
 from megablend.index.sources import source_root
-from megablend.index.splits import PartBlocks, parts_of
-from megablend.index.store import BlockStore
 from megablend.order import ORDERS, Order
 from megablend.order.base import Spans, by_value, joined
 from megablend.plan.allocate import cycles_per_run, stage_totals
@@ -36,7 +36,7 @@ EXTRA_SHARE = 16
 """One part in so many of `memory`: decoded pages of extra columns, kept for the other blocks that need them."""
 
 
-def store_of(config: Config, generation: Generation) -> BlockStore:
+def open_block_store(config: Config, generation: Snapshot) -> BlockStore:
     """The generation's blocks, read as the config says and from where the config says.
 
     Raises: PlanError where the generation lacks a source of the config, or read it in another way; ConfigError where a
@@ -91,7 +91,7 @@ def _check_eod(source: Source, dtypes: Sequence[str]) -> None:
             )
 
 
-def _root(generation: Generation, entry: SourceEntry, source: Source) -> str:
+def _root(generation: Snapshot, entry: SourceEntry, source: Source) -> str:
     """The folder that the names of a source's files are relative to: the config's, since data may have moved.
 
     A config to which paths were added since the index was made may have another root, under which the names mean nothing;
@@ -145,10 +145,10 @@ class Run:
             sample_tokens=self.config.sequence_length,
         )
 
-    def blocks(self, source: int) -> PartBlocks:
+    def blocks(self, source: int) -> SplitBlocks:
         """The source's blocks in this split."""
         eod = self.sources[source].append_eod is not None
-        return PartBlocks(self.store.generation, self.parts[source], eod=eod)
+        return SplitBlocks(self.store.generation, self.parts[source], eod=eod)
 
     def order(self, source: int) -> Order:
         """How the source's samples are laid over its blocks."""
@@ -245,7 +245,7 @@ def as_promised(run: Run, ledger: Ledger) -> Run:
     return dataclasses.replace(run, ledger=promised.with_cycles_of(ledger) if run.split == "train" else promised)
 
 
-def keep_orders(config: Config, store: BlockStore) -> None:
+def precompute_orders(config: Config, store: BlockStore) -> None:
     """Keep in the cache what the orders of blended splits would have to count on opening. Raises CacheError."""
     entries = {entry.name: number for number, entry in enumerate(store.generation.sources)}
     parts = parts_of(config.cache, store, config.shares)
@@ -256,7 +256,7 @@ def keep_orders(config: Config, store: BlockStore) -> None:
             part = parts[entries[name], 0 if config.listed_by_split else number]
             if part["tokens"] == 0:
                 continue  # refused where the split is opened
-            ORDERS[config.order](PartBlocks(store.generation, part, eod=source.append_eod is not None), 0).keep()
+            ORDERS[config.order](SplitBlocks(store.generation, part, eod=source.append_eod is not None), 0).keep()
 
 
 def check_run(run: Run) -> None:

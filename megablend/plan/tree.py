@@ -1,4 +1,4 @@
-"""A stage's tree (megablend.kernels.tree): its sources' totals, ready to be asked for the counts of any prefix."""
+"""A stage's tree (megablend.kernels.plan.tree): its sources' totals, ready to be asked for the counts of any prefix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.kernels.tree import all_counts, huffman
+from megablend.kernels.plan.tree import all_counts, huffman
 
 
 class Tree(NamedTuple):
@@ -29,7 +29,7 @@ class Tree(NamedTuple):
         return counts
 
 
-def plant(totals: npt.NDArray[np.int64]) -> Tree:
+def build_tree(totals: npt.NDArray[np.int64]) -> Tree:
     """The tree of a stage: totals int64 [D], not negative, at least one positive, sum below 2^50. O(D log D)."""
     order = np.argsort(totals, kind="stable")
     order = order[totals[order] > 0]

@@ -1,4 +1,4 @@
-"""Which positions of a cycle each lane takes, and in which order: the pattern behind megablend.kernels.lanes.
+"""Which positions of a cycle each lane takes, and in which order: the pattern behind megablend.kernels.plan.lanes.
 
 A cycle has K lanes and b slots; its b * K positions are laid out by source, so a step of K samples holds every source's share
 if its positions are spread evenly. Cut the cycle into K windows of b positions. With G = gcd(K, b), lane l starts in window
@@ -21,12 +21,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.kernels.strides import golden_stride
+from megablend.kernels.plan.strides import golden_stride
 
 Int64s = npt.NDArray[np.int64]
 
 
-class Weave(NamedTuple):
+class LaneSchedule(NamedTuple):
     """The pattern of a cycle: at slot p lane l takes (firsts[l] + K * ((stride * p + shift) % b)) % (b * K)."""
 
     firsts: Int64s
@@ -42,16 +42,16 @@ class Weave(NamedTuple):
         return slots * len(self.firsts) + lanes
 
 
-def weave(lanes: int, slots: int) -> Weave:
+def weave(lanes: int, slots: int) -> LaneSchedule:
     """The pattern of a cycle of `lanes` lanes and `slots` slots, both at least 1."""
-    windows = reversal(lanes)
+    windows = bit_reversal_permutation(lanes)
     common = math.gcd(lanes, slots)
-    offsets = np.argsort(reversal(common))
+    offsets = np.argsort(bit_reversal_permutation(common))
     firsts = windows * slots + offsets[windows * common // lanes]
-    return Weave(firsts, int(golden_stride(slots, lanes)), slots)
+    return LaneSchedule(firsts, int(golden_stride(slots, lanes)), slots)
 
 
-def reversal(size: int) -> Int64s:
+def bit_reversal_permutation(size: int) -> Int64s:
     """A permutation of [0, size), int64 [size], that puts neighbours far apart; reversed binary digits for powers of two.
 
     With size = 2^a * m, m odd, l = m * high + low goes to (high's a digits reversed) + 2^a * (rank of low among all reversed

@@ -12,18 +12,18 @@ import numpy.typing as npt
 import torch
 import torch.utils.data
 
+from megablend.blocks.block_store import BlockBatch
 from megablend.config.numbers import whole_number
 from megablend.errors import DataError, StateError
-from megablend.index.store import Pages
-from megablend.plan.memory import divided, sample_bytes
 from megablend.plan.run import Run
 from megablend.plan.state import State
-from megablend.reader.blame import name_sample
+from megablend.prefetch.memory_budget import sample_bytes, split_budget
+from megablend.reader.block_cache import BlockCache
 from megablend.reader.callers import warn_if_shuffled
+from megablend.reader.error_context import name_sample
 from megablend.reader.samples import Sample, read_sample, read_samples
 from megablend.reader.tensors import sample_dict
 from megablend.reader.transform import Transform, apply, checked
-from megablend.reader.window import Window
 from megablend.system.failures import translating
 
 _NAMED = 8
@@ -72,12 +72,12 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         """Of the blocks that `self[k]` keeps, while no loader reads ahead beside it."""
         if self._window_bytes is not None:
             return self._window_bytes
-        return divided(self.run, sample_bytes(self.run.config)).alone
+        return split_budget(self.run, sample_bytes(self.run.config)).without_read_ahead
 
     @cached_property
-    def window(self) -> Window:
+    def window(self) -> BlockCache:
         """The blocks that `self[k]` keeps."""
-        return Window(self.run.store, self.window_bytes)
+        return BlockCache(self.run.store, self.window_bytes)
 
     def __getitem__(self, k: int | None) -> Any:
         """Sample k; for None, sample 0 with a loss mask of zeros, to pad a batch (as GPTDataset does).
@@ -115,9 +115,9 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         found.transform, found.__dict__["window"] = checked(transform), window
         return found
 
-    def read_pages(self, block_ids: npt.ArrayLike) -> Pages:
+    def read_blocks(self, block_ids: npt.ArrayLike) -> BlockBatch:
         """Tokens and document pieces of any blocks of the index. Raises IndexError, DataError."""
-        return self.run.store.read_pages(block_ids)
+        return self.run.store.read_blocks(block_ids)
 
     def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
         """The state after so many samples (default: `self.consumed_samples`), as a JSON-able dict."""

@@ -10,16 +10,16 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from megablend.errors import ConfigError, MegablendError, StateError
-from megablend.index.check import FileChecker, files_of
+from megablend.index.check_files import FileChecker, files_of
 from megablend.plan.lanes import unfit_lanes
-from megablend.plan.memory import batches_of, budget_of
+from megablend.prefetch.memory_budget import batches_of, budget_of
+from megablend.reader.batch_dataset import BatchDataset
 from megablend.reader.dataset import Dataset
+from megablend.reader.file_watch import FileWatch
 from megablend.reader.options import checked_options
 from megablend.reader.ranks import DataParallelGroup
 from megablend.reader.sampler import PretrainingSampler, check_dataset
-from megablend.reader.steps import Steps
 from megablend.reader.transform import AHEAD, Threads, Transform, TransformedSteps, transformed
-from megablend.reader.watch import FileWatch
 
 SETTINGS = (
     "generator",
@@ -89,7 +89,7 @@ class Loader:
         """Of single samples, for those who make a DataLoader of the parts of this one; torch's default where None."""
         self.consumed_samples = self.sampler.consumed_samples
         """Samples, over all ranks, of the batches handed out."""
-        self._steps: Steps | None = None
+        self._steps: BatchDataset | None = None
         self._threads = Threads()
         self._watch = _watch_of(dataset, self.sampler.data_parallel_rank, self.sampler.data_parallel_size)
         self._position_lost = False
@@ -104,7 +104,7 @@ class Loader:
             num_batches += 2 * AHEAD  # what goes into the threads, and what comes out
         sizes = {"micro_batch_size": micro_batch_size, "num_batches": num_batches}
         budget_of(dataset.run, stride=step_samples * max(1, num_workers), **sizes)  # an error now, not in a worker
-        self._steps = Steps(dataset, step_samples=step_samples, **sizes)
+        self._steps = BatchDataset(dataset, step_samples=step_samples, **sizes)
         made = self._steps if dataset.transform is None else TransformedSteps(self._steps, dataset.transform)
         self._loader = DataLoader(made, batch_size=None, sampler=self.sampler, **options)
 

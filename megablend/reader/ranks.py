@@ -14,8 +14,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from megablend.config.numbers import whole_number
+from megablend.distributed.launch import detect_launcher
 from megablend.errors import ConfigError
-from megablend.index.launch import launcher
 
 DataParallelGroup: TypeAlias = ProcessGroup | DeviceMesh
 
@@ -96,7 +96,7 @@ def _processes_of_job(environ: Mapping[str, str]) -> str | None:
     if "WORLD_SIZE" in environ:  # torchrun, accelerate launch
         written = environ["WORLD_SIZE"]
         return None if written.strip() == "1" else f"{written} (WORLD_SIZE)"
-    started = launcher(environ)
+    started = detect_launcher(environ)
     if started is None or (started.exact and started.size == 1):
         return None
     return f"{started.size}{'' if started.exact else ' or more'} ({started.variable})"

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.base import CONTINUES
+from megablend.formats.base import STARTS_MID_DOCUMENT
 from megablend.formats.decoded import DecodedBlocks
-from megablend.index.cache import Generation
+from megablend.index.snapshot import Snapshot
 from megablend.order.base import Spans
 from megablend.plan.run import Run
-from megablend.reader.table import BlockTable
-from megablend.reader.window import Window
+from megablend.reader.block_cache import BlockCache
+from megablend.reader.block_table import BlockTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Samples(NamedTuple):
     """Of each extra column [n, tokens of a sample], a number a token."""
 
 
-def read_sample(run: Run, window: Window, k: int) -> Sample:
+def read_sample(run: Run, window: BlockCache, k: int) -> Sample:
     """Locate sample k and read its blocks.
 
     Raises: IndexError for k outside the run; MissingFileError, ChangedFileError, CorruptFileError from its files.
@@ -70,14 +70,16 @@ def _first(extra: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     return {name: numbers[0] for name, numbers in extra.items()}
 
 
-def read_samples(run: Run, window: Window, ks: npt.ArrayLike) -> Samples:
+def read_samples(run: Run, window: BlockCache, ks: npt.ArrayLike) -> Samples:
     """Locate samples ks, at least one, and read their blocks; documents where the config needs them. Raises as `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
     stretches = run.stretches(sources, ordinals)
     return _read(run, window, sources, stretches, documents=run.config.inter_document_masking)
 
 
-def _read(run: Run, window: Window, sources: npt.NDArray[np.int32], stretches: Spans, *, documents: bool) -> Samples:
+def _read(
+    run: Run, window: BlockCache, sources: npt.NDArray[np.int32], stretches: Spans, *, documents: bool
+) -> Samples:
     ids, places = np.unique(stretches.blocks, return_inverse=True)
     table, blocks = BlockTable(ids), window.get(ids.tolist())
     table.put(np.arange(len(ids)), DecodedBlocks.of(blocks), np.zeros(len(ids), np.int64))
@@ -115,7 +117,7 @@ def gather(
     return Samples(sources, tokens, labels, begins, extra)
 
 
-def continued(generation: Generation, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def continued(generation: Snapshot, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Whether the first piece of blocks `ids` int64 [n] goes on with the document of the block before: bool [n]."""
-    continues: npt.NDArray[np.bool_] = (generation.blocks(ids)["flags"] & CONTINUES) != 0
+    continues: npt.NDArray[np.bool_] = (generation.blocks(ids)["flags"] & STARTS_MID_DOCUMENT) != 0
     return continues

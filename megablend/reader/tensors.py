@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from megablend.config import Config
-from megablend.kernels.masks import bar_attention, count_positions, document_ends
+from megablend.kernels.reader.masks import count_positions, document_ends, fill_causal_mask
 from megablend.reader.samples import Samples
 from megablend.reader.transform import sample_of
 
@@ -52,7 +52,7 @@ def batch_dict(config: Config, samples: Samples) -> dict[str, Any]:
             after_eod if config.reset_attention_mask and after_eod is not None else np.zeros(shape, np.bool_)
         )
         found["attention_mask"] = np.empty((shape[0], 1, shape[1], shape[1]), np.bool_)
-        bar_attention(barred_before, found["attention_mask"])
+        fill_causal_mask(barred_before, found["attention_mask"])
     found["dataset_id"] = samples.sources.astype(np.int64)
     batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in found.items()}
     if samples.extra:

@@ -57,7 +57,7 @@ class DescriptorPool:
         self._lock = threading.Lock()
 
     @contextmanager
-    def lend(self, path: str) -> Iterator[int]:
+    def borrow(self, path: str) -> Iterator[int]:
         """Hold a descriptor of the file at `path`. Raises OSError where it cannot be opened; ESTALE where it was replaced."""
         held = self._take(path)
         try:
@@ -69,7 +69,7 @@ class DescriptorPool:
             if unused:
                 os.close(held.fd)
 
-    def drop_replaced(self, path: str, now: os.stat_result) -> None:
+    def invalidate_if_replaced(self, path: str, now: os.stat_result) -> None:
         """Let go of what is known of `path` if `now`, the path's present state, is that of another file."""
         with self._lock:
             held = self._pool.get(path)

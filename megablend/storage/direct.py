@@ -29,7 +29,7 @@ class DirectStorage(LocalStorage):
         """See Storage.stat_opened. Pages and footers are read through two descriptors, which must be of one file."""
         found = LocalStorage.stat_opened(self, path)
         try:
-            with DIRECT_POOL.lend(path) as fd:
+            with DIRECT_POOL.borrow(path) as fd:
                 direct = file_stat(os.fstat(fd))
         except OSError as error:
             raise _direct_error(path, error) from error
@@ -49,7 +49,7 @@ class DirectStorage(LocalStorage):
         begins = ends - lengths + -out.ctypes.data % ALIGNMENT
         needed = offsets + sizes - starts
         try:
-            with DIRECT_POOL.lend(path) as fd:
+            with DIRECT_POOL.borrow(path) as fd:
                 done = 0
                 while True:
                     done += read_ranges(fd, starts[done:], lengths[done:], begins[done:], False, out)

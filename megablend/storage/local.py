@@ -68,14 +68,14 @@ class LocalStorage:
             raise data_error(path, error) from error
         if not stat.S_ISREG(state.st_mode):
             raise DataError(path, "is not a regular file")
-        self.pool.drop_replaced(path, state)
-        DIRECT_POOL.drop_replaced(path, state)
+        self.pool.invalidate_if_replaced(path, state)
+        DIRECT_POOL.invalidate_if_replaced(path, state)
         return file_stat(state)
 
     def stat_opened(self, path: str) -> FileStat:
         """See Storage.stat_opened."""
         try:
-            with self.pool.lend(path) as fd:
+            with self.pool.borrow(path) as fd:
                 return file_stat(os.fstat(fd))
         except OSError as error:
             raise data_error(path, error) from error
@@ -89,7 +89,7 @@ class LocalStorage:
         if offset < 0 or size < 0 or offset + size >= 1 << 63:
             raise CorruptFileError(path, f"{size} bytes are wanted from byte {offset}: no file has these")
         try:
-            with self.pool.lend(path) as fd:
+            with self.pool.borrow(path) as fd:
                 if size > _UNCHECKED_BYTES and os.fstat(fd).st_size < offset + size:
                     raise ends_early(path, offset, size, os.fstat(fd).st_size)
                 data = os.pread(fd, size, offset)
@@ -104,7 +104,7 @@ class LocalStorage:
         ends = np.cumsum(sizes)
         begins, out = ends - sizes, allocate(int(ends[-1]) if len(ends) else 0)
         try:
-            with self.pool.lend(path) as fd:
+            with self.pool.borrow(path) as fd:
                 _fill(path, fd, offsets, sizes, begins, out)
         except OSError as error:
             raise data_error(path, error) from error
@@ -115,7 +115,7 @@ class LocalStorage:
         """Lends the pool's descriptor of a file. Raises: MissingFileError; DataError where it cannot be opened."""
         with ExitStack() as stack:
             try:
-                fd = stack.enter_context(self.pool.lend(path))
+                fd = stack.enter_context(self.pool.borrow(path))
             except OSError as error:
                 raise data_error(path, error) from error
             yield fd

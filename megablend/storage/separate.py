@@ -26,5 +26,5 @@ class SeparateStorage(LocalStorage):
             state = Path(path).stat()
         except OSError as error:
             raise data_error(path, error) from error
-        self.pool.drop_replaced(path, state)
+        self.pool.invalidate_if_replaced(path, state)
         return file_stat(state)

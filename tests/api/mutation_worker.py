@@ -20,11 +20,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from writers import write_arrow, write_megatron
 
 import megablend
 from megablend.errors import MegablendError
-from megablend.index import documents as tables
+from megablend.index import document_table as tables
+from tests.formats.writers import write_arrow, write_megatron
 
 EOD, EXTREMES = 0, (b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\x80" * 9)
 UNCHECKED = (".arrow", ".bin")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import documents, make_config, write_source
 
 import megablend
 from megablend.errors import CacheError, ChangedFileError, MissingFileError
 from megablend.index.build import Progress
-from megablend.reader import watch
+from megablend.reader import file_watch as watch
+from tests.runs import documents, make_config, write_source
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from writers import write_megatron
 
 from megablend.api.build import build
 from megablend.api.check_data import check_data
@@ -17,6 +16,7 @@ from megablend.cli.main import cli
 from megablend.config import load_config
 from megablend.config.vocab import read_vocab_size
 from megablend.errors import ConfigError
+from tests.formats.writers import write_megatron
 
 ROWS: list[list[int] | None] = [[1, 2, 3], [], None, *([i % 90] * (i % 30) for i in range(3, 200)), [5, 6]]
 

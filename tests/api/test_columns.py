@@ -15,7 +15,7 @@ from megablend.api.build import build
 from megablend.cli.main import cli
 from megablend.errors import ConfigError
 from megablend.formats.arrow import column as arrow_column
-from megablend.formats.parquet import schema
+from megablend.formats.parquet.metadata import schema
 
 ROWS = list(range(1, 400))
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import documents, make_config, write_source
 
 import megablend
-from megablend.index.cache import list_generations
-from megablend.index.launch import OneProcess
-from megablend.megatron.address import parse_address
-from megablend.megatron.tables import build_table, open_table
+from megablend.distributed.base import SingleProcess
+from megablend.index.snapshot import list_snapshots
+from megablend.megatron.cache_builder.document_tables import build_table, open_table
+from megablend.megatron.request.dataset_uri import parse_address
+from tests.runs import documents, make_config, write_source
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_run_keeps_its_index(config: dict[str, Any]) -> None:
         config["sources"][0]["path"] = str(Path(config["sources"][0]["path"]).parent / "*.parquet")
         grow(config, seed)
         assert megablend.build(config).pinned
-    _, second, third = list_generations(cache)
+    _, second, third = list_snapshots(cache)
     found = megablend.gc(cache, older_than_days=0)
     assert (found.generations, found.kept) == ((second,), (first, third))
     assert [megablend.open(config)[k]["tokens"].tolist() for k in range(40)] == kept
@@ -59,7 +59,7 @@ def test_a_damaged_ledger_and_nonsense_are_refused(config: dict[str, Any]) -> No
 
 def test_megatrons_datasets_keep_their_index(config: dict[str, Any], tmp_path: Path) -> None:
     address = parse_address(f"parquet:{config['sources'][0]['path']}")
-    built = build_table(str(tmp_path / "megatron"), address, launch=OneProcess())
+    built = build_table(str(tmp_path / "megatron"), address, launch=SingleProcess())
     cache = tmp_path / "megatron" / "megablend"
     megablend.build(config, cache=str(cache))
     (cache / "runs" / "demo.json").unlink()

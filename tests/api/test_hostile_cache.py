@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import documents, make_config, write_source
 
 import megablend
 from megablend.errors import CacheError
-from megablend.index.manifest import sealed
+from megablend.index.manifest import dump_with_checksum
 from megablend.plan.ledger import Ledger
+from tests.runs import documents, make_config, write_source
 
 DEEP = "[" * 100_000
 NESTED = "[" * 500 + "]" * 500
@@ -102,7 +102,7 @@ def test_a_manifest_with_a_right_checksum_and_a_wrong_field(config: dict[str, An
     manifest.pop(field)
     if value is not None:
         manifest[field] = value
-    path.write_bytes(sealed(manifest))
+    path.write_bytes(dump_with_checksum(manifest))
     check_index_is_named(config, path.parent)
 
 
@@ -118,7 +118,7 @@ def test_a_source_with_a_wrong_field(config: dict[str, Any], field: str, value: 
     source.pop(field)
     if value is not None:
         source[field] = value
-    path.write_bytes(sealed(manifest))
+    path.write_bytes(dump_with_checksum(manifest))
     check_index_is_named(config, path.parent)
 
 

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import documents, make_config, write_source
+
+from tests.runs import documents, make_config, write_source
 
 KILLS = int(os.environ.get("MEGABLEND_TEST_KILLS", "200"))
 SEED = int(os.environ.get("MEGABLEND_TEST_SEED", "0"))

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import documents, make_config, write_source
 
 import megablend
-from megablend.index.lock import build_lock
+from megablend.fs.build_lock import build_lock
+from tests.runs import documents, make_config, write_source
 
 
 @pytest.fixture
@@ -129,11 +129,11 @@ def test_changes_wait_for_a_build(
     config: dict[str, Any], change: Callable[[dict[str, Any]], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Path(config["cache"])
-    monkeypatch.setattr("megablend.index.lock.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("megablend.fs.build_lock.WAIT_SECONDS", 0.2)
     with build_lock(cache), pytest.raises(megablend.CacheError, match=f"another build .*pid {os.getpid()}"):
         change(config)
     assert names(config) == ["demo"]
-    monkeypatch.setattr("megablend.index.lock.WAIT_SECONDS", 30.0)
+    monkeypatch.setattr("megablend.fs.build_lock.WAIT_SECONDS", 30.0)
     changed = threading.Event()
     with build_lock(cache):
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_releases import copy_release
-from runs import EOD, documents, make_config, write_source
 
 import megablend
 from megablend.plan.run import Run
+from tests.golden_releases import copy_release
+from tests.runs import EOD, documents, make_config, write_source
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from writers import write_megatron
 
 import megablend
 from megablend.api.build import build
 from megablend.errors import MegablendError
+from tests.formats.writers import write_megatron
 
 Config = dict[str, Any]
 ROWS = [list(range(1, 1 + i % 40)) for i in range(200)]

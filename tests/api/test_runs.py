@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from runs import EOD, documents, make_config, write_source
-from writers import KINDS
 
 import megablend
 from megablend.order import ORDERS
 from megablend.order.page import PageOrder
+from tests.formats.writers import KINDS
+from tests.runs import EOD, documents, make_config, write_source
 
 
 @pytest.fixture
@@ -263,17 +263,17 @@ def test_pages_of_any_blocks(config: dict[str, Any]) -> None:
     built = megablend.build(config)
     store = megablend.open_index(config["cache"], built.index.digest)
     num_blocks = len(store.generation.tokens_before) - 1
-    pages = store.read_pages(range(num_blocks))
+    pages = store.read_blocks(range(num_blocks))
     listed = [documents(d, 60, 30, 5) for d in range(2)]
     assert pages.tokens.tolist() == [token for docs in listed for doc in docs for token in doc or []]
-    again = store.read_pages([3, 0, 3])
+    again = store.read_blocks([3, 0, 3])
     assert again.block_offsets[-1] == len(again.tokens) == again.offsets[-1]
-    assert again.tokens[: again.block_offsets[1]].tolist() == store.read_pages([3]).tokens.tolist()
-    assert len(store.read_pages([]).tokens) == 0
+    assert again.tokens[: again.block_offsets[1]].tolist() == store.read_blocks([3]).tokens.tolist()
+    assert len(store.read_blocks([]).tokens) == 0
     with pytest.raises(IndexError, match=f"block {num_blocks} is out of range"):
-        store.read_pages([num_blocks])
+        store.read_blocks([num_blocks])
     with pytest.raises(TypeError, match="block numbers must be integers, not float64"):
-        store.read_pages([1.5])
+        store.read_blocks([1.5])
 
 
 def test_a_build_keeps_what_the_order_of_large_sources_needs(
@@ -283,6 +283,6 @@ def test_a_build_keeps_what_the_order_of_large_sources_needs(
     blended = config | {"split": "50,50,0", "valid_samples": 20}
     megablend.build(blended)
     expected = {split: tokens(megablend.open(blended, split)) for split in ("train", "valid")}
-    monkeypatch.setattr("megablend.index.splits.count", lambda *args: pytest.fail("counted again"))
+    monkeypatch.setattr("megablend.blocks.splits.count", lambda *args: pytest.fail("counted again"))
     for split, found in expected.items():
         assert torch.equal(tokens(megablend.open(blended, split)), found)

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import documents, make_config, write_source
 
 import megablend
 from megablend.cli.describe_tables import print_cache, print_description
+from tests.runs import documents, make_config, write_source
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from runs import documents, make_config, write_source
 
 import megablend
+from tests.runs import documents, make_config, write_source
 
 
 @pytest.fixture

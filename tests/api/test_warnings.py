@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import make_config, write_source
 
 import megablend
 from megablend.api.select import select_sources
+from tests.runs import make_config, write_source
 
 
 @pytest.fixture

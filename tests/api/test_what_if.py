@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import EOD, documents, make_config, write_source
 
 import megablend
+from tests.runs import EOD, documents, make_config, write_source
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import numpy as np
 import megablend
 from megablend.cli.main import main as run_command
 from megablend.errors import MegablendError
-from megablend.index import mapped
+from megablend.index import mapped_table as mapped
 
 
 def read_all(config: str) -> str:

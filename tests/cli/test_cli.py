@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
-from runs import EOD, documents, make_config, write_source
 
 import megablend
 from megablend.cli.main import main
 from megablend.cli.tables import print_sample
+from tests.runs import EOD, documents, make_config, write_source
 
 
 def run(*args: object, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -16,11 +16,11 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from pairs import contents, write_pair
 
 from megablend.cli.megatron_cache import megatron_cache, parse_bytes
 from megablend.cli.words import spread
 from megablend.errors import ConfigError, MegablendError
+from tests.pairs import contents, write_pair
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ("PMI", "MPI_", "OMPI_", "SLURM_")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import documents, make_config, write_source
 
 import megablend
 from megablend.cli.main import main
-from megablend.index.lock import build_lock
+from megablend.fs.build_lock import build_lock
+from tests.runs import documents, make_config, write_source
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pytest
-from runs import documents, make_config, write_source
+
+from tests.runs import documents, make_config, write_source
 
 STRACE = shutil.which("strace")
 KINDS = (

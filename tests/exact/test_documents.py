@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from megatron_core import megatron
 
 from megablend.exact import documents as ours
 from megablend.exact.shuffle import SMALL, Generator
+from tests.megatron_core import megatron
 
 
 def same_state(one: Generator, other: np.random.RandomState) -> bool:

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megatron_core import megatron
 
 from megablend.errors import PlanError
 from megablend.exact.epochs import (
@@ -15,6 +14,7 @@ from megablend.exact.epochs import (
     samples_before_final_epoch,
     shuffle_dtype,
 )
+from tests.megatron_core import megatron
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)

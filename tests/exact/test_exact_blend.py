@@ -3,11 +3,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from megatron_core import megatron
 
 from megablend.errors import PlanError
 from megablend.exact import blend as module
 from megablend.exact.blend import FEW, MOST_DATASETS, Greedy, _State, exhaustive, greedy
+from tests.megatron_core import megatron
 
 KINDS = [
     "uniform",

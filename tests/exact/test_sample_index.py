@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megatron_core import megatron
 
 from megablend.errors import PlanError
 from megablend.exact import samples as ours
 from megablend.exact.epochs import num_samples
 from megablend.exact.samples import sample_index, sample_rows
+from tests.megatron_core import megatron
 
 
 def theirs(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import naive_megatron as naive
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +15,7 @@ from megablend.exact import sample_parts
 from megablend.exact.epochs import num_samples
 from megablend.exact.sample_parts import count_run, cut_run, rows_after
 from megablend.exact.samples import sample_index
+from tests import naive_megatron as naive
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])

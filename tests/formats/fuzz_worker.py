@@ -21,12 +21,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from guarded import guard
-from writers import index, opened, write_arrow, write_megatron
 
 from megablend.errors import DataError, MegablendError
 from megablend.formats.base import FileIndex
-from megablend.formats.parquet.page_header import parse_page_header
+from megablend.formats.parquet.metadata.page_header import parse_page_header
+from tests.formats.guarded import guard
+from tests.formats.writers import index, opened, write_arrow, write_megatron
 
 RNG = random.Random(5)
 DOCUMENTS = [

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from writers import index, opened, pieces
 
-from megablend.formats.base import CARRIES, CLOSES, CONTINUES, FileIndex
-from megablend.formats.parquet.thrift import Kind, write_struct
+from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT, FileIndex
+from megablend.formats.parquet.metadata.thrift import Kind, write_struct
+from tests.formats.writers import index, opened, pieces
 
 Rows = Sequence[Sequence[int | None] | int | None]
 Fields = list[tuple[int, Kind, object]]
@@ -49,8 +49,8 @@ def _joined(found: FileIndex, read: list[list[list[int]]]) -> list[list[int]]:
     is_open = False
     for block, parts in zip(found.blocks, read, strict=True):
         flags = block["flags"]
-        assert bool(flags & CONTINUES) == is_open
-        assert bool(flags & CARRIES) == (is_open and bool(documents[-1]))
+        assert bool(flags & STARTS_MID_DOCUMENT) == is_open
+        assert bool(flags & HAS_EARLIER_TOKENS) == (is_open and bool(documents[-1]))
         assert block["tokens"] == sum(map(len, parts))
         assert block["rows"] == len(parts) - is_open
         ends = 0
@@ -59,9 +59,9 @@ def _joined(found: FileIndex, read: list[list[list[int]]]) -> list[list[int]]:
                 documents[-1] += part
             else:
                 documents.append(part)
-            ends += bool(documents[-1]) and (i + 1 < len(parts) or bool(flags & CLOSES))
+            ends += bool(documents[-1]) and (i + 1 < len(parts) or bool(flags & ENDS_AT_DOCUMENT_END))
         assert block["ends"] == ends
-        is_open = not flags & CLOSES
+        is_open = not flags & ENDS_AT_DOCUMENT_END
     assert not is_open
     return documents
 

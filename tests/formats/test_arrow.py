@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from writers import index, opened, pieces
 
 from megablend.errors import ConfigError, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow import buffers
@@ -14,6 +13,7 @@ from megablend.formats.arrow.buffers import decompress
 from megablend.formats.arrow.column import find_column
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.arrow.message import BatchError
+from tests.formats.writers import index, opened, pieces
 
 ROWS = [[1, 2], None, [3, None], [], [7, 8], [9, None], [], [6]]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from writers import index
 
 from megablend.errors import ConfigError
+from tests.formats.writers import index
 
 LISTS, SINGLE = pa.array([[1, 2], [3]], pa.list_(pa.int32())), pa.array([2, 1], pa.int64())
 FLOATS, TEXT = pa.array([[0.5], [0.5]]), pa.array(["a b", "c"])

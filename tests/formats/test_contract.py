@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from writers import KINDS, Documents, Kind, index, joined, opened, pieces
 
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, MissingFileError
 from megablend.formats import FORMATS, format_of
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, Array, BlockReader, FileIndex
+from tests.formats.writers import KINDS, Documents, Kind, index, joined, opened, pieces
 
 RANDOM = random.Random(7)
 DOCUMENTS: dict[str, Documents] = {

@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.formats.base import NO_PIECES, DecodedBlock
+from megablend.formats.base import NO_OFFSETS, DecodedBlock
 from megablend.formats.decoded import DTYPES, KINDS, DecodedBlocks, addresses_of
 
 Listed = list[tuple[str, list[int], list[int]]]
@@ -62,13 +62,13 @@ def test_blocks_are_read_only() -> None:
         [buffer], np.array([KINDS[np.dtype("i4")]], np.int8), np.array([4]), addresses_of([buffer]), None
     )
     assert not blocks[0].tokens.flags.writeable
-    assert blocks[0].offsets is NO_PIECES
+    assert blocks[0].offsets is NO_OFFSETS
 
 
 def test_extra_columns_go_along() -> None:
     def block(*numbers: float) -> DecodedBlock:
         extra: npt.NDArray[Any] = np.array(numbers, np.float32)
-        return DecodedBlock(np.arange(len(numbers)), NO_PIECES, (extra,))
+        return DecodedBlock(np.arange(len(numbers)), NO_OFFSETS, (extra,))
 
     whole = DecodedBlocks.joined([DecodedBlocks.of([block(1.5), block(2.5, 3.5)]), DecodedBlocks.of([block(4.5)])])
     [column] = whole.taken(np.array([2, 1])).extra

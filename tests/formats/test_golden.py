@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from writers import index, joined, opened, pieces
+
+from tests.formats.writers import index, joined, opened, pieces
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text(encoding="utf-8"))

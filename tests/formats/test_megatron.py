@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from writers import index, opened, pieces, write_megatron
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats import format_of
 from megablend.formats.base import FileToIndex
 from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts
 from megablend.storage import storage_for
+from tests.formats.writers import index, opened, pieces, write_megatron
 
 DOCUMENTS = [[1, 2, 3], [], [4], list(range(100)), [], [], [7, 8]]
 

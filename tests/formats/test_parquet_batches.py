@@ -15,21 +15,21 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parquet_files import Rows, check, documents_of
-from writers import index
 
 from megablend.errors import CorruptFileError
 from megablend.formats.base import Array, BlockReader, FileIndex
-from megablend.formats.parquet import index as index_module
-from megablend.formats.parquet import ranges
-from megablend.formats.parquet.dictionaries import DictionaryCache
-from megablend.formats.parquet.headers import PART_PAGES
-from megablend.formats.parquet.ranges import GAP_BYTES, MERGED_BYTES, plan_reads, portions
-from megablend.formats.parquet.reader import ParquetReader
-from megablend.formats.parquet.schema import Column
-from megablend.formats.parquet.source import ByteSource
+from megablend.formats.parquet.decoding.dictionaries import DictionaryCache
+from megablend.formats.parquet.decoding.headers import PART_PAGES
+from megablend.formats.parquet.decoding.page_reader import ParquetReader
+from megablend.formats.parquet.indexing import index_file as index_module
+from megablend.formats.parquet.metadata import ranges
+from megablend.formats.parquet.metadata.ranges import GAP_BYTES, MERGED_BYTES, plan_reads, portions
+from megablend.formats.parquet.metadata.schema import Column
+from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.storage import LocalStorage
 from megablend.storage.base import Allocate, Bytes, Int64s
+from tests.formats.parquet_files import Rows, check, documents_of
+from tests.formats.writers import index
 
 LISTS = pa.list_(pa.int32())
 ROWS: Rows = [None if i % 11 == 5 else list(range(i, i + i % 40)) for i in range(400)]
@@ -126,8 +126,8 @@ def test_walks_longer_than_what_is_read_ahead(tmp_path: Path, monkeypatch: pytes
     path = store(tmp_path / "x.parquet", [[1, 2]] * 5000, row_group_size=5000)
     expected = index(path, "ids", documents=False)
     for ahead, room in [(40, 7), (300, 1000), (1000, 1)]:
-        monkeypatch.setattr("megablend.formats.parquet.headers.AHEAD_BYTES", ahead)
-        monkeypatch.setattr("megablend.formats.parquet.headers.WALK_PAGES", room)
+        monkeypatch.setattr("megablend.formats.parquet.decoding.headers.AHEAD_BYTES", ahead)
+        monkeypatch.setattr("megablend.formats.parquet.decoding.headers.WALK_PAGES", room)
         for storage in (Remote(), LocalStorage()):
             found = index(path, "ids", documents=False, storage=storage)
             assert found.blocks.tobytes() == expected.blocks.tobytes()
@@ -177,7 +177,7 @@ def test_a_block_keeps_no_more_than_its_page(tmp_path: Path, encoding: str, code
 
 
 def test_a_batch_larger_than_what_is_worked_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megablend.formats.parquet.reader.BATCH_BYTES", 1000)
+    monkeypatch.setattr("megablend.formats.parquet.decoding.page_reader.BATCH_BYTES", 1000)
     monkeypatch.setattr(ranges, "MERGED_BYTES", 500)
     check(store(tmp_path / "x.parquet", compression="zstd"), ROWS)
 

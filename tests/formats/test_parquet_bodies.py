@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.errors import CorruptFileError
-from megablend.formats.parquet import codecs
-from megablend.formats.parquet.bodies import expand
-from megablend.formats.parquet.source import ByteSource
+from megablend.formats.parquet.decoding import codecs
+from megablend.formats.parquet.decoding.bodies import decompress_pages
+from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.jit import library_function
-from megablend.kernels.bodies import expand_lz4, expand_lz4_plainly, lz4_decompress, zstd_decompress
+from megablend.kernels.parquet.bodies import expand_lz4, expand_lz4_plainly, lz4_decompress, zstd_decompress
 from megablend.storage import storage_for
 
 NAMES = {0: "", 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
@@ -31,7 +31,9 @@ def expanded(parts: list[tuple[int, bytes, int]]) -> list[bytes]:
     sizes = np.array([len(part) for _, part, _ in parts], np.int64)
     begins = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(np.int64)
     kinds, lengths = (np.array([part[i] for part in parts], np.int64) for i in (0, 2))
-    owners, found = expand(source, 1000 * np.arange(len(parts)), kinds, data, data.address + begins, sizes, lengths)
+    owners, found = decompress_pages(
+        source, 1000 * np.arange(len(parts)), kinds, data, data.address + begins, sizes, lengths
+    )
     held = [data if owner is None else owner for owner in owners]
     return [
         bytes(memoryview(owner)[at - owner.address :][:length])

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.formats.parquet.checks import chunk_of, refuse, refuse_pages, starts_of, sum_by_chunk
-from megablend.formats.parquet.chunk_pages import ChunkPages, join_parts, without_empty
-from megablend.formats.parquet.count import PAGE_DTYPE
-from megablend.formats.parquet.headers import NO_DICTIONARY
-from megablend.formats.parquet.ranges import GAP_BYTES, merge_ranges
-from megablend.formats.parquet.thrift import MalformedError
+from megablend.formats.parquet.decoding.headers import NO_DICTIONARY
+from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, join_parts, without_empty
+from megablend.formats.parquet.indexing.count import PAGE_DTYPE
+from megablend.formats.parquet.metadata.checks import chunk_of, refuse, refuse_pages, starts_of, sum_by_chunk
+from megablend.formats.parquet.metadata.ranges import GAP_BYTES, merge_ranges
+from megablend.formats.parquet.metadata.thrift import MalformedError
 
 SETTINGS = settings(max_examples=100, derandomize=True, deadline=None)
 COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=9)

@@ -4,8 +4,8 @@ import random
 import pyarrow as pa
 import pytest
 
-from megablend.formats.parquet.codecs import decompress
-from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
+from megablend.formats.parquet.decoding.codecs import decompress
+from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 
 NAMES = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 DATA = bytes(random.Random(1).choices(range(7), k=5000))

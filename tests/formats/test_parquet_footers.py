@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from megablend.formats.parquet import column_chunk
-from megablend.formats.parquet.column_chunk import column_chunks
-from megablend.formats.parquet.footer import Footer, parse_footer, read_footer
-from megablend.formats.parquet.schema import Column, leaves
-from megablend.formats.parquet.source import ByteSource
-from megablend.formats.parquet.thrift import MalformedError, UnsupportedError
+from megablend.formats.parquet.metadata import column_chunk
+from megablend.formats.parquet.metadata.column_chunk import column_chunks
+from megablend.formats.parquet.metadata.footer import Footer, parse_footer, read_footer
+from megablend.formats.parquet.metadata.schema import Column, leaves
+from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.storage import LocalStorage
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden").glob("*.parquet"))

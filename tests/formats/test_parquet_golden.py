@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from parquet_files import check
 
-from megablend.formats.base import CARRIES, CLOSES, CONTINUES
+from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT
+from tests.formats.parquet_files import check
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ["mid_row_v1_plain", "mid_row_v1_zstd_nulls", "mid_row_v1_dictionary", "mid_row_v1_delta"]
@@ -18,8 +18,12 @@ def test_pages_that_begin_in_the_middle_of_a_row(name: str) -> None:
     found = check(GOLDEN / f"{name}.parquet", expected["rows"], "input_ids")
     assert found.token_dtype == expected["dtype"]
     flags = found.blocks["flags"].tolist()
-    assert {CLOSES, CONTINUES | CARRIES, CONTINUES | CARRIES | CLOSES} & set(flags)
-    assert sum(bool(flag & CONTINUES) for flag in flags) >= 5
-    assert not all(flag & CLOSES for flag in flags)
+    assert {
+        ENDS_AT_DOCUMENT_END,
+        STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS,
+        STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS | ENDS_AT_DOCUMENT_END,
+    } & set(flags)
+    assert sum(bool(flag & STARTS_MID_DOCUMENT) for flag in flags) >= 5
+    assert not all(flag & ENDS_AT_DOCUMENT_END for flag in flags)
     assert (found.blocks["rows"] == 0).any(), "a page that holds the middle of a row alone"
     assert found.scanned_bytes > 0

@@ -8,18 +8,18 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parquet_files import Rows, check
-from writers import index
 
-from megablend.formats.base import CARRIES, CLOSES, CONTINUES
-from megablend.formats.parquet.count import PAGE_DTYPE, blocks_of
-from megablend.formats.parquet.page_index import (
+from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT
+from megablend.formats.parquet.indexing.count import PAGE_DTYPE, blocks_of
+from megablend.formats.parquet.metadata.page_index import (
     ColumnIndexes,
     OffsetIndexes,
     parse_column_indexes,
     parse_offset_indexes,
 )
-from megablend.formats.parquet.thrift import Kind, MalformedError, write_struct
+from megablend.formats.parquet.metadata.thrift import Kind, MalformedError, write_struct
+from tests.formats.parquet_files import Rows, check
+from tests.formats.writers import index
 
 LISTS = pa.list_(pa.int32())
 FULL: Rows = [[1, 2, 3]] * 90
@@ -115,7 +115,14 @@ def test_documents_are_followed_over_pages(lengths: list[int], cuts: set[int]) -
         page["tail"] = begun[-1] if begun else 0
         ends = sum(last_slot[row] < end and lengths[row] > 0 for row in rows)
         carries = continues and any(is_token for r, is_token in slots[:begin] if r == rows[0])
-        expected.append((ends, CONTINUES * continues | CLOSES * (last_slot[rows[-1]] < end) | CARRIES * carries))
+        expected.append(
+            (
+                ends,
+                STARTS_MID_DOCUMENT * continues
+                | ENDS_AT_DOCUMENT_END * (last_slot[rows[-1]] < end)
+                | HAS_EARLIER_TOKENS * carries,
+            )
+        )
     found, _ = blocks_of(pages, np.array([0, len(pages)]))
     assert found[["ends", "flags"]].tolist() == expected
     # and where another chunk comes before

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from parquet_files import Rows, check, documents_of
-from writers import index, opened
 
-from megablend.formats.parquet.decode import DECODERS
-from megablend.formats.parquet.row_group import flatten
+from megablend.formats.parquet.decoding.row_group import flatten
+from megablend.formats.parquet.decoding.values import DECODERS
+from tests.formats.parquet_files import Rows, check, documents_of
+from tests.formats.writers import index, opened
 
 TOKENS = {"int32": pa.int32(), "int64": pa.int64(), "uint16": pa.uint16(), "uint32": pa.uint32()}
 SMALL = {"int8": pa.int8(), "int16": pa.int16(), "uint8": pa.uint8()}

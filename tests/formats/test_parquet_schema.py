@@ -4,14 +4,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from parquet_files import LIST, element
 
 from megablend.errors import ConfigError
-from megablend.formats.parquet.footer import read_footer
-from megablend.formats.parquet.schema import OTHER_DTYPES, Column, find_column, leaves
-from megablend.formats.parquet.source import ByteSource
-from megablend.formats.parquet.thrift import MalformedError, Struct, read_struct
+from megablend.formats.parquet.metadata.footer import read_footer
+from megablend.formats.parquet.metadata.schema import OTHER_DTYPES, Column, find_column, leaves
+from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.thrift import MalformedError, Struct, read_struct
 from megablend.storage import storage_for
+from tests.formats.parquet_files import LIST, element
 
 LISTS = pa.list_(pa.int32())
 

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.formats.parquet.thrift import Kind, MalformedError, Struct, TruncatedError, read_struct, write_struct
+from megablend.formats.parquet.metadata.thrift import (
+    Kind,
+    MalformedError,
+    Struct,
+    TruncatedError,
+    read_struct,
+    write_struct,
+)
 
 INTEGER = st.integers(-(2**63), 2**63 - 1)
 

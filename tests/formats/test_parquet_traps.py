@@ -8,7 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from parquet_files import (
+
+from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, UnsupportedFileError
+from megablend.formats.parquet.decoding.values import BY_ROW_GROUP
+from megablend.formats.parquet.metadata.thrift import Kind, write_struct
+from tests.formats.parquet_files import (
     FLAT,
     LIST,
     LIST_NAMES,
@@ -24,11 +28,7 @@ from parquet_files import (
     prefixed,
     write,
 )
-from writers import index, opened
-
-from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, UnsupportedFileError
-from megablend.formats.parquet.decode import BY_ROW_GROUP
-from megablend.formats.parquet.thrift import Kind, write_struct
+from tests.formats.writers import index, opened
 
 VALUES: Rows = [1, None, 3, 4, None, 6]
 FLAT_LEVELS = [1, 0, 1, 1, 0, 1]

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from megablend.formats import format_of
 from megablend.formats.base import (
     BLOCK_DTYPE,
-    CARRIES,
-    CLOSES,
-    CONTINUES,
+    ENDS_AT_DOCUMENT_END,
+    HAS_EARLIER_TOKENS,
+    STARTS_MID_DOCUMENT,
     Array,
     BlockReader,
     FileIndex,
@@ -122,12 +122,12 @@ def joined(found: FileIndex, read: list[list[list[int]]]) -> Iterator[list[int]]
     """Whole documents from the blocks' pieces, by the flags."""
     document: list[int] | None = None
     for block, parts in zip(found.blocks, read, strict=True):
-        assert bool(block["flags"] & CONTINUES) == (document is not None)
-        assert bool(block["flags"] & CARRIES) == bool(document)
+        assert bool(block["flags"] & STARTS_MID_DOCUMENT) == (document is not None)
+        assert bool(block["flags"] & HAS_EARLIER_TOKENS) == bool(document)
         assert len(parts) == block["rows"] + (document is not None)
         for i, part in enumerate(parts):
             document = (document or []) + part
-            if i + 1 < len(parts) or block["flags"] & CLOSES:
+            if i + 1 < len(parts) or block["flags"] & ENDS_AT_DOCUMENT_END:
                 yield document
                 document = None
     assert document is None

@@ -16,20 +16,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from megablend.distributed.base import Communicator
+from megablend.distributed.launch import detect
 from megablend.errors import CorruptFileError
 from megablend.formats import DIVISIBLE, FORMATS
 from megablend.formats.base import FileIndex, FileToIndex, Format
 from megablend.formats.parquet import PARQUET
-from megablend.index import parts
+from megablend.index import file_parts as parts
 from megablend.index.build import Progress, SourceSpec, build_index
-from megablend.index.launch import Launch, detect
 from megablend.storage.base import Storage
 
 
 class Troubled:
     """A format that takes its time, and fails on one rank."""
 
-    def __init__(self, kind: Format, launch: Launch) -> None:
+    def __init__(self, kind: Format, launch: Communicator) -> None:
         self._kind = kind
         self._seconds = float(os.environ.get("MEGABLEND_TEST_SLOW", "0"))
         rank, _, self._failure = os.environ.get("MEGABLEND_TEST_FAIL", "-1:").partition(":")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from megablend.distributed.base import SingleProcess
 from megablend.index.build import BuildReport, SourceSpec, build_index
-from megablend.index.launch import OneProcess
-from megablend.index.manifest import TABLES, read_manifest, sealed
+from megablend.index.manifest import TABLES, dump_with_checksum, read_manifest
 
 ROOT = Path(__file__).parent.parent.parent
 DRIVER = Path(__file__).with_name("build_driver.py")
@@ -42,7 +42,7 @@ def spec(data: Path, pattern: str = "*.arrow", *, name: str = "source", document
 
 
 def build(cache: Path, *specs: SourceSpec) -> BuildReport:
-    return build_index(str(cache), specs, launch=OneProcess())
+    return build_index(str(cache), specs, launch=SingleProcess())
 
 
 def generation_bytes(cache: Path, digest: str) -> dict[str, bytes]:
@@ -53,7 +53,7 @@ def strip_checks(folder: Path) -> None:
     """Make a generation one of version 0.1.0: no checksums of rows, and nothing of what the build saw of its files."""
     manifest = read_manifest(folder)
     tables = {name: entry for name, entry in manifest["tables"].items() if name in TABLES}
-    (folder / "manifest.json").write_bytes(sealed(manifest | {"tables": tables}))
+    (folder / "manifest.json").write_bytes(dump_with_checksum(manifest | {"tables": tables}))
     for path in folder.iterdir():
         if path.name not in (*TABLES, "manifest.json", "roots.json"):
             path.unlink()

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_data import build, documents_of, generation_bytes, spec, write
 
 from megablend.errors import CacheError, ChangedFileError, ConfigError, CorruptFileError
 from megablend.formats import FORMATS
 from megablend.formats.base import FileIndex, FileToIndex
-from megablend.index import lock
+from megablend.fs import build_lock as lock
+from megablend.fs.build_lock import build_lock
 from megablend.index.build import SourceSpec
-from megablend.index.cache import list_generations, open_generation
-from megablend.index.lock import build_lock
+from megablend.index.snapshot import list_snapshots, open_snapshot
 from megablend.storage.base import Storage
+from tests.index.index_data import build, documents_of, generation_bytes, spec, write
 
 ARROW = FORMATS["arrow"]
 
@@ -55,7 +55,7 @@ def indexed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_generation_holds_what_the_files_hold(data: Path, cache: Path) -> None:
     report = build(cache, spec(data))
-    generation = open_generation(str(cache), report.digest)
+    generation = open_snapshot(str(cache), report.digest)
     documents = [documents_of(seed) for seed in range(3)]
     (source,) = generation.sources
     assert source.tokens == sum(len(row) for rows in documents for row in rows)
@@ -88,7 +88,7 @@ def test_a_file_more_is_the_only_one_read(data: Path, cache: Path, indexed: list
     report = build(cache, spec(data, "many/*.arrow"))
     assert indexed == ["50x.arrow"]
     assert (report.read, report.reused, report.added, report.removed, report.changed) == (1, 100, 1, 0, ())
-    assert list_generations(str(cache)) == [first.digest, report.digest]
+    assert list_snapshots(str(cache)) == [first.digest, report.digest]
     assert generation_bytes(cache, first.digest) == before
 
 
@@ -128,7 +128,7 @@ def test_moved_data_is_the_same_generation_elsewhere(data: Path, cache: Path) ->
     shutil.rmtree(data)
     report = build(cache, spec(moved))
     assert (report.digest, report.created) == (first.digest, False)
-    generation = open_generation(str(cache), report.digest)
+    generation = open_snapshot(str(cache), report.digest)
     assert generation.sources[0].root == str(moved)
     assert generation.path(1) == str(moved / "b.arrow")
     assert generation.path(1, {"source": "/elsewhere"}) == "/elsewhere/b.arrow"
@@ -141,7 +141,7 @@ def test_a_change_in_a_body_that_the_footer_does_not_tell_makes_another_generati
     content[at] ^= 1
     (data / "a.arrow").write_bytes(content)
     second = build(cache, spec(data))
-    old, new = (open_generation(str(cache), digest).file(0) for digest in (first.digest, second.digest))
+    old, new = (open_snapshot(str(cache), digest).file(0) for digest in (first.digest, second.digest))
     assert old.opened.structure == new.opened.structure
     assert old.body != new.body
     assert first.digest != second.digest
@@ -166,7 +166,7 @@ def test_counted_documents_serve_those_who_do_not_ask_and_leave_no_trace(
     del indexed[:]
     report = build(cache, spec(data, documents=False))
     assert (indexed, report.changed) == ([], ())
-    generation = open_generation(str(cache), report.digest)
+    generation = open_snapshot(str(cache), report.digest)
     assert (generation.sources[0].ends, set(generation.blocks(np.arange(3))["rows"])) == (-1, {-1})
     assert not generation.rows_before.any()
     fresh = build(cache.with_name("fresh"), spec(data, documents=False))
@@ -176,7 +176,7 @@ def test_counted_documents_serve_those_who_do_not_ask_and_leave_no_trace(
 
 def test_a_file_may_belong_to_two_sources(data: Path, cache: Path) -> None:
     report = build(cache, spec(data, name="all"), spec(data, "a.arrow", name="one"))
-    generation = open_generation(str(cache), report.digest)
+    generation = open_snapshot(str(cache), report.digest)
     assert [list(source.files) for source in generation.sources] == [[0, 1, 2], [3]]
     assert generation.path(0) == generation.path(3) == str(data / "a.arrow")
     assert list(generation.file_of(np.arange(len(generation.tokens_before) - 1))[[0, -1]]) == [0, 3]
@@ -210,7 +210,7 @@ def test_a_bad_file_leaves_the_fragments_of_the_others(data: Path, cache: Path, 
     (data / "c.arrow").write_bytes(content[: len(content) // 2])
     with pytest.raises(CorruptFileError, match=r"c\.arrow"):
         build(cache, spec(data))
-    assert list_generations(str(cache)) == []
+    assert list_snapshots(str(cache)) == []
     (data / "c.arrow").write_bytes(content)
     del indexed[:]
     assert build(cache, spec(data)).reused + len(indexed) == 3
@@ -225,14 +225,14 @@ def test_a_damaged_generation_is_made_anew(data: Path, cache: Path) -> None:
     assert (report.digest, report.created, blocks.read_bytes()) == (first.digest, True, whole)
     (blocks.parent / "manifest.json").unlink()
     assert build(cache, spec(data)).created
-    assert list_generations(str(cache)) == [first.digest]
+    assert list_snapshots(str(cache)) == [first.digest]
 
 
 def test_the_generation_built_last_is_the_newest(data: Path, cache: Path) -> None:
     one, two = (build(cache, spec(data, pattern)).digest for pattern in ("a.arrow", "b.arrow"))
-    assert list_generations(str(cache)) == [one, two]
+    assert list_snapshots(str(cache)) == [one, two]
     build(cache, spec(data, "a.arrow"))
-    assert list_generations(str(cache)) == [two, one]
+    assert list_snapshots(str(cache)) == [two, one]
 
 
 def test_leftovers_of_killed_builds_go(data: Path, cache: Path) -> None:
@@ -242,7 +242,7 @@ def test_leftovers_of_killed_builds_go(data: Path, cache: Path) -> None:
     (cache / "runs").mkdir()
     for name in ("fragments", "runs", f"generations/{report.digest}"):
         (cache / name / ".tmp-ab-1-cd").write_bytes(b"half")
-    assert list_generations(str(cache)) == [report.digest]
+    assert list_snapshots(str(cache)) == [report.digest]
     build(cache, spec(data))
     assert [path.name for path in generations.iterdir()] == [report.digest]
     assert len(list((cache / "fragments").iterdir())) == 3

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from index_data import driver, generation_bytes, run, write
+from tests.index.index_data import driver, generation_bytes, run, write
 
 
 def test_any_number_of_ranks_makes_the_same_bytes(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from index_data import build, spec, strip_checks, write
 
 from megablend.errors import CacheError
 from megablend.formats import FORMATS
 from megablend.formats.base import PLACED_BLOCK_DTYPE, FileToIndex
 from megablend.formats.blocks import place_blocks
-from megablend.index.cache import Generation, list_generations, open_generation
+from megablend.index.snapshot import Snapshot, list_snapshots, open_snapshot
 from megablend.storage import storage_for
+from tests.index.index_data import build, spec, strip_checks, write
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def generation(cache: Path) -> Generation:
-    return open_generation(str(cache), list_generations(str(cache))[-1])
+def generation(cache: Path) -> Snapshot:
+    return open_snapshot(str(cache), list_snapshots(str(cache))[-1])
 
 
-def test_blocks_are_what_the_formats_found(generation: Generation) -> None:
+def test_blocks_are_what_the_formats_found(generation: Snapshot) -> None:
     block = 0
     for i in range(generation.num_files):
         path, entry = generation.path(i), generation.file(i)
@@ -59,7 +59,7 @@ def test_blocks_are_what_the_formats_found(generation: Generation) -> None:
     assert block == len(generation.tokens_before) - 1
 
 
-def test_file_of_passes_over_files_without_blocks(generation: Generation) -> None:
+def test_file_of_passes_over_files_without_blocks(generation: Snapshot) -> None:
     files = [
         i for i in range(generation.num_files) for _ in range(generation.file(i).num_blocks)
     ]  # the empty file is among them
@@ -67,26 +67,26 @@ def test_file_of_passes_over_files_without_blocks(generation: Generation) -> Non
     assert "2empty.arrow" in {generation.file(i).name for i in set(range(generation.num_files)) - set(files)}
 
 
-def test_blocks_in_any_order_with_repeats_and_none(generation: Generation) -> None:
+def test_blocks_in_any_order_with_repeats_and_none(generation: Snapshot) -> None:
     whole = generation.blocks(np.arange(len(generation.tokens_before) - 1))
     ids = np.array([5, 0, 5, len(whole) - 1])
     np.testing.assert_array_equal(generation.blocks(ids), whole[ids])
     assert generation.blocks([]).dtype == PLACED_BLOCK_DTYPE
 
 
-def test_sources_tile_files_and_blocks(generation: Generation) -> None:
+def test_sources_tile_files_and_blocks(generation: Snapshot) -> None:
     assert [source.files for source in generation.sources] == [range(5), range(5, 6)]
     assert generation.sources[0].blocks.stop == generation.sources[1].blocks.start
     assert generation.sources[1].tokens == generation.file(1).tokens
 
 
 @pytest.mark.parametrize("i", [-1, 6])
-def test_a_file_out_of_range(generation: Generation, i: int) -> None:
+def test_a_file_out_of_range(generation: Snapshot, i: int) -> None:
     with pytest.raises(IndexError, match=f"file {i} is out of range: the index has 6 files"):
         generation.file(i)
 
 
-def test_a_pickled_generation_opens_again(generation: Generation) -> None:
+def test_a_pickled_generation_opens_again(generation: Snapshot) -> None:
     again = pickle.loads(pickle.dumps(generation))
     assert again.digest == generation.digest
     assert again.sources == generation.sources
@@ -94,7 +94,7 @@ def test_a_pickled_generation_opens_again(generation: Generation) -> None:
     assert len(pickle.dumps(generation)) < 500
 
 
-def test_arrays_are_mapped_and_read_only(generation: Generation) -> None:
+def test_arrays_are_mapped_and_read_only(generation: Snapshot) -> None:
     for array in (
         generation.tokens_before,
         generation.rows_before,
@@ -104,7 +104,7 @@ def test_arrays_are_mapped_and_read_only(generation: Generation) -> None:
         assert not array.flags.writeable
 
 
-def test_tables_are_arrow_files_that_other_tools_read(generation: Generation) -> None:
+def test_tables_are_arrow_files_that_other_tools_read(generation: Snapshot) -> None:
     with pa.memory_map(str(generation.folder / "blocks.arrow")) as file:
         table = pa.ipc.open_file(file).read_all()
     assert table.num_rows == len(generation.tokens_before)
@@ -113,19 +113,19 @@ def test_tables_are_arrow_files_that_other_tools_read(generation: Generation) ->
 
 
 def test_no_cache_has_no_generations(tmp_path: Path) -> None:
-    assert list_generations(str(tmp_path)) == []
+    assert list_snapshots(str(tmp_path)) == []
 
 
-def test_a_flipped_bit_of_the_table_of_files_is_said_at_opening(generation: Generation) -> None:
+def test_a_flipped_bit_of_the_table_of_files_is_said_at_opening(generation: Snapshot) -> None:
     table = generation.folder / "files.arrow"
     data = table.read_bytes()
     table.write_bytes(data.replace(b"int32", b"in432", 1))
     with pytest.raises(CacheError, match=r"files.arrow: damaged table: its checksum is wrong; build again"):
-        open_generation(generation.cache, generation.digest)
+        open_snapshot(generation.cache, generation.digest)
     table.write_bytes(data)
 
 
-def test_a_block_of_no_chunk_of_its_file_is_refused(generation: Generation) -> None:
+def test_a_block_of_no_chunk_of_its_file_is_refused(generation: Snapshot) -> None:
     strip_checks(generation.folder)
     table = generation.folder / "blocks.arrow"
     data = table.read_bytes()
@@ -135,5 +135,5 @@ def test_a_block_of_no_chunk_of_its_file_is_refused(generation: Generation) -> N
     for chunk in (-1, int(chunks.max()) + 1, 1 << 29):
         table.write_bytes(data[:place] + np.int32(chunk).tobytes() + data[place + 4 :])
         with pytest.raises(CacheError, match=r"blocks.arrow: damaged table: a block's chunk is none of its file's"):
-            open_generation(generation.cache, generation.digest).blocks([0])
+            open_snapshot(generation.cache, generation.digest).blocks([0])
     table.write_bytes(data)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_data import build, spec, strip_checks, write
 
+from megablend.blocks.block_store import BlockStore
 from megablend.errors import CacheError
-from megablend.index import checked
-from megablend.index.cache import list_generations, open_generation
-from megablend.index.mapped import MappedTable
-from megablend.index.store import BlockStore
+from megablend.index import checked_table as checked
+from megablend.index.mapped_table import MappedTable
+from megablend.index.snapshot import list_snapshots, open_snapshot
 from megablend.index.verify import verify
+from tests.index.index_data import build, spec, strip_checks, write
 
 TABLES = ["blocks.arrow", "chunks.arrow", "blocks.check.arrow", "chunks.check.arrow"]
 
@@ -29,14 +29,14 @@ def cache(tmp_path: Path) -> Path:
 
 
 def folder_of(cache: Path) -> Path:
-    return cache / "generations" / list_generations(str(cache))[-1]
+    return cache / "generations" / list_snapshots(str(cache))[-1]
 
 
 def everything(cache: Path) -> list[list[int]]:
     """All that is read through an index: tokens with ends of documents, counts, sizes, places in the chunks."""
-    generation = open_generation(cache, folder_of(cache).name)
+    generation = open_snapshot(cache, folder_of(cache).name)
     store, ids = BlockStore(generation, (1000,)), np.arange(generation.num_blocks)
-    pages = store.read_pages(ids)
+    pages = store.read_blocks(ids)
     found = [pages.tokens, pages.offsets, store.num_tokens(ids), *store.memory_bytes(ids, documents=True)]
     found += [generation.running("rows_before", ids + 1), *store.dictionaries(ids)]
     found.append(
@@ -83,7 +83,7 @@ def test_every_bit_of_a_row_counts(cache: Path) -> None:
 
 def test_rows_of_a_large_table_are_verified_too(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = everything(cache)
-    monkeypatch.setattr("megablend.index.mapped.MAPPED_BYTES", 0)
+    monkeypatch.setattr("megablend.index.mapped_table.MAPPED_BYTES", 0)
     assert everything(cache) == expected
     path = folder_of(cache) / "blocks.arrow"
     begin = MappedTable(path, checked.BLOCK_LAYOUT.columns)._begins["tokens_before"]
@@ -95,7 +95,7 @@ def test_a_row_is_named_with_its_file(cache: Path) -> None:
     data = bytearray(path.read_bytes())
     data[MappedTable(path, checked.BLOCK_LAYOUT.columns)._begins["offset"] + 8] ^= 1
     path.write_bytes(data)
-    store = BlockStore(open_generation(cache, path.parent.name))
+    store = BlockStore(open_snapshot(cache, path.parent.name))
     message = rf"{path}: damaged table: row 1 does not match its checksum in blocks.check.arrow; rebuild the index"
     with pytest.raises(CacheError, match=message):
         store.read([1])
@@ -113,12 +113,12 @@ def test_an_index_of_an_older_version_is_read_with_a_warning_and_completed(
         assert everything(cache) == expected
     assert len([record for record in caplog.records if "without checksums of its rows" in record.message]) == 1
     assert verify(str(cache), data=True) == []
-    under_way = open_generation(cache, folder.name)
+    under_way = open_snapshot(cache, folder.name)
     report = build(cache, spec(tmp_path / "data"))
     assert not report.created
     for name in (*TABLES, "files.arrow", "manifest.json"):
         assert (folder / name).read_bytes() == files[name], name
-    assert BlockStore(under_way, (1000,)).read_pages([0]).tokens.tolist()
+    assert BlockStore(under_way, (1000,)).read_blocks([0]).tokens.tolist()
     assert everything(cache) == expected
     assert verify(str(cache), data=True) == []
 

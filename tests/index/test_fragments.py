@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_data import spec, write
 
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.index.fragments import Fragment, fragment_name, read_fragment, write_fragment
 from megablend.index.sources import list_source
+from tests.index.index_data import spec, write
 
 
 def fragment(num_blocks: int) -> Fragment:

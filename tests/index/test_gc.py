@@ -11,25 +11,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_data import ROOT, build, run, spec, write
 
+from megablend.blocks.block_store import BlockStore
+from megablend.blocks.build_document_tables import build_tables
+from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError
-from megablend.index import lock
-from megablend.index.cache import fragments, generations, list_generations, open_generation, splits
-from megablend.index.documents import PartDocuments, open_table
+from megablend.fs import build_lock as lock
+from megablend.fs.build_lock import build_lock
+from megablend.index.document_table import PartDocuments, open_table
 from megablend.index.gc import Collected, collect
-from megablend.index.launch import OneProcess
-from megablend.index.lock import build_lock
-from megablend.index.store import BlockStore
-from megablend.index.tabulate import build_tables
-from megablend.index.totals import keep_totals, kept_totals
+from megablend.index.group_totals import load_group_totals, save_group_totals
+from megablend.index.snapshot import fragments, generations, list_snapshots, open_snapshot, splits
 from megablend.index.verify import verify
+from tests.index.index_data import ROOT, build, run, spec, write
 
 DAY = 86400.0
 CRASH = """
 import os, shutil, signal, sys
 from pathlib import Path
-from megablend.index.documents import PartDocuments, open_table
+from megablend.index.document_table import PartDocuments, open_table
 from megablend.index.gc import collect
 
 calls = []
@@ -57,7 +57,7 @@ def cache(tmp_path: Path) -> Path:
         write(tmp_path / "data" / f"{name}.arrow", seed)
     for pattern in ("[ab]", "[bc]", "[cd]"):
         digest = build(tmp_path / "cache", spec(tmp_path / "data", f"{pattern}.arrow")).digest
-        keep_totals(tmp_path / "cache", [digest, "x"], np.arange(3))
+        save_group_totals(tmp_path / "cache", [digest, "x"], np.arange(3))
     return tmp_path / "cache"
 
 
@@ -77,7 +77,7 @@ def names(folder: Path) -> set[str]:
 
 
 def test_what_nothing_needs_goes(cache: Path) -> None:
-    first, second, third = list_generations(cache)
+    first, second, third = list_snapshots(cache)
     age(cache, 8)
     before = {path: path.read_bytes() for path in generations(cache).joinpath(third).iterdir()}
     seen = gc(cache, dry_run=True)
@@ -88,7 +88,7 @@ def test_what_nothing_needs_goes(cache: Path) -> None:
     assert found.bytes > 1000
     assert names(generations(cache)) == {third}
     assert {path: path.read_bytes() for path in generations(cache).joinpath(third).iterdir()} == before
-    assert kept_totals(cache, [third, "x"], 3) is not None
+    assert load_group_totals(cache, [third, "x"], 3) is not None
     assert verify(str(cache), data=True) == []
     assert gc(cache) == Collected(generations=(), kept=(third,), others=0, bytes=0)
     report = build(cache, spec(cache.parent / "data", "[cd].arrow"))
@@ -97,15 +97,15 @@ def test_what_nothing_needs_goes(cache: Path) -> None:
 
 
 def test_what_a_run_stands_on_stays(cache: Path) -> None:
-    first, second, third = list_generations(cache)
+    first, second, third = list_snapshots(cache)
     age(cache, 8)
     found = gc(cache, first)
     assert (found.generations, found.kept, found.others) == ((second,), (first, third), 1)
-    assert open_generation(cache, first).num_files == 2
+    assert open_snapshot(cache, first).num_files == 2
 
 
 def test_what_was_in_use_lately_stays(cache: Path) -> None:
-    first, second, third = list_generations(cache)
+    first, second, third = list_snapshots(cache)
     assert gc(cache).generations == ()
     age(generations(cache) / first, 8)  # but the second took over only now
     assert gc(cache).generations == ()
@@ -117,40 +117,40 @@ def test_what_was_in_use_lately_stays(cache: Path) -> None:
     age(splits(cache), 8)
     found = gc(cache)
     assert (found.generations, found.others) == ((), 2)
-    assert list_generations(cache) == [second, third]
+    assert list_snapshots(cache) == [second, third]
 
 
 def test_building_the_newest_again_and_again_keeps_no_other_alive(cache: Path) -> None:
-    first, second, _ = list_generations(cache)
+    first, second, _ = list_snapshots(cache)
     age(cache, 8)
     build(cache, spec(cache.parent / "data", "[cd].arrow"))
     assert gc(cache).generations == (first, second)
 
 
 def test_a_generation_that_was_built_again_is_as_young_as_that(cache: Path) -> None:
-    first, second, third = list_generations(cache)
+    first, second, third = list_snapshots(cache)
     age(cache, 8)
     build(cache, spec(cache.parent / "data", "[ab].arrow"))
     build(cache, spec(cache.parent / "data", "[cd].arrow"))
-    assert list_generations(cache) == [second, first, third]
+    assert list_snapshots(cache) == [second, first, third]
     assert gc(cache).generations == (second,)
     assert gc(cache, days=0).generations == (first,)
 
 
 def test_tables_of_documents_go_with_the_files(cache: Path) -> None:
-    for digest in list_generations(cache):
-        build_tables(BlockStore(open_generation(cache, digest)), [0], launch=OneProcess())
-        blocks = PartDocuments(open_table(open_generation(cache, digest), 0), range(3), eod=False)
+    for digest in list_snapshots(cache):
+        build_tables(BlockStore(open_snapshot(cache, digest)), [0], launch=SingleProcess())
+        blocks = PartDocuments(open_table(open_snapshot(cache, digest), 0), range(3), eod=False)
         blocks.keep_group_totals(2, 1)
-    first, _, third = list_generations(cache)
+    first, _, third = list_snapshots(cache)
     age(cache, 8)
     assert [len(names(cache / name)) for name in ("documents", "lengths", "splits")] == [3, 4, 6]
-    assert gc(cache, *list_generations(cache)).others == 0
+    assert gc(cache, *list_snapshots(cache)).others == 0
     gc(cache, first)
     assert [len(names(cache / name)) for name in ("documents", "lengths", "splits")] == [2, 4, 4]
     gc(cache)
     assert [len(names(cache / name)) for name in ("documents", "lengths", "splits")] == [1, 2, 2]
-    assert build_tables(BlockStore(open_generation(cache, third)), [0], launch=OneProcess()).counted == 0
+    assert build_tables(BlockStore(open_snapshot(cache, third)), [0], launch=SingleProcess()).counted == 0
 
 
 def test_parts_and_damaged_fragments_go_when_they_are_old(cache: Path) -> None:
@@ -160,17 +160,17 @@ def test_parts_and_damaged_fragments_go_when_they_are_old(cache: Path) -> None:
     damaged.write_bytes(b"megablend fragment\n\xff\xff")
     assert gc(cache).others == 0
     age(fragments(cache), 8)
-    assert gc(cache, *list_generations(cache)).others == 2
+    assert gc(cache, *list_snapshots(cache)).others == 2
     assert not part.exists()
     assert not damaged.exists()
 
 
 def test_it_refuses_at_once_while_a_build_runs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     age(cache, 8)
-    monkeypatch.setattr("megablend.index.lock.WAIT_SECONDS", 1e9)
+    monkeypatch.setattr("megablend.fs.build_lock.WAIT_SECONDS", 1e9)
     with build_lock(cache), pytest.raises(CacheError, match=r"another build holds the cache \(host .*wait for it"):
         gc(cache)
-    assert len(list_generations(cache)) == 3
+    assert len(list_snapshots(cache)) == 3
 
 
 def test_it_refuses_what_it_cannot_know(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,24 +187,24 @@ def test_it_refuses_what_it_cannot_know(cache: Path, tmp_path: Path, monkeypatch
         patch.setattr(lock, "_try_lock", lambda file: 38)
         with pytest.raises(CacheError, match="has no locks, so that nothing tells whether a build runs"):
             gc(cache)
-    newest = generations(cache) / list_generations(cache)[-1] / "files.arrow"
+    newest = generations(cache) / list_snapshots(cache)[-1] / "files.arrow"
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.raises(CacheError, match="build again to mend it"):
         gc(cache)
-    assert len(list_generations(cache)) == 3
+    assert len(list_snapshots(cache)) == 3
 
 
 def test_a_collection_killed_at_each_of_its_steps(cache: Path) -> None:
     age(cache, 8)
-    third = list_generations(cache)[-1]
+    third = list_snapshots(cache)[-1]
     for step in range(1, 60):
         copy = cache.with_name(f"copy{step}")
         shutil.copytree(cache, copy)
         result = run([sys.executable, "-c", CRASH, str(step), str(copy)], PYTHONPATH=ROOT)
         assert verify(str(copy), data=True) == []
-        assert list_generations(copy)[-1] == third
-        for digest in list_generations(copy):
-            assert open_generation(copy, digest).num_files == 2
+        assert list_snapshots(copy)[-1] == third
+        for digest in list_snapshots(copy):
+            assert open_snapshot(copy, digest).num_files == 2
         if result.returncode == 0:
             break
         assert result.returncode == -signal.SIGKILL, result.stderr

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_data import build
 
+from megablend.blocks.block_store import BlockStore
 from megablend.errors import ChangedFileError, DataError
 from megablend.formats.megatron.idx import HEADER_BYTES
 from megablend.formats.megatron.lengths import GROUP_BYTES, WHOLE_BYTES
 from megablend.index.build import SourceSpec
-from megablend.index.cache import generations, open_generation
 from megablend.index.gc import collect
 from megablend.index.idx_digests import idx_digests
-from megablend.index.store import BlockStore
+from megablend.index.snapshot import generations, open_snapshot
 from megablend.index.verify import verify
 from megablend.storage.local import LocalStorage
+from tests.index.index_data import build
 
 NUM_SEQUENCES = 100_000
 
@@ -49,7 +49,7 @@ def spec(path: Path) -> SourceSpec:
 
 def open_store(path: Path) -> BlockStore:
     digest = build(path.parent / "cache", spec(path)).digest
-    return BlockStore(open_generation(path.parent / "cache", digest))
+    return BlockStore(open_snapshot(path.parent / "cache", digest))
 
 
 def flip(path: Path, offset: int) -> None:

@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
-from index_data import ROOT, build, driver, environment, run, spec, write
 
 from megablend.index.build import SourceSpec
-from megablend.index.cache import list_generations, open_generation
+from megablend.index.snapshot import list_snapshots, open_snapshot
 from megablend.index.verify import verify
+from tests.index.index_data import ROOT, build, driver, environment, run, spec, write
 
 NUM_FILES = 24
 CRASH = """
 import os, signal, sys
-from index_data import build, spec
+from tests.index.index_data import build, spec
 from pathlib import Path
 
 calls, fsync = [], os.fsync
@@ -87,9 +87,9 @@ def kill_a_rank(data: Path, cache: Path, seed: int) -> None:
 )
 def test_a_rank_killed_at_any_moment(data: Path, tmp_path: Path, digest: str, seed: int) -> None:
     kill_a_rank(data, tmp_path / "cache", seed)
-    for name in list_generations(str(tmp_path / "cache")):
+    for name in list_snapshots(str(tmp_path / "cache")):
         assert name == digest
-        assert len(open_generation(str(tmp_path / "cache"), name).sources[0].files) == NUM_FILES
+        assert len(open_snapshot(str(tmp_path / "cache"), name).sources[0].files) == NUM_FILES
     check_after(data, tmp_path / "cache", digest)
 
 
@@ -97,14 +97,14 @@ def test_a_rank_killed_at_any_moment(data: Path, tmp_path: Path, digest: str, se
 def test_a_build_killed_at_each_of_its_last_writes(data: Path, tmp_path: Path, digest: str, again: bool) -> None:
     cache = tmp_path / "cache"
     build(cache, spec(data, "0*.arrow"))
-    expected = {digest, *list_generations(str(cache))}
+    expected = {digest, *list_snapshots(str(cache))}
     if again:
         build(cache, spec(data))
     build(cache, spec(data, "0*.arrow"))
     for write_number in range(1, 40):
         command = [driver(0)[0], "-c", CRASH, str(write_number), str(data), str(cache)]
         result = run(command, PYTHONPATH=f"{ROOT}:{Path(__file__).parent}")
-        assert set(list_generations(str(cache))) <= expected
+        assert set(list_snapshots(str(cache))) <= expected
         assert verify(str(cache), data=False) == []
         if result.returncode == 0:
             break
@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_nothing_half_written(data: Path, tmp_path: Path, dig
         )
         assert result.returncode != 0
         messages.append(result.stderr.splitlines()[-1])
-        assert list_generations(str(cache)) == []
+        assert list_snapshots(str(cache)) == []
         assert not [path for path in (cache / "fragments").iterdir() if path.name.startswith(".")]
     assert all("cannot write the cache (File too large)" in message for message in messages)
     assert "fragments/" in messages[1]

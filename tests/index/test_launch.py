@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from index_data import driver, run, write
 
+from megablend.distributed.base import SingleProcess, exit_code
+from megablend.distributed.launch import detect, detect_launcher
 from megablend.errors import CacheError, LaunchError
-from megablend.index.launch import OneProcess, detect, exit_code, launcher
+from tests.index.index_data import driver, run, write
 
 
 @pytest.mark.parametrize(
@@ -22,24 +23,24 @@ from megablend.index.launch import OneProcess, detect, exit_code, launcher
     ],
 )
 def test_the_launcher_that_is_nearest_counts(environ: dict[str, str], variable: str, size: int) -> None:
-    started = launcher(environ)
+    started = detect_launcher(environ)
     assert started is not None
     assert (started.variable, started.size) == (variable, size)
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_NTASKS": "8", "SLURM_JOB_ID": "5"}, {"PMI_SIZE": "1"}])
 def test_a_shell_or_a_batch_script_or_one_rank_is_one_process(environ: dict[str, str]) -> None:
-    assert isinstance(detect(environ), OneProcess)
+    assert isinstance(detect(environ), SingleProcess)
 
 
 def test_a_count_that_is_no_number_is_refused() -> None:
     with pytest.raises(LaunchError, match="PMI_SIZE is 'many'"):
-        launcher({"PMI_SIZE": "many"})
+        detect_launcher({"PMI_SIZE": "many"})
 
 
 def test_one_process_raises_its_error() -> None:
     with pytest.raises(CacheError, match="full"):
-        OneProcess().abort(CacheError("full"))
+        SingleProcess().abort(CacheError("full"))
 
 
 def test_exit_codes() -> None:
@@ -61,7 +62,7 @@ def test_one_process_does_not_import_mpi(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("variable", "problem"), [("OMPI_COMM_WORLD_SIZE", ""), ("PMI_SIZE", "MPI sees 1: ")])
 def test_a_launcher_of_another_mpi_is_refused(variable: str, problem: str) -> None:
-    check = "from megablend.index.launch import detect; detect()"
+    check = "from megablend.distributed.launch import detect; detect()"
     result = run([*driver(0)[:1], "-c", check], **{variable: 4})
     assert result.returncode != 0
     expected = f"started 4 processes ({variable}) but {problem}mpi4py is bound to another MPI library (MPICH"
@@ -70,7 +71,9 @@ def test_a_launcher_of_another_mpi_is_refused(variable: str, problem: str) -> No
 
 def test_a_launcher_without_mpi4py_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise ImportError('no mpi4py')")
-    check = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from megablend.index.launch import detect; detect()"
+    check = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from megablend.distributed.launch import detect; detect()"
+    )
     result = run([*driver(0)[:1], "-c", check], PMI_SIZE=4)
     assert "MPI cannot be loaded" in result.stderr
     assert "pip install mpi4py mpich" in result.stderr

@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from index_data import environment
 
 from megablend.errors import CacheError
-from megablend.index import lock
-from megablend.index.lock import build_lock, check_shared
+from megablend.fs import build_lock as lock
+from megablend.fs.build_lock import build_lock, verify_shared_filesystem
+from tests.index.index_data import environment
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from megablend.index.lock import build_lock
+from megablend.fs.build_lock import build_lock
 with build_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -60,6 +60,6 @@ def test_a_rank_that_sees_another_cache_says_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(lock, "_SEEN_SECONDS", 0.2)
     (tmp_path / "other").mkdir()
     with build_lock(tmp_path) as held:
-        check_shared(tmp_path, held.nonce)
+        verify_shared_filesystem(tmp_path, held.nonce)
         with pytest.raises(CacheError, match=r"not the one that rank 0 sees: .* a file system that all ranks share"):
-            check_shared(tmp_path / "other", held.nonce)
+            verify_shared_filesystem(tmp_path / "other", held.nonce)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from megablend.errors import CacheError
-from megablend.index.mapped import MappedTable
+from megablend.index.mapped_table import MappedTable
 from megablend.index.tables import TableWriter
 
 COLUMNS = np.dtype([("a", "<i8"), ("b", "<u1")])
@@ -25,10 +25,10 @@ def table_of(path: Path, rows: int) -> MappedTable:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any table is large."""
-    monkeypatch.setattr("megablend.index.mapped.MAPPED_BYTES", 0)
-    monkeypatch.setattr("megablend.index.mapped._AHEAD_ROWS", 5)
-    monkeypatch.setattr("megablend.index.mapped._REGION_ROWS", 4)
-    monkeypatch.setattr("megablend.index.mapped._PORTION_REGIONS", 2)
+    monkeypatch.setattr("megablend.index.mapped_table.MAPPED_BYTES", 0)
+    monkeypatch.setattr("megablend.index.mapped_table._AHEAD_ROWS", 5)
+    monkeypatch.setattr("megablend.index.mapped_table._REGION_ROWS", 4)
+    monkeypatch.setattr("megablend.index.mapped_table._PORTION_REGIONS", 2)
 
 
 @pytest.mark.usefixtures("large")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
-from megablend.index.cache import open_generation
 from megablend.index.fragments import Fragment
 from megablend.index.manifest import FORMAT_VERSION
 from megablend.index.merge import write_generation
 from megablend.index.packs import facts_of
+from megablend.index.snapshot import open_snapshot
 from megablend.index.sources import SourceFile, SourceListing, SourceSpec
 
 DIGESTS = {1: "4ba1284d92ee303541f687266c2b586c"}
@@ -73,7 +73,7 @@ def test_the_digest_does_not_tell_where_the_data_lies(tmp_path: Path) -> None:
 
 
 def test_counts_are_exact_beyond_32_bits(tmp_path: Path) -> None:
-    generation = open_generation(tmp_path / "cache", write(tmp_path / "cache"))
+    generation = open_snapshot(tmp_path / "cache", write(tmp_path / "cache"))
     one, two = generation.sources
     assert one.tokens == sum(int(load(0, file).index.tokens) for file in listing("one", 4, documents=True).files)
     assert two.tokens == sum(int(load(1, file).index.tokens) for file in listing("two", 3, documents=False).files)
@@ -83,7 +83,7 @@ def test_counts_are_exact_beyond_32_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["tokens", "offset", "chunk", "flags"])
 def test_blocks_without_tokens_go_where_documents_are_not_counted(tmp_path: Path, field: str) -> None:
-    generation = open_generation(tmp_path / "cache", write(tmp_path / "cache"))
+    generation = open_snapshot(tmp_path / "cache", write(tmp_path / "cache"))
     two = generation.sources[1]
     found = generation.blocks(np.arange(two.blocks.start, two.blocks.stop))
     files = listing("two", 3, documents=False).files

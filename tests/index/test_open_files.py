@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from index_data import ROOT, build, driver, environment, spec, write
-from test_parts import write_groups
 
 from megablend.errors import CacheError, DataError
-from megablend.index.disk import replace_file
+from megablend.fs.atomic_write import replace_file
 from megablend.storage.local import LocalStorage, _capacity
+from tests.index.index_data import ROOT, build, driver, environment, spec, write
+from tests.index.test_parts import write_groups
 
 
 def build_with(limit: int, cache: Path, *sources: str) -> subprocess.CompletedProcess[str]:

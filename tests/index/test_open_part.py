@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megablend.index.disk import open_part
+from megablend.fs.atomic_write import open_part
 
 
 def test_a_part_is_written_among_others_and_nothing_is_read(tmp_path: Path) -> None:

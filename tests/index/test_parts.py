@@ -14,21 +14,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from index_data import ROOT, build, driver, environment, generation_bytes, run, spec
 
+from megablend.distributed.assign import assign_longest_first
+from megablend.distributed.base import SingleProcess
 from megablend.errors import ChangedFileError
 from megablend.formats.base import FileIndex, FileToIndex
 from megablend.formats.parquet import PARQUET
-from megablend.index import parts
+from megablend.index import file_parts as parts
 from megablend.index.build import Progress, build_index
-from megablend.index.launch import OneProcess
-from megablend.index.parts import join, num_parts, part_span
-from megablend.index.share import share
+from megablend.index.file_parts import join, num_parts, part_span
+from megablend.index.file_tasks import items_of, plan_work
 from megablend.index.sources import list_source
 from megablend.index.verify import verify
-from megablend.index.work import items_of, plan_work
 from megablend.storage import LocalStorage
 from megablend.storage.base import Storage
+from tests.index.index_data import ROOT, build, driver, environment, generation_bytes, run, spec
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 COLUMNS = json.loads((GOLDEN / "expected.json").read_text())["files"]
@@ -98,7 +98,7 @@ def test_ranks_share_one_file(tmp_path: Path, small_parts: None) -> None:
     items = items_of(work)
     assert len(items) == work[0].num_parts == work[0].file.size // 2500 > 8
     assert sum(item.size for item in items) == work[0].file.size
-    assert all(len(mine) >= 2 for mine in share([item.cost for item in items], 4))
+    assert all(len(mine) >= 2 for mine in assign_longest_first([item.cost for item in items], 4))
 
 
 def test_progress_moves_while_one_file_is_indexed(
@@ -108,7 +108,7 @@ def test_progress_moves_while_one_file_is_indexed(
     write_groups(tmp_path / "x.parquet")
     seen: list[Progress] = []
     cache = str(tmp_path / "cache")
-    report = build_index(cache, [spec(tmp_path, "*.parquet")], launch=OneProcess(), progress=seen.append)
+    report = build_index(cache, [spec(tmp_path, "*.parquet")], launch=SingleProcess(), progress=seen.append)
     assert (report.read, report.reused, report.num_files) == (1, 0, 1)
     assert len(seen) > 8
     assert all(one.bytes < other.bytes for one, other in itertools.pairwise(seen))
@@ -161,7 +161,7 @@ def test_parts_of_two_versions_of_a_file_are_never_joined(
         seen.append(path)
         return "ab" if len(seen) == 3 else "cd"
 
-    monkeypatch.setattr("megablend.index.work.body_digest", body_digest)
+    monkeypatch.setattr("megablend.index.file_tasks.body_digest", body_digest)
     with pytest.raises(ChangedFileError, match="changed while it was being indexed; let its writer finish"):
         build(cache, source)
     monkeypatch.undo()

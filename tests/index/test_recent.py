@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from megablend.index.recent import Recent
+from megablend.lru import LRUCache
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    recent, made = Recent[int](2), list[int]()
+    recent, made = LRUCache[int](2), list[int]()
 
     def get(key: int) -> int:
         def make() -> int:
@@ -28,7 +28,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 @pytest.mark.timeout(60)
 def test_threads_that_make_a_value_at_the_same_time_get_the_same() -> None:
-    recent, both = Recent[object](2), threading.Barrier(2)
+    recent, both = LRUCache[object](2), threading.Barrier(2)
 
     def make() -> object:
         both.wait()
@@ -41,7 +41,7 @@ def test_threads_that_make_a_value_at_the_same_time_get_the_same() -> None:
 
 @pytest.mark.timeout(60)
 def test_a_value_that_is_kept_is_there_for_all_threads_at_all_times() -> None:
-    recent = Recent[int](2)
+    recent = LRUCache[int](2)
     recent.get("x", lambda: 1)
 
     def use(_: int) -> int:
@@ -52,6 +52,6 @@ def test_a_value_that_is_kept_is_there_for_all_threads_at_all_times() -> None:
 
 
 def test_it_is_pickled_without_its_values() -> None:
-    recent = Recent[int](2)
+    recent = LRUCache[int](2)
     recent.get("x", lambda: 1)
     assert pickle.loads(pickle.dumps(recent)).get("x", lambda: 2) == 2

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from index_data import build, spec, strip_checks, write
 
+from megablend.blocks.block_store import BlockStore
 from megablend.errors import CacheError, ChangedFileError
-from megablend.index.cache import list_generations, open_generation
-from megablend.index.store import BlockStore
+from megablend.index.snapshot import list_snapshots, open_snapshot
 from megablend.index.verify import verify
+from tests.index.index_data import build, spec, strip_checks, write
 
 
 def write_arrow(path: Path, tokens: np.ndarray) -> Path:
@@ -50,12 +50,12 @@ TOKENS, OTHERS = np.arange(100, dtype=np.int32), np.arange(1000, 1100, dtype=np.
 
 
 def store_of(cache: Path) -> BlockStore:
-    return BlockStore(open_generation(cache, list_generations(cache)[-1]))
+    return BlockStore(open_snapshot(cache, list_snapshots(cache)[-1]))
 
 
 def tokens_of(cache: Path) -> list[int]:
     store = store_of(cache)
-    found: list[int] = store.read_pages(np.arange(store.generation.num_blocks)).tokens.tolist()
+    found: list[int] = store.read_blocks(np.arange(store.generation.num_blocks)).tokens.tolist()
     return found
 
 
@@ -117,7 +117,7 @@ def test_a_file_that_was_touched_or_copied_is_read_and_told_once(
         shutil.copytree(data, tmp_path / "copy")
         store = store_of(tmp_path / "cache")
         moved = BlockStore(store.generation, roots={"source": str(tmp_path / "copy")})
-        assert moved.read_pages(np.arange(store.generation.num_blocks)).tokens.tolist() == expected
+        assert moved.read_blocks(np.arange(store.generation.num_blocks)).tokens.tolist() == expected
     (record,) = caplog.records
     assert "64 KiB of it compared, and found the same; `megablend verify --data` compares all" in record.getMessage()
 
@@ -166,7 +166,7 @@ def test_a_flipped_bit_of_the_roots_is_said(small: Path) -> None:
         if not data[at : at + 1].isspace():
             roots.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
             with pytest.raises(CacheError, match=str(roots)):
-                open_generation(small, roots.parent.name)
+                open_snapshot(small, roots.parent.name)
 
 
 def test_a_build_completes_older_indexes_that_runs_may_stand_on(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.index.share import share
+from megablend.distributed.assign import assign_longest_first
 
 COSTS = st.lists(st.integers(0, 1000), max_size=40)
 
@@ -13,7 +13,7 @@ COSTS = st.lists(st.integers(0, 1000), max_size=40)
 @settings(derandomize=True, max_examples=50)
 @given(COSTS, st.integers(1, 9))
 def test_every_item_goes_to_one_rank(costs: list[int], num_ranks: int) -> None:
-    items = share(costs, num_ranks)
+    items = assign_longest_first(costs, num_ranks)
     assert len(items) == num_ranks
     assert sorted(item for rank in items for item in rank) == list(range(len(costs)))
 
@@ -25,4 +25,4 @@ def test_the_dearest_load_is_near_the_best_possible(costs: list[int], num_ranks:
         return max(sum(cost for cost, at in zip(costs, ranks, strict=True) if at == rank) for rank in range(num_ranks))
 
     best = min(dearest(ranks) for ranks in product(range(num_ranks), repeat=len(costs)))
-    assert max(sum(costs[item] for item in rank) for rank in share(costs, num_ranks)) * 3 <= best * 4
+    assert max(sum(costs[item] for item in rank) for rank in assign_longest_first(costs, num_ranks)) * 3 <= best * 4

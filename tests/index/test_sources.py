@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from index_data import spec, write
 
 from megablend.errors import ConfigError, DataError
 from megablend.index.sources import find_source, list_source, source_root
+from tests.index.index_data import spec, write
 
 
 @pytest.mark.parametrize(

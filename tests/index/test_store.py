@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from index_data import build, spec, write
 
-from megablend.index.cache import open_generation
-from megablend.index.store import BlockStore
+from megablend.blocks.block_store import BlockStore
+from megablend.index.snapshot import open_snapshot
+from tests.index.index_data import build, spec, write
 
 
 @pytest.mark.parametrize(("open_bytes", "kept"), [(32 << 20, 6), (6000, 2)])
 def test_as_many_readers_are_kept_as_there_is_room_for(
     tmp_path: Path, open_bytes: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megablend.index.store.OPEN_BYTES", open_bytes)
-    monkeypatch.setattr("megablend.index.store.MIN_OPEN_FILES", 1)
+    monkeypatch.setattr("megablend.blocks.block_store.OPEN_BYTES", open_bytes)
+    monkeypatch.setattr("megablend.blocks.block_store.MIN_OPEN_FILES", 1)
     for seed in range(6):
         write(tmp_path / "data" / f"{seed}.arrow", seed)
-    store = BlockStore(open_generation(tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest))
+    store = BlockStore(open_snapshot(tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest))
     expected = [block.tokens.tolist() for block in store.read(range(store.generation.file(5).first_block))]
     again = [block.tokens.tolist() for block in store.read(range(store.generation.file(5).first_block))]
     assert again == expected

@@ -8,20 +8,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from index_data import ROOT, driver, run
-from writers import KINDS
 
+from megablend.blocks import build_document_tables as tabulate
+from megablend.blocks.block_store import BlockStore
+from megablend.blocks.build_document_tables import TablesReport, build_tables, stretches
+from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, UnsupportedFileError
-from megablend.formats.base import CONTINUES
-from megablend.index import documents, tabulate
+from megablend.formats.base import STARTS_MID_DOCUMENT
+from megablend.index import document_table as documents
 from megablend.index.build import SourceSpec, build_index
-from megablend.index.cache import open_generation
-from megablend.index.documents import PartDocuments, open_table, table_folder
-from megablend.index.launch import OneProcess
-from megablend.index.manifest import read_manifest, sealed
-from megablend.index.store import BlockStore
-from megablend.index.tabulate import TablesReport, build_tables, stretches
+from megablend.index.document_table import PartDocuments, open_table, table_folder
+from megablend.index.manifest import dump_with_checksum, read_manifest
+from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
+from tests.formats.writers import KINDS
+from tests.index.index_data import ROOT, driver, run
 
 
 def listed(seed: int, count: int = 50) -> list[list[int] | None]:
@@ -40,9 +41,9 @@ def write(folder: Path, kind: str, seeds: list[int]) -> SourceSpec:
 
 
 def make(cache: Path, *specs: SourceSpec) -> tuple[BlockStore, TablesReport]:
-    digest = build_index(str(cache), specs, launch=OneProcess()).digest
-    store = BlockStore(open_generation(cache, digest))
-    return store, build_tables(store, range(len(specs)), launch=OneProcess())
+    digest = build_index(str(cache), specs, launch=SingleProcess()).digest
+    store = BlockStore(open_snapshot(cache, digest))
+    return store, build_tables(store, range(len(specs)), launch=SingleProcess())
 
 
 @pytest.fixture(params=[1 << 30, 1], ids=["one stretch a file", "a stretch a block"])
@@ -121,7 +122,7 @@ def test_a_table_is_cut_within_a_file_where_documents_begin(tmp_path: Path, monk
     assert len(parts) > 6
     assert [part.stop_block for part in parts[:-1]] == [part.first_block for part in parts[1:]]
     starts = store.generation.blocks(np.array([part.first_block for part in parts]))
-    assert not (starts["flags"] & CONTINUES).any()
+    assert not (starts["flags"] & STARTS_MID_DOCUMENT).any()
     assert sum(part.documents for part in parts) == 100
     blocks = store.generation.blocks(np.arange(len(store.generation.tokens_before) - 1))
     assert sum(part.stored_bytes for part in parts) == blocks["stored_bytes"].sum()
@@ -146,7 +147,7 @@ def test_damaged_counts_are_counted_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0])
-    generation = open_generation(cache, build_index(str(cache), [spec], launch=OneProcess()).digest)
+    generation = open_snapshot(cache, build_index(str(cache), [spec], launch=SingleProcess()).digest)
     with pytest.raises(CacheError, match="'parquet' has no table of its documents; run `megablend build`"):
         open_table(generation, 0)
     store, _ = make(cache, spec)
@@ -221,10 +222,10 @@ RANKS = """
 import json, sys
 from pathlib import Path
 sys.path[:0] = [{tests!r}, {formats!r}]
-import megablend.index.tabulate as tabulate
-from megablend.index.cache import open_generation
-from megablend.index.launch import detect
-from megablend.index.store import BlockStore
+import megablend.blocks.build_document_tables as tabulate
+from megablend.index.snapshot import open_generation
+from megablend.distributed.launch import detect
+from megablend.blocks.block_store import BlockStore
 tabulate.STRETCH_BYTES = 1000
 launch = detect()
 store = BlockStore(open_generation(sys.argv[1], sys.argv[2]))
@@ -243,13 +244,13 @@ def test_any_number_of_ranks_makes_the_same_table(tmp_path: Path) -> None:
     made = []
     for num_ranks in (0, 2, 3):
         cache = tmp_path / f"cache{num_ranks}"
-        digest = build_index(str(cache), [spec], launch=OneProcess()).digest
+        digest = build_index(str(cache), [spec], launch=SingleProcess()).digest
         command = driver(num_ranks, cache, digest)
         command[command.index(next(word for word in command if word.endswith("build_driver.py")))] = str(script)
         result = run(command)
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout) == [150, 150]
-        folder = table_folder(open_generation(cache, digest), 0)
+        folder = table_folder(open_snapshot(cache, digest), 0)
         made.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert made[0] == made[1] == made[2]
 
@@ -287,11 +288,11 @@ def test_lengths_that_change_places_within_a_large_table_are_noticed(
     (folder / "groups.check.arrow").unlink()
     manifest = read_manifest(folder)
     del manifest["tables"]["groups.check.arrow"]
-    (folder / "manifest.json").write_bytes(sealed(manifest))
+    (folder / "manifest.json").write_bytes(dump_with_checksum(manifest))
     documents._opened.cache_clear()
     with caplog.at_level("WARNING", "megablend"):
         open_table(store.generation, 0)
     assert "without checksums of its rows" in caplog.text
-    build_tables(store, [0], launch=OneProcess())
+    build_tables(store, [0], launch=SingleProcess())
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
     documents._opened.cache_clear()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from index_data import build, spec, write
 
+from megablend.blocks.splits import PART_DTYPE, SplitBlocks
 from megablend.errors import CacheError
-from megablend.index.cache import open_generation
-from megablend.index.splits import PART_DTYPE, PartBlocks
-from megablend.index.totals import count, keep_totals, kept_totals
+from megablend.index.group_totals import count, load_group_totals, save_group_totals
+from megablend.index.snapshot import open_snapshot
+from tests.index.index_data import build, spec, write
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -24,36 +24,36 @@ def test_totals_are_sums_over_blocks(sizes: list[int], num_groups: int, run: int
         expected[block // run % num_groups] += size
     running = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("megablend.index.totals._PASS", in_a_pass)
+        patch.setattr("megablend.index.group_totals._PASS", in_a_pass)
         assert count(lambda blocks: running[blocks], len(sizes), num_groups, run).tolist() == expected
 
 
 @pytest.fixture
-def blocks(tmp_path: Path) -> PartBlocks:
+def blocks(tmp_path: Path) -> SplitBlocks:
     """All of a source but some tokens of its first and last blocks."""
     for seed in range(6):
         write(tmp_path / "data" / f"{seed}.arrow", seed)
-    generation = open_generation(tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest)
+    generation = open_snapshot(tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest)
     source, part = generation.sources[0], np.zeros(1, PART_DTYPE)[0]
     last = int(generation.blocks([source.blocks.stop - 1])["tokens"][0])
     tokens = source.tokens + source.ends - 5
     part["first_block"], part["stop_block"], part["skip"], part["tokens"] = 0, source.blocks.stop, 5, tokens
     part["keep"] = last + int(generation.blocks([source.blocks.stop - 1])["ends"][0])
-    return PartBlocks(generation, part, eod=True)
+    return SplitBlocks(generation, part, eod=True)
 
 
-def test_a_part_counts_what_it_has_and_keeps_it(blocks: PartBlocks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_counts_what_it_has_and_keeps_it(blocks: SplitBlocks, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = np.diff(blocks.before(np.arange(blocks.num_blocks + 1)))
     expected = [int(sizes[[b for b in range(len(sizes)) if b // 2 % 3 == group]].sum()) for group in range(3)]
     assert blocks.group_totals(3, 2).tolist() == expected
     assert sum(expected) == blocks.num_tokens
     blocks.keep_group_totals(3, 2)
-    monkeypatch.setattr("megablend.index.splits.count", lambda *args: pytest.fail("counted again"))
+    monkeypatch.setattr("megablend.blocks.splits.count", lambda *args: pytest.fail("counted again"))
     blocks.keep_group_totals(3, 2)
     assert blocks.group_totals(3, 2).tolist() == expected
 
 
-def test_damaged_totals_are_counted_again(blocks: PartBlocks) -> None:
+def test_damaged_totals_are_counted_again(blocks: SplitBlocks) -> None:
     expected = blocks.group_totals(3, 2).tolist()
     blocks.keep_group_totals(3, 2)
     (path,) = (blocks.generation.cache / "splits").iterdir()
@@ -67,15 +67,15 @@ def test_damaged_totals_are_counted_again(blocks: PartBlocks) -> None:
 
 
 def test_totals_are_named_by_all_that_they_depend_on(tmp_path: Path) -> None:
-    keep_totals(tmp_path, ["a", 1], np.arange(4))
-    kept = kept_totals(tmp_path, ["a", 1], 4)
+    save_group_totals(tmp_path, ["a", 1], np.arange(4))
+    kept = load_group_totals(tmp_path, ["a", 1], 4)
     assert kept is not None
     assert kept.tolist() == [0, 1, 2, 3]
-    assert kept_totals(tmp_path, ["a", 2], 4) is None
-    assert kept_totals(tmp_path, ["a", 1], 5) is None
+    assert load_group_totals(tmp_path, ["a", 2], 4) is None
+    assert load_group_totals(tmp_path, ["a", 1], 5) is None
 
 
 def test_totals_that_cannot_be_written_are_an_error_that_names_the_place(tmp_path: Path) -> None:
     (tmp_path / "splits").write_bytes(b"")
     with pytest.raises(CacheError, match=r"splits.*: cannot write the cache"):
-        keep_totals(tmp_path, ["a"], np.arange(4))
+        save_group_totals(tmp_path, ["a"], np.arange(4))

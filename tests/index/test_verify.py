@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_data import build, documents_of, spec, write
 
 from megablend.errors import CacheError
-from megablend.index.cache import list_generations, open_generation
+from megablend.index.snapshot import list_snapshots, open_snapshot
 from megablend.index.verify import verify
+from tests.index.index_data import build, documents_of, spec, write
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def cache(tmp_path: Path, data: Path) -> Path:
 
 
 def generation(cache: Path) -> Path:
-    return cache / "generations" / list_generations(str(cache))[-1]
+    return cache / "generations" / list_snapshots(str(cache))[-1]
 
 
 def flip(path: Path, at: int) -> None:
@@ -67,7 +67,7 @@ def test_any_overwritten_byte_of_a_table_is_found(cache: Path, name: str) -> Non
         problems = verify(str(cache), data=False)
         assert content[at] == 0xFF or str(path) in problems[0]
         with contextlib.suppress(CacheError):
-            open_generation(str(cache), generation(cache).name)
+            open_snapshot(str(cache), generation(cache).name)
 
 
 @pytest.mark.parametrize("name", ["blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json", "roots.json"])
@@ -75,7 +75,7 @@ def test_a_truncated_generation_is_not_opened(cache: Path, name: str) -> None:
     path = generation(cache) / name
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(CacheError, match=rf"{path}.*build again to mend it"):
-        open_generation(str(cache), generation(cache).name)
+        open_snapshot(str(cache), generation(cache).name)
     assert str(path) in verify(str(cache), data=False)[0]
 
 
@@ -108,15 +108,15 @@ def test_a_newer_format_is_refused_by_name(cache: Path) -> None:
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"format_version": 2, "written_by": "megablend 9.0"}))
     with pytest.raises(CacheError, match=r"format version 2 by megablend 9.0; .* up to version 1: upgrade"):
-        open_generation(str(cache), path.parent.name)
+        open_snapshot(str(cache), path.parent.name)
 
 
 def test_an_unknown_generation_lists_those_there_are(cache: Path) -> None:
     with pytest.raises(CacheError, match=rf"no such generation .*{generation(cache).name}"):
-        open_generation(str(cache), "0" * 32)
+        open_snapshot(str(cache), "0" * 32)
     folder = generation(cache)
     (folder / "manifest.json").unlink()
     assert f"{folder}/manifest.json: cannot be read" in verify(str(cache), data=False)[0]
     shutil.rmtree(folder)
     with pytest.raises(CacheError, match="none"):
-        open_generation(str(cache), "0" * 32)
+        open_snapshot(str(cache), "0" * 32)

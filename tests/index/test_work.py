@@ -4,12 +4,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from index_data import build, spec, write
 
 from megablend.errors import CacheError
-from megablend.index import work
+from megablend.index import file_tasks as work
+from megablend.index.file_tasks import await_fragment, items_of, plan_work
 from megablend.index.sources import list_source
-from megablend.index.work import await_fragment, items_of, plan_work
+from tests.index.index_data import build, spec, write
 
 
 def test_the_plan_knows_new_kept_and_changed_files(tmp_path: Path) -> None:

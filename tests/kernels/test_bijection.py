@@ -1,11 +1,11 @@
-import naive
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.kernels.bijection import PACKED, permuted, shuffle
-from megablend.kernels.mixing import MASK
+from megablend.kernels.plan.bijection import PACKED, permuted, shuffle
+from megablend.kernels.plan.keyed_hash import MASK
+from tests import naive
 
 
 @pytest.mark.parametrize("n", [*range(1, 61), 127, 128, 129, 1023, 1024, 1025])

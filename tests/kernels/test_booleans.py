@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.kernels.booleans import decode_bits
+from megablend.kernels.parquet.booleans import decode_bits
 
 
 def address(data: bytes) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint8]], int]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.formats.base import CARRIES, CLOSES, CONTINUES, DecodedBlock
+from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT, DecodedBlock
 from megablend.formats.eod import with_eod
 
 PIECES = st.lists(st.lists(st.integers(1, 9), max_size=4), max_size=8)
@@ -18,8 +18,8 @@ PIECES = st.lists(st.lists(st.integers(1, 9), max_size=4), max_size=8)
 def test_each_ended_document_with_tokens_gets_one(pieces: list[list[int]], flags: int, dtype: str) -> None:
     expected = []
     for i, piece in enumerate(pieces):
-        carried = i == 0 and flags & CONTINUES and flags & CARRIES
-        ended = i < len(pieces) - 1 or flags & CLOSES
+        carried = i == 0 and flags & STARTS_MID_DOCUMENT and flags & HAS_EARLIER_TOKENS
+        ended = i < len(pieces) - 1 or flags & ENDS_AT_DOCUMENT_END
         expected.append([*piece, 0] if ended and (piece or carried) else piece)
     tokens = np.array([token for piece in pieces for token in piece], dtype)
     offsets = np.cumsum([0, *map(len, pieces)]).astype(np.int64)
@@ -32,4 +32,4 @@ def test_each_ended_document_with_tokens_gets_one(pieces: list[list[int]], flags
 @pytest.mark.parametrize("pieces", [0, 1])
 def test_blocks_of_nothing(pieces: int) -> None:
     block = DecodedBlock(np.empty(0, np.int32), np.zeros(pieces + 1, np.int64))
-    assert len(with_eod(block, CLOSES, 7).tokens) == 0
+    assert len(with_eod(block, ENDS_AT_DOCUMENT_END, 7).tokens) == 0

@@ -1,12 +1,12 @@
 from typing import Any
 
-import naive_megatron as naive
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.kernels.greedy import fill, fill_by_scan
+from megablend.kernels.exact.greedy import fill, fill_by_scan
+from tests import naive_megatron as naive
 
 WEIGHTS = st.lists(st.sampled_from([1, 2, 3, 7, 50]) | st.floats(0, 1), min_size=1, max_size=9).filter(any)
 

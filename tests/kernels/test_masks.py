@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.kernels.masks import bar_attention, count_positions, document_ends
+from megablend.kernels.reader.masks import count_positions, document_ends, fill_causal_mask
 
 ROWS = st.integers(1, 9).flatmap(
     lambda length: st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=1, max_size=3)
@@ -44,7 +44,7 @@ def test_ends_are_running_lengths(rows: list[list[bool]]) -> None:
 def test_attention_stays_within_a_document_and_the_past(rows: list[list[bool]]) -> None:
     length = len(rows[0])
     out = np.empty((len(rows), 1, length, length), np.bool_)
-    bar_attention(np.array(rows), out)
+    fill_causal_mask(np.array(rows), out)
     for row, found in zip(rows, out[:, 0], strict=True):
         document = [sum(s <= i for s in starts(row)) for i in range(length)]
         seen = [[document[i] == document[j] and j <= i for j in range(length)] for i in range(length)]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from megablend.kernels.mixing import MASK, draw, fold, mix
+from megablend.kernels.plan.keyed_hash import MASK, bounded_hash, hash_combine, mix
 
 
 def python(x: int) -> int:
@@ -14,7 +14,7 @@ def python(x: int) -> int:
 def test_equals_unbounded_integers(x: int) -> None:
     assert mix(np.uint64(x)) == python(x)
     for value in (0, 1, MASK):
-        assert fold(x, value) == python(python((x + 0x9E3779B97F4A7C15) % 2**64) ^ value) >> 1
+        assert hash_combine(x, value) == python(python((x + 0x9E3779B97F4A7C15) % 2**64) ^ value) >> 1
 
 
 def test_first_number_of_splitmix64() -> None:
@@ -22,14 +22,14 @@ def test_first_number_of_splitmix64() -> None:
 
 
 def test_every_bit_of_key_and_value_changes_half_of_the_bits() -> None:
-    base = fold(1, 2)
-    flips = [(fold(1 ^ 1 << bit, 2) ^ base).bit_count() for bit in range(63)]
-    flips += [(fold(1, 2 ^ 1 << bit) ^ base).bit_count() for bit in range(63)]
+    base = hash_combine(1, 2)
+    flips = [(hash_combine(1 ^ 1 << bit, 2) ^ base).bit_count() for bit in range(63)]
+    flips += [(hash_combine(1, 2 ^ 1 << bit) ^ base).bit_count() for bit in range(63)]
     assert min(flips) > 12
     assert max(flips) < 51
     assert 30 < np.mean(flips) < 33
 
 
 def test_draws_are_even() -> None:
-    counts = np.bincount([draw(5, value, 7) for value in range(70_000)], minlength=7)
+    counts = np.bincount([bounded_hash(5, value, 7) for value in range(70_000)], minlength=7)
     assert np.abs(counts - 10_000).max() < 400

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parquet_streams import groups, hybrids, packed, run, varint
 
-from megablend.kernels.levels import BROKEN, LEVELS_DTYPE, NONE, TOO_FEW, TOO_HIGH, TOO_LONG, read_levels
+from megablend.kernels.parquet.levels import BROKEN, LEVELS_DTYPE, NONE, TOO_FEW, TOO_HIGH, TOO_LONG, read_levels
+from tests.kernels.parquet_streams import groups, hybrids, packed, run, varint
 
 SETTINGS = settings(max_examples=80, derandomize=True, deadline=None)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.kernels.lz4 import decode_lz4
+from megablend.kernels.parquet.lz4 import decode_lz4
 
 
 def decode(block: bytes, room: int) -> bytes | None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.formats.parquet.page_header import parse_page_header
-from megablend.formats.parquet.thrift import Kind, MalformedError, read_struct, write_struct
-from megablend.kernels.page_headers import HEADER_DTYPE, parse_headers, read_headers, walk_headers
-from megablend.kernels.thrift import TRUNCATED, skip_structs
+from megablend.formats.parquet.metadata.page_header import parse_page_header
+from megablend.formats.parquet.metadata.thrift import Kind, MalformedError, read_struct, write_struct
+from megablend.kernels.parquet.page_headers import HEADER_DTYPE, parse_headers, read_headers, walk_headers
+from megablend.kernels.parquet.thrift import TRUNCATED, skip_structs
 
 SETTINGS = settings(max_examples=150, derandomize=True, deadline=None)
 COUNT = st.integers(0, 2**31 - 2**25)

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.formats.parquet.count import PAGE_DTYPE
-from megablend.formats.parquet.thrift import Kind, write_struct
-from megablend.kernels import page_index, told_pages
-from megablend.kernels.documents import sum_chunks
-from megablend.kernels.page_index import MIN_LOCATION_BYTES, page_counts, page_locations
-from megablend.kernels.told_pages import count_told_pages
+from megablend.formats.parquet.indexing.count import PAGE_DTYPE
+from megablend.formats.parquet.metadata.thrift import Kind, write_struct
+from megablend.kernels.parquet import page_counts as told_pages
+from megablend.kernels.parquet import page_index
+from megablend.kernels.parquet.document_counts import sum_chunks
+from megablend.kernels.parquet.page_counts import count_told_pages
+from megablend.kernels.parquet.page_index import MIN_LOCATION_BYTES, page_counts, page_locations
 
 SETTINGS = settings(max_examples=150, derandomize=True, deadline=None)
 Int64s = npt.NDArray[np.int64]

@@ -8,9 +8,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
-from parquet_streams import run
 
-from megablend.kernels.values import COPY, JOIN, LOOK_UP, RUNS, SHORT, SOUND, UNLISTED, VALUES_DTYPE, decode_values
+from megablend.kernels.parquet.values import (
+    COPY,
+    JOIN,
+    LOOK_UP,
+    RUNS,
+    SHORT,
+    SOUND,
+    UNLISTED,
+    VALUES_DTYPE,
+    decode_values,
+)
+from tests.kernels.parquet_streams import run
 
 
 def decoded(way: int, data: bytes, count: int, like: npt.NDArray[Any]) -> tuple[int, list[int]]:

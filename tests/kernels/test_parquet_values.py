@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parquet_streams import groups, hybrids, packed, run, varint, zigzag
 
-from megablend.kernels import delta
-from megablend.kernels.byte_stream_split import join_streams
-from megablend.kernels.dictionary import BROKEN, OUT_OF_RANGE, decode_dictionary
+from megablend.kernels.parquet import delta
+from megablend.kernels.parquet.byte_stream_split import join_streams
+from megablend.kernels.parquet.dictionary import BROKEN, OUT_OF_RANGE, decode_dictionary
+from tests.kernels.parquet_streams import groups, hybrids, packed, run, varint, zigzag
 
 SETTINGS = settings(max_examples=60, derandomize=True, deadline=None)
 DTYPES = ["int32", "int64"]

@@ -1,23 +1,23 @@
 from typing import Any
 
-import naive_megatron as naive
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.kernels.samples import cut, gather_lengths
-from megablend.kernels.short import LONG, cut_short, in_bytes
+from megablend.kernels.exact.sample_index import cut, gather_lengths
+from megablend.kernels.exact.short_documents import LONG, cut_short_documents, narrow_to_uint8
+from tests import naive_megatron as naive
 
 
 def cut_narrowed(lengths: Any, *args: Any) -> tuple[int, int, int]:
     short = np.empty(len(lengths), np.uint8)
-    in_bytes(lengths, short)
-    return cut_short(short, LONG, True, lengths, *args)
+    narrow_to_uint8(lengths, short)
+    return cut_short_documents(short, LONG, True, lengths, *args)
 
 
 def cut_as_they_are(lengths: Any, *args: Any) -> tuple[int, int, int]:
-    return cut_short(lengths, 1 << 31, False, lengths, *args)
+    return cut_short_documents(lengths, 1 << 31, False, lengths, *args)
 
 
 KERNELS = pytest.mark.parametrize("cut", [cut, cut_narrowed, cut_as_they_are])

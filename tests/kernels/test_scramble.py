@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from megablend.kernels.scramble import ROUNDS, deal, scramble
+from megablend.kernels.exact.keyed_permutation import ROUNDS, find_owner, keyed_permutation
 
 
 def keys_of(seed: int) -> npt.NDArray[np.uint32]:
@@ -14,7 +14,7 @@ def keys_of(seed: int) -> npt.NDArray[np.uint32]:
 
 def whole(limit: int, seed: int = 1) -> npt.NDArray[np.int64]:
     out = np.empty(limit, np.int64)
-    scramble(0, limit, keys_of(seed), out)
+    keyed_permutation(0, limit, keys_of(seed), out)
     return out
 
 
@@ -29,7 +29,7 @@ def test_bijection_of_many_in_any_pieces(limit: int) -> None:
     np.testing.assert_array_equal(np.sort(found), np.arange(limit))
     for start, stop in pairwise(edges):
         part = np.empty(stop - start, np.int64)
-        scramble(start, limit, keys_of(1), part)
+        keyed_permutation(start, limit, keys_of(1), part)
         np.testing.assert_array_equal(part, found[start:stop])
 
 
@@ -39,7 +39,7 @@ def test_large_ranges_stay_inside_and_differ(power: int, more: int) -> None:
     limit, parts = 2**power + more, []
     for start in (0, limit // 2, limit - 500):
         part = np.empty(500, np.int64)
-        scramble(start, limit, keys_of(2), part)
+        keyed_permutation(start, limit, keys_of(2), part)
         parts.append(part)
     together = np.concatenate(parts)
     assert together.min() >= 0
@@ -53,7 +53,7 @@ def test_positions_and_neighbours_are_uniform_over_keys() -> None:
     alone, pairs = np.zeros(cells), np.zeros((cells, cells))
     for seed in range(trials):
         part = np.empty(2, np.int64)
-        scramble(seed % 50, limit, keys_of(seed), part)
+        keyed_permutation(seed % 50, limit, keys_of(seed), part)
         one, other = part * cells // limit
         alone[one] += 1
         pairs[one, other] += 1
@@ -76,6 +76,6 @@ def test_deal_finds_owners() -> None:
     for shift in (0, 1, 4, 12):
         heads = (np.searchsorted(starts, np.arange(0, 1000, 1 << shift), side="right") - 1).astype(np.int32)
         datasets, samples = np.empty(1000, np.int16), np.empty(1000, np.int64)
-        deal(np.arange(1000), starts, shift, heads, datasets, samples)
+        find_owner(np.arange(1000), starts, shift, heads, datasets, samples)
         np.testing.assert_array_equal(datasets, owners)
         np.testing.assert_array_equal(samples, np.concatenate([np.arange(count) for count in counts]))

@@ -1,12 +1,12 @@
 from typing import Any
 
-import naive_megatron as naive
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.kernels.shuffle import AHEAD, BUFFER, shuffle
+from megablend.kernels.exact.numpy_shuffle import AHEAD, BUFFER, shuffle
+from tests import naive_megatron as naive
 
 SIZES = [0, 1, 2, 3, 4, 5, AHEAD, AHEAD + 1, AHEAD + 2, 255, 256, 257, 467, 468, 469, 623, 624, 625]
 LONG = [BUFFER - 1, BUFFER, BUFFER + 1, BUFFER + 2, 3 * BUFFER + 1, 2**15 + 1, 2**17 - 1, 2**17, 2**17 + 1]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.kernels.spans import count_cuts, cut
+from megablend.kernels.plan.spans import count_cuts, cut
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)

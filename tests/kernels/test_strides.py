@@ -3,7 +3,7 @@ from math import gcd
 import numpy as np
 import pytest
 
-from megablend.kernels.strides import golden_stride
+from megablend.kernels.plan.strides import golden_stride
 
 
 @pytest.mark.parametrize("lanes", [1, 7, 64, 512])

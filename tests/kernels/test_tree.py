@@ -3,20 +3,20 @@ from itertools import pairwise
 from math import floor
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.kernels.tree import first_multiple, handed, leaf_at, leaf_counts
-from megablend.plan.tree import Tree, plant
+from megablend.kernels.plan.tree import first_multiple, heavy_child_count, leaf_at, leaf_counts
+from megablend.plan.tree import Tree, build_tree
+from tests import oracle
 
 TOTALS = st.lists(st.integers(1, 12), min_size=1, max_size=12)
 HUGE = 2**50 - 1
 
 
 def arrays(totals: list[int]) -> Tree:
-    return plant(np.array(totals, np.int64))
+    return build_tree(np.array(totals, np.int64))
 
 
 def depth(tree: Tree, rank: int) -> int:
@@ -35,7 +35,7 @@ def depth(tree: Tree, rank: int) -> int:
 @given(st.integers(1, HUGE), st.data())
 def test_handed_is_exact(whole: int, data: st.DataObject) -> None:
     part, n = data.draw(st.integers(0, whole)), data.draw(st.integers(0, whole))
-    assert handed(n, part, whole) == floor(Fraction(n * part, whole) + Fraction(1, 2))
+    assert heavy_child_count(n, part, whole) == floor(Fraction(n * part, whole) + Fraction(1, 2))
 
 
 @pytest.mark.parametrize("whole", [1, 2, 3, 2**31, 2**49 + 1, HUGE - 1, HUGE])
@@ -43,7 +43,7 @@ def test_handed_is_exact_at_edges(whole: int) -> None:
     numbers = {0, 1, 2, whole // 3, whole // 2, whole // 2 + 1, whole - 2, whole - 1, whole}
     for n in numbers & set(range(whole + 1)) if whole < 9 else numbers:
         for part in numbers & set(range(whole + 1)) if whole < 9 else numbers:
-            assert handed(n, part, whole) == floor(Fraction(n * part, whole) + Fraction(1, 2)), (n, part)
+            assert heavy_child_count(n, part, whole) == floor(Fraction(n * part, whole) + Fraction(1, 2)), (n, part)
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)

@@ -3,7 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from reference import process_group
+
+from tests.megatron.reference import process_group
 
 
 @pytest.fixture(scope="session")

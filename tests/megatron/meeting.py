@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from megablend.megatron.agree import AgreedLaunch
+from megablend.distributed.fail_together import FailTogether
 
 
 class Meeting:
@@ -18,7 +18,7 @@ class Meeting:
         self._values: list[Any] = [None] * size
         self._barrier = threading.Barrier(size, timeout=20)
 
-    def launch(self, rank: int) -> AgreedLaunch:
+    def launch(self, rank: int) -> FailTogether:
         def exchange(value: Any) -> list[Any]:
             self._values[rank] = value
             self._barrier.wait()
@@ -26,10 +26,10 @@ class Meeting:
             self._barrier.wait()
             return found
 
-        return AgreedLaunch(rank, self.size, exchange)
+        return FailTogether(rank, self.size, exchange)
 
 
-def on_ranks(size: int, work: Callable[[AgreedLaunch], Any]) -> list[Any]:
+def on_ranks(size: int, work: Callable[[FailTogether], Any]) -> list[Any]:
     """What each rank returns, or its error."""
     meeting = Meeting(size)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from reference import Tokenizer
-from writers import KINDS
 
-from megablend.megatron.config import MegablendDatasetConfig
+from megablend.megatron.plugin.config import MegablendDatasetConfig
+from tests.formats.writers import KINDS
+from tests.megatron.reference import Tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 DRIVER = Path(__file__).with_name("plugin_driver.py")

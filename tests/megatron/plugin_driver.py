@@ -26,11 +26,11 @@ import torch
 warnings.simplefilter("ignore")
 
 from megatron.core.datasets.gpt_dataset import GPTDataset  # noqa: E402
-from plugin_data import plugin_config  # noqa: E402
 
-from megablend.megatron.builder import MegablendDatasetBuilder  # noqa: E402
-from megablend.megatron.dataset import MegablendGPTDataset  # noqa: E402
-from megablend.megatron.write import ArtefactWriter  # noqa: E402
+from megablend.megatron.cache_builder.write import ArtefactWriter  # noqa: E402
+from megablend.megatron.plugin.builder import MegablendDatasetBuilder  # noqa: E402
+from megablend.megatron.plugin.dataset import MegablendGPTDataset  # noqa: E402
+from tests.megatron.plugin_data import plugin_config  # noqa: E402
 
 
 class OtherDataset(GPTDataset):  # type: ignore[misc]

@@ -23,9 +23,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from megablend.index.launch import detect
-from megablend.megatron import needs, prepare, schedule
-from megablend.megatron.write import ArtefactWriter
+from megablend.distributed.launch import detect
+from megablend.megatron import prepare
+from megablend.megatron.cache_builder import cost as needs
+from megablend.megatron.cache_builder import schedule
+from megablend.megatron.cache_builder.write import ArtefactWriter
 
 
 def config_of(spec: dict[str, Any], cache: str) -> Any:

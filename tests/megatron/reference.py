@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from pairs import write_pair
+
+from tests.pairs import write_pair
 
 
 class Tokenizer:

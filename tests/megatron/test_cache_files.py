@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.errors import CacheError
-from megablend.megatron import commit
-from megablend.megatron.artefacts import ArraySpec, Artefact, problem_with
-from megablend.megatron.commit import WORK_FOLDER, Commits
-from megablend.megatron.write import ArtefactWriter
+from megablend.megatron.cache_builder import commit
+from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact, problem_with
+from megablend.megatron.cache_builder.commit import WORK_FOLDER, Commits
+from megablend.megatron.cache_builder.write import ArtefactWriter
 
 ARTEFACT = Artefact(
     base="f00-GPTDataset-train",

@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from meeting import on_ranks
-from pairs import contents, write_pair
 
+from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, PlanError
 from megablend.exact import sample_parts
-from megablend.index.launch import OneProcess
-from megablend.megatron import build, needs, parts, schedule
-from megablend.megatron.cache import prepare_cache
-from megablend.megatron.request import GREEDY, Blend, CacheRequest
-from megablend.megatron.write import ArtefactWriter
+from megablend.megatron.cache_builder import build_artefact as build
+from megablend.megatron.cache_builder import cost as needs
+from megablend.megatron.cache_builder import parts, schedule
+from megablend.megatron.cache_builder.build_cache import prepare_cache
+from megablend.megatron.cache_builder.write import ArtefactWriter
+from megablend.megatron.request.request import GREEDY, Blend, CacheRequest
+from tests.megatron.meeting import on_ranks
+from tests.pairs import contents, write_pair
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +66,7 @@ def test_ranks_write_the_bytes_of_one(
     rng = np.random.default_rng(0)
     lengths = [rng.integers(0, 40, 3000), rng.integers(0, 900, 300), [3000, 0, 2, 1] * 9]
     options: dict[str, Any] = {"add_extra_token_to_sequence": extra, "mid_level_dataset_surplus": 0.1}
-    prepare_cache(request_for(tmp_path, "alone", lengths, **options), launch=OneProcess())
+    prepare_cache(request_for(tmp_path, "alone", lengths, **options), launch=SingleProcess())
     assert not parted
     request = request_for(tmp_path, "shared", lengths, **options)
     reports = on_ranks(num_ranks, lambda launch: prepare_cache(request, launch=launch))
@@ -87,7 +89,7 @@ def test_kept_tails(size: int | None, tmp_path: Path, parted: list[tuple[int, in
     }
     blends = (None, Blend(prefixes=(str(tmp_path / "data" / "0"),)), None)
     alone = request_for(tmp_path, "alone", lengths, **options, blend_per_split=blends)
-    prepare_cache(alone, launch=OneProcess())
+    prepare_cache(alone, launch=SingleProcess())
     shared = request_for(tmp_path, "shared", lengths, **options, blend_per_split=blends)
     on_ranks(4, lambda launch: prepare_cache(shared, launch=launch))
     assert len(parted) == 4
@@ -110,7 +112,7 @@ def test_a_part_that_fails_fails_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not list((tmp_path / "cache").glob("*-GPTDataset-train-*"))
     assert not list((tmp_path / "cache" / ".megablend").glob(".tmp*"))
     monkeypatch.setattr(parts.Parts, "_count", count)
-    prepare_cache(request_for(tmp_path, "alone", [[20] * 4000]), launch=OneProcess())
+    prepare_cache(request_for(tmp_path, "alone", [[20] * 4000]), launch=SingleProcess())
     assert all(report.missing for report in on_ranks(3, lambda launch: prepare_cache(request, launch=launch)))
     assert contents(tmp_path / "cache") == contents(tmp_path / "alone")
 
@@ -119,7 +121,7 @@ def test_a_job_that_another_build_has_done_asks_for_no_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parted: list[tuple[int, int]]
 ) -> None:
     """It lies there whole once the lock is had."""
-    from megablend.megatron import cache as module
+    from megablend.megatron.cache_builder import build_cache as module
 
     request = request_for(tmp_path, "cache", [[20] * 4000])
     opened = module._open_cache
@@ -128,7 +130,7 @@ def test_a_job_that_another_build_has_done_asks_for_no_parts(
         if launch.rank == 0:
             with monkeypatch.context() as patch:
                 patch.setattr(module, "_open_cache", opened)
-                prepare_cache(request, launch=OneProcess())
+                prepare_cache(request, launch=SingleProcess())
         return opened(cache, nbytes, launch, stack)
 
     monkeypatch.setattr(module, "_open_cache", late)
@@ -148,7 +150,7 @@ def test_an_error_ends_builds_of_other_ranks_at_once(tmp_path: Path, monkeypatch
         raise CacheError("full")
 
     monkeypatch.setattr(schedule, "PARTED_NS", 1e18)
-    monkeypatch.setattr(schedule.Share, "workers", 4)  # so that none waits for work without end
+    monkeypatch.setattr(schedule.Assignment, "workers", 4)  # so that none waits for work without end
     monkeypatch.setattr(build, "sample_rows", endless)
     monkeypatch.setattr(ArtefactWriter, "_commit", failing)  # of the blend
     request = request_for(tmp_path, "cache", [[20] * 400, [20] * 400])

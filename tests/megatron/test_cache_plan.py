@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from megablend.errors import ConfigError, PlanError
-from megablend.megatron.layout import layouts
-from megablend.megatron.lengths import PartSize
-from megablend.megatron.plan import SplitPlan, plan_cache
-from megablend.megatron.request import Blend, CacheRequest
+from megablend.megatron.cache_builder.lengths import PartSize
+from megablend.megatron.cache_builder.work_plan import SplitPlan, plan_cache
+from megablend.megatron.request.layout import layouts
+from megablend.megatron.request.request import Blend, CacheRequest
 
 
 def request(*sizes: int | None, **options: Any) -> CacheRequest:

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pairs import contents, write_pair
-from plugin_data import environment
+
+from tests.megatron.plugin_data import environment
+from tests.pairs import contents, write_pair
 
 NUM_RANKS = 4
 NUM_ARTEFACTS = 3 * 3 + 3

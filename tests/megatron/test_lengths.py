@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pairs import write_pair
 
 from megablend.errors import CorruptFileError, MissingFileError
-from megablend.megatron import lengths as module
-from megablend.megatron.lengths import counted_lengths, lengths_of, part_sizes, read_lengths
+from megablend.megatron.cache_builder import lengths as module
+from megablend.megatron.cache_builder.lengths import counted_lengths, lengths_of, part_sizes, read_lengths
+from tests.pairs import write_pair
 
 
 @pytest.fixture

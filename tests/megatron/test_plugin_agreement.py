@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meeting import Meeting, on_ranks
 
+from megablend.distributed import folder_groups as nodes
+from megablend.distributed.fail_together import FailTogether, Subgroup
+from megablend.distributed.folder_groups import builders
 from megablend.errors import CacheError, ConfigError, CorruptFileError, LaunchError
-from megablend.megatron import nodes
-from megablend.megatron.agree import AgreedLaunch, GroupLaunch
-from megablend.megatron.nodes import builders
+from tests.megatron.meeting import Meeting, on_ranks
 
 
 def test_values_are_exchanged() -> None:
-    def work(launch: AgreedLaunch) -> Any:
+    def work(launch: FailTogether) -> Any:
         launch.post((launch.rank, "done"))
         launch.barrier()
         return (
@@ -51,7 +51,7 @@ class LocalError(Exception):
     ],
 )
 def test_an_error_on_one_rank_is_raised_on_all(error: Exception, raised: type[Exception], message: str) -> None:
-    def work(launch: AgreedLaunch) -> None:
+    def work(launch: FailTogether) -> None:
         try:
             launch.barrier()
             if launch.rank == 1:
@@ -69,21 +69,21 @@ def test_an_error_on_one_rank_is_raised_on_all(error: Exception, raised: type[Ex
         assert str(other.__cause__) == "raised on rank 1 of 4"
 
 
-def in_groups(work: Callable[[GroupLaunch, int], Any]) -> list[Any]:
+def in_groups(work: Callable[[Subgroup, int], Any]) -> list[Any]:
     """What five ranks return: two groups of two at their own work, and one rank that has none."""
     groups = [Meeting(2), Meeting(2)]
 
-    def one(everyone: AgreedLaunch) -> Any:
-        number, rank = divmod(everyone.rank, 2)
-        found = None if number == 2 else work(GroupLaunch(groups[number].launch(rank), everyone), number)
-        everyone.finish()
-        return found, everyone.allgather(everyone.rank)
+    def one(world: FailTogether) -> Any:
+        number, rank = divmod(world.rank, 2)
+        found = None if number == 2 else work(Subgroup(groups[number].launch(rank), world), number)
+        world.finish()
+        return found, world.allgather(world.rank)
 
     return on_ranks(5, one)
 
 
 def test_groups_talk_apart_as_long_as_they_like() -> None:
-    def work(launch: GroupLaunch, number: int) -> Any:
+    def work(launch: Subgroup, number: int) -> Any:
         return [launch.allgather((number, launch.rank, k)) for k in range(1 + 5 * number)]
 
     expected = [[[(number, 0, k), (number, 1, k)] for k in range(1 + 5 * number)] for number in (0, 0, 1, 1)]
@@ -100,7 +100,7 @@ def on_all(found: list[Any]) -> list[Any]:
 def test_an_error_in_one_group_is_raised_in_all(others: int) -> None:
     """Whether the other group has done its part, or is at work."""
 
-    def work(launch: GroupLaunch, number: int) -> None:
+    def work(launch: Subgroup, number: int) -> None:
         for k in range(others if number == 0 else 10):
             if number == 1 and launch.rank == 1 and k == 5:
                 launch.abort(CacheError("full"))
@@ -132,9 +132,9 @@ def test_folders_that_machines_share_are_found_by_nonce(tmp_path: Path, monkeypa
         cache.mkdir(exist_ok=True)
         return cache, nodes._Place(machine=machine.name, device=0, inode=0, rest=())
 
-    monkeypatch.setattr("megablend.megatron.nodes._place", place)
+    monkeypatch.setattr("megablend.distributed.folder_groups._place", place)
 
-    def work(launch: AgreedLaunch) -> list[int]:
+    def work(launch: FailTogether) -> list[int]:
         machine.name = f"machine {launch.rank}"
         return builders(launch, folders[launch.rank], "auto")
 

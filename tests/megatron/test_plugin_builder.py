@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from megatron.core.datasets.gpt_dataset import GPTDataset
-from pairs import contents, write_pair
-from plugin_data import assert_same_samples, draw_documents, environment, plugin_config, write_word
-from reference import config_of, megatron_build
 
 from megablend.errors import CacheError, ConfigError, MissingFileError
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, compat, prepare
 from megablend.storage import LocalStorage
+from tests.megatron.plugin_data import assert_same_samples, draw_documents, environment, plugin_config, write_word
+from tests.megatron.reference import config_of, megatron_build
+from tests.pairs import contents, write_pair
 
 pytestmark = [
     pytest.mark.usefixtures("distributed"),
@@ -106,7 +106,7 @@ from pathlib import Path
 from megatron.core.datasets.gpt_dataset import GPTDataset
 from megablend.errors import CacheError
 from megablend.megatron import MegablendDatasetBuilder
-from reference import config_of
+from tests.megatron.reference import config_of
 cache = Path({str(cache)!r})
 try:
     (cache / "file").touch()
@@ -134,7 +134,7 @@ for sizes in ({SIZES}, [201, 20, 10]):
 def test_an_unknown_version_that_fits_is_used_and_named_in_the_log(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("megablend.megatron.builder.installed_version", lambda: "0.99.0")
+    monkeypatch.setattr("megablend.megatron.plugin.builder.installed_version", lambda: "0.99.0")
     build(GPTDataset, config_of(tmp_path / "ours", **options))
     assert (tmp_path / "ours" / ".megablend").exists()
     assert [record.name for record in caplog.records if "megatron-core 0.99.0 is not a version" in record.message] == [
@@ -149,9 +149,9 @@ def test_an_unknown_version_that_fits_is_used_and_named_in_the_log(
 def test_a_version_that_does_not_fit_goes_megatrons_way(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megablend.megatron.builder.misfit", lambda builder: "GPTDataset has no __len__")
+    monkeypatch.setattr("megablend.megatron.plugin.builder.misfit", lambda builder: "GPTDataset has no __len__")
     for fast in (False, True):
-        monkeypatch.setattr("megablend.megatron.builder.assumes_whole_cache", lambda config, fast=fast: fast)
+        monkeypatch.setattr("megablend.megatron.plugin.builder.assumes_whole_cache", lambda config, fast=fast: fast)
         with pytest.warns(
             RuntimeWarning, match=r"GPTDataset has no __len__: the datasets are built Megatron's own way"
         ):

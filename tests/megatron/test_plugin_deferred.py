@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from megatron.core.datasets.gpt_dataset import GPTDataset
-from pairs import write_pair
-from plugin_data import assert_same_samples, plugin_config
-from reference import config_of, megatron_build
 
-from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, deferred
+from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset
+from megablend.megatron.plugin import deferred
+from tests.megatron.plugin_data import assert_same_samples, plugin_config
+from tests.megatron.reference import config_of, megatron_build
+from tests.pairs import write_pair
 
 pytestmark = [
     pytest.mark.usefixtures("distributed"),
@@ -124,7 +125,7 @@ def test_other_identifiers_are_opened_at_once(
     tmp_path: Path, options: dict[str, Any], opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a version of Megatron that identifies datasets in another way."""
-    monkeypatch.setattr("megablend.megatron.builder.identifiers", lambda dataset: {})
+    monkeypatch.setattr("megablend.megatron.plugin.builder.identifiers", lambda dataset: {})
     config = config_of(tmp_path / "cache", **options)
     train = MegablendDatasetBuilder(GPTDataset, SIZES, lambda: True, config).build()[0]
     assert {type(each) for each in train.datasets} == {GPTDataset}

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
-from plugin_data import draw_documents, write_word
 
+from megablend.blocks.document_lengths import count_documents
+from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, ChangedFileError, ConfigError
-from megablend.index.launch import OneProcess
-from megablend.index.lengths import count_documents
-from megablend.megatron.address import Address, parse_address
-from megablend.megatron.catalog import build_catalog, catalog_path, open_catalog
-from megablend.megatron.counts import share_of
-from megablend.megatron.documents import Documents, PairDocuments, TableDocuments
-from megablend.megatron.tables import (
+from megablend.megatron.cache_builder.catalog import build_catalog, catalog_path, open_catalog
+from megablend.megatron.cache_builder.counts import share_of
+from megablend.megatron.cache_builder.document_tables import (
     build_table,
     open_table,
     pinned_address,
     table_path,
 )
+from megablend.megatron.plugin.documents import Documents, PairDocuments, TableDocuments
+from megablend.megatron.request.dataset_uri import DatasetURI, parse_address
+from tests.megatron.plugin_data import draw_documents, write_word
 
 GOLDEN = Path(__file__).parent.parent / "formats" / "golden"
 DOCUMENTS = draw_documents(1)
@@ -36,9 +36,9 @@ EOD = 50_000
 def open_documents(folder: Path, kind: str, eod: int | None = None) -> Documents:
     word, cache = write_word(folder / kind, kind, DOCUMENTS, eod), str(folder / "cache")
     if kind == "megatron":
-        build_catalog(cache, [word], launch=OneProcess())
+        build_catalog(cache, [word], launch=SingleProcess())
         return PairDocuments(word, catalog_path(cache, (word,)))
-    return TableDocuments(cache, build_table(cache, parse_address(word), launch=OneProcess()), memory=2000)
+    return TableDocuments(cache, build_table(cache, parse_address(word), launch=SingleProcess()), memory=2000)
 
 
 @pytest.mark.parametrize("eod", [None, EOD])
@@ -83,8 +83,8 @@ def test_documents_that_pages_break_up(tmp_path: Path, eod: int | None) -> None:
     rows = [json.loads(path.with_suffix(".json").read_text())["rows"] for path in golden]
     documents = [[token for token in row or [] if token is not None] for each in rows for row in each]
     expected = [[*document, eod] if document and eod is not None else document for document in documents]
-    address = Address(format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids", append_eod=eod)
-    found = TableDocuments(cache, build_table(cache, address, launch=OneProcess()), memory=1)
+    address = DatasetURI(format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids", append_eod=eod)
+    found = TableDocuments(cache, build_table(cache, address, launch=SingleProcess()), memory=1)
     assert found.sequence_lengths.tolist() == [len(document) for document in expected]
     rng = random.Random(0)
     for number, document in enumerate(expected):
@@ -97,9 +97,9 @@ def test_documents_that_pages_break_up(tmp_path: Path, eod: int | None) -> None:
 @pytest.mark.parametrize("num_ranks", [2, 3, 7])
 def test_ranks_share_the_blocks_at_the_ends_of_documents(tmp_path: Path, num_ranks: int) -> None:
     cache = str(tmp_path / "cache")
-    address = Address(format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids")
-    found = TableDocuments(cache, build_table(cache, address, launch=OneProcess()), memory=1)
-    store, _ = open_table(cache, build_table(cache, address, launch=OneProcess()))
+    address = DatasetURI(format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids")
+    found = TableDocuments(cache, build_table(cache, address, launch=SingleProcess()), memory=1)
+    store, _ = open_table(cache, build_table(cache, address, launch=SingleProcess()))
     shares = [share_of(store.generation, rank, num_ranks) for rank in range(num_ranks)]
     assert [begin for begin, _ in shares[1:]] == [end for _, end in shares[:-1]]
     parts = [lengths for begin, end in shares for _, lengths, _ in count_documents(store, begin, end)]
@@ -108,15 +108,15 @@ def test_ranks_share_the_blocks_at_the_ends_of_documents(tmp_path: Path, num_ran
 
 def test_a_table_is_made_once_and_stays_with_its_files(tmp_path: Path) -> None:
     word, cache = write_word(tmp_path / "data", "arrow", DOCUMENTS), str(tmp_path / "cache")
-    first = build_table(cache, parse_address(word), launch=OneProcess())
+    first = build_table(cache, parse_address(word), launch=SingleProcess())
     made = table_path(cache, first).stat().st_mtime_ns
     write_word(tmp_path / "other", "arrow", DOCUMENTS)
     (tmp_path / "other" / "0.arrow").rename(tmp_path / "data" / "more.arrow")
-    assert build_table(cache, parse_address(word), launch=OneProcess()) == first == pinned_address(cache, word)
+    assert build_table(cache, parse_address(word), launch=SingleProcess()) == first == pinned_address(cache, word)
     assert table_path(cache, first).stat().st_mtime_ns == made
     for pin in (tmp_path / "cache" / "megablend-documents").glob("*.json"):
         pin.unlink()
-    assert build_table(cache, parse_address(word), launch=OneProcess()).index != first.index
+    assert build_table(cache, parse_address(word), launch=SingleProcess()).index != first.index
 
 
 def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:
@@ -130,13 +130,13 @@ def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:
 def test_a_catalog_follows_its_files(tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     words = [write_word(tmp_path / str(seed), "megatron", draw_documents(seed)) for seed in range(5)]
-    build_catalog(cache, words, launch=OneProcess())
+    build_catalog(cache, words, launch=SingleProcess())
     path = catalog_path(cache, tuple(words)).with_suffix(".npy")
     made = path.stat().st_mtime_ns
-    build_catalog(cache, words[::-1], launch=OneProcess())
+    build_catalog(cache, words[::-1], launch=SingleProcess())
     assert path.stat().st_mtime_ns == made
     write_word(tmp_path / "3", "megatron", draw_documents(30))
-    build_catalog(cache, words, launch=OneProcess())
+    build_catalog(cache, words, launch=SingleProcess())
     expected = [len(document) for document in draw_documents(30)]
     assert PairDocuments(words[3], catalog_path(cache, tuple(words))).sequence_lengths.tolist() == expected
 
@@ -144,17 +144,17 @@ def test_a_catalog_follows_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("/data/web_text", Address(format="megatron", pattern="/data/web_text")),
-        ("parquet:/d/*.parquet", Address(format="parquet", pattern="/d/*.parquet")),
-        ("parquet:/d/a?.parquet", Address(format="parquet", pattern="/d/a?.parquet")),
-        ("arrow:/d/a?.arrow?column=x", Address(format="arrow", pattern="/d/a?.arrow", column="x")),
+        ("/data/web_text", DatasetURI(format="megatron", pattern="/data/web_text")),
+        ("parquet:/d/*.parquet", DatasetURI(format="parquet", pattern="/d/*.parquet")),
+        ("parquet:/d/a?.parquet", DatasetURI(format="parquet", pattern="/d/a?.parquet")),
+        ("arrow:/d/a?.arrow?column=x", DatasetURI(format="arrow", pattern="/d/a?.arrow", column="x")),
         (
             "parquet:/d/*.parquet?column=a.b&append_eod=2&index=ff",
-            Address(format="parquet", pattern="/d/*.parquet", column="a.b", append_eod=2, index="ff"),
+            DatasetURI(format="parquet", pattern="/d/*.parquet", column="a.b", append_eod=2, index="ff"),
         ),
     ],
 )
-def test_addresses(text: str, expected: Address) -> None:
+def test_addresses(text: str, expected: DatasetURI) -> None:
     assert parse_address(text) == expected
     assert str(expected) == text
 
@@ -182,7 +182,7 @@ def test_a_pair_looks_inside_like_an_indexed_dataset(tmp_path: Path) -> None:
         sizes = [rng.randrange(9) for _ in range(rng.randrange(1, 4))]
         writer.add_document(np.array([rng.randrange(50_000) for _ in range(sum(sizes))], np.uint16), sizes)
     writer.finalize(f"{prefix}.idx")
-    build_catalog(str(tmp_path), [prefix], launch=OneProcess())
+    build_catalog(str(tmp_path), [prefix], launch=SingleProcess())
     theirs = IndexedDataset(prefix)
     ours: Any = PairDocuments(prefix, catalog_path(str(tmp_path), (prefix,)))
     assert len(ours) == len(theirs) > len(theirs.document_indices)

@@ -17,9 +17,10 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megablend.errors import CacheError
-from megablend.megatron import MegablendDatasetBuilder, installed, probe
+from megablend.megatron import MegablendDatasetBuilder
 from megablend.megatron.api import DatasetConfig
-from megablend.megatron.documents import PairDocuments
+from megablend.megatron.plugin import installed, probe
+from megablend.megatron.plugin.documents import PairDocuments
 
 Change = Callable[[pytest.MonkeyPatch], None]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from plugin_data import draw_documents, known, plugin_config, write_word
 
 import megablend
 from megablend.errors import ConfigError, PlanError
 from megablend.megatron import MegablendDatasetBuilder
 from megablend.megatron.core import GPTDataset
-from megablend.megatron.dataset import MegablendGPTDataset
+from megablend.megatron.plugin.dataset import MegablendGPTDataset
+from tests.megatron.plugin_data import draw_documents, known, plugin_config, write_word
 
 pytestmark = [
     pytest.mark.usefixtures("distributed"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from megablend.errors import CorruptFileError, MissingFileError
-from megablend.megatron.pooled import PooledArray
+from megablend.megatron.cache_builder.pooled_array import PooledArray
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugin_data import DRIVER, draw_documents, environment, launcher, write_word
+
+from tests.megatron.plugin_data import DRIVER, draw_documents, environment, launcher, write_word
 
 NUM_RANKS = 4
 SIZES = [300, 40, 20]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from golden_releases import RELEASES, copy_release, load_expected
 from make_golden_release import plugin_datasets, read_plugin
+
+from tests.golden_releases import RELEASES, copy_release, load_expected
 
 pytestmark = pytest.mark.usefixtures("distributed")
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset
-from pairs import contents
-from plugin_data import assert_same_samples, draw_documents, known, plugin_config, write_word
-from reference import config_of, draw_case, megatron_build
 
 from megablend.megatron import MegablendDatasetBuilder
-from megablend.megatron.dataset import MegablendGPTDataset
+from megablend.megatron.plugin.dataset import MegablendGPTDataset
+from tests.megatron.plugin_data import assert_same_samples, draw_documents, known, plugin_config, write_word
+from tests.megatron.reference import config_of, draw_case, megatron_build
+from tests.pairs import contents
 
 pytestmark = [
     pytest.mark.usefixtures("distributed"),

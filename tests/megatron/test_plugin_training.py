@@ -17,11 +17,11 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel import random as parallel_random
 from megatron.core.transformer import TransformerConfig
-from plugin_data import draw_documents, plugin_config, write_word
-from reference import config_of
 from torch.utils.data import DataLoader
 
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset
+from tests.megatron.plugin_data import draw_documents, plugin_config, write_word
+from tests.megatron.reference import config_of
 
 pytestmark = [
     pytest.mark.usefixtures("distributed"),

@@ -13,9 +13,9 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
 )
 
 from megablend.errors import ConfigError
-from megablend.megatron.request import Blend, CacheRequest
-from megablend.megatron.sizes import TrainingFlags
-from megablend.megatron.split import sequence_range, split_matrix
+from megablend.megatron.request.request import Blend, CacheRequest
+from megablend.megatron.request.sizes import TrainingFlags
+from megablend.megatron.request.split import sequence_range, split_matrix
 
 BLEND = Blend(prefixes=("/a", "/b"), weights=(1.0, 2.0))
 PLAIN = Blend(prefixes=("/a", "/b"))

@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.errors import ConfigError
-from megablend.megatron.needs import Need
-from megablend.megatron.schedule import MemoryGate, Place, deal, forecast
+from megablend.megatron.cache_builder.cost import CostEstimate
+from megablend.megatron.cache_builder.schedule import MemoryGate, NodeResources, assign_jobs, forecast
 
 MB = 1 << 20
 
 
-def need(memory: int, cost: int = 10**9) -> Need:
-    return Need(memory=memory, overlapped=2 * memory, cost=cost)
+def need(memory: int, cost: int = 10**9) -> CostEstimate:
+    return CostEstimate(memory=memory, overlapped=2 * memory, cost=cost)
 
 
-def place(host: str, memory: int = 100 * MB, cores: int = 4) -> Place:
-    return Place(host=host, memory=memory, cores=frozenset(range(cores)))
+def place(host: str, memory: int = 100 * MB, cores: int = 4) -> NodeResources:
+    return NodeResources(host=host, memory=memory, cores=frozenset(range(cores)))
 
 
 @settings(derandomize=True, max_examples=200)
@@ -29,7 +29,7 @@ def place(host: str, memory: int = 100 * MB, cores: int = 4) -> Place:
 def test_every_job_is_dealt_once_and_fits_its_rank(jobs: list[tuple[int, int]], hosts: list[str]) -> None:
     needs = [need(memory * MB, cost) for memory, cost in jobs]
     places = [place(host) for host in hosts]
-    shares = deal(needs, [str(i) for i in range(len(needs))], places)
+    shares = assign_jobs(needs, [str(i) for i in range(len(needs))], places)
     assert sorted(job for share in shares for job in share.jobs) == list(range(len(needs)))
     for host in set(hosts):
         working = [share for share, at in zip(shares, hosts, strict=True) if at == host and share.jobs]
@@ -41,27 +41,27 @@ def test_every_job_is_dealt_once_and_fits_its_rank(jobs: list[tuple[int, int]], 
 
 
 def test_ranks_rest_where_memory_does_not_hold_all() -> None:
-    shares = deal([need(40 * MB)] * 6, list("abcdef"), [place("x")] * 4 + [place("y")])
+    shares = assign_jobs([need(40 * MB)] * 6, list("abcdef"), [place("x")] * 4 + [place("y")])
     assert [len(share.jobs) for share in shares] == [2, 2, 0, 0, 2]
     assert [share.threads for share in shares] == [2, 2, 2, 2, 4]
 
 
 @pytest.mark.parametrize("free", [(99, 100), (100, 99)])
 def test_a_node_has_what_the_rank_that_found_least_free_says(free: tuple[int, int]) -> None:
-    shares = deal([need(50 * MB)] * 4, list("abcd"), [place("x", memory * MB) for memory in free])
+    shares = assign_jobs([need(50 * MB)] * 4, list("abcd"), [place("x", memory * MB) for memory in free])
     assert [(len(share.jobs), share.memory) for share in shares] == [(4, 99 * MB), (0, 99 * MB)]
 
 
 def test_ranks_that_are_bound_to_cores_have_those() -> None:
-    places = [Place(host="x", memory=MB, cores=frozenset({core})) for core in range(3)]
-    assert [share.threads for share in deal([need(1)] * 3, list("abc"), places)] == [1, 1, 1]
+    places = [NodeResources(host="x", memory=MB, cores=frozenset({core})) for core in range(3)]
+    assert [share.threads for share in assign_jobs([need(1)] * 3, list("abc"), places)] == [1, 1, 1]
 
 
 def test_a_job_that_no_node_holds_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"big: its arrays take 104,857,601 bytes of memory, where x may use 104,857,600"
     ):
-        deal([need(MB), need(100 * MB + 1)], ["small", "big"], [place("x")])
+        assign_jobs([need(MB), need(100 * MB + 1)], ["small", "big"], [place("x")])
 
 
 def test_the_gate_keeps_to_its_bound() -> None:

@@ -9,7 +9,7 @@ import pytest
 from megatron.core.tokenizers.text.text_tokenizer import MegatronTokenizerText
 
 from megablend.errors import ConfigError
-from megablend.megatron.tokenizer import build_identifiers, identifiers_of, read_identifiers
+from megablend.megatron.request.tokenizer import build_identifiers, identifiers_of, read_identifiers
 
 FOUND = {"class": "m.T", "tokenizer_path": ["ü"], "b": "1", "a": "2"}
 

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-import naive
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from megablend.order import ORDERS, Blocks, Order, RowBlocks
 from megablend.order.page import PageOrder
 from megablend.order.row import RowOrder
+from tests import naive
 
 TWO_LEVELS = partial(PageOrder, threshold=3, groups=4)
 RUNS = partial(PageOrder, threshold=3, groups=2, runs=2)

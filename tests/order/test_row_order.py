@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import naive
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_orders import ListedBlocks, spans, tokens
 
 from megablend.order.row import RowOrder
+from tests import naive
+from tests.order.test_orders import ListedBlocks, spans, tokens
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=25).filter(any)
 

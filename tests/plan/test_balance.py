@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megablend.plan.allocate import largest_remainder, stage_totals
 from megablend.plan.blend import BlendPlan
-from megablend.plan.tree import plant
+from megablend.plan.tree import build_tree
 
 Floats = npt.NDArray[np.float64]
 
@@ -34,7 +34,7 @@ def blends(scale: int = 1) -> dict[str, list[int | Fraction]]:
 @pytest.mark.parametrize("total", [4_001, 10**13])
 def test_every_prefix_is_within_2(name: str, total: int) -> None:
     totals = np.array(largest_remainder(blends()[name], total))
-    tree = plant(totals)
+    tree = build_tree(totals)
     edges = range(total + 1) if total < 10_000 else np.random.default_rng(1).integers(0, total, 2000).tolist()
     for n in edges:
         ideal = [n * int(samples) for samples in tree.samples]

@@ -3,13 +3,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
 from megablend.plan.blend import BlendPlan
+from tests import oracle
 
 
 def make(

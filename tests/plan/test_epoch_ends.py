@@ -4,11 +4,11 @@ import os
 import random
 
 import numpy as np
-import oracle
 import pytest
 
 from megablend.plan.allocate import largest_remainder
 from megablend.plan.blend import BlendPlan
+from tests import oracle
 
 SOAK_PLANS = int(os.environ.get("MEGABLEND_SOAK_PLANS", "2000"))
 SOAK_SEED = int(os.environ.get("MEGABLEND_SOAK_SEED", "1"))

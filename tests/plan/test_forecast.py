@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import EOD, documents, make_config, write_source
 
 import megablend
-from megablend.plan.amplification import read_amplification
-from megablend.plan.forecast import Forecast, Future, forecast, located
-from megablend.plan.memory import Budget, lanes_of
 from megablend.plan.run import Run
-from megablend.plan.windows import forecasts, windows
+from megablend.prefetch.memory_budget import Budget, lanes_of
+from megablend.prefetch.read_amplification import read_amplification
+from megablend.prefetch.read_schedule import ReadSchedule, StepSequence, forecast, located
+from megablend.prefetch.windows import forecasts, windows
+from tests.runs import EOD, documents, make_config, write_source
 
 
 def run_of(folder: Path, kinds: list[str], **settings: Any) -> Run:
@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Run:
 @pytest.mark.parametrize("first", [0, 7, 97])
 @pytest.mark.parametrize(("micro_batch", "stride"), [(1, 1), (4, 4), (3, 11)])
 def test_a_future_is_the_steps_that_follow(first: int, micro_batch: int, stride: int) -> None:
-    future = Future(first=first, micro_batch_size=micro_batch, stride=stride, stop=100)
+    future = StepSequence(first=first, micro_batch_size=micro_batch, stride=stride, stop=100)
     expected = [list(range(k, min(k + micro_batch, 100))) for k in range(first, 100, stride)]
     for step, number in ((0, 5), (2, 100), (0, 200)):
         samples, offsets = future.samples(step, number)
@@ -48,7 +48,7 @@ def test_a_future_is_the_steps_that_follow(first: int, micro_batch: int, stride:
 
 def test_a_long_future_costs_no_more_than_its_next_steps() -> None:
     tracemalloc.start()
-    samples, _ = Future(first=5, micro_batch_size=2, stride=8, stop=10**15).samples(10**9, 3)
+    samples, _ = StepSequence(first=5, micro_batch_size=2, stride=8, stop=10**15).samples(10**9, 3)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert samples.tolist() == [8 * 10**9 + k for k in (5, 6, 13, 14, 21, 22)]
@@ -57,7 +57,7 @@ def test_a_long_future_costs_no_more_than_its_next_steps() -> None:
 
 def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
     rng = random.Random(1)
-    samples, offsets = Future(first=3, micro_batch_size=4, stride=9, stop=480).samples(0, 30)
+    samples, offsets = StepSequence(first=3, micro_batch_size=4, stride=9, stop=480).samples(0, 30)
     found = forecast(run, located(run, samples, offsets))
     sources, ordinals = run.plan.locate_many(samples)
     assert found.sources.tolist() == sources.tolist()
@@ -75,7 +75,7 @@ def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
     assert found.first_use.tolist() == [touched[block][0] for block in sorted(touched)]
     assert found.last_use.tolist() == [touched[block][-1] for block in sorted(touched)]
     assert found.used.sum() == len(samples) * run.config.sequence_length
-    assert found.awaited.sum() == -(ordinals == 0).sum()  # nobody has their first token as an extra one
+    assert found.pending_boundary_tokens.sum() == -(ordinals == 0).sum()  # nobody has their first token as an extra one
 
 
 def budget(blocks: int, **others: int) -> Budget:
@@ -84,7 +84,7 @@ def budget(blocks: int, **others: int) -> Budget:
     return Budget(blocks=blocks, **plenty | others)
 
 
-def hold(run: Run, future: Future, given: Budget) -> Counter[int]:
+def hold(run: Run, future: StepSequence, given: Budget) -> Counter[int]:
     """Walk through the windows as a reader would; how often each block is read."""
     held: dict[int, int] = {}
     reads = Counter[int]()
@@ -118,9 +118,9 @@ def blocks_used(run: Run, samples: Any) -> Counter[int]:
 def test_with_room_for_all_every_block_is_read_once_a_pass(
     run: Run, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megablend.plan.windows.FIRST_SAMPLES", samples)
-    monkeypatch.setattr("megablend.plan.windows.WINDOW_SAMPLES", 4 * samples)
-    future = Future(first=0, micro_batch_size=4, stride=4, stop=480)
+    monkeypatch.setattr("megablend.prefetch.windows.FIRST_SAMPLES", samples)
+    monkeypatch.setattr("megablend.prefetch.windows.WINDOW_SAMPLES", 4 * samples)
+    future = StepSequence(first=0, micro_batch_size=4, stride=4, stop=480)
     reads, used = hold(run, future, budget(1 << 30)), blocks_used(run, np.arange(480))
     assert all(reads[block] <= passes for block, passes in used.items())
     assert set(reads) == set(used)
@@ -128,12 +128,12 @@ def test_with_room_for_all_every_block_is_read_once_a_pass(
 
 @pytest.mark.parametrize("max_bytes", [12_000, 25_000, 60_000])
 def test_with_little_room_windows_are_shorter(run: Run, max_bytes: int) -> None:
-    reads = hold(run, Future(first=1, micro_batch_size=2, stride=5, stop=480), budget(max_bytes))
+    reads = hold(run, StepSequence(first=1, micro_batch_size=2, stride=5, stop=480), budget(max_bytes))
     assert set(reads) == set(blocks_used(run, [k for k in range(1, 480) if (k - 1) % 5 < 2]))
 
 
 def test_a_step_that_does_not_fit_is_refused(run: Run) -> None:
-    found = forecasts(run, Future(first=0, micro_batch_size=8, stride=8, stop=480), budget(3000))
+    found = forecasts(run, StepSequence(first=0, micro_batch_size=8, stride=8, stop=480), budget(3000))
     with pytest.raises(
         megablend.ConfigError,
         match=r"memory: the blocks of a step of 8 samples take .* of the 3000 that 512.0 MiB leave",
@@ -151,7 +151,7 @@ def test_amplification_counts_what_all_processes_read(run: Run, micro_batch: int
     processes, stored = ranks * max(1, workers), run.store.generation.blocks
     read = Counter[int]()
     for process in range(processes):
-        future = Future(
+        future = StepSequence(
             first=process * micro_batch, micro_batch_size=micro_batch, stride=processes * micro_batch, stop=480
         )
         read += hold(run, future, budget(384 << 20))
@@ -179,7 +179,7 @@ def test_lanes_of_a_process_are_counted(lanes: int, micro_batch: int, processes:
 
 
 def test_the_blocks_of_a_forecast_are_typed(run: Run) -> None:
-    given = Future(first=0, micro_batch_size=1, stride=1, stop=480).samples(0, 3)
-    found: Forecast = forecast(run, located(run, *given))
+    given = StepSequence(first=0, micro_batch_size=1, stride=1, stop=480).samples(0, 3)
+    found: ReadSchedule = forecast(run, located(run, *given))
     decoded = run.store.read(found.ids)
     assert all(size >= block.tokens.nbytes for size, block in zip(found.sizes.tolist(), decoded, strict=True))

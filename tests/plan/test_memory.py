@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import documents, make_config, write_source
 
 import megablend
-from megablend.plan.memory import SHARES, Budget, batches_of, budget_of
 from megablend.plan.run import Run
+from megablend.prefetch.memory_budget import SHARES, Budget, batches_of, budget_of
+from tests.runs import documents, make_config, write_source
 
 
 def run_of(folder: Path, **settings: Any) -> Run:

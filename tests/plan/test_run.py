@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from runs import EOD, documents, make_config, write_source
-from writers import KINDS
 
 import megablend
+from tests.formats.writers import KINDS
+from tests.runs import EOD, documents, make_config, write_source
 
 
 @pytest.fixture

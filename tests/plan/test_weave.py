@@ -3,7 +3,7 @@ from math import gcd
 import numpy as np
 import pytest
 
-from megablend.plan.weave import reversal, weave
+from megablend.plan.weave import bit_reversal_permutation, weave
 
 
 def positions(lanes: int, slots: int, shift: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
@@ -47,11 +47,11 @@ def test_lanes_own_their_residue_where_they_divide_the_cycle(lanes: int) -> None
 
 @pytest.mark.parametrize("size", [*range(1, 33), 97, 100, 1000, 1024])
 def test_reversal_is_a_permutation(size: int) -> None:
-    assert np.array_equal(np.sort(reversal(size)), np.arange(size))
+    assert np.array_equal(np.sort(bit_reversal_permutation(size)), np.arange(size))
 
 
 def test_reversal_of_a_power_of_two_reverses_digits() -> None:
-    assert reversal(8).tolist() == [int(f"{i:03b}"[::-1], 2) for i in range(8)]
+    assert bit_reversal_permutation(8).tolist() == [int(f"{i:03b}"[::-1], 2) for i in range(8)]
 
 
 @pytest.mark.parametrize(

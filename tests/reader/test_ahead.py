@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import EOD, documents, make_config, write_source
 from torch.utils.data import default_collate
 
 import megablend
-from megablend.plan.amplification import read_amplification
+from megablend.prefetch.read_amplification import read_amplification
 from megablend.storage import FileStat, LocalStorage
 from megablend.storage.find import Found
+from tests.runs import EOD, documents, make_config, write_source
 
 KINDS = ["parquet", "arrow", "megatron"]
 
@@ -146,7 +146,7 @@ def test_an_interrupt_loses_no_batch(config: dict[str, Any], monkeypatch: pytest
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("megablend.reader.ahead.gather", interrupted)
+    monkeypatch.setattr("megablend.reader.read_ahead.gather", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(iter(loader))
     monkeypatch.undo()
@@ -232,7 +232,7 @@ def test_amplification_is_what_is_measured(
         run, micro_batch_size=micro_batch, data_parallel_size=ranks, num_workers=0, first=0, stop=900
     )
     storage = CountingStorage()
-    monkeypatch.setattr("megablend.index.store.storage_for", lambda path, **options: storage)
+    monkeypatch.setattr("megablend.blocks.block_store.storage_for", lambda path, **options: storage)
     for rank in range(ranks):
         list(
             megablend.Loader(

@@ -13,12 +13,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs import EOD, documents, make_config
 from torch.utils.data import default_collate
-from writers import KINDS
 
 import megablend
 from megablend.errors import ConfigError, CorruptFileError, PlanError
+from tests.formats.writers import KINDS
+from tests.runs import EOD, documents, make_config
 
 Rows = list[list[int] | None]
 

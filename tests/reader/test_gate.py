@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from megablend.reader.gate import Gate
+from megablend.reader.byte_semaphore import ByteSemaphore
 
 
 def test_threads_hold_no_more_than_the_bound() -> None:
-    gate, held, peaks, lock = Gate(100), list[int](), list[int](), threading.Lock()
+    gate, held, peaks, lock = ByteSemaphore(100), list[int](), list[int](), threading.Lock()
 
     def work(seed: int) -> None:
         rng = random.Random(seed)
@@ -35,7 +35,7 @@ def test_threads_hold_no_more_than_the_bound() -> None:
 
 
 def test_what_is_larger_than_the_bound_goes_alone() -> None:
-    gate, inside = Gate(10), threading.Event()
+    gate, inside = ByteSemaphore(10), threading.Event()
     seen = list[bool]()
 
     def small() -> None:
@@ -54,7 +54,7 @@ def test_what_is_larger_than_the_bound_goes_alone() -> None:
 
 
 def test_an_error_gives_back_what_was_held() -> None:
-    gate = Gate(10)
+    gate = ByteSemaphore(10)
     with pytest.raises(ValueError, match="inside"), gate.holding(10):
         raise ValueError("inside")
     with gate.holding(10):

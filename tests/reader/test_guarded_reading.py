@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import documents, make_config, write_source
 
 import megablend
+from tests.runs import documents, make_config, write_source
 
 SCRIPT = """
 import json, sys
-from guarded import guard
+from tests.formats.guarded import guard
 guard()
 import megablend
 config = json.loads(sys.argv[1])

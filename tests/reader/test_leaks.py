@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import documents, make_config, write_source
 
 import megablend
+from tests.runs import documents, make_config, write_source
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import documents, make_config, write_source
 
 import megablend
 from megablend.errors import ConfigError
+from tests.runs import documents, make_config, write_source
 
 PLAN = "the run's plan decides which samples come"
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from runs import documents, make_config, write_source
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 import megablend
+from tests.runs import documents, make_config, write_source
 
 ONE: dict[str, Any] = {"data_parallel_rank": 0, "data_parallel_size": 1}
 

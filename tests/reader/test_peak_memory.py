@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from corpus.linked import build_linked, linked_corpus
 
-from megablend.index.mapped import MAPPED_BYTES
+from megablend.index.mapped_table import MAPPED_BYTES
 
 MIB = 1 << 20
 ALLOCATOR_BYTES = 16 * MIB

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from runs import documents, make_config, write_source
 
 import megablend
+from tests.runs import documents, make_config, write_source
 
 
 @pytest.fixture

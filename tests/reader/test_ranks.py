@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import documents, make_config, write_source
 
 import megablend
 from megablend.reader.ranks import resolve_rank
+from tests.runs import documents, make_config, write_source
 
 BOTH = "data_parallel_rank and data_parallel_size are missing, and this process is one of"
 

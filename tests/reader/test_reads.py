@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from runs import make_config
 
 import megablend
 from megablend.storage.base import Allocate, FileStat
 from megablend.storage.find import Found
 from megablend.storage.local import LocalStorage
+from tests.runs import make_config
 
 PAGE_TOKENS, LENGTH = 256, 64
 """As pages of 64 KB of int32 are to samples of 4k tokens."""
@@ -78,8 +78,8 @@ def run_of(folder: Path, num_sources: int, num_tokens: int, **settings: Any) -> 
 def read_all(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, log: Path, ranks: int, **options: Any) -> Reads:
     """Every rank's reads over a whole run."""
     storage = LoggingStorage(log)
-    monkeypatch.setattr("megablend.index.store.storage_for", lambda path, **options: storage)
-    monkeypatch.setattr("megablend.formats.parquet.ranges.GAP_BYTES", 32)  # as 2 KB are to pages of 64 KB
+    monkeypatch.setattr("megablend.blocks.block_store.storage_for", lambda path, **options: storage)
+    monkeypatch.setattr("megablend.formats.parquet.metadata.ranges.GAP_BYTES", 32)  # as 2 KB are to pages of 64 KB
     for rank in range(ranks):
         dataset = megablend.open(config)
         loader = megablend.Loader(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from runs import EOD, documents, make_config, write_source
 
 import megablend
 from megablend.errors import CacheError, ConfigError, PlanError
+from tests.runs import EOD, documents, make_config, write_source
 
 KINDS = ["parquet-v2-unindexed", "arrow", "megatron"]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from runs import EOD, documents, make_config, write_source
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import megablend
+from tests.runs import EOD, documents, make_config, write_source
 
 
 @pytest.fixture

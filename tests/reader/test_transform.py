@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from runs import documents, make_config, write_source
 from torch.utils.data import default_collate
 
 import megablend
 from megablend.errors import ChangedFileError, ConfigError, TransformError
+from tests.runs import documents, make_config, write_source
 
 
 @pytest.fixture

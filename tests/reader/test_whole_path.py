@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs import EOD, documents, make_config, write_source
-from writers import KINDS
 
 import megablend
 from megablend.order import ORDERS
 from megablend.order.page import PageOrder
 from megablend.order.row import RowOrder
+from tests.formats.writers import KINDS
+from tests.runs import EOD, documents, make_config, write_source
 
 Read = dict[tuple[int, int], list[int]]
 """Tokens of each (source, ordinal)."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_releases import RELEASES, copy_release, load_expected
 from make_golden_release import digest_numbers, read_samples
 
 import megablend
+from tests.golden_releases import RELEASES, copy_release, load_expected
 
 NAMES = [(release, name) for release in RELEASES for name in load_expected(release)["samples"]]
 LAST = [(release, name) for release, name in NAMES if name != "pages train stage 0"]

@@ -27,19 +27,19 @@ def test_the_least_recently_used_descriptor_is_closed(files: list[str]) -> None:
     pool = DescriptorPool(capacity=2)
     fds = []
     for path in files[:3]:
-        with pool.lend(path) as fd:
+        with pool.borrow(path) as fd:
             fds.append(fd)
     assert len(pool) == 2
     assert [is_open(fd) for fd in fds] == [False, True, True]
-    with pool.lend(files[2]) as again:
+    with pool.borrow(files[2]) as again:
         assert again == fds[2]
 
 
 def test_a_held_descriptor_outlives_its_place_in_the_pool(files: list[str]) -> None:
     pool = DescriptorPool(capacity=1)
-    with pool.lend(files[0]) as held:
+    with pool.borrow(files[0]) as held:
         for path in files[1:]:
-            with pool.lend(path):
+            with pool.borrow(path):
                 pass
         assert os.pread(held, 1, 0) == b"\0"
     assert not is_open(held)
@@ -47,14 +47,14 @@ def test_a_held_descriptor_outlives_its_place_in_the_pool(files: list[str]) -> N
 
 def test_a_replaced_file_is_opened_anew(files: list[str]) -> None:
     pool = DescriptorPool(capacity=4)
-    with pool.lend(files[0]) as held:
+    with pool.borrow(files[0]) as held:
         Path(files[1]).replace(files[0])
-        pool.drop_replaced(files[0], Path(files[0]).stat())
+        pool.invalidate_if_replaced(files[0], Path(files[0]).stat())
         assert os.pread(held, 1, 0) == b"\0"
-        with pool.lend(files[0]) as new:
+        with pool.borrow(files[0]) as new:
             assert os.pread(new, 1, 0) == b"\1"
     assert not is_open(held)
-    pool.drop_replaced(files[0], Path(files[0]).stat())
+    pool.invalidate_if_replaced(files[0], Path(files[0]).stat())
     assert len(pool) == 1
 
 
@@ -66,7 +66,7 @@ def test_threads_share_a_small_pool(files: list[str]) -> None:
         try:
             for i in range(300):
                 number = (start + i * (start + 1)) % len(files)
-                with pool.lend(files[number]) as fd:
+                with pool.borrow(files[number]) as fd:
                     if os.pread(fd, 1, 50) != bytes([number]):
                         wrong.append(number)
         except OSError as error:
@@ -85,12 +85,12 @@ def test_a_smaller_pool_closes_what_was_used_least_recently(files: list[str]) ->
     pool = DescriptorPool(capacity=5)
     fds = []
     for path in files:
-        with pool.lend(path) as fd:
+        with pool.borrow(path) as fd:
             fds.append(fd)
     pool.resize(2)
     assert [is_open(fd) for fd in fds] == [False, False, False, True, True]
     pool.resize(3)
     for path in files:
-        with pool.lend(path):
+        with pool.borrow(path):
             pass
     assert len(pool) == 3

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import documents, make_config, write_source
 
 import megablend
 from megablend.errors import CorruptFileError, DataError, MissingFileError
 from megablend.storage import DirectStorage, LocalStorage, storage_for
 from megablend.storage.base import Bytes
 from megablend.storage.descriptors import DescriptorPool
+from tests.runs import documents, make_config, write_source
 
 CONTENT = random.Random(3).randbytes(4096 * 5 + 1234)
 
@@ -72,11 +72,11 @@ def test_a_run_reads_the_same(tmp_path: Path, path: str, monkeypatch: pytest.Mon
     config = make_config(tmp_path, [source | {"weight": 1}], samples=100)
     megablend.build(config)
     seen: list[str] = []
-    lend = DescriptorPool.lend
+    borrow = DescriptorPool.borrow
 
     def counted(pool: DescriptorPool, path: str) -> Any:
         seen.append(path) if pool is megablend.storage.local.DIRECT_POOL else None
-        return lend(pool, path)
+        return borrow(pool, path)
 
     monkeypatch.setattr(DescriptorPool, "lend", counted)
     plain, direct = (

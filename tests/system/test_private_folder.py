@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from megablend.system.kernel_folder import private_kernel_folder
-from megablend.system.private_folder import find_private_folder, problem_with
+from megablend.fs.kernel_folder import private_kernel_folder
+from megablend.fs.private_folder import find_private_folder, problem_with
 
 NAME = Path("megablend") / "kernels"
 OTHER = 65533
@@ -66,7 +66,7 @@ def test_where_none_serves_a_new_one_is_made_and_removed_at_the_end(tmp_path: Pa
     (tmp_path / "file").touch()
     code = (
         "from pathlib import Path; import os\n"
-        "from megablend.system.private_folder import find_private_folder\n"
+        "from megablend.fs.private_folder import find_private_folder\n"
         f"folder, problems = find_private_folder([Path({str(tmp_path / 'file')!r})], Path('a'), prefix='megablend-test-')\n"
         "assert len(problems) == 1 and folder.stat().st_mode & 0o777 == 0o700\n"
         "if os.fork() == 0: raise SystemExit\n"

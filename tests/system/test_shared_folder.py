@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import documents, make_config, write_source
 
 import megablend
 from megablend.errors import CacheError
-from megablend.index.disk import open_part, write_flushed
-from megablend.index.lock import build_lock
-from megablend.system.shared_folder import check_folder
+from megablend.fs.atomic_write import open_part, write_flushed
+from megablend.fs.build_lock import build_lock
+from megablend.fs.safe_open import check_folder
+from tests.runs import documents, make_config, write_source
 
 OTHER = 65533
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make another user's link")

@@ -108,12 +108,12 @@ def build(folder: Path, contender: str, num_datasets: int, num_samples: int) -> 
 
 def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -> Any:
     """Our build, once MPI has started and the kernels are loaded."""
+    from megablend.distributed.launch import detect
     from megablend.exact.blend import greedy
     from megablend.exact.samples import sample_index
     from megablend.exact.shuffle import SMALL, shuffle
-    from megablend.index.launch import detect
-    from megablend.megatron.cache import prepare_cache
-    from megablend.megatron.request import Blend, CacheRequest
+    from megablend.megatron.cache_builder.build_cache import prepare_cache
+    from megablend.megatron.request.request import Blend, CacheRequest
 
     launch = detect()
     sample_index(np.full(9, 9, np.int32), np.arange(9, dtype=np.int32), 9, 8, extra=1)

@@ -88,7 +88,10 @@ def plan(weights: npt.NDArray[np.float64], samples: int, rounds: int = 5) -> Non
 
     made, size = ready(), min(BATCH, samples)
     middle = (samples - size) // 2
-    alone, scattered = [k * (samples // 100) for k in range(100)], np.random.default_rng(0).integers(0, samples, size)
+    alone, scattered = (
+        [k * (samples // 100) for k in range(100)],
+        np.random.default_rng(0).integers(0, samples, size),
+    )
     initial = median(ready)
     ordered = median(lambda: made.locate_many(np.arange(middle, middle + size))) / size
     random = median(lambda: made.locate_many(scattered)) / size

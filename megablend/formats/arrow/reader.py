@@ -20,7 +20,7 @@ from megablend.formats.arrow.footer import batch_places, footer_digest, read_foo
 from megablend.formats.arrow.message import Batch, BatchError, column_buffers, parse_batch
 from megablend.formats.base import (
     BLOCK_DTYPE,
-    CLOSES,
+    ENDS_AT_DOCUMENT_END,
     Array,
     BlockReader,
     DecodedBlock,
@@ -188,5 +188,5 @@ def _count(path: str, column: Column, place: np.void, block: np.void, storage: S
     block["offset"], block["stored_bytes"], block["decoded_bytes"] = offset, stored, decoded
     block["rows"], block["tokens"] = batch.rows, documents.offsets[-1]
     block["ends"] = np.count_nonzero(np.diff(documents.offsets))
-    block["flags"] = CLOSES
+    block["flags"] = ENDS_AT_DOCUMENT_END
     return buffers.fetched_bytes

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, CorruptFileError, UnsupportedFileError
 from megablend.formats.base import (
     BLOCK_DTYPE,
-    CLOSES,
+    ENDS_AT_DOCUMENT_END,
     Array,
     BlockReader,
     DecodedBlock,
@@ -173,5 +173,5 @@ def _block_table(path: str, sequences: Sequences, starts: Array) -> Array:
     blocks["first_token"] = cumulative[starts[:-1]]
     blocks["rows"] = np.diff(starts)
     blocks["ends"] = np.diff(non_empty[starts])
-    blocks["flags"] = CLOSES
+    blocks["flags"] = ENDS_AT_DOCUMENT_END
     return blocks

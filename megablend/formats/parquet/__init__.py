@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, UnsupportedFileError
 from megablend.formats.base import BlockReader, DivisibleFormat, FileIndex, FileToIndex, OpenedFile
-from megablend.formats.parquet.footer import digest_of, read_footer_bytes
-from megablend.formats.parquet.index import index_file
-from megablend.formats.parquet.reader import ParquetReader
-from megablend.formats.parquet.schema import Column
-from megablend.formats.parquet.source import ByteSource
+from megablend.formats.parquet.decoding.page_reader import ParquetReader
+from megablend.formats.parquet.indexing.index_file import index_file
+from megablend.formats.parquet.metadata.footer import digest_of, read_footer_bytes
+from megablend.formats.parquet.metadata.schema import Column
+from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.storage.base import Storage
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from pipeline import make_corpus
 
 import megablend
-from megablend.index import store
-from megablend.plan.amplification import read_amplification
+from megablend.blocks import block_store as store
+from megablend.prefetch.read_amplification import read_amplification
 from megablend.storage.base import Allocate, FileStat
 from megablend.storage.local import LocalStorage
 

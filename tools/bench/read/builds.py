@@ -45,16 +45,16 @@ def write_files(folder: Path, files: int, distinct: int) -> None:
 
 def build(folder: Path, cache: Path) -> tuple[float, float]:
     """Seconds of wall and CPU time of a build in this process, imports and kernels left out."""
+    from megablend.distributed.base import SingleProcess
     from megablend.index.build import SourceSpec, build_index
-    from megablend.index.launch import OneProcess
 
     def source(pattern: str) -> SourceSpec:
         return SourceSpec(name="many", patterns=(pattern,), column=None, documents=True, block_bytes=0)
 
     with tempfile.TemporaryDirectory() as warm:  # loads the kernels
-        build_index(warm, [source(str(next(folder.rglob("*.parquet"))))], launch=OneProcess())
+        build_index(warm, [source(str(next(folder.rglob("*.parquet"))))], launch=SingleProcess())
     cpu, wall = time.process_time(), time.perf_counter()
-    build_index(str(cache), [source(f"{folder}/**/*.parquet")], launch=OneProcess())
+    build_index(str(cache), [source(f"{folder}/**/*.parquet")], launch=SingleProcess())
     return time.perf_counter() - wall, time.process_time() - cpu
 
 

@@ -22,12 +22,12 @@ import pyarrow.parquet as pq
 
 from megablend.formats import format_of
 from megablend.formats.base import FileIndex, FileToIndex
-from megablend.formats.parquet.by_page_index import read_page_indexes
-from megablend.formats.parquet.chunk_pages import Search
-from megablend.formats.parquet.column_chunk import column_chunks
-from megablend.formats.parquet.footer import read_footer
-from megablend.formats.parquet.schema import find_column
-from megablend.formats.parquet.source import ByteSource
+from megablend.formats.parquet.indexing.by_page_index import read_page_indexes
+from megablend.formats.parquet.indexing.chunk_pages import PageScanContext
+from megablend.formats.parquet.metadata.column_chunk import column_chunks
+from megablend.formats.parquet.metadata.footer import read_footer
+from megablend.formats.parquet.metadata.schema import find_column
+from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.storage import storage_for
 
 
@@ -61,7 +61,7 @@ def parse_page_index(path: Path) -> Callable[[], int]:
     footer = read_footer(source)
     column, num_leaves = find_column(footer.schema, "ids", str(path))
     chunks = column_chunks(footer, column, num_leaves)
-    search = Search(source=source, column=column, limit=footer.offset, documents=True, in_flight=1)
+    search = PageScanContext(source=source, column=column, limit=footer.offset, documents=True, in_flight=1)
 
     def parse() -> int:
         places, _ = read_page_indexes(search, chunks)

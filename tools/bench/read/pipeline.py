@@ -30,8 +30,8 @@ import torch
 from documents import make_documents, write_parquet
 
 import megablend
-from megablend.plan.amplification import read_amplification
-from megablend.plan.windows import WINDOW_SAMPLES
+from megablend.prefetch.read_amplification import read_amplification
+from megablend.prefetch.windows import WINDOW_SAMPLES
 
 PAGE_BYTES, BATCH_PAGES = 64 << 10, 64
 

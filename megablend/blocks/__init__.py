@@ -1,0 +1,1 @@
+"""Blocks of an index as readers see them: decoded, split, with extra columns."""

@@ -1,0 +1,285 @@
+"""Blocks of a generation, by number: which file, opened once, decoded, end-of-document tokens put in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.blocks.extra_columns import ExtraColumn, read_extra_columns
+from megablend.formats import FORMATS
+from megablend.formats.base import NO_OFFSETS, Array, BlockReader, DecodedBlock
+from megablend.formats.decoded import DecodedBlocks
+from megablend.formats.eod import with_eod
+from megablend.formats.parquet.decoding.values import is_by_dictionary
+from megablend.index.file_versions import check_body, join_etags, number_of, tell_moved
+from megablend.index.idx_digests import read_digests
+from megablend.index.snapshot import FileEntry, Snapshot, SourceEntry
+from megablend.lru import LRUCache
+from megablend.storage import storage_for
+from megablend.system.failures import translating
+
+MIN_OPEN_FILES, MAX_OPEN_FILES = 1 << 10, 1 << 14
+"""Readers of files kept at once, since opening a file reads its footer; descriptors are bounded by the storage."""
+OPEN_BYTES = 32 << 20
+"""Of readers, where that allows for more than MIN_OPEN_FILES."""
+_READER_BYTES = 2 << 10
+"""What a reader takes besides its tables."""
+BLOCK_OVERHEAD_BYTES = 1 << 10
+"""What Python's objects around a decoded block take, and its places in tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBatch:
+    """Tokens of several blocks, one after the other."""
+
+    tokens: npt.NDArray[Any]
+    """[num_tokens], of the widest token dtype among the blocks."""
+    offsets: npt.NDArray[np.int64]
+    """int64 [num_pieces + 1]: piece i (a document, or the part of it that its block holds) is tokens[offsets[i]:offsets[i+1]]."""
+    block_offsets: npt.NDArray[np.int64]
+    """int64 [num_blocks + 1]: block j is tokens[block_offsets[j]:block_offsets[j+1]]."""
+
+
+class _Opened(NamedTuple):
+    """A file, opened."""
+
+    reader: BlockReader
+    chunks: Array
+    """CHUNK_DTYPE [num_chunks], the file's."""
+    eod: int | None
+    source: SourceEntry
+
+
+class _ByFile(NamedTuple):
+    """What there is to know of each file of the generation."""
+
+    has_eod: npt.NDArray[np.bool_]
+    """bool [num_files]"""
+    token_bytes: npt.NDArray[np.int64]
+    """int64 [num_files]"""
+    extra_bytes: npt.NDArray[np.int64]
+    """int64 [num_files]: of all extra columns, for each token."""
+
+
+class BlockStore:
+    """Reads blocks of one generation by their number. Safe to share between threads, to pickle, and after a fork.
+
+    Args:
+        generation: the opened index.
+        eods: for each source of the generation, the token put after each document, or None.
+        roots: for each source's name, the folder its files lie in now; where absent, the folder recorded at the last build.
+        extra: for sources by their name, the columns to read along with the tokens.
+        extra_bytes: of decoded pages of extra columns, which are kept for other blocks.
+        direct: whether Parquet's pages are read past the page cache.
+    """
+
+    def __init__(
+        self,
+        generation: Snapshot,
+        eods: Sequence[int | None] = (),
+        roots: Mapping[str, str] | None = None,
+        extra: Mapping[str, tuple[ExtraColumn, ...]] | None = None,
+        extra_bytes: int = 0,
+        *,
+        direct: bool = False,
+    ) -> None:
+        self.direct = direct
+        self.generation = generation
+        self.eods = tuple(eods) or (None,) * len(generation.sources)
+        self.roots = dict(roots or {})
+        self.extra = {name: columns for name, columns in (extra or {}).items() if columns}
+        self.extra_bytes = extra_bytes
+        self._extra_blocks: dict[int, DecodedBlock] = {}  # the last one used is the last one put in
+        self._opened = LRUCache[_Opened](MAX_OPEN_FILES)
+        self._same: dict[int, int] = {}  # by file, another version of it than the build saw, whose content was compared
+        self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
+
+    def read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> DecodedBlocks:
+        """Decode blocks.
+
+        Args:
+            ids: int64 [n], block numbers of the generation; any order, repeats allowed.
+            pieces: whether to say where the blocks' documents lie; otherwise `offsets` are NO_PIECES.
+
+        Raises: IndexError for a number out of range; TypeError for what is no integer; MissingFileError, ChangedFileError,
+            CorruptFileError.
+        """
+        numbers = self._checked(ids)
+        parts, places = list[DecodedBlocks](), list[npt.NDArray[np.int64]]()
+        with translating(str(self.generation.folder)):
+            for here, opened, rows in self._by_reader(numbers):
+                parts.append(self._read(opened, numbers[here], rows, pieces=pieces))
+                places.append(here)
+        found = DecodedBlocks.joined(parts)
+        return found if len(parts) < 2 else found.taken(np.argsort(np.concatenate(places)))
+
+    def _read(self, opened: _Opened, ids: npt.NDArray[np.int64], rows: Array, *, pieces: bool) -> DecodedBlocks:
+        """Blocks of a file, with what is put in and what lies beside."""
+        columns, eod = self.extra.get(opened.source.name), opened.eod
+        blocks = opened.reader.read(rows, opened.chunks, pieces=pieces or eod is not None or columns is not None)
+        if eod is None and columns is None:
+            found = DecodedBlocks.of(blocks)
+            return found if pieces else found.without_offsets()
+        extra: list[tuple[Array, ...]] = [()] * len(ids)
+        if columns is not None:
+            extra = read_extra_columns(
+                self.generation, columns, opened.source, self._read_extra, ids, blocks, eod=eod is not None
+            )
+        if eod is not None:
+            blocks = [with_eod(block, flag, eod) for block, flag in zip(blocks, rows["flags"].tolist(), strict=True)]
+        return DecodedBlocks.of(
+            [
+                DecodedBlock(block.tokens, block.offsets if pieces else NO_OFFSETS, each)
+                for block, each in zip(blocks, extra, strict=True)
+            ]
+        )
+
+    def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
+        """Where documents lie in blocks, end-of-document tokens not counted; see BlockReader.pieces. Raises as `read` does."""
+        numbers = self._checked(ids)
+        found: list[npt.NDArray[np.int64]] = [None] * len(numbers)  # type: ignore[list-item]
+        scanned_bytes = 0
+        for here, opened, rows in self._by_reader(numbers):
+            offsets, size = opened.reader.pieces(rows, opened.chunks)
+            scanned_bytes += size
+            for i, block in zip(here.tolist(), offsets, strict=True):
+                found[i] = block
+        return found, scanned_bytes
+
+    def read_blocks(self, ids: npt.ArrayLike) -> BlockBatch:
+        """Tokens and document pieces of any blocks, in the order asked for. Raises as `read` does."""
+        blocks = self.read(ids)
+        if not blocks:
+            return BlockBatch(np.empty(0, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
+        block_offsets = np.concatenate([[0], np.cumsum([len(block.tokens) for block in blocks])])
+        pieces = [block.offsets[1:] + start for block, start in zip(blocks, block_offsets, strict=False)]
+        return BlockBatch(
+            np.concatenate([block.tokens for block in blocks]), np.concatenate([[0], *pieces]), block_offsets
+        )
+
+    def num_tokens(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of blocks `ids` int64 [n], end-of-document tokens included where their source has them: int64 [n]."""
+        return self._with_eod(ids, self.generation.blocks(ids))
+
+    def _with_eod(self, ids: npt.NDArray[np.int64], rows: Array) -> npt.NDArray[np.int64]:
+        """Tokens of blocks `ids`, whose rows of the block table are given: int64 [n]."""
+        has_eod = self._by_file.has_eod[self.generation.file_of(ids)]
+        return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
+
+    def memory_bytes(
+        self, ids: npt.NDArray[np.int64], *, documents: bool
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """About how many bytes blocks `ids` int64 [n] take: decoded, and besides while they are read and decoded. int64 [n] each.
+
+        Args:
+            documents: what is kept of a block says where its documents begin.
+        """
+        rows, files = self.generation.blocks(ids), self.generation.file_of(ids)
+        num_tokens = self._with_eod(ids, rows)
+        # Tokens may be a view of the decoded page, levels and all.
+        kept = np.maximum(num_tokens * self._by_file.token_bytes[files], rows["decoded_bytes"]) + BLOCK_OVERHEAD_BYTES
+        kept += num_tokens * self._by_file.extra_bytes[files]
+        pieces = 8 * (np.maximum(rows["rows"], 0) + 2)
+        reading = rows["stored_bytes"] + kept + pieces
+        return (kept + pieces if documents else kept), reading
+
+    def dictionaries(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Dictionaries that blocks `ids` int64 [n] refer to: numbers, and bytes as they are stored (0: none). int64 [n] each."""
+        numbers, sizes = self.generation.chunks_of(ids, "dictionary_bytes")
+        needed = is_by_dictionary(self.generation.blocks(ids)["encoding"])
+        return numbers, np.where(needed, sizes, 0).astype(np.int64)
+
+    @cached_property
+    def _by_file(self) -> _ByFile:
+        eods = np.array([eod is not None for eod in self.eods], np.bool_)
+        sizes = [
+            sum(each.dtype.itemsize for each in self.extra.get(source.name, ())) for source in self.generation.sources
+        ]
+        extra = np.array(sizes, np.int64)[self.generation.file_sources]
+        return _ByFile(eods[self.generation.file_sources], self.generation.file_token_bytes, extra)
+
+    def _read_extra(self, ids: npt.NDArray[np.int64]) -> list[DecodedBlock]:
+        """Blocks of extra columns, of which the last ones are kept. Needs no lock: each step on the dict is one of Python's."""
+        kept = self._extra_blocks
+        found = {i: block for i in ids.tolist() if (block := kept.pop(i, None)) is not None}
+        missing = [i for i in ids.tolist() if i not in found]
+        found |= zip(missing, self.read(missing), strict=True)
+        kept |= found
+        size = sum(block.tokens.nbytes + block.offsets.nbytes for block in list(kept.values()))
+        for i, block in list(kept.items()):
+            if size <= self.extra_bytes:
+                break
+            kept.pop(i, None)
+            size -= block.tokens.nbytes + block.offsets.nbytes
+        return [found[i] for i in ids.tolist()]
+
+    def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Block numbers, int64 [n]. Raises: IndexError, TypeError."""
+        given = np.asarray(ids)
+        if given.size and given.dtype.kind not in "iu":
+            raise TypeError(f"block numbers must be integers, not {given.dtype}")
+        numbers: npt.NDArray[np.int64] = given.astype(np.int64).reshape(-1)
+        num_blocks = self.generation.num_blocks
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < num_blocks):
+            bad = numbers[(numbers < 0) | (numbers >= num_blocks)][0]
+            raise IndexError(f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}")
+        return numbers
+
+    def _by_reader(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.int64], _Opened, Array]]:
+        """For each file that blocks lie in: which of them, the file, their rows of its block table."""
+        files = self.generation.file_of(numbers)
+        rows = self.generation.blocks(numbers)
+        for file in sorted(set(files.tolist())):
+            here = np.flatnonzero(files == file)
+            yield here, self._open(file), rows[here]
+
+    def _open(self, file: int) -> _Opened:
+        def enter() -> _Opened:
+            entry = self.generation.file(file)
+            source = self.generation.sources[entry.source]
+            path, kind, chunks = (
+                self.generation.path(file, self.roots),
+                FORMATS[source.format],
+                self.generation.chunks(entry),
+            )
+            digests = read_digests(self.generation.cache, source.format, entry)
+            checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
+            self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
+            known = dataclasses.replace(entry.opened, group_digests=digests)
+            reader = kind.open(path, source.column, known, storage=storage_for(path, direct=self.direct))
+            self._check_version(file, entry, path)
+            return _Opened(reader, chunks, self.eods[entry.source], source)
+
+        return self._opened.get(file, enter)
+
+    def _check_version(self, number: int, file: FileEntry, path: str) -> None:
+        """The file that was opened must be the one that was indexed. Raises: ChangedFileError; as Storage.read does."""
+        source = self.generation.sources[file.source]
+        storage = storage_for(path, direct=self.direct)
+        version = number_of(join_etags([storage.stat_opened(each) for each in FORMATS[source.format].files(path)]))
+        seen = int(self.generation.seen[number])
+        if version in (seen, self._same.get(number)):
+            return
+        check_body(path, file.opened.size, file.body, storage)
+        if seen:
+            tell_moved(self.generation.folder, path)
+        self._same[number] = version
+
+    def _make_room(self, size: int) -> None:
+        """Keep as many readers as there would be room for, were all as large as the largest so far."""
+        if size > self._heaviest:
+            self._heaviest = size
+            self._opened.resize(max(MIN_OPEN_FILES, OPEN_BYTES // size))
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {"generation": self.generation, "eods": self.eods, "roots": self.roots}
+        return kept | {"extra": self.extra, "extra_bytes": self.extra_bytes, "direct": self.direct}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]

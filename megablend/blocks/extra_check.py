@@ -1,0 +1,74 @@
+"""Whether the columns beside a source's tokens fit them, as far as the index tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from megablend.blocks.block_store import BlockStore
+from megablend.blocks.document_lengths import count_documents
+from megablend.blocks.extra_columns import SEPARATOR, ExtraColumn
+from megablend.errors import ConfigError
+from megablend.index.snapshot import FileEntry, SourceEntry
+
+
+def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple[ExtraColumn, ...]:
+    """The extra columns of a source, by its name.
+
+    Raises: ConfigError where one is not of one type in all files, or has not a value for each token or each row of a file.
+    """
+    if not columns:  # of thousands of sources, most
+        return ()
+    generation = store.generation
+    entries = {entry.name: entry for entry in generation.sources}
+    found = []
+    for column in columns:
+        entry = entries[f"{name}{SEPARATOR}{column}"]
+        kinds = {
+            (file.opened.token_dtype, _is_flat(file.opened.meta)): generation.path(i)
+            for i, file in ((i, generation.file(i)) for i in reversed(entry.files))
+        }
+        if len(kinds) > 1:
+            told = ", ".join(f"{'' if flat else 'lists of '}{dtype} ({path})" for (dtype, flat), path in kinds.items())
+            raise ConfigError(
+                f"source {name!r}: extra column {column!r} is not of one type: {told}; write it alike in all files"
+            )
+        ((dtype, flat),) = kinds
+        _check_counts(store, entries[name], entry, column, flat=flat)
+        found.append(ExtraColumn(column=column, source=entry, dtype=np.dtype(dtype), flat=flat))
+    return tuple(found)
+
+
+def _check_counts(store: BlockStore, tokens: SourceEntry, extra: SourceEntry, column: str, *, flat: bool) -> None:
+    generation = store.generation
+    for number, other in zip(tokens.files, extra.files, strict=True):
+        file, beside = generation.file(number), generation.file(other)
+        if flat and beside.tokens != beside.rows:
+            problem = f"has {beside.rows - beside.tokens:,} rows without a value; give every row one"
+        elif beside.rows != file.rows:
+            problem = f"has {beside.rows:,} rows, the tokens have {file.rows:,}; write the file again"
+        elif not flat and beside.tokens != file.tokens:
+            found = _first_difference(store, file, beside)
+            problem = f"{found}; each list must be as long as its row's tokens, nulls not counted"
+        else:
+            continue
+        raise ConfigError(f"{generation.path(number, store.roots)}: extra column {column!r} {problem}")
+
+
+def _first_difference(store: BlockStore, file: FileEntry, beside: FileEntry) -> str:
+    """The first row of a file of which two columns hold different numbers of values. Raises as BlockStore.read does."""
+    lengths = [
+        np.concatenate(
+            [part for _, part, _ in count_documents(store, each.first_block, each.first_block + each.num_blocks)]
+        )
+        for each in (file, beside)
+    ]
+    row = int(np.flatnonzero(lengths[0] != lengths[1])[0])
+    return f"has {lengths[1][row]:,} values in row {row} for {lengths[0][row]:,} tokens"
+
+
+def _is_flat(meta: dict[str, object]) -> bool:
+    """Whether a format's facts of a column say that it has no lists."""
+    column = meta.get("column")
+    return column["kind"] == "flat" if isinstance(column, dict) else meta["max_rep"] == 0

@@ -1,0 +1,194 @@
+"""Columns beside the tokens: for each block of tokens, a number a token.
+
+An extra column is indexed as a source of its own (`source//column`), with pages of its own. One of lists holds as many numbers in
+each row as there are tokens: then what belongs to the n-th token of a source is the column's n-th number. One of single values
+holds a number a row, which belongs to all tokens of the row. Either way the numbers of a block of tokens are a stretch of the
+column, wherever its pages begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import CorruptFileError
+from megablend.formats.base import STARTS_MID_DOCUMENT, Array, DecodedBlock
+from megablend.formats.eod import with_eod
+from megablend.index.snapshot import Snapshot, SourceEntry
+
+SEPARATOR = "//"
+"""Between the names of a source and of its column; no source's own name has a slash."""
+Int64s = npt.NDArray[np.int64]
+Read = Callable[[Int64s], list[DecodedBlock]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraColumn:
+    """A column beside a source's tokens."""
+
+    column: str
+    source: SourceEntry
+    """As which it is indexed."""
+    dtype: np.dtype[np.generic]
+    flat: bool
+    """One value a row, not a list of as many values as the row has tokens."""
+
+
+def read_extra_columns(
+    generation: Snapshot,
+    columns: Sequence[ExtraColumn],
+    tokens: SourceEntry,
+    read: Read,
+    ids: Int64s,
+    blocks: Sequence[DecodedBlock],
+    *,
+    eod: bool,
+) -> list[tuple[Array, ...]]:
+    """The columns' numbers for each token of some blocks of their source.
+
+    Args:
+        tokens: the source that the blocks are of.
+        read: decodes blocks of the index.
+        ids: int64 [n], the blocks' numbers in the index.
+        blocks: [n], without end-of-document tokens.
+        eod: one more number for each end-of-document token: that of the document's last token.
+
+    Returns: for each block, an array a column, read-only.
+    Raises: CorruptFileError where rows of the two columns hold different numbers of values; as `read` does.
+    """
+    flags = generation.blocks(ids)["flags"]
+    rows = _first_rows(generation, tokens, ids, flags)
+    by_column = []
+    for column in columns:
+        if column.flat:
+            counts = np.array([len(block.offsets) - 1 for block in blocks])
+            first = rows
+        else:
+            counts = np.array([len(block.tokens) for block in blocks])
+            before = generation.running("tokens_before", np.append(ids, tokens.blocks.start))
+            first = before[:-1] - before[-1]
+        # A document may end in a block that has none of its tokens: its last number is the one before.
+        in_front = (first > 0) & (not column.flat) & eod
+        found, read_blocks = _fetch(generation, column, read, first - in_front, counts + in_front)
+        if not column.flat:
+            _check_rows(generation, column, tokens, ids, rows, blocks, first, read_blocks)
+        fields = zip(blocks, found, in_front.tolist(), flags.tolist(), strict=True)
+        by_column.append([_aligned(column, *field, eod=eod) for field in fields])
+    return list(zip(*by_column, strict=True))
+
+
+def _aligned(column: ExtraColumn, block: DecodedBlock, found: Array, in_front: bool, flags: int, *, eod: bool) -> Array:
+    """A number for each token, out of one for each row, or for each token and perhaps the one before them."""
+    before = found[:1]
+    numbers = np.repeat(found, np.diff(block.offsets)) if column.flat else found[in_front:]
+    if eod:
+        places = with_eod(DecodedBlock(np.arange(1, len(numbers) + 1), block.offsets), flags, 0).tokens
+        if len(places) > len(numbers):
+            # At an end, the place of the last token before.
+            numbers = np.concatenate([before, numbers])[np.maximum.accumulate(places)]
+    numbers.setflags(write=False)
+    return numbers
+
+
+def _fetch(
+    generation: Snapshot, column: ExtraColumn, read: Read, starts: Int64s, counts: Int64s
+) -> tuple[list[Array], dict[int, tuple[int, DecodedBlock]]]:
+    """Stretches of a column's numbers; and the blocks of it that they lie in, with the numbers before each.
+
+    Args:
+        starts, counts: int64 [n], of the column's numbers.
+    """
+    span = column.source.blocks
+    origin = generation.running("tokens_before", [span.start])[0]
+    firsts = np.full(len(starts), span.start)
+    stops, filled = firsts.copy(), np.flatnonzero(counts > 0)
+    begins = origin + starts[filled]
+    firsts[filled] = generation.find_blocks("tokens_before", span, begins)
+    stops[filled] = generation.find_blocks("tokens_before", span, begins + counts[filled] - 1) + 1
+    needed = np.array(
+        sorted({i for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True) for i in range(first, stop)}),
+        np.int64,
+    )
+    before = (generation.running("tokens_before", needed) - origin).tolist()
+    decoded = dict(zip(needed.tolist(), zip(before, read(needed), strict=True), strict=True))
+    found = []
+    for start, size, first, stop in zip(*(each.tolist() for each in (starts, counts, firsts, stops)), strict=True):
+        inside = [(block.tokens, start - count) for count, block in (decoded[i] for i in range(first, stop))]
+        parts = [numbers[max(0, begin) : begin + size] for numbers, begin in inside]
+        found.append(np.concatenate([*parts, np.zeros(0, column.dtype)]))
+    return found, decoded
+
+
+def _check_rows(
+    generation: Snapshot,
+    column: ExtraColumn,
+    tokens: SourceEntry,
+    ids: Int64s,
+    rows: Int64s,
+    blocks: Sequence[DecodedBlock],
+    starts: Int64s,
+    decoded: dict[int, tuple[int, DecodedBlock]],
+) -> None:
+    """Each block's first token must be of the same row in both columns, and rows must begin at the same places in it.
+
+    Args:
+        rows, starts: int64 [n], of each block's first piece and of its first token, counted from the source's first.
+        decoded: as `_fetch` returns them.
+
+    Raises: CorruptFileError.
+    """
+    places = np.array(sorted(decoded), np.int64)
+    theirs = [decoded[i] for i in sorted(decoded)]
+    flags = generation.blocks(places)["flags"]
+    their_rows = _first_rows(generation, column.source, places, flags)
+    begins = np.array([before for before, _ in theirs], np.int64)
+    continues = ((flags & STARTS_MID_DOCUMENT) > 0).tolist()
+    edges = [before + block.offsets[int(on) : -1] for (before, block), on in zip(theirs, continues, strict=True)]
+    there = np.concatenate([*edges, np.zeros(0, np.int64)])
+    for i, block, start, first_row in zip(ids.tolist(), blocks, starts.tolist(), rows.tolist(), strict=True):
+        if not len(block.tokens):
+            continue
+        first = _piece(block, 0)
+        row = first_row + first
+        at = int(np.searchsorted(begins, start, side="right")) - 1
+        if int(their_rows[at]) + _piece(theirs[at][1], start - int(begins[at])) != row:
+            raise _mismatch_error(generation, column, tokens, i, row)
+        mine = start + block.offsets[first + 1 : -1]
+        mine = mine[mine < start + len(block.tokens)]  # rows without tokens at its end may be of the next block
+        found = there[np.searchsorted(there, start, side="right") :][: len(mine) + 1]
+        found = found[found < start + len(block.tokens)]
+        if len(mine) == len(found) and (mine == found).all():
+            continue
+        both = min(len(mine), len(found))
+        differ = np.flatnonzero(mine[:both] != found[:both])
+        raise _mismatch_error(generation, column, tokens, i, row + (int(differ[0]) if len(differ) else both))
+
+
+def _first_rows(generation: Snapshot, source: SourceEntry, ids: Int64s, flags: npt.NDArray[np.uint8]) -> Int64s:
+    """The row of each block's first piece, counted from the source's first row."""
+    counts = generation.running("rows_before", np.append(ids, source.blocks.start))
+    rows: Int64s = counts[:-1] - counts[-1]
+    return rows - ((flags & STARTS_MID_DOCUMENT) > 0)
+
+
+def _piece(block: DecodedBlock, place: int) -> int:
+    """Which of a block's pieces its token at `place` is in."""
+    return int(np.searchsorted(block.offsets, place, side="right")) - 1
+
+
+def _mismatch_error(
+    generation: Snapshot, column: ExtraColumn, tokens: SourceEntry, i: int, row: int
+) -> CorruptFileError:
+    """What to say of a row of a source, in its block i."""
+    file = int(generation.file_of([i])[0])
+    first_block = generation.file(file).first_block
+    row -= int(np.diff(generation.running("rows_before", [tokens.blocks.start, first_block]))[0])
+    return CorruptFileError(
+        generation.path(file),
+        f"row {row}: its list in column {column.column!r} is not as long as its tokens (nulls not counted); write the "
+        "file again",
+        offset=int(generation.blocks(np.array([i]))[0]["offset"]),
+    )

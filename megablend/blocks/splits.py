@@ -1,0 +1,162 @@
+"""Splits by document: each split of a source is a range of blocks whose border blocks are clipped at a document's end.
+
+The borders are where Megatron puts them: of n documents a split holds round(lo * n) up to round(hi * n) of the running shares.
+Finding the tokens before a border document means decoding its block, so the parts of an index are computed once, at build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.blocks.block_store import BlockStore
+from megablend.formats.base import STARTS_MID_DOCUMENT
+from megablend.fs.atomic_write import replace_file, translate_os_errors
+from megablend.index.document_table import PartDocuments, open_table
+from megablend.index.group_totals import count, load_group_totals, save_group_totals
+from megablend.index.snapshot import Snapshot, splits
+
+VERSION = 2
+PART_DTYPE = np.dtype(
+    [
+        ("first_block", "<i8"),  # block numbers of the generation
+        ("stop_block", "<i8"),
+        ("skip", "<i8"),  # tokens at the first block's start that belong to the split before
+        ("keep", "<i8"),  # tokens of the last block, counted from its start, that belong to this split
+        ("documents", "<i8"),
+        ("tokens", "<i8"),  # all of the part's, end-of-document tokens included
+        ("first_document", "<i8"),  # the source's documents before
+    ]
+)
+"""A source's documents of one split."""
+
+
+def parts_of(cache: str, store: BlockStore, shares: Sequence[Fraction], *, keep: bool = False) -> npt.NDArray[np.void]:
+    """The parts of all sources of an index, from `splits/` in the cache where a build kept them, else found anew.
+
+    Args:
+        keep: write them to the cache.
+
+    Returns: PART_DTYPE [num_sources, len(shares)].
+    Raises: as `cut` does; CacheError where they cannot be written.
+    """
+    generation = store.generation
+    asked = json.dumps([VERSION, generation.digest, [str(share) for share in shares], store.eods])
+    key = hashlib.blake2b(asked.encode(), digest_size=16).digest()
+    path = splits(cache) / f"{generation.digest}-{key.hex()}"
+    shape = (len(generation.sources), len(shares))
+    with contextlib.suppress(OSError):
+        data, checksum = (whole := path.read_bytes())[:-16], whole[-16:]
+        if len(data) == shape[0] * shape[1] * PART_DTYPE.itemsize and _checksum(key, data) == checksum:
+            return np.frombuffer(data, PART_DTYPE).reshape(shape)
+    parts = np.zeros(shape, PART_DTYPE)
+    for number, entry in enumerate(generation.sources):
+        if entry.extra_of is None:
+            parts[number] = compute_split_ranges(store, number, shares)
+    if keep:
+        with translate_os_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, parts.tobytes() + _checksum(key, parts.tobytes()))
+    return parts
+
+
+def _checksum(key: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, key=key, digest_size=16).digest()
+
+
+def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fraction]) -> npt.NDArray[np.void]:
+    """The parts of one source, a split each.
+
+    Args:
+        store: gives tokens with the end-of-document tokens asked for.
+        source: index of the source in the generation.
+        shares: of the splits; sum to 1.
+
+    Returns: PART_DTYPE [len(shares)].
+    Raises: as BlockStore.read does, for the border blocks.
+    """
+    entry = store.generation.sources[source]
+    eod = store.eods[source] is not None
+    running = [sum(shares[:i], Fraction(0)) for i in range(len(shares) + 1)]
+    documents = [round(share * entry.rows) for share in running]
+    borders = [_border(store, source, document) for document in documents]
+    parts = np.zeros(len(shares), PART_DTYPE)
+    for i, ((block, skip), (stop, keep)) in enumerate(pairwise(borders)):
+        tokens = (
+            _tokens_before(store.generation, stop, eod) + keep - _tokens_before(store.generation, block, eod) - skip
+        )
+        if documents[i] == documents[i + 1]:
+            continue  # no documents: an empty range
+        if keep == 0:
+            keep = _tokens_before(store.generation, stop, eod) - _tokens_before(store.generation, stop - 1, eod)
+            stop -= 1
+        parts[i] = (block, stop + 1, skip, keep, documents[i + 1] - documents[i], tokens, documents[i])
+    return parts
+
+
+def _border(store: BlockStore, source: int, document: int) -> tuple[int, int]:
+    """Block in which a document of the source begins, and the tokens in that block before it."""
+    generation, entry = store.generation, store.generation.sources[source]
+    if document == 0:
+        return entry.blocks.start, 0
+    if document == entry.rows:
+        return entry.blocks.stop, 0
+    row = generation.running("rows_before", [entry.blocks.start]) + document
+    block = int(generation.find_blocks("rows_before", entry.blocks, row)[0])
+    piece = int((row - generation.running("rows_before", [block]))[0])
+    piece += bool(generation.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT)
+    return block, int(store.read([block])[0].offsets[piece])
+
+
+def _tokens_before(generation: Snapshot, block: int, eod: bool) -> int:
+    return int(generation.count_tokens_before([block], eod=eod)[0])
+
+
+class SplitBlocks:
+    """The blocks of a part as an order sees them: numbered from 0, clipped at the part's borders."""
+
+    def __init__(self, generation: Snapshot, part: npt.NDArray[np.void], *, eod: bool) -> None:
+        self.generation = generation
+        self.eod = eod
+        self.first_block, self._stop, self._skip, self._keep = (int(part[f]) for f in PART_DTYPE.names[:4])  # type: ignore[index]
+        self.num_blocks = self._stop - self.first_block
+        self.num_tokens = int(part["tokens"])
+        self._documents = range(int(part["first_document"]), int(part["first_document"] + part["documents"]))
+
+    def before(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of the local blocks before each of `blocks` int64 [n], which are from 0 to num_blocks: int64 [n]."""
+        counts = self.generation.count_tokens_before(np.append(blocks, 0) + self.first_block, eod=self.eod)
+        tokens = np.where(blocks < self.num_blocks, counts[:-1] - counts[-1] - self._skip, self.num_tokens)
+        return np.where(blocks > 0, tokens, 0)
+
+    def group_totals(self, num_groups: int, run: int) -> npt.NDArray[np.int64]:
+        """Tokens of each group, int64 [num_groups]; block b is of group b // run % num_groups. At once where they are kept."""
+        kept = load_group_totals(self.generation.cache, self._named(num_groups, run), num_groups)
+        return count(self.before, self.num_blocks, num_groups, run) if kept is None else kept
+
+    def keep_group_totals(self, num_groups: int, run: int) -> None:
+        """Keep in the cache what `group_totals` gives. Raises CacheError."""
+        named = self._named(num_groups, run)
+        if load_group_totals(self.generation.cache, named, num_groups) is None:
+            save_group_totals(self.generation.cache, named, count(self.before, self.num_blocks, num_groups, run))
+
+    @property
+    def documents(self) -> PartDocuments:
+        """The part's documents. Raises: CacheError where the index has no table of them."""
+        source = int(self.generation.file_sources[self.generation.file_of([self.first_block])[0]])
+        return PartDocuments(open_table(self.generation, source), self._documents, eod=self.eod)
+
+    def clips(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of local blocks' stored form that lie before their first token of this part: int64 [n]."""
+        return np.where(blocks == 0, self._skip, 0)
+
+    def _named(self, num_groups: int, run: int) -> list[object]:
+        part = [self.first_block, self._stop, self._skip, self._keep]
+        return [self.generation.digest, part, self.eod, num_groups, run]

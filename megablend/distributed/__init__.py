@@ -1,0 +1,1 @@
+"""Processes that work together: one process, MPI, torch.distributed."""

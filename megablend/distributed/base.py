@@ -1,0 +1,93 @@
+"""How processes talk to each other: the communicator protocol, and that of a single process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from megablend.errors import MegablendError
+from megablend.system.failures import translate
+
+T = TypeVar("T")
+
+
+class Communicator(Protocol):
+    """The processes of one build, and what they say to each other. Collective verbs: by all, in one order."""
+
+    rank: int
+    size: int
+
+    def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
+        """Wait for all ranks, and for all posts to arrive; `on_wait` is called now and then."""
+        ...
+
+    def bcast(self, value: T) -> T:
+        """Rank 0's value, on every rank (the others' argument is ignored)."""
+        ...
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value in rank order, on rank 0; an empty list elsewhere."""
+        ...
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value in rank order, on every rank."""
+        ...
+
+    def post(self, value: object) -> None:
+        """Send `value` to rank 0 without waiting."""
+        ...
+
+    def posts(self) -> list[tuple[int, Any]]:
+        """On rank 0: (rank, value) of the posts that have arrived since the last call."""
+        ...
+
+    def abort(self, error: BaseException) -> NoReturn:
+        """End all ranks with this error: its message, and its exit code."""
+        ...
+
+
+@dataclass(slots=True)
+class SingleProcess:
+    """A communicator of one process."""
+
+    rank: int = 0
+    size: int = 1
+    _inbox: list[tuple[int, Any]] = field(default_factory=list)
+
+    def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
+        """Nobody to wait for."""
+        if on_wait is not None:
+            on_wait()
+
+    def bcast(self, value: T) -> T:
+        """The value itself."""
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        """A list of the value alone."""
+        return [value]
+
+    def allgather(self, value: T) -> list[T]:
+        """A list of the value alone."""
+        return [value]
+
+    def post(self, value: object) -> None:
+        """Keep the value for `posts`."""
+        self._inbox.append((0, value))
+
+    def posts(self) -> list[tuple[int, Any]]:
+        """What was posted since the last call."""
+        arrived, self._inbox = self._inbox, []
+        return arrived
+
+    def abort(self, error: BaseException) -> NoReturn:
+        """Raise the error: there is nobody else to end."""
+        raise translate(error, "this process") or error
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code with which `error` ends a program: the error's own, 130 for an interrupt, 70 for a bug."""
+    if isinstance(error, MegablendError):
+        return error.exit_code
+    return 130 if isinstance(error, KeyboardInterrupt) else MegablendError.exit_code

@@ -1,0 +1,90 @@
+"""The processes that open one dataset together: those of torch.distributed, else of an MPI launcher, else this one alone.
+
+torch is not imported unless the process has it, or torchrun started it: caches can be prepared where it is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from megablend.distributed.fail_together import FailTogether
+from megablend.distributed.job import Job
+from megablend.distributed.launch import detect
+from megablend.errors import LaunchError
+
+
+def this_job() -> Job:
+    """The job that this process belongs to.
+
+    Raises: LaunchError where the MPI library does not fit the launcher, or where torchrun started several processes that
+        have not met.
+    """
+    if _have_met():
+        from megablend.distributed.torch_job import torch_job
+
+        return torch_job()
+    launch = detect()
+    if launch.size > 1:
+        from megablend.distributed.mpi import MpiLaunch
+
+        assert isinstance(launch, MpiLaunch)
+        return Job(
+            world=FailTogether(launch.rank, launch.size, launch.allgather),
+            members=lambda ranks: _mpi_members(launch, ranks),
+        )
+    if (started := _by_torchrun(os.environ)) > 1:
+        raise LaunchError(
+            f"torchrun started {started} processes (WORLD_SIZE), which do not know of each other yet: call "
+            "torch.distributed.init_process_group first"
+        )
+    return single_process_job()
+
+
+@contextmanager
+def program_job() -> Iterator[Job]:
+    """The job of a whole program: processes that torchrun started meet for as long as the context lasts. Raises: LaunchError."""
+    if _have_met() or _by_torchrun(os.environ) < 2:
+        yield this_job()
+        return
+    from megablend.distributed.torch_job import met
+
+    with met():
+        yield this_job()
+
+
+def single_process_job() -> Job:
+    """A job of this process."""
+    return Job(world=_one(), members=lambda ranks: _only(_one()))
+
+
+def _have_met() -> bool:
+    """Whether torch.distributed is at work in this process."""
+    module: Any = sys.modules.get("torch.distributed")
+    return module is not None and bool(module.is_available()) and bool(module.is_initialized())
+
+
+def _by_torchrun(environ: Mapping[str, str]) -> int:
+    """How many processes torchrun started; 0 where it did not start this one."""
+    return int(environ.get("WORLD_SIZE", "0")) if "TORCHELASTIC_RUN_ID" in environ else 0
+
+
+def _one() -> FailTogether:
+    return FailTogether(0, 1, lambda value: [value])
+
+
+@contextmanager
+def _only(launch: FailTogether) -> Iterator[FailTogether]:
+    yield launch
+
+
+@contextmanager
+def _mpi_members(launch: Any, ranks: Sequence[int]) -> Iterator[FailTogether]:
+    part = launch.members(ranks)
+    try:
+        yield FailTogether(part.rank, part.size, part.allgather)
+    finally:
+        part.free()

@@ -1,0 +1,119 @@
+"""Which ranks see the same cache folder, and so build it together: one group on a shared file system, one a node otherwise.
+
+Ranks of one machine whose folder is one inode need no test. Of each such set the first rank leaves a nonce, and sets that find
+each other's nonces are one. A folder that is not there yet is not made here, lest a refusal leave one: the nearest one above
+it, and the way from there, stand for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megablend.distributed.fail_together import FailTogether
+from megablend.errors import ConfigError
+from megablend.fs.atomic_write import translate_os_errors
+
+AUTO = "auto"
+SHARED_FS = (AUTO, "yes", "no")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NONCE = ".megablend-nonce-"
+_SEEN_SECONDS = 2.0
+"""Network file systems may show another node's file some seconds late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a rank's cache lies; two ranks have it in common only if their folder is one."""
+
+    machine: str
+    device: int
+    inode: int
+    """Of the nearest folder that exists."""
+    rest: tuple[str, ...]
+    """The way from there to the cache."""
+
+
+def builders(launch: FailTogether, cache: Path | None, shared_fs: str) -> list[int]:
+    """The ranks that build this rank's cache folder, itself among them. Collective.
+
+    Args:
+        cache: this rank's folder, which need not exist; None on a rank that builds nothing.
+        shared_fs: "yes" where all ranks share the folder, "no" where only those of one machine may, "auto" to find out.
+
+    Returns: sorted ranks of the launch; none for a rank that builds nothing.
+    Raises: ConfigError for another `shared_fs`; CacheError where the folder cannot be looked at, or is none.
+    """
+    if shared_fs not in SHARED_FS:
+        raise ConfigError(f"shared_fs is {shared_fs!r}; choose one of {', '.join(SHARED_FS)}")
+    folder, own = (None, None) if cache is None else _place(cache)
+    places = launch.allgather(own)
+    building = [rank for rank, place in enumerate(places) if place is not None]
+    together = [rank for rank in building if own is not None and places[rank] == own]
+    if shared_fs == "yes" or len({places[rank] for rank in building}) < 2:
+        return [] if own is None else building
+    if shared_fs == "no":
+        return together
+    seen = _first_seen(launch, folder if together[:1] == [launch.rank] else None, places)
+    if own is None:
+        return []
+    first = [seen[next(other for other in building if places[other] == places[rank])] for rank in building]
+    mine = first[building.index(launch.rank)]
+    return [rank for rank, leader in zip(building, first, strict=True) if leader == mine]
+
+
+def _place(cache: Path) -> tuple[Path, _Place]:
+    """The nearest folder that exists, and the place of the cache."""
+    folder, rest = cache.resolve(), list[str]()
+    with translate_os_errors(cache):
+        while not folder.is_dir():
+            if folder.exists():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            rest.insert(0, folder.name)
+            folder = folder.parent
+        state = folder.stat()
+    machine = _BOOT_ID.read_text(encoding="ascii").strip()
+    return folder, _Place(machine=machine, device=state.st_dev, inode=state.st_ino, rest=tuple(rest))
+
+
+def _first_seen(launch: FailTogether, folder: Path | None, places: Sequence[_Place | None]) -> list[int | None]:
+    """For each rank that speaks for its set, in its `folder`, the first of those whose nonce it finds; None for the others."""
+    nonce = None if folder is None else _leave_nonce(folder)
+    try:
+        nonces = launch.allgather(nonce)
+        return launch.allgather(None if folder is None else _look(folder, nonces, places, launch.rank))
+    finally:
+        if folder is not None and nonce is not None:
+            (folder / nonce).unlink(missing_ok=True)
+
+
+def _leave_nonce(folder: Path) -> str | None:
+    """The name of a new file in the folder; None where it cannot be written, and so only be looked at."""
+    name = f"{_NONCE}{secrets.token_hex(8)}"
+    try:
+        (folder / name).touch()
+    except OSError:
+        return None
+    return name
+
+
+def _look(folder: Path, nonces: Sequence[str | None], places: Sequence[_Place | None], rank: int) -> int:
+    """The first rank whose nonce is in the folder, and whose way from there is this rank's; `rank` where none is."""
+    here = places[rank]
+    assert here is not None
+    alike = {
+        other: nonce
+        for other, (nonce, place) in enumerate(zip(nonces, places, strict=True))
+        if nonce is not None and place is not None and place.rest == here.rest
+    }
+    deadline = time.monotonic() + _SEEN_SECONDS
+    while True:
+        found = [other for other, nonce in alike.items() if (folder / nonce).exists()]
+        if len(found) == len(alike) or time.monotonic() > deadline:
+            return min(found, default=rank)
+        time.sleep(0.1)

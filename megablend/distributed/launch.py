@@ -1,0 +1,97 @@
+"""Who builds: this process alone, or the ranks that an MPI launcher started. The same verbs serve both.
+
+A process started alone never imports mpi4py: MPI_Init outside a launcher hangs on some systems and costs a fork its
+safety. Under a launcher whose MPI is not the one that mpi4py is bound to, every process sees itself as rank 0 of 1; N
+builds of the same thing would race without a word, so the launcher's own count is compared with MPI's and a difference
+is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megablend.distributed.base import Communicator, SingleProcess
+from megablend.errors import LaunchError
+
+_OPEN_MPI = "OMPI_COMM_WORLD_SIZE"
+_OTHERS = ("MPICH", "Intel", "MVAPICH")
+_SIZES = {_OPEN_MPI: "Open MPI's mpirun", "PMI_SIZE": "mpirun (MPICH, Intel MPI) or srun"}
+_SLURM_SIZES = {"SLURM_STEP_NUM_TASKS": "srun", "SLURM_NTASKS": "srun"}
+_REINSTALL = "python -m pip install --force-reinstall --no-binary mpi4py mpi4py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherInfo:
+    """What the environment says of the launcher."""
+
+    by: str
+    variable: str
+    size: int
+    exact: bool
+    """False where the variable only tells the least number of processes."""
+
+    def __str__(self) -> str:
+        return f"{self.by} started {self.size}{'' if self.exact else ' or more'} processes ({self.variable})"
+
+
+def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
+    """The launcher that started this process, or None.
+
+    Slurm's variables count only inside a step (SLURM_STEP_ID): a batch script has them too. They come last, since
+    mpirun is often typed into a shell that is itself a step of one task.
+
+    Raises: LaunchError where a count is not a number.
+    """
+    sizes = _SIZES | (_SLURM_SIZES if "SLURM_STEP_ID" in environ else {})
+    for variable, by in sizes.items():
+        if variable in environ:
+            return LauncherInfo(by=by, variable=variable, size=_count(environ, variable), exact=True)
+    if "MPI_LOCALNRANKS" in environ:
+        size = _count(environ, "MPI_LOCALNRANKS")
+        return LauncherInfo(by="mpirun", variable="MPI_LOCALNRANKS", size=size, exact=False)
+    if "PMIX_RANK" in environ:
+        size = _count(environ, "PMIX_RANK") + 1
+        return LauncherInfo(by="a PMIx launcher", variable="PMIX_RANK", size=size, exact=False)
+    return None
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
+    """The launch that this process belongs to; initialises MPI under an MPI launcher of several processes.
+
+    Raises: LaunchError where mpi4py or its MPI library is missing, or sees another number of processes than started.
+    """
+    started = detect_launcher(environ)
+    if started is None or (started.exact and started.size == 1):
+        return SingleProcess()
+    try:
+        from megablend.distributed import mpi
+    except (ImportError, RuntimeError) as error:  # mpi4py's wheel raises RuntimeError where it finds no libmpi
+        raise LaunchError(
+            f"{started} but MPI cannot be loaded ({error}): install mpi4py and the launcher's MPI library "
+            "(python -m pip install mpi4py mpich brings both), or start one process alone"
+        ) from error
+    library = mpi.library()
+    if started.variable == _OPEN_MPI and any(name in library for name in _OTHERS):
+        raise LaunchError(f"{started} but {_bound_to(library)}")
+    launch = mpi.MpiLaunch()
+    if launch.size < started.size or (started.exact and launch.size != started.size):
+        raise LaunchError(f"{started} but MPI sees {launch.size}: {_bound_to(library)}")
+    return launch
+
+
+def _bound_to(library: str) -> str:
+    return (
+        f"mpi4py is bound to another MPI library ({library}); start with that library's own mpirun, or bind mpi4py to the "
+        f"launcher's ({_REINSTALL})"
+    )
+
+
+def _count(environ: Mapping[str, str], variable: str) -> int:
+    try:
+        return int(environ[variable])
+    except ValueError:
+        raise LaunchError(
+            f"{variable} is {environ[variable]!r} where a launcher puts a number: unset it, or start anew"
+        ) from None

@@ -1,0 +1,128 @@
+"""The ranks of an MPI job. Imported by `launch.detect` alone, under an MPI launcher."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import mpi4py
+
+from megablend.distributed.base import exit_code
+from megablend.errors import MegablendError
+from megablend.system.failures import translate
+
+# Initialised by MpiLaunch: under another MPI's launcher a library may end the process there, without a word of ours.
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = True
+
+from mpi4py import MPI  # noqa: E402
+
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.005
+_ABORT_SECONDS = 0.3
+"""Launchers lose what a rank writes at the moment it aborts."""
+_POST_TAG = 1
+
+
+def library() -> str:
+    """Name and version of the MPI library that mpi4py is bound to; known before MPI is initialised."""
+    return " ".join(MPI.Get_library_version().split("\n")[0].split())
+
+
+class MpiLaunch:
+    """COMM_WORLD, or some of its ranks. Waits by polling: MPI libraries spin as they wait, which takes cores from ranks that
+    still work."""
+
+    def __init__(self, comm: Any = None) -> None:
+        if not MPI.Is_initialized():
+            MPI.Init()
+        self._comm = MPI.COMM_WORLD if comm is None else comm
+        self.rank = int(self._comm.Get_rank())
+        self.size = int(self._comm.Get_size())
+        self._sent: list[Any] = []
+        self._inbox: list[tuple[int, Any]] = []
+
+    def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
+        """Wait for all ranks, and for all posts to arrive; `meanwhile` is called now and then.
+
+        A post is a synchronous send, complete only when received; a rank enters the barrier after its own posts are, so
+        that the barrier's end means that none is under way.
+
+        Source: Hoefler, Siebert, Lumsdaine, "Scalable communication protocols for dynamic sparse data exchange", 2010.
+        """
+        while self._unreceived():
+            self._pause(on_wait)
+        request = self._comm.Ibarrier()
+        while not request.Test():
+            self._pause(on_wait)
+        if on_wait is not None:
+            on_wait()
+
+    def bcast(self, value: T) -> T:
+        """Rank 0's value, on every rank."""
+        self.barrier()
+        result: T = self._comm.bcast(value, root=0)
+        return result
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value in rank order, on rank 0; an empty list elsewhere."""
+        self.barrier()
+        return self._comm.gather(value, root=0) or []
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value in rank order, on every rank."""
+        return self.bcast(self.gather(value))
+
+    def members(self, ranks: Sequence[int]) -> MpiLaunch:
+        """A launch of these ranks of this one, in their order; called by just them, and freed by them."""
+        return MpiLaunch(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))))
+
+    def free(self) -> None:
+        """End a launch that `members` made."""
+        self._comm.Free()
+
+    def post(self, value: object) -> None:
+        """Send `value` to rank 0 without waiting."""
+        if self.rank == 0:
+            self._inbox.append((0, value))
+        else:
+            self._unreceived()
+            self._sent.append(self._comm.issend(value, dest=0, tag=_POST_TAG))
+
+    def posts(self) -> list[tuple[int, Any]]:
+        """On rank 0: (rank, value) of the posts that have arrived since the last call."""
+        self._receive()
+        arrived, self._inbox = self._inbox, []
+        return arrived
+
+    def abort(self, error: BaseException) -> NoReturn:
+        """Print "rank r: message" on stderr and end all ranks with the error's exit code."""
+        # Where all ranks fail for one reason, the lowest says so and ends the others before they repeat it.
+        time.sleep(2 * _ABORT_SECONDS * min(self.rank, 4))
+        error = translate(error, "this rank") or error
+        expected = isinstance(error, MegablendError | KeyboardInterrupt)
+        trace = "" if expected else "".join(traceback.format_exception(error))
+        print(f"{trace}rank {self.rank}: {str(error) or type(error).__name__}", file=sys.stderr, flush=True)
+        time.sleep(_ABORT_SECONDS)
+        self._comm.Abort(exit_code(error))
+        raise SystemExit(exit_code(error))
+
+    def _unreceived(self) -> bool:
+        self._sent = [request for request in self._sent if not request.test()[0]]
+        return bool(self._sent)
+
+    def _receive(self) -> None:
+        status = MPI.Status()
+        while self.rank == 0 and self._comm.iprobe(source=MPI.ANY_SOURCE, tag=_POST_TAG, status=status):
+            source = int(status.Get_source())
+            self._inbox.append((source, self._comm.recv(source=source, tag=_POST_TAG)))
+
+    def _pause(self, on_wait: Callable[[], None] | None) -> None:
+        self._receive()
+        if on_wait is not None:
+            on_wait()
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,130 @@
+"""Bodies of many pages: checksums compared, decompressed; where the levels of each begin, and its values.
+
+V1 compresses levels and values together; V2 leaves the levels uncompressed in front.
+
+Source: parquet-format, README.md ("Data Pages", "Checksumming").
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from megablend.formats.decoded import addresses_of
+from megablend.formats.parquet.decoding.codecs import decompress, decompress_many, max_decompressed_size
+from megablend.formats.parquet.metadata.names import CodecId
+from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.thrift import MalformedError
+from megablend.kernels.parquet.page_headers import DATA, Headers
+from megablend.storage.base import Int64s
+
+UNCOMPRESSED = int(CodecId.UNCOMPRESSED)
+
+
+class PagePayloads(NamedTuple):
+    """Of pages [n]: addresses, and bytes there."""
+
+    owners: list[pa.Buffer | None]
+    """What holds the values' memory, of that page alone; None where that is the buffer that all pages were read into."""
+    levels: Int64s
+    """int64 [n], of what begins with the levels."""
+    level_sizes: Int64s
+    values: Int64s
+    """int64 [n], of what holds the values; in V1 that is the same."""
+    value_sizes: Int64s
+
+
+def bodies_of(
+    source: ByteSource, headers: Headers, codecs: npt.NDArray[Any], data: pa.Buffer, begins: Int64s
+) -> PagePayloads:
+    """Open the bodies of data pages.
+
+    Args:
+        headers: HEADER_DTYPE [n].
+        codecs: [n], CompressionCodec of each page's chunk.
+        data: holds the bodies.
+        begins: int64 [n], where in `data` each begins; as many bytes as its header says lie there.
+
+    Raises: CorruptFileError, UnsupportedFileError.
+    """
+    addresses, sizes = data.address + begins, headers["stored_bytes"]
+    check_checksums(source, headers, data, begins)
+    is_v1 = headers["type"] == DATA
+    in_front = np.where(is_v1, 0, np.minimum(headers["rep_bytes"] + headers["def_bytes"], sizes))
+    lengths = headers["decoded_bytes"] - in_front
+    values, stored = addresses + in_front, sizes - in_front
+    is_packed = headers["is_compressed"] & ~is_v1
+    stored[is_packed & (lengths == 0)] = 0  # whatever lies there, it is no value
+    packed = np.flatnonzero(is_v1 | (is_packed & (lengths > 0)))
+    owners: list[pa.Buffer | None] = [None] * len(headers)
+    found, at = decompress_pages(
+        source, headers["offset"][packed], codecs[packed], data, values[packed], stored[packed], lengths[packed]
+    )
+    for i, owner in zip(packed.tolist(), found, strict=True):
+        owners[i] = owner
+    values[packed], stored[packed] = at, lengths[packed]
+    return PagePayloads(owners, np.where(is_v1, values, addresses), np.where(is_v1, stored, in_front), values, stored)
+
+
+def decompress_pages(
+    source: ByteSource,
+    offsets: Int64s,
+    codecs: npt.NDArray[Any],
+    data: pa.Buffer,
+    addresses: Int64s,
+    sizes: Int64s,
+    lengths: Int64s,
+) -> tuple[list[pa.Buffer | None], Int64s]:
+    """Decompress parts of `data`, each into a buffer of its own.
+
+    Args:
+        offsets: int64 [n], bytes of the file to be blamed.
+        codecs: [n], CompressionCodec.
+        addresses, sizes: int64 [n], of the parts.
+        lengths: int64 [n], bytes that they are decompressed.
+
+    Returns: the buffers, None for a part that is not compressed; the addresses of what is decompressed, int64 [n].
+    Raises: CorruptFileError, UnsupportedFileError.
+    """
+    owners: list[pa.Buffer | None] = [None] * len(offsets)
+    found, view = addresses.copy(), memoryview(data).cast("B")
+    with source.error_context(0, "the page") as place:
+        for codec in sorted(set(codecs.tolist())):
+            mine = np.flatnonzero(codecs == codec)
+            if codec == UNCOMPRESSED:
+                mine = mine[sizes[mine] != lengths[mine]]
+            elif (many := decompress_many(codec)) is not None:
+                is_likely = lengths[mine] <= max_decompressed_size(codec, sizes[mine])
+                likely, buffers = mine[is_likely], []
+                for place.offset, length in zip(offsets[likely].tolist(), lengths[likely].tolist(), strict=True):
+                    buffers.append(pa.allocate_buffer(length))
+                outs = addresses_of(buffers)
+                if many(addresses[likely], sizes[likely], outs, lengths[likely]) < 0:
+                    found[likely], mine = outs, mine[~is_likely]
+                    for i, buffer in zip(likely.tolist(), buffers, strict=True):
+                        owners[i] = buffer
+            for i in mine.tolist():  # one by one, which names what is wrong
+                place.offset, begin = int(offsets[i]), int(addresses[i]) - data.address
+                buffer = pa.py_buffer(decompress(codec, view[begin : begin + int(sizes[i])], int(lengths[i])))
+                owners[i], found[i] = buffer, buffer.address
+    return owners, found
+
+
+def check_checksums(source: ByteSource, headers: Headers, data: pa.Buffer, begins: Int64s) -> None:
+    """Compare the checksums that there are, of bodies that begin at `begins` int64 [n] in `data`. Raises CorruptFileError."""
+    view = memoryview(data).cast("B")
+    with source.error_context(0, "the page") as place:
+        for i in np.flatnonzero(headers["has_crc"]).tolist():
+            place.offset, begin = int(headers["offset"][i]), int(begins[i])
+            check_crc(int(headers["crc"][i]), view[begin : begin + int(headers["stored_bytes"][i])])
+
+
+def check_crc(crc: int, body: memoryview) -> None:
+    """Compare the body's checksum with the header's, a signed number. Raises MalformedError."""
+    found, expected = zlib.crc32(body), crc & 0xFFFF_FFFF
+    if found != expected:
+        raise MalformedError(f"its checksum is {found:08x}, its header says {expected:08x}")

@@ -1,0 +1,179 @@
+"""Decompression of pages, checked: what comes out is exactly as long as the page header says, or it is an error.
+
+pyarrow's one-shot codecs do not tell when they wrote less than announced; the rest of the buffer would be whatever lay
+in memory before. So each codec is held to its length in a way of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from megablend.formats.parquet.metadata.names import CodecId, name_of
+from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
+from megablend.kernels.parquet.bodies import (
+    ZSTD_LIBRARY,
+    expand_lz4,
+    expand_lz4_plainly,
+    expand_zstd,
+    lz4_decompress,
+    zstd_decompress,
+)
+from megablend.storage.base import Int64s
+
+Buffer: TypeAlias = "bytes | memoryview | pa.Buffer"
+Many: TypeAlias = Callable[[Int64s, Int64s, Int64s, Int64s], int]
+
+
+def decompress(codec: int, data: memoryview, size: int) -> Buffer:
+    """`size` bytes out of `data`. Raises MalformedError, UnsupportedError (a codec that pyarrow does not have)."""
+    if codec not in CODECS:
+        raise UnsupportedError(unsupported_codec_message(codec))
+    function, _ = CODECS[codec]
+    if size > max_decompressed_size(codec, len(data)):
+        raise MalformedError(f"{len(data)} bytes of {name_of(CodecId, codec)} cannot hold the announced {size}")
+    try:
+        out = function(data, size)
+    except (pa.ArrowException, OSError, zlib.error) as error:
+        raise MalformedError(f"{name_of(CodecId, codec)} cannot be decompressed ({error})") from error
+    if len(out) != size:
+        raise MalformedError(f"it decompresses to {len(out)} bytes, its header says {size}")
+    return out
+
+
+Size = TypeVar("Size", int, Int64s)
+
+
+def max_decompressed_size(codec: int, size: Size) -> Size:
+    """Bytes that `size` bytes of a codec can be decompressed to, generously: a lie claims no memory."""
+    return size * CODECS[codec][1] + SLACK_BYTES
+
+
+def decompress_many(codec: int) -> Many | None:
+    """What decompresses many bodies by one call; None where this system has nothing of the kind for the codec.
+
+    It takes addresses and sizes of bodies, addresses to write to, and the lengths expected there, int64 [n] each; and returns -1,
+    or the number of one that is damaged or of another length.
+    """
+    if codec == CodecId.ZSTD and _HELD.zstd is not None:
+        return partial(expand_zstd, _HELD.zstd.address)
+    if codec == CodecId.LZ4_RAW:
+        return expand_lz4 if lz4_decompress is not None else expand_lz4_plainly
+    return None
+
+
+def unsupported_codec_message(codec: int) -> str:
+    """What to say of a codec that is not in CODECS."""
+    return f"codec {name_of(CodecId, codec)} cannot be read; write the file with zstd or lz4"
+
+
+def _uncompressed(data: memoryview, size: int) -> Buffer:
+    return data
+
+
+def _snappy(data: memoryview, size: int) -> Buffer:
+    length = 0  # a varint in front states it
+    for shift, byte in enumerate(data[:5]):
+        length |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            break
+    if length != size:
+        raise MalformedError(f"it decompresses to {length} bytes, its header says {size}")
+    return _one_shot("snappy", data, size)
+
+
+def _zstd(data: memoryview, size: int) -> Buffer:
+    return _one_shot("zstd", data, size)  # the one codec whose one-shot call refuses a shorter result
+
+
+def _gzip(data: memoryview, size: int) -> Buffer:
+    out = b""
+    rest = bytes(data)
+    while rest and len(out) <= size:  # members may follow each other
+        member = zlib.decompressobj(wbits=47)
+        out += member.decompress(rest, size + 1 - len(out))
+        if not member.eof:
+            break
+        rest = member.unused_data
+    return out
+
+
+def _brotli(data: memoryview, size: int) -> Buffer:
+    with pa.CompressedInputStream(pa.BufferReader(data), "brotli") as stream:
+        return bytes(stream.read(size + 1))
+
+
+def _lz4_raw(data: memoryview, size: int) -> Buffer:
+    stored, out = pa.py_buffer(data), pa.allocate_buffer(size)
+    fields = (np.array([number], np.int64) for number in (stored.address, stored.size, out.address, size))
+    if expand_lz4_plainly(*fields) >= 0:
+        raise MalformedError(f"LZ4 cannot be decompressed to {size} bytes, as its header says")
+    return out
+
+
+def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
+    """Blocks with two big-endian lengths in front (decoded, stored). Early writers left the lengths out."""
+    parts, position = [], 0
+    while position + 8 <= len(data):
+        decoded = int.from_bytes(data[position : position + 4], "big")
+        stored = int.from_bytes(data[position + 4 : position + 8], "big")
+        position += 8 + stored
+        if position > len(data) or decoded > size:
+            break
+        parts.append((data[position - stored : position], decoded))
+    if position == len(data) and sum(decoded for _, decoded in parts) == size:
+        return b"".join(memoryview(_lz4_raw(block, decoded)) for block, decoded in parts)
+    return _lz4_raw(data, size)
+
+
+class _Context:
+    """A ZSTD_DCtx of the system's library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.ZSTD_createDCtx.restype = ctypes.c_void_p
+        self._free = library.ZSTD_freeDCtx
+        self._free.argtypes = [ctypes.c_void_p]
+        self.address: int = library.ZSTD_createDCtx() or 0
+        if not self.address:
+            raise MemoryError("there is no memory for a context of zstd")
+
+    def __del__(self) -> None:
+        self._free(self.address)  # which takes 0 for none
+
+
+class _Held(threading.local):
+    """What keeps state, so that each thread has its own: pyarrow's codecs by name, and a context of zstd."""
+
+    def __init__(self) -> None:
+        self.codecs: dict[str, pa.Codec] = {}
+        self.zstd = None if zstd_decompress is None else _Context(ctypes.CDLL(ZSTD_LIBRARY))
+
+
+_HELD = _Held()
+
+
+def _one_shot(name: str, data: memoryview, size: int) -> Buffer:
+    held = _HELD.codecs
+    if name not in held:
+        held[name] = pa.Codec(name)
+    return held[name].decompress(data, size)
+
+
+SLACK_BYTES = 1 << 12
+CODECS: dict[int, tuple[Callable[[memoryview, int], Buffer], int]] = {
+    CodecId.UNCOMPRESSED: (_uncompressed, 1),
+    CodecId.SNAPPY: (_snappy, 64),
+    CodecId.GZIP: (_gzip, 1100),
+    CodecId.BROTLI: (_brotli, 1 << 20),
+    CodecId.LZ4_HADOOP: (_lz4_hadoop, 256),
+    CodecId.ZSTD: (_zstd, 1 << 16),
+    CodecId.LZ4_RAW: (_lz4_raw, 256),
+}
+"""Codec -> (function, how many times its input its output can be, generously: a lie claims no memory)."""

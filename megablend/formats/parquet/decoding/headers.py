@@ -1,0 +1,199 @@
+"""Headers of many pages: those of pages in memory, those at known places, and those met on a walk through column chunks.
+
+Kernels read them; a header that a kernel leaves alone is read slowly, which names what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from megablend.formats.parquet.decoding.levels import check_level_encodings
+from megablend.formats.parquet.metadata.checks import chunk_of, refuse_pages, starts_of
+from megablend.formats.parquet.metadata.column_chunk import Chunks
+from megablend.formats.parquet.metadata.names import Encoding, PageType
+from megablend.formats.parquet.metadata.page_header import PROBE_BYTES, parse_page_header, read_page_header
+from megablend.formats.parquet.metadata.parallel_map import parallel_map
+from megablend.formats.parquet.metadata.schema import Column
+from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
+from megablend.kernels.parquet.page_headers import (
+    DATA,
+    DATA_V2,
+    HEADER_DTYPE,
+    Headers,
+    parse_headers,
+    read_headers,
+    walk_headers,
+)
+
+WALK_BYTES = 512
+"""Read at once on a walk with a descriptor: small pages, and all but the longest headers, need no second read."""
+AHEAD_BYTES = 1 << 20
+"""Read at once on a walk through a storage without descriptors."""
+WALK_PAGES = 1 << 12
+READS_IN_FLIGHT = 16
+TURNS = 4
+"""Chunks are walked by each thread in so many turns: some are longer than others."""
+PART_PAGES = 1 << 10
+"""Headers at known places are read by several threads at once, so many pages a turn; fewer are not worth a thread."""
+
+NO_DICTIONARY = (-1, 0)
+
+Int64s = npt.NDArray[np.int64]
+
+
+def is_data(headers: Headers) -> npt.NDArray[np.bool_]:
+    """Which pages hold values."""
+    found: npt.NDArray[np.bool_] = (headers["type"] == DATA) | (headers["type"] == DATA_V2)
+    return found
+
+
+def headers_in(source: ByteSource, offsets: Int64s, sizes: Int64s, data: pa.Buffer, begins: Int64s) -> Headers:
+    """The headers of pages that lie in memory.
+
+    Args:
+        offsets, sizes: int64 [n], where the pages begin in the file, and their bytes.
+        begins: int64 [n], where they begin in `data`.
+
+    Raises: CorruptFileError.
+    """
+    headers, addresses = np.zeros(len(sizes), HEADER_DTYPE), (begins + data.address).astype(np.uint64)
+    done = parse_headers(addresses, sizes, headers)
+    while done < len(sizes):
+        with source.error_context(int(offsets[done]), "the page"):
+            page = memoryview(data).cast("B")[begins[done] : begins[done] + sizes[done]]
+            headers[done] = parse_page_header(page).record(0)
+        done += 1
+        done += parse_headers(addresses[done:], sizes[done:], headers[done:])
+    headers["offset"] = offsets
+    return headers
+
+
+def headers_at(source: ByteSource, offsets: Int64s, limits: Int64s) -> Headers:
+    """The headers of pages at known places; none reaches beyond its limit. Raises CorruptFileError."""
+    headers = np.zeros(len(offsets), HEADER_DTYPE)
+    with _scattered(source) as fd:
+
+        def read(begin: int) -> None:
+            part = slice(begin, begin + PART_PAGES)
+            _read_headers(source, fd, offsets[part], limits[part], headers[part])
+
+        parallel_map(read, range(0, len(offsets), PART_PAGES), READS_IN_FLIGHT)
+    return headers
+
+
+def walk_pages(source: ByteSource, chunks: Chunks, limit: int, in_flight: int) -> tuple[Headers, Int64s]:
+    """Walk through chunks until the values of each are complete.
+
+    `limit` bounds a walk rather than the chunk's own size: some writers leave the dictionary's header out of that.
+
+    Returns: the headers of all pages in order, dictionaries included; the pages of each chunk, int64 [num_chunks + 1].
+    Raises: CorruptFileError.
+    """
+    size = -(-len(chunks) // (in_flight * TURNS)) if in_flight > 1 else max(1, len(chunks))
+    parts = [chunks[begin : begin + size] for begin in range(0, len(chunks), size)]
+    with _scattered(source) as fd:
+        walked = parallel_map(lambda part: _walk(source, fd, part, limit), parts, in_flight)
+    headers = np.concatenate([part for found, _ in walked for part in found])
+    return headers, starts_of(np.concatenate([counts for _, counts in walked]))
+
+
+def dictionaries_before(source: ByteSource, starts: Int64s, firsts: Int64s) -> Int64s:
+    """The dictionary pages between the chunks' starts and their first data pages: OffsetIndexes do not list them.
+
+    Returns: int64 [num_chunks, 2], offset and stored size; NO_DICTIONARY where there is none. Raises CorruptFileError.
+    """
+    between = np.flatnonzero(starts != firsts)
+    found = np.full((len(starts), 2), NO_DICTIONARY)
+    if len(between):
+        headers = headers_at(source, starts[between], firsts[between])
+        found[between] = dictionaries_among(headers, np.arange(len(between) + 1))
+    return found
+
+
+def dictionaries_among(headers: Headers, first_page: Int64s) -> Int64s:
+    """The first dictionary page of each chunk's pages; see `dictionaries_before`."""
+    places = np.flatnonzero(headers["type"] == PageType.DICTIONARY)
+    firsts = np.searchsorted(places, first_page)
+    chunks = np.flatnonzero(np.diff(firsts))
+    found = np.full((len(first_page) - 1, 2), NO_DICTIONARY)
+    chosen = headers[places[firsts[chunks]]]
+    found[chunks, 0], found[chunks, 1] = chosen["offset"], chosen["header_bytes"] + chosen["stored_bytes"]
+    return found
+
+
+def check_headers(headers: Headers, first_page: Int64s, column: Column) -> None:
+    """Refuse headers of pages that are not of data, or whose levels are in an old encoding.
+
+    Raises: MalformedError, UnsupportedError.
+    """
+    refuse_pages(~is_data(headers), first_page, lambda _: "its OffsetIndex points at a page that is not of data")
+    try:
+        check_level_encodings(headers, column)
+    except UnsupportedError as error:
+        is_old = (headers["def_encoding"] != Encoding.RLE) & (column.max_def > 0)
+        is_old |= (headers["rep_encoding"] != Encoding.RLE) & (column.max_rep > 0)
+        raise UnsupportedError(str(error), chunk_of(int(np.argmax(is_old)), first_page)) from error
+
+
+def _walk(source: ByteSource, fd: int, chunks: Chunks, limit: int) -> tuple[list[Headers], Int64s]:
+    """The headers of the pages of chunks, in parts; how many each chunk has."""
+    offsets, left, counts = chunks["start"].copy(), chunks["num_values"].copy(), np.zeros(len(chunks), np.int64)
+    probe, probe_offset, part = np.empty(WALK_BYTES, np.uint8), limit, np.empty(WALK_PAGES, HEADER_DTYPE)
+    parts, chunk = [], 0
+    while chunk < len(chunks):
+        offset = int(offsets[chunk])
+        if fd < 0:
+            ahead = source.read(offset, max(0, min(AHEAD_BYTES, limit - offset)), "pages")
+            probe, probe_offset = np.frombuffer(ahead, np.uint8).copy(), offset
+        before = chunk
+        filled, chunk = walk_headers(fd, probe, probe_offset, chunk, offsets, limit, left, counts, part)
+        if filled == 0 and chunk == before:
+            filled = 1
+            header = read_page_header(source, offset, limit)
+            part[0] = header.record(offset)
+            offsets[chunk] += header.header_bytes + header.stored_bytes
+            left[chunk] -= header.num_values * bool(is_data(part[:1])[0])
+            counts[chunk] += 1
+        parts.append(part[:filled].copy())
+    for i in np.flatnonzero(left):
+        with source.error_context(int(offsets[i]), "the column chunk"):
+            known = chunks["num_values"][i]
+            raise MalformedError(f"its pages have {-left[i]} values more than the {known} of its metadata")
+    return parts, counts
+
+
+def _read_headers(source: ByteSource, fd: int, offsets: Int64s, limits: Int64s, headers: Headers) -> None:
+    probe = np.empty(PROBE_BYTES, np.uint8)
+    done = 0
+    while done < len(offsets):
+        if fd >= 0:
+            done += read_headers(fd, offsets[done:], limits[done:], probe, headers[done:])
+        if done < len(offsets):
+            offset = int(offsets[done])
+            headers[done] = read_page_header(source, offset, int(limits[done])).record(offset)
+            done += 1
+
+
+@contextmanager
+def _scattered(source: ByteSource) -> Iterator[int]:
+    """A descriptor for small reads far from each other (-1 where there is none): reading ahead would read the whole file."""
+    with source.storage.descriptor(source.path) as fd:
+        if fd >= 0:
+            _advise(fd, os.POSIX_FADV_RANDOM)
+        try:
+            yield fd
+        finally:
+            if fd >= 0:
+                _advise(fd, os.POSIX_FADV_NORMAL)
+
+
+def _advise(fd: int, advice: int) -> None:
+    with suppress(OSError):  # a hint: what the file system makes nothing of is no error
+        os.posix_fadvise(fd, 0, 0, advice)

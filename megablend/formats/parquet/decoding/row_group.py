@@ -1,0 +1,75 @@
+"""The last resort: a whole column chunk through pyarrow, for pages that cannot be read one by one."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from megablend.formats.as_numpy import as_numpy
+from megablend.formats.parquet.metadata.schema import Column
+from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.thrift import MalformedError
+from megablend.storage.base import Int64s
+
+
+def read_row_group(source: ByteSource, column: Column, row_group: int) -> tuple[npt.NDArray[Any], Int64s]:
+    """Tokens [num_tokens] of a column chunk, and its rows: row i is tokens[offsets[i]:offsets[i+1]]. Raises MalformedError."""
+    try:
+        with pq.ParquetFile(pa.PythonFile(_SourceFile(source), "r"), page_checksum_verification=True) as file:
+            table = file.read_row_group(row_group, columns=[".".join(column.path)], use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise MalformedError(f"pyarrow cannot read it ({error})") from error
+    return flatten(table.column(0).combine_chunks(), column.dtype)
+
+
+def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
+    """Tokens and rows, as of `read_row_group`, of an Arrow array of integers, of lists of them, or of structs around either."""
+    num_rows = len(rows)
+    parents = np.arange(num_rows)
+    while pa.types.is_nested(rows.type):
+        valid = rows.is_valid()
+        rows, parents = rows.filter(valid), parents[as_numpy(valid)]
+        if pa.types.is_struct(rows.type):
+            rows = rows.field(0)
+        else:
+            parents = parents[as_numpy(pc.list_parent_indices(rows))]
+            rows = pc.list_flatten(rows)
+    valid = as_numpy(rows.is_valid())
+    tokens = as_numpy(rows.drop_null()).astype(dtype, copy=False)
+    tokens.flags.writeable = False
+    lengths = np.bincount(parents[valid], minlength=num_rows)
+    return tokens, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+
+
+class _SourceFile(io.RawIOBase):
+    """A ByteSource as the kind of file that pyarrow reads."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._source.size - self._position)
+        data = self._source.read(self._position, left if size < 0 else min(size, left), "a column chunk")
+        self._position += len(data)
+        return data

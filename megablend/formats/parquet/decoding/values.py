@@ -1,0 +1,181 @@
+"""From the encoded values of pages to tokens: one table says which way, one kernel goes all of them.
+
+PLAIN values stay where they were decompressed to; others are decoded into memory of their own. An encoding that the table does
+not name is found when the file is indexed, and read by whole row groups.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from megablend.formats.decoded import address_of, addresses_of
+from megablend.formats.parquet.decoding.codecs import Buffer
+from megablend.formats.parquet.metadata.names import Encoding, Physical, name_of
+from megablend.formats.parquet.metadata.ranges import portions
+from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
+from megablend.kernels.parquet.values import (
+    BITS,
+    COPY,
+    JOIN,
+    LOOK_UP,
+    RUNS,
+    SOUND,
+    SUM,
+    UNLISTED,
+    VALUES_DTYPE,
+    decode_values,
+)
+from megablend.storage.base import Int64s
+
+BY_ROW_GROUP = -1
+"""In a block's `encoding`: the block is a whole column chunk, read through pyarrow."""
+_DICTIONARY = (int(Encoding.PLAIN_DICTIONARY), int(Encoding.RLE_DICTIONARY))
+"""As plain numbers: NumPy compares arrays with members of an enum slowly."""
+
+Array = npt.NDArray[Any]
+
+STORED: dict[int, np.dtype[Any]] = {
+    Physical.BOOLEAN: np.dtype("u1"),
+    Physical.INT32: np.dtype("<i4"),
+    Physical.INT64: np.dtype("<i8"),
+    Physical.FLOAT: np.dtype("<i4"),
+    Physical.DOUBLE: np.dtype("<i8"),
+}
+"""How values lie in memory; floats are handled as the integers of their bits."""
+WIDE_BYTES = 1 << 20
+"""Of values that narrower tokens are made of: so many are there at a time."""
+DECODERS: dict[tuple[int, int], int] = {
+    (physical, int(encoding)): way
+    for physical in STORED
+    if physical != Physical.BOOLEAN
+    for encoding, way in {
+        Encoding.PLAIN: COPY,
+        Encoding.PLAIN_DICTIONARY: LOOK_UP,
+        Encoding.RLE_DICTIONARY: LOOK_UP,
+        Encoding.DELTA_BINARY_PACKED: SUM,
+        Encoding.BYTE_STREAM_SPLIT: JOIN,
+    }.items()
+} | {(Physical.BOOLEAN, Encoding.PLAIN): BITS, (Physical.BOOLEAN, Encoding.RLE): RUNS}
+"""(physical type, encoding) -> how the kernel decodes it."""
+
+
+class Encoded(NamedTuple):
+    """The values of pages [n], as they are stored."""
+
+    offsets: Int64s
+    """int64 [n], bytes of the file to be blamed."""
+    owners: list[pa.Buffer | None]
+    """What holds the values' memory, of that page alone; None where others' bytes lie there, too."""
+    addresses: Int64s
+    sizes: Int64s
+    """int64 [n], bytes there."""
+    counts: Int64s
+    """int64 [n], values."""
+    encodings: Int64s
+    dictionaries: list[Array | None]
+    """What indices stand for, int32 or int64 [num_entries]; None where a chunk has none, or none is needed."""
+
+
+def tokens_of(
+    source: ByteSource, encoded: Encoded, physical: int, dtype: np.dtype[Any]
+) -> tuple[list[pa.Buffer | Array], Int64s]:
+    """Decode the values of pages to tokens of type `dtype`.
+
+    Returns: what holds the tokens' memory, of that page alone; their addresses, int64 [n].
+    Raises: CorruptFileError, UnsupportedFileError.
+    """
+    stored = STORED[physical]
+    if dtype.itemsize == stored.itemsize:
+        return _as_stored(source, encoded, physical)
+    owners, found = list[pa.Buffer | Array](), np.zeros(len(encoded.counts), np.int64)
+    for part in portions(encoded.counts * stored.itemsize, WIDE_BYTES):
+        mine = Encoded._make(column[part] for column in encoded)
+        wide = _as_stored(source, mine, physical)
+        for owner, address, count in zip(wide[0], wide[1].tolist(), mine.counts.tolist(), strict=True):
+            owners.append(_narrowed(owner, address, count, stored, dtype))
+        found[part] = [address_of(owner) for owner in owners[part]]
+    return owners, found
+
+
+def _as_stored(source: ByteSource, encoded: Encoded, physical: int) -> tuple[list[pa.Buffer | Array], Int64s]:
+    """`tokens_of` in the type that they are stored as."""
+    stored, offsets, counts = STORED[physical], encoded.offsets, encoded.counts
+    ways = _ways(source, offsets, encoded.encodings, physical)
+    pages = np.zeros(len(offsets), VALUES_DTYPE)
+    pages["way"], pages["count"], pages["address"], pages["size"] = ways, counts, encoded.addresses, encoded.sizes
+    owners, found = list[pa.Buffer | Array](encoded.owners), pages["address"].copy()
+    in_place = np.array([owner is not None for owner in owners]) & (ways == COPY)
+    short = in_place & (counts * stored.itemsize > pages["size"])
+    made = np.flatnonzero(~in_place | short)
+    with source.error_context(0, "the page") as place:
+        for place.offset, i, count in zip(offsets[made].tolist(), made.tolist(), counts[made].tolist(), strict=True):
+            owners[i] = pa.allocate_buffer(count * stored.itemsize)
+        for i in np.flatnonzero(ways == LOOK_UP).tolist():
+            if (dictionary := encoded.dictionaries[i]) is not None:
+                pages["dictionary"][i], pages["entries"][i] = address_of(dictionary), len(dictionary)
+            elif counts[i]:
+                place.offset = int(offsets[i])
+                raise MalformedError("its values refer to a dictionary, but its column chunk has none")
+        found[made] = pages["out"][made] = addresses_of([owners[i] for i in made.tolist()])
+        mine = pages[made]
+        decode_values(mine, np.empty(0, stored))
+        for i in np.flatnonzero(mine["problem"] != SOUND).tolist():
+            place.offset = int(offsets[made[i]])
+            raise MalformedError(_problem(mine[i], stored.itemsize))
+    return owners, found
+
+
+def is_by_dictionary(encodings: Array) -> npt.NDArray[np.bool_]:
+    """Which pages, by the encodings [n] of their values, have indices into a dictionary: bool [n]."""
+    found: npt.NDArray[np.bool_] = (encodings == _DICTIONARY[0]) | (encodings == _DICTIONARY[1])
+    return found
+
+
+def plain_values(data: Buffer, count: int, physical: int) -> Array:
+    """`count` PLAIN values at the start of `data`, int32 or int64 [count], as a view. Raises MalformedError."""
+    stored = STORED[physical]
+    if count * stored.itemsize > len(data):
+        raise MalformedError(f"{count} values need {count * stored.itemsize} bytes, {len(data)} are left in the page")
+    values: Array = np.frombuffer(data, stored, count)
+    return values
+
+
+def _ways(source: ByteSource, offsets: Int64s, encodings: Int64s, physical: int) -> Int64s:
+    """How each page's values are decoded: int64 [n]. Raises UnsupportedFileError."""
+    ways = np.zeros(len(encodings), np.int64)
+    for encoding in sorted(set(encodings.tolist())):
+        mine = encodings == encoding
+        if (way := DECODERS.get((physical, encoding))) is None:
+            with source.error_context(int(offsets[mine][0]), "the page"):
+                name = name_of(Encoding, encoding)
+                raise UnsupportedError(f"{name_of(Physical, physical)} values in {name} cannot be read")
+        ways[mine] = way
+    return ways
+
+
+def _problem(page: np.void, itemsize: int) -> str:
+    """What to say of a page (of VALUES_DTYPE) that could not be decoded."""
+    way, count, needed, size = page["way"], page["count"], page["count"] * itemsize, page["size"]
+    if page["problem"] == UNLISTED:
+        return f"it refers to an entry that its dictionary of {page['entries']} does not have"
+    return {
+        COPY: f"{count} values need {needed} bytes, {size} are left in the page",
+        LOOK_UP: f"its indices break off before {count} tokens, or are too wide",
+        SUM: f"its differences are damaged, or are fewer than those of {count} tokens",
+        JOIN: f"{count} values need {needed} bytes, its streams have {size}",
+        BITS: f"its booleans break off before {count} of them",
+        RUNS: f"its booleans break off before {count} of them, or should take more than the {size} bytes left in the page",
+    }[int(way)]
+
+
+def _narrowed(owner: Any, address: int, count: int, stored: np.dtype[Any], dtype: np.dtype[Any]) -> Array:
+    """Values of a type narrower than the one they are stored as."""
+    if not count:
+        return np.empty(0, dtype)
+    held = pa.py_buffer(owner)
+    return np.frombuffer(held, stored, count, address - held.address).astype(dtype)

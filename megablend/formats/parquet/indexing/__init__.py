@@ -1,0 +1,1 @@
+"""Finding a file's pages and counting their tokens."""

@@ -1,0 +1,75 @@
+"""The pages of a column's chunks, and what each way of finding them has to know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.parquet.decoding.headers import NO_DICTIONARY
+from megablend.formats.parquet.indexing.count import PAGE_DTYPE, Pages
+from megablend.formats.parquet.metadata.checks import starts_of
+from megablend.formats.parquet.metadata.column_chunk import Chunks
+from megablend.formats.parquet.metadata.schema import Column
+from megablend.formats.parquet.metadata.source import ByteSource
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageScanContext:
+    """What is looked for, and where."""
+
+    source: ByteSource
+    column: Column
+    limit: int
+    """The first byte of the footer; no page reaches beyond it."""
+    documents: bool
+    """Rows, and the documents that end in each page, have to be known, even if that costs a scan."""
+    in_flight: int
+    """Threads that read and decompress side by side."""
+
+    def error_context(self, chunks: Chunks) -> AbstractContextManager[None]:
+        """Blame the chunk that a MalformedError names; see `ByteSource.blamed_among`."""
+        return self.source.blamed_among(chunks["start"], chunks["row_group"], "the column chunk")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPages:
+    """The data pages of chunks."""
+
+    first_page: Int64s
+    """int64 [num_chunks + 1], the pages of each chunk."""
+    pages: Pages
+    """PAGE_DTYPE [num_pages], chunk by chunk."""
+    dictionaries: Int64s
+    """int64 [num_chunks, 2]: offset and stored size of the dictionary page; NO_DICTIONARY where there is none."""
+    scanned_bytes: int
+    note: str | None = None
+    """What of the chunks' metadata is wrong, and was not needed."""
+
+
+def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> ChunkPages:
+    """The pages of all chunks. A part has the numbers of some, int64, and their pages; those in no part have none."""
+    if len(parts) == 1 and len(parts[0][0]) == num_chunks:
+        return parts[0][1]
+    counts, dictionaries = np.zeros(num_chunks, np.int64), np.full((num_chunks, 2), NO_DICTIONARY)
+    for chunks, part in parts:
+        counts[chunks] = np.diff(part.first_page)
+        dictionaries[chunks] = part.dictionaries
+    first_page = starts_of(counts)
+    pages = np.zeros(first_page[-1], PAGE_DTYPE)
+    for chunks, part in parts:
+        shifts = first_page[chunks] - part.first_page[:-1]
+        pages[np.repeat(shifts, counts[chunks]) + np.arange(len(part.pages))] = part.pages
+    return ChunkPages(first_page, pages, dictionaries, sum(part.scanned_bytes for _, part in parts))
+
+
+def without_empty(found: ChunkPages) -> ChunkPages:
+    """The same without the pages that have neither rows nor tokens."""
+    places = np.flatnonzero((found.pages["rows"] != 0) | (found.pages["tokens"] > 0))
+    first_page = np.searchsorted(places, found.first_page).astype(np.int64)
+    return replace(found, first_page=first_page, pages=found.pages[places])

@@ -1,0 +1,88 @@
+"""The pages of column chunks, found and counted in the cheapest way that is exact; by each way, all its chunks at once.
+
+    OffsetIndex + ColumnIndex     no page is touched
+    OffsetIndex + page headers    where the ColumnIndex has no counts, or counts that do not add up to the chunk's values
+    walk from header to header    where there is no page index
+    levels                        where none of these tells tokens or rows: V1 pages are read whole, V2 pages in part
+
+What V2 headers say of nulls and rows is not used: the levels are at hand, exact, and small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.parquet.indexing.by_headers import count_by_scanning_headers, count_from_offset_index
+from megablend.formats.parquet.indexing.by_page_index import (
+    locate_from_page_index,
+    read_page_indexes,
+    uniform_page_encodings,
+)
+from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, PageScanContext, join_parts, without_empty
+from megablend.formats.parquet.indexing.count import find_miscounted, has_histogram, has_token_counts
+from megablend.formats.parquet.metadata.checks import refuse
+from megablend.formats.parquet.metadata.column_chunk import Chunks
+from megablend.formats.parquet.metadata.schema import Column
+from megablend.kernels.parquet.document_counts import sum_chunks
+
+Int64s = npt.NDArray[np.int64]
+
+
+def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
+    """Locate and count the pages of chunks; those without rows and tokens are left out.
+
+    Raises: CorruptFileError, UnsupportedFileError.
+    """
+    has_values = chunks["num_values"] > 0
+    has_index = has_values & (chunks["offset_index_bytes"] > 0)
+    indexed, walked = np.flatnonzero(has_index), np.flatnonzero(has_values & ~has_index)
+    miscounted = (chunks["num_levels"] >= 0) & (chunks["all_levels"] != chunks["num_values"])
+    parts = []
+    if len(indexed):
+        of_indexed = chunks[indexed]
+        places, counts = read_page_indexes(search, of_indexed)
+        miscounted[indexed] |= find_miscounted(counts, places.first_page, of_indexed)
+        encodings = uniform_page_encodings(of_indexed, search.column)
+        told = (of_indexed["column_index_bytes"] > 0) & (encodings >= 0) & has_token_counts(counts, search.column)
+        told &= ~miscounted[indexed]
+        if told.any():
+            of_told = places.of(told), counts.of(told, places.first_page)
+            parts.append((indexed[told], locate_from_page_index(search, of_indexed[told], encodings[told], *of_told)))
+        if not told.all():
+            parts.append((indexed[~told], count_from_offset_index(search, of_indexed[~told], places.of(~told))))
+    if len(walked):
+        parts.append((walked, count_by_scanning_headers(search, chunks[walked])))
+    found = replace(join_parts(len(chunks), parts), note=_note(chunks, miscounted))
+    sums = np.empty((3, len(chunks)), np.int64)
+    all_filled = sum_chunks(found.pages, found.first_page, sums)
+    with search.error_context(chunks):
+        _check_sums(sums, chunks, search.column)
+    return found if all_filled else without_empty(found)
+
+
+def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
+    """What to say of histograms of levels that are wrong, as those of ClickHouse 26 are where a dictionary overflows."""
+    if not miscounted.any():
+        return None
+    first = int(np.argmax(miscounted))
+    return (
+        f"{miscounted.sum()} of {len(chunks)} row groups (the first is {chunks['row_group'][first]}) have histograms of levels "
+        f"that do not add up to their {chunks['num_values'][first]:,} values; their pages were counted by their headers"
+    )
+
+
+def _check_sums(sums: Int64s, chunks: Chunks, column: Column) -> None:
+    """The pages together must be what the metadata of chunks and row groups says. Raises MalformedError."""
+    rows, tokens, continues = sums
+    refuse(continues > 0, lambda _: "its first page begins in the middle of a row")
+    refuse(
+        (rows >= 0) & (rows != chunks["num_rows"]),
+        lambda i: f"its pages have {rows[i]} rows, its row group {chunks['num_rows'][i]}",
+    )
+    refuse(
+        has_histogram(chunks, column) & (tokens != chunks["top_level"]),
+        lambda i: f"its pages have {tokens[i]} tokens, its metadata says {chunks['top_level'][i]}",
+    )

@@ -1,0 +1,131 @@
+"""How many rows and tokens each page holds, and which documents end in it: pure functions on arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.base import BLOCK_DTYPE, ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT, Array
+from megablend.formats.parquet.metadata.checks import sum_by_chunk
+from megablend.formats.parquet.metadata.column_chunk import Chunks
+from megablend.formats.parquet.metadata.memory import empty_from_arrow_pool
+from megablend.formats.parquet.metadata.page_index import ColumnIndexes, OffsetIndexes
+from megablend.formats.parquet.metadata.schema import Column
+from megablend.formats.parquet.metadata.thrift import MalformedError
+from megablend.kernels.parquet.document_counts import fill_blocks
+from megablend.kernels.parquet.page_counts import NONE, OTHER_ROWS, TOO_FEW_TOKENS, count_told_pages
+
+PAGE_DTYPE = np.dtype(
+    [
+        ("offset", "<i8"),
+        ("stored_bytes", "<i8"),  # header included
+        ("decoded_bytes", "<i8"),
+        ("encoding", "<i1"),
+        ("tokens", "<i8"),
+        ("rows", "<i8"),  # rows that begin in the page; -1 where not known
+        ("continues", "?"),  # the page begins in the middle of a row
+        ("head", "<i8"),  # tokens of that row in this page
+        ("inner", "<i8"),  # rows with tokens that begin in the page and surely end in it
+        ("tail", "<i8"),  # tokens of the last row that begins in the page, where it may go on in the next
+        ("scan", "?"),  # the counts of rows are not sure without the page's levels
+    ]
+)
+"""A data page, located and counted."""
+
+Pages = npt.NDArray[np.void]
+Counts = npt.NDArray[np.int64]
+
+
+def count_rows(page: np.void, offsets: Counts) -> None:
+    """Write into the record (of PAGE_DTYPE) of a whole chunk where its rows begin among its tokens, int64 [num_rows + 1]."""
+    lengths = np.diff(offsets)
+    page["tokens"], page["rows"] = offsets[-1], len(lengths)
+    page["inner"], page["tail"] = np.count_nonzero(lengths[:-1]), lengths[-1] if len(lengths) else 0
+
+
+def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
+    """Write what the levels of many pages say (LEVELS_DTYPE [num_pages]) into their records."""
+    for name in ("tokens", "continues", "head", "inner", "tail"):
+        pages[name] = levels[name]
+    pages["rows"] = levels["pieces"] - levels["continues"]
+    pages["scan"] = False
+
+
+def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
+    """Count pages of which each level is a token: no nulls, no empty lists. Rows are -1 where they are not known."""
+    pages["tokens"], pages["rows"] = levels, rows
+    pages["inner"] = np.maximum(rows, 0)
+    pages["scan"] = rows < 0
+
+
+def count_from_page_index(
+    places: OffsetIndexes, counts: ColumnIndexes, column: Column, chunks: Chunks, encodings: Counts, *, documents: bool
+) -> tuple[Pages, int]:
+    """Locate and count the pages of chunks of which `tells_tokens` by what their page indices say.
+
+    Args:
+        encodings: int64 [num_chunks], of the pages of each.
+        documents: whether rows have to be known; otherwise they are -1 where they are not sure.
+
+    Returns: PAGE_DTYPE [num_pages]; of how many `scan` is true.
+    Raises: MalformedError.
+    """
+    pages = empty_from_arrow_pool(len(places.offsets), PAGE_DTYPE)
+    chunk, problem, detail = count_told_pages(
+        places.first_page,
+        places.offsets,
+        places.sizes,
+        places.rows,
+        counts.nulls,
+        counts.starts,
+        counts.levels,
+        counts.has_starts,
+        chunks["decoded_bytes"] / np.maximum(1, chunks["stored_bytes"]),
+        encodings,
+        column.max_rep,
+        column.slot_def,
+        documents,
+        pages,
+    )
+    if problem != NONE:
+        raise MalformedError(
+            {
+                OTHER_ROWS: "its histograms of repetition levels and the first rows of its pages disagree",
+                TOO_FEW_TOKENS: "a page has more nulls than rows, or fewer tokens than rows with tokens",
+            }[problem],
+            chunk,
+        )
+    return pages, detail
+
+
+def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
+    """Of which chunks the metadata has a histogram of definition levels that can be right, bool [num_chunks]."""
+    fits: npt.NDArray[np.bool_] = chunks["num_levels"] == column.max_def + 1
+    fits &= chunks["all_levels"] == chunks["num_values"]
+    return fits
+
+
+def find_miscounted(counts: ColumnIndexes, first_page: Counts, chunks: Chunks) -> npt.NDArray[np.bool_]:
+    """Of which chunks the ColumnIndex's histograms of levels do not add up to the metadata's num_values, bool [num_chunks]."""
+    wrong: npt.NDArray[np.bool_] = sum_by_chunk(counts.levels.sum(axis=0), first_page) != chunks["num_values"]
+    return counts.has_levels & wrong
+
+
+def has_token_counts(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]:
+    """Of which chunks the page index tells the tokens of each page, bool [num_chunks]."""
+    if column.max_rep:
+        return counts.has_levels
+    return counts.has_nulls | (column.max_def == 0)
+
+
+def blocks_of(pages: Pages, first_page: Counts) -> tuple[Array, Counts]:
+    """Pages as blocks. Each page has rows or tokens; where rows of one are not known, none are.
+
+    Args:
+        first_page: int64 [num_chunks + 1], the pages of each chunk, of which the first begins with a row.
+
+    Returns: BLOCK_DTYPE [num_pages]; the tokens before each chunk, and all, int64 [num_chunks + 1].
+    """
+    blocks, first_tokens = np.empty(len(pages), BLOCK_DTYPE), np.empty(len(first_page), np.int64)
+    fill_blocks(pages, first_page, STARTS_MID_DOCUMENT, ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, first_tokens, blocks)
+    return blocks, first_tokens

@@ -1,0 +1,90 @@
+"""A Parquet file's blocks: its data pages, chunk by chunk."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.base import CHUNK_DTYPE, Array, FileIndex, FileToIndex
+from megablend.formats.parquet.decoding.codecs import CODECS, unsupported_codec_message
+from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, PageScanContext
+from megablend.formats.parquet.indexing.chunks import find_pages
+from megablend.formats.parquet.indexing.count import blocks_of
+from megablend.formats.parquet.metadata.checks import refuse
+from megablend.formats.parquet.metadata.column_chunk import Chunks, column_chunks
+from megablend.formats.parquet.metadata.footer import read_footer
+from megablend.formats.parquet.metadata.schema import Column, find_column
+from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.thrift import UnsupportedError
+from megablend.storage.base import Storage
+
+Int64s = npt.NDArray[np.int64]
+
+CHUNKS_IN_FLIGHT = 8
+THREADED_BYTES = 64 << 20
+"""A column of less is indexed before threads would pay."""
+
+
+def index_file(file: FileToIndex, storage: Storage, *, span: tuple[int, int] | None = None) -> FileIndex:
+    """Find and count the pages of a file's token column, or of its chunks that begin within bytes `span`.
+
+    Where tokens are known without a scan, but rows are not, and nobody asked for documents, rows and ends of all blocks are -1.
+
+    Raises: MissingFileError, CorruptFileError, UnsupportedFileError, ConfigError (no such column).
+    """
+    source = ByteSource(file.path, storage, storage.stat(file.path).size)
+    footer = read_footer(source)
+    with source.error_context(footer.offset, "the footer"):
+        leaf, num_leaves = find_column(footer.schema, file.column, file.path, numbers=file.numbers)
+        chunks = column_chunks(footer, leaf, num_leaves)
+        _check_chunks(chunks, leaf)
+    first_rows = np.cumsum(chunks["num_rows"]) - chunks["num_rows"]
+    if span is not None:
+        begins = np.where(chunks["num_values"] > 0, chunks["start"], 0)
+        chunks = chunks[(span[0] <= begins) & (begins < span[1])]
+    large = chunks["stored_bytes"].sum() >= THREADED_BYTES
+    found = find_pages(
+        PageScanContext(
+            source=source,
+            column=leaf,
+            limit=footer.offset,
+            documents=file.documents,
+            in_flight=CHUNKS_IN_FLIGHT if large else 1,
+        ),
+        chunks,
+    )
+    blocks, first_tokens = blocks_of(found.pages, found.first_page)
+    return FileIndex(
+        rows=int(chunks["num_rows"].sum()),
+        tokens=int(first_tokens[-1]),
+        token_dtype=leaf.dtype,
+        chunks=_chunk_table(chunks, found, first_tokens, first_rows),
+        blocks=blocks,
+        structure=footer.digest,
+        meta=leaf.to_meta(),
+        scanned_bytes=found.scanned_bytes,
+        column=leaf.name,
+        note=found.note,
+    )
+
+
+def _check_chunks(chunks: Chunks, column: Column) -> None:
+    """Raises MalformedError, UnsupportedError."""
+    refuse(
+        chunks["physical"] != column.physical, lambda i: f"row group {i} has another column in place of {column.name!r}"
+    )
+    codecs = chunks["codec"].tolist()
+    for codec in set(codecs) - CODECS.keys():
+        raise UnsupportedError(f"row group {codecs.index(codec)}: {unsupported_codec_message(codec)}")
+    if column.max_rep == 0:
+        rows, values = chunks["num_rows"], chunks["num_values"]
+        refuse(values != rows, lambda i: f"row group {i} has {values[i]} values for {rows[i]} rows")
+
+
+def _chunk_table(chunks: Chunks, found: ChunkPages, first_tokens: Int64s, first_rows: Int64s) -> Array:
+    table = np.zeros(len(chunks), CHUNK_DTYPE)
+    table["row_group"], table["codec"] = chunks["row_group"], chunks["codec"]
+    table["dictionary_offset"], table["dictionary_bytes"] = found.dictionaries.T
+    table["first_row"] = first_rows[chunks["row_group"]]
+    table["first_token"] = first_tokens[:-1]
+    return table

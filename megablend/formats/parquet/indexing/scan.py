@@ -1,0 +1,63 @@
+"""Counting by levels, where nothing else tells rows or tokens: V1 pages are read whole, of V2 pages the levels alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from megablend.formats.parquet.decoding.bodies import check_checksums, decompress_pages
+from megablend.formats.parquet.decoding.levels import check_levels, levels_of
+from megablend.formats.parquet.indexing.count import Pages, count_levels
+from megablend.formats.parquet.metadata.parallel_map import parallel_map
+from megablend.formats.parquet.metadata.ranges import plan_reads
+from megablend.formats.parquet.metadata.schema import Column
+from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.kernels.parquet.levels import NONE
+from megablend.kernels.parquet.page_headers import DATA, Headers
+from megablend.storage.base import Int64s
+
+
+def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, pages: Pages, in_flight: int) -> int:
+    """Count pages by their levels; returns the bytes that were read.
+
+    Args:
+        headers: HEADER_DTYPE [n], of data pages in the order of the file.
+        codecs: int64 [n], how each is compressed.
+        pages: PAGE_DTYPE [n], counts are filled.
+
+    Raises: CorruptFileError, UnsupportedFileError.
+    """
+    offsets = headers["offset"] + headers["header_bytes"]
+    is_v1 = headers["type"] == DATA
+    sizes = np.where(is_v1, headers["stored_bytes"], headers["rep_bytes"] + headers["def_bytes"])
+    loads = np.where(is_v1, np.maximum(sizes, headers["decoded_bytes"]), sizes)
+
+    def count(planned: tuple[range, int, int]) -> None:
+        pages_of_run, start, stop = planned
+        run = slice(pages_of_run.start, pages_of_run.stop)
+        data, _ = source.read_ranges(np.array([start]), np.array([stop - start]), "a run of pages")
+        owners, addresses, held = _level_bytes(
+            source, headers[run], codecs[run], data, offsets[run] - start, sizes[run]
+        )
+        levels, _, _ = levels_of(headers[run], addresses, held, column, np.full(len(held), -1))
+        del owners  # which held what the levels were read from
+        for i in np.flatnonzero(levels["problem"] != NONE):
+            with source.error_context(int(headers["offset"][run][i]), "the page"):
+                check_levels(levels[i], column)
+        count_levels(pages[run], levels)
+
+    parallel_map(count, plan_reads(offsets.tolist(), sizes.tolist(), loads.tolist()), in_flight)
+    return int(sizes.sum())
+
+
+def _level_bytes(
+    source: ByteSource, headers: Headers, codecs: Int64s, data: pa.Buffer, begins: Int64s, sizes: Int64s
+) -> tuple[list[pa.Buffer | None], Int64s, Int64s]:
+    """What begins with the levels of each page: what holds it, where it lies, its bytes."""
+    is_v1 = np.flatnonzero(headers["type"] == DATA)
+    check_checksums(source, headers[is_v1], data, begins[is_v1])
+    addresses, sizes, v1 = data.address + begins, sizes.copy(), headers[is_v1]
+    parts = addresses[is_v1], sizes[is_v1], v1["decoded_bytes"]
+    owners, found = decompress_pages(source, v1["offset"], codecs[is_v1], data, *parts)
+    addresses[is_v1], sizes[is_v1] = found, v1["decoded_bytes"]
+    return owners, addresses, sizes

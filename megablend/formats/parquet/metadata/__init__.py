@@ -1,0 +1,1 @@
+"""What describes a Parquet file: footer, schema, page headers, page indices."""

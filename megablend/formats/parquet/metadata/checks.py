@@ -1,0 +1,58 @@
+"""Checks of many chunks and pages at once: what is wrong is told of the first that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.parquet.metadata.thrift import MalformedError
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+
+def refuse(wrong: Bools, problem: Callable[[int], str]) -> None:
+    """Refuse chunks. Raises MalformedError of the first that is wrong.
+
+    Args:
+        wrong: bool [num_chunks].
+        problem: what to say of chunk number i.
+    """
+    if wrong.any():
+        chunk = int(np.argmax(wrong))
+        raise MalformedError(problem(chunk), chunk)
+
+
+def refuse_pages(wrong: Bools, first_page: Int64s, problem: Callable[[int], str]) -> None:
+    """Refuse pages. Raises MalformedError of the chunk of the first that is wrong.
+
+    Args:
+        wrong: bool [num_pages].
+        first_page: int64 [num_chunks + 1], the pages of each chunk.
+        problem: what to say of page number i.
+    """
+    if wrong.any():
+        page = int(np.argmax(wrong))
+        raise MalformedError(problem(page), chunk_of(page, first_page))
+
+
+def chunk_of(page: int, first_page: Int64s) -> int:
+    """The chunk that a page belongs to."""
+    return int(np.searchsorted(first_page, page, "right")) - 1
+
+
+def sum_by_chunk(values: npt.NDArray[np.generic], first_page: Int64s) -> Int64s:
+    """Sums over the pages of each chunk, int64 [num_chunks]."""
+    ends = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=ends[1:])
+    sums: Int64s = ends[first_page[1:]] - ends[first_page[:-1]]
+    return sums
+
+
+def starts_of(counts: Int64s) -> Int64s:
+    """Where each of several runs begins, and where the last ends: int64 [n + 1]."""
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts

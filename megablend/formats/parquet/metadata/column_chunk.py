@@ -1,0 +1,140 @@
+"""The chunks of one column, as the footer describes them.
+
+A kernel reads all row groups in one pass. What it leaves alone is read slowly, which names what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.parquet.metadata.footer import Footer
+from megablend.formats.parquet.metadata.schema import Column
+from megablend.formats.parquet.metadata.thrift import (
+    Kind,
+    MalformedError,
+    Struct,
+    Structs,
+    UnsupportedError,
+    write_struct,
+)
+from megablend.kernels.parquet.footer import ABSENT, CHUNK_DTYPE, NUMBERED, find_chunks
+
+Chunks = npt.NDArray[np.void]
+"""CHUNK_DTYPE [num_chunks]: a column's parts of row groups, checked: all of each lies before the footer."""
+
+_OTHER = 1 << NUMBERED
+"""The bit of encodings that have none of their own."""
+
+
+def column_chunks(footer: Footer, column: Column, num_leaves: int) -> Chunks:
+    """The chunks of a column, one of `num_leaves`: CHUNK_DTYPE [num_row_groups]. Raises MalformedError, UnsupportedError."""
+    chunks = _found_at_once(footer, column, num_leaves)
+    if chunks is None:
+        chunks = _read_slowly(footer, column, num_leaves)
+    rows = int(chunks["num_rows"].sum())
+    if rows != footer.num_rows:
+        raise MalformedError(f"num_rows is {footer.num_rows}, but the row groups have {rows}")
+    return chunks
+
+
+def _found_at_once(footer: Footer, column: Column, num_leaves: int) -> Chunks | None:
+    """CHUNK_DTYPE [num_row_groups], as a kernel reads it; None where anything is unusual or damaged."""
+    groups = footer.row_groups
+    if not isinstance(groups, Structs):
+        return None
+    found = np.zeros(len(groups), CHUNK_DTYPE)
+    data, path = np.frombuffer(footer.data, np.uint8), np.frombuffer(_path_bytes(column), np.uint8)
+    done = find_chunks(data, groups.start, column.ordinal, num_leaves, path, footer.offset, found)
+    return found if done else None
+
+
+def _path_bytes(column: Column) -> bytes:
+    """The column's path as writers write it: a list of texts, a length below 15 in four bits."""
+    names = [name.encode() for name in column.path]
+    written = write_struct([(1, Kind.LIST, (Kind.BINARY, names))])[1:-1]
+    return bytes([len(names) << 4 | Kind.BINARY]) + written[2:] if len(names) < 15 else written
+
+
+def _read_slowly(footer: Footer, column: Column, num_leaves: int) -> Chunks:
+    """The same, read field by field. Raises MalformedError, UnsupportedError."""
+    found = np.zeros(len(footer.row_groups), CHUNK_DTYPE)
+    for number, group in enumerate(footer.row_groups):
+        columns = group.structs(1, f"columns of row group {number}")
+        if len(columns) != num_leaves:
+            raise MalformedError(f"row group {number} has {len(columns)} columns, the schema {num_leaves}")
+        facts = _facts_in(columns[column.ordinal], number, column)
+        facts["num_rows"] = group.count(3, "num_rows of a row group")
+        facts["row_group"] = number
+        _check_bytes(facts, footer.offset)
+        for name, value in facts.items():
+            found[number][name] = value
+    return found
+
+
+def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
+    """What CHUNK_DTYPE has of a column chunk."""
+    if 8 in chunk or 9 in chunk:
+        raise UnsupportedError(f"the column is encrypted (row group {row_group}); decrypt the file")
+    if 1 in chunk and chunk.text(1, "file_path"):
+        raise UnsupportedError(f"row group {row_group} lies in another file ({chunk.text(1, 'file_path')})")
+    meta = chunk.struct(3, "meta_data of a column chunk")
+    statistics = meta.struct(12, "statistics") if 12 in meta else Struct({})
+    sizes = meta.struct(16, "size_statistics") if 16 in meta else Struct({})
+    levels = sizes.integers(3, "definition_level_histogram") if 3 in sizes else None
+    facts = {
+        "physical": meta.integer(1, "type"),
+        "codec": meta.integer(4, "codec"),
+        "encodings": _bits(meta.integers(2, "encodings")),
+        "page_encodings": _page_encodings(meta),
+        "num_values": meta.count(5, "num_values"),
+        "data_page": meta.count(9, "data_page_offset"),
+        "dictionary_page": meta.integer(11, "dictionary_page_offset", 0),
+        "stored_bytes": meta.count(7, "total_compressed_size"),
+        "decoded_bytes": meta.count(6, "total_uncompressed_size"),
+        "null_count": statistics.count(3, "null_count") if 3 in statistics else -1,
+        "num_levels": -1 if levels is None else len(levels),
+        "all_levels": min(max(sum(levels or ()), -1), 1 << 62),
+        "top_level": levels[-1] if levels else 0,
+        "offset_index": chunk.count(4, "offset_index_offset") if 4 in chunk else -1,
+        "offset_index_bytes": chunk.count(5, "offset_index_length", 0),
+        "column_index": chunk.count(6, "column_index_offset") if 6 in chunk else -1,
+        "column_index_bytes": chunk.count(7, "column_index_length", 0),
+    }
+    if tuple(meta.texts(3, "path_in_schema")) != column.path:
+        raise MalformedError(f"row group {row_group} has another column in place of {column.name!r}")
+    return facts
+
+
+def _page_encodings(meta: Struct) -> int:
+    if 13 not in meta:
+        return int(ABSENT)
+    stats = meta.structs(13, "encoding_stats")
+    return _bits([s.integer(2, "encoding") for s in stats if s.integer(1, "page_type") in (0, 3)])
+
+
+def _bits(encodings: list[int]) -> int:
+    bits = 0
+    for encoding in encodings:
+        bits |= 1 << encoding if 0 <= encoding < NUMBERED else _OTHER
+    return bits
+
+
+def _check_bytes(facts: dict[str, int], limit: int) -> None:
+    """Find `start`, and check that all bytes of a chunk and its page index lie before byte `limit`. Raises MalformedError."""
+    # Some writers leave dictionary_page_offset out or 0 and let data_page_offset name the dictionary.
+    start, data, dictionary = facts["data_page"], facts["data_page"], facts["dictionary_page"]
+    if 0 < dictionary < data:
+        start = dictionary
+    stop = start + facts["stored_bytes"]
+    if facts["num_values"] and not 0 < start < stop <= limit:
+        raise MalformedError(
+            f"row group {facts['row_group']} claims bytes {start} to {stop}, the footer begins at {limit}"
+        )
+    facts["start"] = start
+    for name in ("offset_index", "column_index"):
+        begin, size = facts[name], facts[f"{name}_bytes"]
+        if begin < 0:
+            facts[f"{name}_bytes"] = 0
+        elif size and begin + size > limit:
+            raise MalformedError(f"{name} claims bytes {begin} to {begin + size}, the footer begins at {limit}")

@@ -1,0 +1,78 @@
+"""The footer: schema and row groups."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.thrift import Struct, UnsupportedError, read_struct
+
+MAGIC = b"PAR1"
+ENCRYPTED_MAGIC = b"PARE"
+TAIL_BYTES = 64 << 10
+"""Read at once from the end of a file: most footers fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """FileMetaData, read but for its row groups, which `column_chunks` reads for one column."""
+
+    digest: str
+    offset: int
+    """First byte of the footer: pages lie before it."""
+    num_rows: int
+    schema: Sequence[Struct]
+    row_groups: Sequence[Struct]
+    data: bytes
+
+
+def read_footer_bytes(source: ByteSource) -> bytes:
+    """Find a file's footer. Raises CorruptFileError, UnsupportedFileError (encrypted)."""
+    path = source.path
+    if source.size == 0:
+        raise CorruptFileError(path, "the file is empty; write it again or fetch it anew")
+    tail = source.read(max(0, source.size - TAIL_BYTES), min(source.size, TAIL_BYTES), "the file's end")
+    if tail[-4:] == ENCRYPTED_MAGIC:
+        raise UnsupportedFileError(path, "the footer is encrypted (PARE); decrypt the file", offset=source.size - 4)
+    if source.size < 12 or tail[-4:] != MAGIC:
+        found = f"it ends with {tail[-4:]!r}, not {MAGIC!r}" if tail[-4:] != MAGIC else f"it has {source.size} bytes"
+        problem = f"not a whole Parquet file: {found}; write it again or fetch it anew"
+        raise CorruptFileError(path, problem, offset=max(0, source.size - 4))
+    size = int.from_bytes(tail[-8:-4], "little")
+    if not 0 < size <= source.size - 12:
+        problem = f"the footer's length is {size}, but {source.size - 12} bytes lie before it"
+        raise CorruptFileError(path, problem, offset=source.size - 8)
+    if size + 8 <= len(tail):
+        return tail[-8 - size : -8]
+    return source.read(source.size - 8 - size, size, "the footer")
+
+
+def digest_of(footer: bytes) -> str:
+    """What tells one file's structure from another's: hex, 16 bytes."""
+    return hashlib.blake2b(footer, digest_size=16).hexdigest()
+
+
+def read_footer(source: ByteSource) -> Footer:
+    """Read a file's footer. Raises CorruptFileError, UnsupportedFileError (encrypted)."""
+    data = read_footer_bytes(source)
+    offset = source.size - 8 - len(data)
+    with source.error_context(offset, "the footer"):
+        return parse_footer(data, offset)
+
+
+def parse_footer(data: bytes, offset: int) -> Footer:
+    """Parse FileMetaData that lies at `offset` of its file. Raises MalformedError, UnsupportedError (encrypted)."""
+    meta, _ = read_struct(data)
+    if 8 in meta:
+        raise UnsupportedError("its columns are encrypted (encryption_algorithm is set); decrypt the file")
+    return Footer(
+        digest=digest_of(data),
+        offset=offset,
+        num_rows=meta.count(3, "num_rows"),
+        schema=meta.structs(2, "schema"),
+        row_groups=meta.structs(4, "row_groups"),
+        data=data,
+    )

@@ -1,0 +1,171 @@
+"""The page indices of many chunks: where pages lie (OffsetIndex), and how many levels of each kind they hold (ColumnIndex).
+
+Source: parquet-format, PageIndex.md and parquet.thrift (OffsetIndex, ColumnIndex).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.parquet.metadata.checks import starts_of
+from megablend.formats.parquet.metadata.memory import empty_from_arrow_pool
+from megablend.formats.parquet.metadata.thrift import MalformedError, read_struct
+from megablend.kernels.parquet.page_index import (
+    BAD_COUNT,
+    BAD_OFFSET,
+    BAD_ROW,
+    BAD_SIZE,
+    DISORDER,
+    INCOMPLETE,
+    MIN_LOCATION_BYTES,
+    NO_PAGES,
+    NONE,
+    OVERLAP,
+    SUMS_DIFFER,
+    TOO_LARGE,
+    UNREADABLE,
+    page_counts,
+    page_locations,
+)
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetIndexes:
+    """Places of the data pages of chunks; dictionary pages are not among them."""
+
+    first_page: Int64s
+    """int64 [num_chunks + 1], the pages of each chunk."""
+    offsets: Int64s
+    """int64 [num_pages], bytes in the file."""
+    sizes: Int64s
+    """int64 [num_pages], bytes, headers included."""
+    rows: Int64s
+    """int64 [num_pages]."""
+
+    def of(self, chosen: Bools) -> OffsetIndexes:
+        """Those of chosen chunks, bool [num_chunks]."""
+        if chosen.all():
+            return self
+        counts = np.diff(self.first_page)
+        pages = np.repeat(chosen, counts)
+        return OffsetIndexes(starts_of(counts[chosen]), self.offsets[pages], self.sizes[pages], self.rows[pages])
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnIndexes:
+    """Counts of the data pages of chunks, as far as their writers tell them."""
+
+    has_nulls: Bools
+    """bool [num_chunks]."""
+    has_levels: Bools
+    has_starts: Bools
+    nulls: Int64s
+    """int64 [num_pages]."""
+    levels: Int64s
+    """int64 [max_def + 1, num_pages]: levels by definition level."""
+    starts: Int64s
+    """int64 [num_pages]: levels of repetition level 0."""
+
+    def of(self, chosen: Bools, first_page: Int64s) -> ColumnIndexes:
+        """Those of chosen chunks, bool [num_chunks]; of all, `first_page` has the pages."""
+        if chosen.all():
+            return self
+        pages = np.repeat(chosen, np.diff(first_page))
+        has_nulls, has_levels, has_starts = (has[chosen] for has in (self.has_nulls, self.has_levels, self.has_starts))
+        return ColumnIndexes(
+            has_nulls,
+            has_levels,
+            has_starts,
+            self.nulls[pages],
+            self.levels[:, pages],
+            self.starts[pages],
+        )
+
+
+def parse_offset_indexes(
+    data: Bytes, begins: Int64s, ends: Int64s, *, starts: Int64s, limit: int, num_rows: Int64s
+) -> OffsetIndexes:
+    """Parse and check OffsetIndexes: pages in order, apart, within their chunk.
+
+    Args:
+        data: uint8, OffsetIndexes.
+        begins, ends: int64 [num_chunks], where each one lies there.
+        starts: int64 [num_chunks], the byte of the file before which a chunk's pages do not begin.
+        limit: the byte beyond which none goes.
+        num_rows: int64 [num_chunks].
+
+    Raises: MalformedError.
+    """
+    first_page = np.empty(len(begins) + 1, np.int64)
+    offsets, sizes, rows = empty_from_arrow_pool((3, int((ends - begins).sum()) // MIN_LOCATION_BYTES), np.int64)
+    chunk, problem, page = page_locations(data, begins, ends, starts, limit, num_rows, first_page, offsets, sizes, rows)
+    if problem == UNREADABLE:
+        _complain(data[begins[chunk] : ends[chunk]], "OffsetIndex", chunk)
+    if problem != NONE:
+        numbers = {BAD_OFFSET: offsets, BAD_SIZE: sizes, TOO_LARGE: sizes, BAD_ROW: rows}
+        number = numbers[problem][page] if problem in numbers else 0
+        raise MalformedError(
+            {
+                NO_PAGES: f"it lists no pages for {num_rows[chunk]} rows",
+                BAD_OFFSET: f"offset of a page is {number}, expected 0 to 2**48",
+                BAD_SIZE: f"compressed_page_size is {number}, expected 0 to 2**48",
+                BAD_ROW: f"first_row_index is {number}, expected 0 to 2**48",
+                TOO_LARGE: f"a page of {number} bytes is larger than a page can be (2 GiB)",
+                OVERLAP: f"its pages overlap or lie outside of their column chunk, bytes {starts[chunk]} to {limit}",
+                DISORDER: f"its first rows do not ascend from 0 to the {num_rows[chunk]} rows of the row group",
+            }[problem],
+            chunk,
+        )
+    num_pages = first_page[-1]
+    return OffsetIndexes(first_page, offsets[:num_pages], sizes[:num_pages], rows[:num_pages])
+
+
+def parse_column_indexes(
+    data: Bytes, begins: Int64s, ends: Int64s, *, first_page: Int64s, max_def: int, max_rep: int
+) -> ColumnIndexes:
+    """Parse and check ColumnIndexes. A chunk may have none: one of no bytes.
+
+    Args:
+        data: uint8, ColumnIndexes.
+        begins, ends: int64 [num_chunks], where each one lies there.
+        first_page: int64 [num_chunks + 1], the pages of each chunk.
+
+    Raises: MalformedError.
+    """
+    num_pages = int(first_page[-1])
+    nulls = empty_from_arrow_pool((1, num_pages), np.int64)
+    starts = empty_from_arrow_pool((max_rep + 1, num_pages), np.int64)
+    levels = empty_from_arrow_pool((max_def + 1, num_pages), np.int64)
+    found = np.empty((len(begins), 3), np.int64)
+    chunk, problem, kind = page_counts(data, begins, ends, first_page, nulls, starts, levels, found)
+    if problem == UNREADABLE:
+        _complain(data[begins[chunk] : ends[chunk]], "ColumnIndex", chunk)
+    if problem != NONE:
+        width, pages = (1, max_rep + 1, max_def + 1)[kind], first_page[chunk + 1] - first_page[chunk]
+        raise MalformedError(
+            {
+                INCOMPLETE: f"it has {found[chunk, kind]} counts, expected {width} for each of {pages} pages",
+                BAD_COUNT: "one of its counts is negative or absurdly large",
+                SUMS_DIFFER: "its histograms of definition and repetition levels have different sums",
+            }[problem],
+            chunk,
+        )
+    has_nulls, has_starts, has_levels = found.T > 0
+    return ColumnIndexes(has_nulls, has_levels, has_starts, nulls[0], levels, starts[0])
+
+
+def _complain(data: Bytes, name: str, item: int) -> NoReturn:
+    """Say what is wrong with a struct that the kernel could not read. Raises MalformedError."""
+    try:
+        read_struct(data.tobytes())
+    except MalformedError as error:
+        raise MalformedError(str(error), item) from error
+    raise MalformedError(f"it is not what the format says of an {name}", item)

@@ -1,0 +1,18 @@
+"""Work on many things, several at a time: so that many reads are in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> list[R]:
+    """What `work` makes of each item, in their order, by `in_flight` threads; one, or a single item, needs none."""
+    if in_flight < 2 or len(items) < 2:
+        return list(map(work, items))
+    with ThreadPoolExecutor(min(in_flight, len(items))) as threads:
+        return list(threads.map(work, items))

@@ -1,0 +1,226 @@
+"""From the schema to the one column that holds the tokens.
+
+Lists are three nested nodes in Parquet, `input_ids (LIST) / list (repeated) / element`. People name them by what they
+see in Arrow, `input_ids`; a column's `name` here leaves the two inner nodes out. All kinds of lists (also large and
+fixed-size ones) look alike in Parquet: what matters for reading is the two maximal levels alone.
+
+Source: parquet-format, LogicalTypes.md ("Lists", with its rules for old writers) and the Dremel paper's levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from megablend.errors import ConfigError
+from megablend.formats.choose import UINT64_REMEDY, choose_column
+from megablend.formats.parquet.metadata.names import Physical, Repetition, name_of
+from megablend.formats.parquet.metadata.thrift import MalformedError, Struct, Structs
+
+CONVERTED_INTEGERS = {
+    11: "uint8",
+    12: "uint16",
+    13: "uint32",
+    14: "uint64",
+    15: "int8",
+    16: "int16",
+    17: "int32",
+    18: "int64",
+}
+CONVERTED_LIST = 3
+CONVERTED_MAPS = (1, 2)
+LOGICAL_MAP, LOGICAL_LIST, LOGICAL_INTEGER, LOGICAL_FLOAT16 = 2, 3, 10, 15
+TOKEN_DTYPES = ("int32", "int64", "uint16", "uint32", "int8", "int16", "uint8")
+OTHER_DTYPES: dict[int, str] = {Physical.BOOLEAN: "bool", Physical.FLOAT: "float32", Physical.DOUBLE: "float64"}
+"""Numbers that are no tokens, by physical type."""
+FLOAT16 = "float16"
+"""Numbers that are not read: what messages call them."""
+MAX_LEVEL = 127
+"""Levels are kept in bytes; no sensible schema is deeper."""
+MAX_NESTED = 512
+"""Groups in one another, required ones too: each column of a deep schema has a path as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A leaf of the schema: where its chunks are, and how its levels read."""
+
+    name: str
+    """Dotted, the inner nodes of lists left out."""
+    path: tuple[str, ...]
+    """Names of all nodes."""
+    ordinal: int
+    """Number among the leaves: its chunk's place in each row group."""
+    physical: int
+    dtype: str
+    """numpy name of its values; "" where they are not numbers that can be read."""
+    max_def: int
+    max_rep: int
+    slot_def: int
+    """Lowest definition level at which a level stands for an element (of a list, or a value of a flat column)."""
+    nesting: str = ""
+    """Why its place in the schema rules it out; "" where it does not."""
+    kind: str = field(default="", compare=False)
+    """What its values are, for messages alone."""
+
+    def to_meta(self) -> dict[str, Any]:
+        """What a reader needs of the column, JSON-able."""
+        kept = ("name", "path", "ordinal", "physical", "dtype", "max_def", "max_rep", "slot_def")
+        return {key: list(self.path) if key == "path" else getattr(self, key) for key in kept}
+
+    @staticmethod
+    def from_meta(meta: dict[str, Any]) -> Column:
+        """The inverse of `to_meta`."""
+        return Column(**{**meta, "path": tuple(meta["path"])})
+
+
+@dataclass(slots=True)
+class _Group:
+    """An inner node on the way from the root to the node at hand."""
+
+    name: str
+    children_left: int
+    path: tuple[str, ...]
+    names: tuple[str, ...]
+    max_def: int
+    max_rep: int
+    slot_def: int
+    in_map: bool
+    is_list: bool
+    holds_element: bool
+
+
+def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
+    """All columns of a schema (SchemaElements in depth-first order). Raises MalformedError."""
+    if not schema:
+        raise MalformedError("the schema is empty")
+    stack = [_Group("", schema[0].count(5, "num_children", 0), (), (), 0, 0, 0, False, False, False)]
+    ordinal = 0
+    for element in schema[1:]:
+        while stack and stack[-1].children_left == 0:
+            stack.pop()
+        if not stack:
+            raise MalformedError("the schema has more elements than its groups announce")
+        if len(stack) > MAX_NESTED:
+            raise MalformedError(f"the schema is nested deeper than {MAX_NESTED} groups")
+        parent = stack[-1]
+        parent.children_left -= 1
+        node = _child(parent, element)
+        if node.max_def > MAX_LEVEL:
+            raise MalformedError(f"the schema is nested deeper than {MAX_LEVEL} levels")
+        if node.children_left:
+            stack.append(node)
+        else:
+            yield _column(node, element, ordinal)
+            ordinal += 1
+    if any(group.children_left for group in stack):
+        raise MalformedError("the schema ends before its groups are complete")
+
+
+@lru_cache(maxsize=16)
+def _known_leaves(schema: bytes, size: int) -> Sequence[Column]:
+    """The columns of a schema of `size` elements: thousands of files have the same."""
+    return tuple(leaves(Structs(schema, 0, size)))
+
+
+def find_column(schema: Sequence[Struct], name: str | None, path: str, *, numbers: bool = False) -> tuple[Column, int]:
+    """The column called `name`, or the one that `choose_column` takes for that of the tokens; and the number of leaves.
+
+    Args:
+        numbers: it need not hold tokens: numbers of any kind will do.
+
+    Raises: ConfigError (no such column, several, or not of integers, or numbers), MalformedError.
+    """
+    columns = _known_leaves(schema.written(), len(schema)) if isinstance(schema, Structs) else list(leaves(schema))
+    physical = {".".join(column.path): column.name for column in columns}  # the full path is good, too
+    problems = {column.name: _problem(column, numbers=numbers) for column in columns}
+    lists = {column.name for column in columns if column.max_rep}
+    chosen = choose_column(path, physical.get(name, name) if name else name, problems, lists, numbers=numbers)
+    found = [column for column in columns if column.name == chosen]
+    if len(found) > 1:
+        raise ConfigError(f"{path}: {len(found)} columns are called {chosen!r}; rename one")
+    return found[0], len(columns)
+
+
+def _problem(column: Column, *, numbers: bool) -> str | None:
+    """Why a column cannot hold tokens, or numbers; None where it can."""
+    if column.nesting:
+        return column.nesting
+    if column.kind == "uint64":
+        return f"is of uint64; {UINT64_REMEDY}"
+    dtypes = (*TOKEN_DTYPES, *OTHER_DTYPES.values()) if numbers else TOKEN_DTYPES
+    if column.dtype in dtypes:
+        return None
+    hint = "; write it as float32" if numbers and column.kind == FLOAT16 else ""
+    return f"is of {column.kind}, not of {'numbers' if numbers else 'integers'} ({', '.join(dtypes)}){hint}"
+
+
+def _child(parent: _Group, element: Struct) -> _Group:
+    name = element.text(4, "name of a schema element")
+    repetition = element.integer(3, "repetition_type", Repetition.REQUIRED)
+    if repetition not in Repetition._value2member_map_:
+        raise MalformedError(f"column {name!r} has repetition type {repetition}")
+    repeated = repetition == Repetition.REPEATED
+    num_children = element.count(5, "num_children", 0)
+    logical = element.struct(10, "logicalType") if 10 in element else Struct({})
+    converted = element.integer(6, "converted_type", -1)
+    inner = (parent.is_list and repeated) or parent.holds_element
+    max_def = parent.max_def + (repetition != Repetition.REQUIRED)
+    return _Group(
+        name=name,
+        children_left=num_children,
+        path=(*parent.path, name),
+        names=parent.names if inner else (*parent.names, name),
+        max_def=max_def,
+        max_rep=parent.max_rep + repeated,
+        slot_def=max_def if repeated else parent.slot_def,
+        in_map=parent.in_map or converted in CONVERTED_MAPS or LOGICAL_MAP in logical,
+        is_list=num_children > 0 and (converted == CONVERTED_LIST or LOGICAL_LIST in logical),
+        # Old writers have no third node: the repeated one is the element itself.
+        holds_element=parent.is_list
+        and repeated
+        and num_children == 1
+        and name not in ("array", f"{parent.name}_tuple"),
+    )
+
+
+def _column(node: _Group, element: Struct, ordinal: int) -> Column:
+    physical = element.integer(1, "type of a column")
+    dtype, kind = _dtype(physical, element)
+    return Column(
+        name=".".join(node.names),
+        path=node.path,
+        ordinal=ordinal,
+        physical=physical,
+        dtype=dtype,
+        max_def=node.max_def,
+        max_rep=node.max_rep,
+        slot_def=node.slot_def,
+        nesting="lies in a map" if node.in_map else "is a list of lists" if node.max_rep > 1 else "",
+        kind=kind,
+    )
+
+
+def _dtype(physical: int, element: Struct) -> tuple[str, str]:
+    """(numpy name of the values or "", what the column is, for messages)."""
+    kind = name_of(Physical, physical)
+    if physical not in (Physical.INT32, Physical.INT64):
+        if 10 in element and LOGICAL_FLOAT16 in element.struct(10, "logicalType"):
+            kind = FLOAT16
+        return OTHER_DTYPES.get(physical, ""), kind
+    plain = "int32" if physical == Physical.INT32 else "int64"
+    if 10 in element:
+        logical = element.struct(10, "logicalType")
+        if LOGICAL_INTEGER not in logical:
+            return "", f"{kind} with a logical type"
+        integer = logical.struct(LOGICAL_INTEGER, "IntType")
+        dtype = f"{'' if integer.boolean(2, 'isSigned', True) else 'u'}int{integer.integer(1, 'bitWidth')}"
+    elif 6 in element:
+        converted = element.integer(6, "converted_type")
+        dtype = CONVERTED_INTEGERS.get(converted, "")
+        kind = f"{kind} with converted type {converted}"
+    else:
+        dtype = plain
+    return (dtype, dtype) if dtype in TOKEN_DTYPES else ("", dtype or kind)

@@ -1,0 +1,95 @@
+"""One file's bytes: checked reads, and the place at which malformed bytes are blamed on the file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.formats.parquet.metadata.memory import empty_from_arrow_pool
+from megablend.formats.parquet.metadata.ranges import merge_ranges
+from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
+from megablend.storage.base import Bytes, Int64s, Storage
+
+
+@dataclass(slots=True)
+class ErrorLocation:
+    """The byte of the file that is to be blamed."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ByteSource:
+    """A file of known size within a storage."""
+
+    path: str
+    storage: Storage
+    size: int
+
+    def read(self, offset: int, size: int, what: str) -> bytes:
+        """Exactly `size` bytes from `offset`. Raises CorruptFileError where `what` does not lie within the file."""
+        self._check(offset, size, what)
+        return self.storage.read(self.path, offset, size)
+
+    def read_ranges(self, offsets: Int64s, sizes: Int64s, what: str) -> tuple[pa.Buffer, Int64s]:
+        """Bytes of several ranges.
+
+        Args:
+            offsets, sizes: int64 [n].
+
+        Returns: a buffer; where in it each range begins, int64 [n].
+        Raises: CorruptFileError where `what` does not lie within the file.
+        """
+        for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > self.size - sizes)):
+            self._check(int(offsets[i]), int(sizes[i]), what)
+        out, begins = self.storage.read_ranges(
+            self.path, offsets, sizes, lambda size: empty_from_arrow_pool(size, np.uint8)
+        )
+        return pa.py_buffer(out), begins
+
+    def read_coalesced(self, offsets: Int64s, sizes: Int64s, what: str) -> tuple[Bytes, Int64s]:
+        """The same of ranges of which many may be neighbours: these are read together.
+
+        Returns: uint8; where in it each range begins, int64 [n].
+        """
+        starts, stops, runs = merge_ranges(offsets, sizes)
+        data, begins = self.read_ranges(starts, stops - starts, what)
+        return np.frombuffer(data, np.uint8), begins[runs] + offsets - starts[runs]
+
+    def _check(self, offset: int, size: int, what: str) -> None:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            problem = f"{what} should take {size} bytes, but the file has {self.size}; write it again or fetch it anew"
+            raise CorruptFileError(self.path, problem, offset=offset)
+
+    @contextlib.contextmanager
+    def error_context(self, offset: int, what: str) -> Iterator[ErrorLocation]:
+        """Turn what is found malformed or unsupported within into an error that names file, place and `what`.
+
+        The place is that of the first byte of `what`; a loop over many may move it on.
+        """
+        place = ErrorLocation(offset)
+        try:
+            yield place
+        except MalformedError as error:
+            problem = f"{what} is damaged: {error}; write the file again or fetch it anew"
+            raise CorruptFileError(self.path, problem, offset=place.offset) from error
+        except MemoryError as error:
+            problem = f"{what} asks for more memory than there is: a damaged size, or a page far too large"
+            raise CorruptFileError(self.path, problem, offset=place.offset) from error
+        except UnsupportedError as error:
+            raise UnsupportedFileError(self.path, f"{what}: {error}", offset=place.offset) from error
+
+    @contextlib.contextmanager
+    def blamed_among(self, offsets: Int64s, row_groups: Int64s, what: str) -> Iterator[None]:
+        """The same where the things of many row groups are looked at together: int64 [n] each; the error tells its `item`."""
+        try:
+            yield
+        except (MalformedError, UnsupportedError, MemoryError) as error:
+            item = 0 if isinstance(error, MemoryError) else error.item
+            with self.error_context(int(offsets[item]), f"{what} of row group {row_groups[item]}"):
+                raise

@@ -1,0 +1,309 @@
+"""Thrift's compact protocol, as far as Parquet's metadata needs it.
+
+A struct is read into a `Struct`: field id -> value, without a schema; the caller asks for each field by id, name and
+type, so that a wrong or missing one is an error with a name. Nothing is believed: every length is checked against what
+is left of the buffer before it is used.
+
+Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import TypeVar, overload
+
+import numpy as np
+
+from megablend.kernels.parquet.footer import MAX_COUNT
+from megablend.kernels.parquet.thrift import skip_structs
+
+T = TypeVar("T")
+
+MAX_DEPTH = 32
+"""Deeper nesting than Parquet's metadata has (7)."""
+
+
+class MalformedError(ValueError):
+    """Bytes are not what the format says. Those who know the file turn it into a CorruptFileError."""
+
+    def __init__(self, problem: str, item: int = 0) -> None:
+        super().__init__(problem)
+        self.item = item
+        """Of many things looked at together, the one that is meant."""
+
+
+class TruncatedError(MalformedError):
+    """The bytes end too early; more of the file may help."""
+
+
+class UnsupportedError(ValueError):
+    """Valid, but nothing that we can read. Those who know the file turn it into an UnsupportedFileError."""
+
+    def __init__(self, problem: str, item: int = 0) -> None:
+        super().__init__(problem)
+        self.item = item
+        """As of MalformedError."""
+
+
+class Kind(IntEnum):
+    """Wire types of the compact protocol."""
+
+    TRUE = 1
+    FALSE = 2
+    I8 = 3
+    I16 = 4
+    I32 = 5
+    I64 = 6
+    DOUBLE = 7
+    BINARY = 8
+    LIST = 9
+    SET = 10
+    MAP = 11
+    STRUCT = 12
+    UUID = 13
+
+
+class Struct:
+    """A struct as it was read: typed access to its fields."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: dict[int, object]) -> None:
+        self._fields = fields
+
+    def __contains__(self, field: int) -> bool:
+        return field in self._fields
+
+    def integer(self, field: int, name: str, default: int | None = None) -> int:
+        """A field of any integer type; with a default, one of another type counts as absent, as to Thrift's own readers."""
+        value = self._fields.get(field)
+        if type(value) is int:
+            return value
+        if default is not None:  # fastparquet writes a repetition_type that is a bool
+            return int(default)
+        raise MalformedError(f"{name} is {'missing' if value is None else 'not an integer'}")
+
+    def count(self, field: int, name: str, default: int | None = None) -> int:
+        """An integer that cannot be negative."""
+        value = self.integer(field, name, default)
+        if not 0 <= value <= MAX_COUNT:
+            raise MalformedError(f"{name} is {value}, expected 0 to 2**48")
+        return value
+
+    def boolean(self, field: int, name: str, default: bool) -> bool:
+        """A field that is true or false."""
+        return self._typed(field, name, bool, default)
+
+    def text(self, field: int, name: str) -> str:
+        """A binary field, read as UTF-8."""
+        return self._typed(field, name, bytes).decode("utf-8", "replace")
+
+    def struct(self, field: int, name: str) -> Struct:
+        """A nested struct."""
+        return self._typed(field, name, Struct)
+
+    def structs(self, field: int, name: str) -> Sequence[Struct]:
+        """A list of structs."""
+        found = self._fields.get(field)
+        return found if isinstance(found, Structs) else self._list(field, name, Struct)
+
+    def integers(self, field: int, name: str) -> list[int]:
+        """A list of integers."""
+        return self._list(field, name, int)
+
+    def texts(self, field: int, name: str) -> list[str]:
+        """A list of binaries, read as UTF-8."""
+        return [value.decode("utf-8", "replace") for value in self._list(field, name, bytes)]
+
+    def _typed(self, field: int, name: str, kind: type[T], default: T | None = None) -> T:
+        value = self._fields.get(field, default)
+        if not isinstance(value, kind):
+            raise MalformedError(f"{name} is {'missing' if value is None else 'of the wrong type'}")
+        return value
+
+    def _list(self, field: int, name: str, kind: type[T]) -> list[T]:
+        values = self._typed(field, name, list)
+        if not all(type(value) is kind for value in values):
+            raise MalformedError(f"{name} holds elements of the wrong type")
+        return values
+
+
+def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
+    """The struct that begins at `start`, and the position after it. Raises MalformedError, TruncatedError."""
+    reader = _Reader(data, start)
+    try:
+        return reader.struct(0), reader.position
+    except IndexError:
+        raise TruncatedError(f"a struct does not end within its {len(data) - start} bytes") from None
+
+
+class Structs(Sequence[Struct]):
+    """A list of structs, each read when it is asked for: of thousands of columns, a kernel skips all but one."""
+
+    __slots__ = ("_data", "_size", "start")
+
+    def __init__(self, data: bytes | memoryview, start: int, size: int) -> None:
+        self._data = data
+        self.start = start
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Struct: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Struct]: ...
+    def __getitem__(self, index: int | slice) -> Struct | list[Struct]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        return read_struct(self._data, self.find(range(self._size)[index]))[0]
+
+    def __iter__(self) -> Iterator[Struct]:
+        position = self.start
+        for _ in range(self._size):
+            struct, position = read_struct(self._data, position)
+            yield struct
+
+    def written(self) -> bytes:
+        """The structs as they lie in the buffer."""
+        return bytes(self._data[self.start : self.find(self._size)])
+
+    def find(self, index: int) -> int:
+        """The position after `index` structs; below 0 where they are damaged, or unusual."""
+        return skip_structs(np.frombuffer(self._data, np.uint8), self.start, index)
+
+
+class _Reader:
+    """A position in a buffer; runs into an IndexError at the buffer's end."""
+
+    __slots__ = ("data", "position")
+
+    def __init__(self, data: bytes | memoryview, position: int) -> None:
+        self.data = data
+        self.position = position
+
+    def byte(self) -> int:
+        value = self.data[self.position]
+        self.position += 1
+        return value
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 63:
+                raise MalformedError("an integer is longer than 10 bytes")
+        return value & 0xFFFF_FFFF_FFFF_FFFF
+
+    def zigzag(self) -> int:
+        value = self.varint()
+        return (value >> 1) ^ -(value & 1)
+
+    def take(self, size: int) -> bytes:
+        if size > len(self.data) - self.position:
+            raise TruncatedError(f"{size} bytes are announced, {len(self.data) - self.position} are left")
+        start, self.position = self.position, self.position + size
+        return bytes(self.data[start : self.position])
+
+    def struct(self, depth: int) -> Struct:
+        if depth > MAX_DEPTH:
+            raise MalformedError(f"structs are nested deeper than {MAX_DEPTH}")
+        fields: dict[int, object] = {}
+        field = 0
+        while header := self.byte():
+            delta, kind = header >> 4, header & 0x0F
+            field = field + delta if delta else self.zigzag()
+            fields[field] = kind == Kind.TRUE if kind in (Kind.TRUE, Kind.FALSE) else self.value(kind, depth)
+        return Struct(fields)
+
+    def value(self, kind: int, depth: int) -> object:
+        if kind in (Kind.I16, Kind.I32, Kind.I64):
+            return self.zigzag()
+        if kind == Kind.BINARY:
+            return self.take(self.varint())
+        if kind == Kind.STRUCT:
+            return self.struct(depth + 1)
+        if kind in (Kind.LIST, Kind.SET):
+            return self.list(depth + 1)
+        if kind in (Kind.TRUE, Kind.FALSE):  # as a list's element, a boolean takes a byte of its own
+            return self.byte() == Kind.TRUE
+        if kind == Kind.I8:
+            return (self.byte() ^ 0x80) - 0x80
+        if kind == Kind.DOUBLE:
+            return struct.unpack("<d", self.take(8))[0]
+        if kind == Kind.UUID:
+            return self.take(16)
+        if kind == Kind.MAP:
+            return self.map(depth + 1)
+        raise MalformedError(f"unknown wire type {kind}")
+
+    def list(self, depth: int) -> Sequence[object]:
+        if depth > MAX_DEPTH:
+            raise MalformedError(f"lists are nested deeper than {MAX_DEPTH}")
+        header = self.byte()
+        size, kind = header >> 4, header & 0x0F
+        size = self.varint() if size == 15 else size
+        self.check_room(size)
+        if kind == Kind.STRUCT:
+            structs = Structs(self.data, self.position, size)
+            end = structs.find(size)
+            if end >= 0:
+                self.position = end
+                return structs
+        return [self.value(kind, depth) for _ in range(size)]
+
+    def map(self, depth: int) -> dict[object, object] | None:
+        if depth > MAX_DEPTH:
+            raise MalformedError(f"maps are nested deeper than {MAX_DEPTH}")
+        size = self.varint()
+        self.check_room(size)
+        if size:  # Parquet's metadata has no maps: skip it
+            kinds = self.byte()
+            for _ in range(size):
+                self.value(kinds >> 4, depth)
+                self.value(kinds & 0x0F, depth)
+        return None
+
+    def check_room(self, size: int) -> None:
+        """An element takes at least one byte: a list cannot have more elements than there are bytes left."""
+        if size > len(self.data) - self.position:
+            raise TruncatedError(f"{size} elements are announced, {len(self.data) - self.position} bytes are left")
+
+
+def write_struct(fields: Sequence[tuple[int, Kind, object]]) -> bytes:
+    """Write a struct of (field id, kind, value), ids ascending. A LIST's value is (kind of its elements, elements)."""
+    parts = []
+    previous = 0
+    for field, kind, value in fields:
+        parts += [bytes([(field - previous) << 4 | kind]), _written(kind, value)]
+        previous = field
+    return b"".join([*parts, b"\0"])
+
+
+def _written(kind: Kind, value: object) -> bytes:
+    if kind in (Kind.I32, Kind.I64) and isinstance(value, int):
+        return _varint(value << 1 ^ value >> 63)
+    if kind == Kind.BINARY and isinstance(value, bytes):
+        return _varint(len(value)) + value
+    if kind == Kind.STRUCT and isinstance(value, bytes):
+        return value
+    if kind == Kind.LIST and isinstance(value, tuple):
+        element, values = value
+        return bytes([0xF0 | element]) + _varint(len(values)) + b"".join(_written(element, v) for v in values)
+    raise TypeError(f"cannot write {value!r} as {kind.name}")
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

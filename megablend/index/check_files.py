@@ -1,0 +1,71 @@
+"""Are the files of a generation still there, and are they those that were indexed? Sizes and times tell, where they are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from megablend.errors import ChangedFileError, DataError
+from megablend.formats import FORMATS
+from megablend.index.build import Progress
+from megablend.index.file_versions import check_body, join_etags, number_of
+from megablend.index.snapshot import Snapshot
+from megablend.storage import SeparateStorage
+
+NUM_THREADS = 16
+"""Each waits for the file system most of the time."""
+_BATCH = 256
+"""Files between two reports of progress."""
+
+
+class FileChecker:
+    """Checks files of a generation by their number, and leaves those alone that read them. Safe to share between threads."""
+
+    def __init__(self, generation: Snapshot, roots: Mapping[str, str]) -> None:
+        self._generation, self._roots, self._storage = generation, dict(roots), SeparateStorage()
+
+    def check(self, number: int) -> DataError | None:
+        """What is wrong with a file; None where it is the one that was indexed. Raises: CacheError."""
+        file, path = self._generation.file(number), self._generation.path(number, self._roots)
+        source = self._generation.sources[file.source]
+        kind, storage = FORMATS[source.format], self._storage
+        try:
+            stats = [storage.stat(each) for each in kind.files(path)]
+            if stats[0].size != file.opened.size:
+                raise ChangedFileError(path, f"has {stats[0].size} bytes, had {file.opened.size} when it was indexed")
+            if number_of(join_etags(stats)) != self._generation.seen[number]:
+                kind.open(path, source.column, file.opened, storage=storage)
+                check_body(path, file.opened.size, file.body, storage)
+        except DataError as error:
+            return _named(error, source.name)
+        return None
+
+
+def files_of(generation: Snapshot, sources: Sequence[str]) -> list[int]:
+    """Numbers of the files of sources, by their names; the files of columns beside the tokens are the same ones."""
+    return [number for entry in generation.sources if entry.name in sources for number in entry.files]
+
+
+def check_files(
+    checker: FileChecker, numbers: Sequence[int], *, progress: Callable[[Progress], None] | None = None
+) -> list[DataError]:
+    """Check files in several threads.
+
+    Args:
+        progress: called now and then; bytes are not counted.
+
+    Returns: what is wrong, in the order of the files.
+    Raises: CacheError.
+    """
+    found: list[DataError] = []
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="megablend-check") as threads:
+        for start in range(0, len(numbers), _BATCH):
+            part = numbers[start : start + _BATCH]
+            found += filter(None, threads.map(checker.check, part))
+            if progress is not None:
+                progress(Progress(files=start + len(part), num_files=len(numbers), bytes=0, num_bytes=0))
+    return found
+
+
+def _named(error: DataError, source: str) -> DataError:
+    return type(error)(error.path, f"{error.problem} (source {source!r})", offset=error.offset)

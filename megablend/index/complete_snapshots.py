@@ -1,0 +1,46 @@
+"""Giving generations that an older version built what later versions keep beside their tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from megablend.errors import CacheError
+from megablend.fs.atomic_write import replace_file
+from megablend.index.checked_table import complete_checks
+from megablend.index.file_versions import Numbers, seen_bytes
+from megablend.index.manifest import SEEN
+from megablend.index.snapshot import Snapshot, generations, list_snapshots, open_snapshot
+
+
+def complete_generations(cache: Path, newest: str) -> list[str]:
+    """Complete all generations but the one that was built now, on which runs may stand; a note for each that is damaged.
+
+    Raises: CacheError where the cache cannot be written.
+    """
+    notes, built = [], open_snapshot(cache, newest)
+    for digest in list_snapshots(cache):
+        folder = generations(cache) / digest
+        if digest == newest:
+            continue
+        try:
+            complete_checks(folder)
+            if not (folder / SEEN).exists():
+                replace_file(folder / SEEN, seen_bytes(digest, _seen_of(open_snapshot(cache, digest), built)))
+        except CacheError as error:
+            notes.append(str(error))
+    return notes
+
+
+def _seen_of(older: Snapshot, built: Snapshot) -> Numbers:
+    """What the build saw of an older generation's files, uint64 [num_files]; 0 where it met none of their content there."""
+    known = dict(zip(_identities(built), built.seen.tolist(), strict=True))
+    return np.array([known.get(identity, 0) for identity in _identities(older)], np.uint64)
+
+
+def _identities(generation: Snapshot) -> list[tuple[str, ...]]:
+    """For each file where it lay and what it held."""
+    roots = [generation.sources[source].root for source in generation.file_sources.tolist()]
+    rows = zip(roots, generation.file_names(), generation.file_contents(), strict=True)
+    return [(root, name, *contents) for root, name, contents in rows]

@@ -1,0 +1,216 @@
+"""Document tables: how many tokens every document of a source has, for orders that need single documents.
+
+    <cache>/documents/<digest>/   lengths.arrow   int32, a source's documents in the order of its files
+                                  starts.arrow    running counts before every EVERY-th of them, and the totals
+                                  groups.check.arrow  see document_checks.py
+                                  manifest.json   sizes and checksums; its folder gets its name last
+
+A table follows from what a generation says of a source's files, so it stands beside the generations and is named by that: those
+that hold the same files share it, one that was made later serves a generation that was there before. 4.25 bytes a document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import CacheError
+from megablend.fs.atomic_write import checksum, reading
+from megablend.index.checked_table import warn_unchecked
+from megablend.index.document_checks import (
+    GROUP_CHECKS,
+    GROUP_COLUMNS,
+    complete_group_checks,
+    find_wrong_group,
+)
+from megablend.index.group_totals import load_group_totals, save_group_totals
+from megablend.index.manifest import MANIFEST, read_manifest
+from megablend.index.mapped_table import MappedTable
+from megablend.index.snapshot import Snapshot
+from megablend.kernels.document_table import add_lengths
+
+VERSION = 1
+"""Of the format; part of the names."""
+EVERY = 64
+"""Documents between running counts."""
+LENGTHS, STARTS = "lengths.arrow", "starts.arrow"
+LENGTH_COLUMNS = np.dtype([("tokens", "<i4")])
+START_COLUMNS = np.dtype(
+    [
+        ("tokens", "<i8"),  # of all documents before
+        ("filled", "<i8"),  # documents before that have tokens: each of them may get an end-of-document token
+    ]
+)
+_CHECKED_BYTES = 16 << 20
+"""A file up to this size is compared with its checksum when it is opened, in a few ms; of larger ones what is looked up is."""
+_PASS = 1 << 20
+"""Documents whose lengths are read at once."""
+Int64s = npt.NDArray[np.int64]
+
+
+class DocumentTable:
+    """An opened table, memory-mapped. Picklable: it is opened again where it arrives. Raises: CacheError."""
+
+    def __init__(self, folder: Path, *, checks: bool = False) -> None:
+        """Args: checks: verify documents as they are looked up."""
+        self.folder = folder
+        self._lengths, self._starts = (
+            MappedTable(folder / LENGTHS, LENGTH_COLUMNS),
+            MappedTable(folder / STARTS, START_COLUMNS),
+        )
+        self.num_documents = len(self._lengths["tokens"])
+        self.num_tokens = int(self._starts["tokens"][-1])
+        self._checks = MappedTable(folder / GROUP_CHECKS, GROUP_COLUMNS) if checks else None
+        if len(self._starts["tokens"]) != -(-self.num_documents // EVERY) + 1:
+            raise self.damaged(f"{self.num_documents:,} lengths, {len(self._starts['tokens']):,} running counts")
+
+    def damaged(self, problem: str) -> CacheError:
+        """An error about what the table says."""
+        return CacheError(f"{self.folder}: damaged table of documents ({problem}); build again to mend it")
+
+    def lengths(self, documents: Int64s, *, eod: bool) -> Int64s:
+        """Tokens of each of `documents` int64 [n], an end-of-document one included where there are tokens, or not: int64 [n]."""
+        self._verify(documents)
+        found: Int64s = self._lengths.take("tokens", documents).astype(np.int64)
+        if eod:
+            found += found > 0
+        return found
+
+    def before(self, documents: Int64s, *, eod: bool) -> Int64s:
+        """Tokens before each of `documents` int64 [n], which are from 0 to num_documents: int64 [n].
+
+        Raises: CacheError where lengths and running counts around one of them do not agree.
+        """
+        self._verify(documents)
+        marks = documents // EVERY
+        last = len(self._starts["tokens"]) - 1
+        starts = self._counted(marks, eod=eod)
+        counts = self._counted(np.minimum(marks + 1, last), eod=eod) - starts
+        for part in self._lengths.portions(documents):
+            asked = documents[part], counts[part], starts[part]
+            wrong = add_lengths(self._lengths["tokens"], EVERY, int(eod), *asked)
+            if wrong >= 0:
+                raise self.damaged(f"lengths and running counts around document {asked[0][wrong]:,} do not agree")
+        return starts
+
+    def complete(self) -> None:
+        """Write the checks that a table of an older version lacks. Raises: CacheError."""
+        complete_group_checks(self.folder, (self._lengths, self._starts), EVERY)
+
+    def _verify(self, documents: Int64s) -> None:
+        if self._checks is None or not self.num_documents:
+            return
+        wrong = find_wrong_group(self._checks, self._lengths, self._starts, EVERY, documents)
+        if wrong is not None:
+            raise self.damaged(f"documents from {wrong * EVERY:,} on do not match their checksum in {GROUP_CHECKS}")
+
+    def _counted(self, marks: Int64s, *, eod: bool) -> Int64s:
+        """Running counts at `marks` int64 [n]: int64 [n], in memory of their own."""
+        counts: Int64s = self._starts.take("tokens", marks)
+        return counts + self._starts.take("filled", marks) if eod else counts
+
+    def __reduce__(self) -> tuple[Callable[..., DocumentTable], tuple[Path]]:
+        return _opened, (self.folder,)
+
+
+class PartDocuments:
+    """Some of a source's documents, one after the other, as an order sees them: each as if it were a block, numbered from 0."""
+
+    def __init__(self, table: DocumentTable, documents: range, *, eod: bool) -> None:
+        self._table, self._documents, self._eod = table, documents, eod
+        self.num_blocks = len(documents)
+        self._start, stop = table.before(np.array([documents.start, documents.stop]), eod=eod).tolist()
+        self.num_tokens: int = stop - self._start
+
+    def before(self, blocks: Int64s) -> Int64s:
+        """Tokens before each of `blocks`, which are documents, int64 [n]: int64 [n]."""
+        starts: Int64s = self._table.before(self._documents.start + blocks, eod=self._eod) - self._start
+        return starts
+
+    def group_totals(self, num_groups: int, run: int) -> Int64s:
+        """Tokens of each group, int64 [num_groups]; see Blocks.group_totals. At once where they are kept. Raises: CacheError."""
+        kept = load_group_totals(self._cache(), self._named(num_groups, run), num_groups)
+        return self._count(num_groups, run) if kept is None else kept
+
+    def keep_group_totals(self, num_groups: int, run: int) -> None:
+        """Keep in the cache what `group_totals` gives. Raises CacheError."""
+        named = self._named(num_groups, run)
+        if load_group_totals(self._cache(), named, num_groups) is None:
+            save_group_totals(self._cache(), named, self._count(num_groups, run))
+
+    def _count(self, num_groups: int, run: int) -> Int64s:
+        """Each length is read once, in the order of the file."""
+        totals = np.zeros(num_groups, np.int64)
+        for start in range(0, self.num_blocks, _PASS):
+            documents = np.arange(start, min(start + _PASS, self.num_blocks))
+            lengths = self._table.lengths(self._documents.start + documents, eod=self._eod)
+            np.add.at(totals, documents // run % num_groups, lengths)
+        if int(totals.sum()) != self.num_tokens:
+            raise self._table.damaged(f"its documents have {totals.sum():,} tokens, {self.num_tokens:,} were counted")
+        return totals
+
+    def _named(self, num_groups: int, run: int) -> list[object]:
+        return [self._table.folder.name, self._documents.start, self._documents.stop, self._eod, num_groups, run]
+
+    def _cache(self) -> Path:
+        return self._table.folder.parent.parent
+
+
+def tables(cache: str | Path) -> Path:
+    """The folder of a cache's document tables."""
+    return Path(cache).absolute() / "documents"
+
+
+def table_folder(generation: Snapshot, source: int) -> Path:
+    """Where the table of a source of a generation lies, or would lie."""
+    entry = generation.sources[source]
+    asked = [VERSION, *generation.file_keys(entry)]
+    digest = hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
+    return tables(generation.cache) / digest
+
+
+def table_bytes(generation: Snapshot, source: int) -> int | None:
+    """Bytes of a source's document table; None where there is none."""
+    folder = table_folder(generation, source)
+    return sum(path.stat().st_size for path in folder.iterdir()) if (folder / MANIFEST).is_file() else None
+
+
+def open_table(generation: Snapshot, source: int) -> DocumentTable:
+    """The document table of a source of a generation. Raises: CacheError where there is none, or it is damaged."""
+    entry, folder = generation.sources[source], table_folder(generation, source)
+    if not (folder / MANIFEST).is_file():
+        raise CacheError(f"{folder}: source {entry.name!r} has no table of its documents; run `megablend build`")
+    table = _opened(folder)
+    if (table.num_documents, table.num_tokens) != (entry.rows, entry.tokens):
+        raise CacheError(
+            f"{folder}: the table has {table.num_documents:,} documents and {table.num_tokens:,} tokens, source {entry.name!r} "
+            f"{entry.rows:,} and {entry.tokens:,}: remove the folder and build again"
+        )
+    return table
+
+
+@lru_cache(maxsize=256)
+def _opened(folder: Path) -> DocumentTable:
+    """One memory map for all splits and datasets of a process."""
+    committed_tables = read_manifest(folder)["tables"]
+    is_large = False
+    for name, committed in committed_tables.items():
+        with reading(folder / name):
+            size = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        if size != committed["bytes"]:
+            raise CacheError(
+                f"{folder / name}: has {size} bytes, {committed['bytes']} were committed; build again to mend it"
+            )
+        if size > _CHECKED_BYTES:
+            is_large = True
+        elif checksum(folder / name) != committed["blake2b"]:
+            raise CacheError(f"{folder / name}: damaged table (its checksum is wrong); build again to mend it")
+    if is_large and GROUP_CHECKS not in committed_tables:
+        warn_unchecked(folder)
+    return DocumentTable(folder, checks=is_large and GROUP_CHECKS in committed_tables)

@@ -1,0 +1,221 @@
+"""What a build has to do for each file: take its fragment, or index the file, at once or in parts, and leave one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megablend.errors import CacheError, ChangedFileError, ConfigError
+from megablend.formats import DIVISIBLE, FORMATS
+from megablend.formats.base import FileToIndex
+from megablend.fs.atomic_write import list_committed
+from megablend.index.file_parts import join, num_parts, part_span
+from megablend.index.fragments import (
+    Fragment,
+    FragmentName,
+    fragment_answer,
+    fragment_name,
+    fragment_names,
+    part_path,
+    read_fragment,
+    write_fragment,
+)
+from megablend.index.pack_writer import PackWriter
+from megablend.index.packs import Pack, Packed
+from megablend.index.sampled_digest import sampled_content_digest
+from megablend.index.sources import SourceFile, SourceListing, stat_file
+from megablend.storage import storage_for
+
+_FILE_COST = 1 << 20
+"""Opening a file costs about as much as reading this many of its bytes."""
+_FRAGMENT_COST = 1 << 14
+_SEEN_SECONDS = 10.0
+_REMEDY = "let its writer finish, then build again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileTask:
+    """One file of a build."""
+
+    source: int
+    """Index into the listings."""
+    file: SourceFile
+    documents: bool
+    """Whether the fragment counts documents; one that does serves those who do not ask for it."""
+    fragment: FragmentName
+    known: bool
+    """There is such a fragment (whole or not)."""
+    packed: bool
+    """It lies in a pack, which is whole: there is nothing to do."""
+    changed: bool
+    """There is none, but one of another version of the file."""
+    num_parts: int
+    """In how many parts the file is indexed; 1 where that is done at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPart:
+    """What one rank does at a time: a file, or a part of a large one."""
+
+    number: int
+    """Of the file's work."""
+    part: int
+    size: int
+    """Bytes of the file, or of the part."""
+    cost: int
+    """Estimated work, in bytes read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """What became of one item."""
+
+    read: bool
+    """It was indexed now; its fragment served otherwise."""
+    scanned_bytes: int
+    note: str | None
+    """What was wrong with the fragment that should have served, or with the file, and did no harm."""
+
+
+def plan_work(listings: Sequence[SourceListing], folder: Path, packed: Packed | None = None) -> list[FileTask]:
+    """The work of all files, in source and file order, given the single fragments in `folder` and those in packs."""
+    present, packed = fragment_names(list_committed(folder)), packed or Packed()
+    answers, places = {name.answer: name for name in present}, packed.places | {name.place for name in present}
+    work = []
+    for source, listing in enumerate(listings):
+        for file in listing.files:
+            serving = [True] if listing.spec.documents else [True, False]
+            asked = {documents: fragment_answer(listing, file, documents=documents) for documents in serving}
+            in_pack = [documents for documents in serving if asked[documents] in packed]
+            known = in_pack or [documents for documents in serving if asked[documents] in answers]
+            documents = known[0] if known else listing.spec.documents
+            name = packed.name(asked[documents]) if in_pack else fragment_name(listing, file, documents=documents)
+            work.append(
+                FileTask(
+                    source=source,
+                    file=file,
+                    documents=documents,
+                    fragment=answers.get(name.answer, name),
+                    known=bool(known),
+                    packed=bool(in_pack),
+                    changed=not known and name.place in places,
+                    num_parts=1 if known or listing.format not in DIVISIBLE else num_parts(file.size),
+                )
+            )
+    return work
+
+
+def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
+    """What there is to do for all files, in order."""
+    items = []
+    for number, each in enumerate(work):
+        if each.packed:
+            continue
+        for part in range(each.num_parts):
+            start, stop = part_span(each.file.size, part, each.num_parts)
+            cost = _FRAGMENT_COST if each.known else _FILE_COST + stop - start
+            items.append(TaskPart(number=number, part=part, size=stop - start, cost=cost))
+    return items
+
+
+def ensure_fragment(work: FileTask, part: int, listing: SourceListing, folder: Path, packs: PackWriter) -> TaskResult:
+    """Make sure that what is in the file goes into `packs`, or that a whole fragment of the part lies in `folder`.
+
+    Raises: DataError, ConfigError of its format; ChangedFileError where the file changes meanwhile; CacheError.
+    """
+    path = _path(work, part, folder)
+    note = None
+    if work.known or work.num_parts > 1:
+        try:
+            fragment = read_fragment(path)
+        except FileNotFoundError:
+            note = f"{path}: vanished" if work.known else None
+        except CacheError as error:
+            note = str(error)
+        else:
+            if work.num_parts == 1:
+                packs.add(work.fragment, fragment, is_single=True)
+            return TaskResult(read=False, scanned_bytes=0, note=None)
+    fragment = _index(work, part, listing)
+    if work.num_parts == 1:
+        packs.add(work.fragment, fragment, is_single=False)
+    else:
+        write_fragment(path, fragment)
+    if fragment.index.note:
+        note = "; ".join(filter(None, [note, f"{work.file.path}: {fragment.index.note}"]))
+    return TaskResult(read=True, scanned_bytes=fragment.index.scanned_bytes, note=note)
+
+
+def join_parts(work: FileTask, folder: Path) -> None:
+    """Make the fragment of a file out of those of its parts, which then go.
+
+    Raises: ChangedFileError where these are not of one version of the file; as `await_fragment` does; CacheError.
+    """
+    paths = [_path(work, part, folder) for part in range(work.num_parts)]
+    parts = [await_fragment(path) for path in paths]
+    if len({(part.index.structure, part.body) for part in parts}) > 1:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise ChangedFileError(work.file.path, f"changed while it was being indexed; {_REMEDY}")
+    write_fragment(
+        folder / str(work.fragment), Fragment(index=join([part.index for part in parts]), body=parts[0].body)
+    )
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def await_fragment(path: Path) -> Fragment:
+    """A fragment that another rank has written; network file systems may show it some seconds late.
+
+    Raises: CacheError where it does not appear, or is damaged.
+    """
+    _await(path)
+    return read_fragment(path)
+
+
+def await_pack(path: Path) -> Pack:
+    """A pack that another rank has written. Raises: as `await_fragment` does."""
+    _await(path)
+    return Pack(path)
+
+
+def _await(path: Path) -> None:
+    deadline = time.monotonic() + _SEEN_SECONDS
+    while not path.is_file():
+        if time.monotonic() > deadline:
+            raise CacheError(
+                f"{path}: another rank wrote this file, but rank 0 does not see it: the cache must lie on a file system "
+                "that all ranks share; choose such a directory, or build with the ranks of one node"
+            )
+        time.sleep(0.1)
+
+
+def _path(work: FileTask, part: int, folder: Path) -> Path:
+    whole = folder / str(work.fragment)
+    return whole if work.num_parts == 1 else part_path(whole, part, work.num_parts)
+
+
+def _index(work: FileTask, part: int, listing: SourceListing) -> Fragment:
+    spec, file = listing.spec, work.file
+    kind, storage = FORMATS[listing.format], storage_for(file.path)
+    asked = FileToIndex(
+        path=file.path,
+        column=spec.column,
+        documents=work.documents,
+        block_bytes=spec.block_bytes,
+        numbers=spec.extra_of is not None,
+    )
+    try:
+        if work.num_parts > 1:
+            span = part_span(file.size, part, work.num_parts)
+            index = DIVISIBLE[listing.format].index_part(asked, span=span, storage=storage)
+        else:
+            index = kind.index(asked, storage=storage)
+    except ConfigError as error:
+        raise spec.complaint(error) from error
+    body = sampled_content_digest(file.path, file.size, storage)
+    if stat_file(kind.files(file.path), listing.root).etag != file.etag:
+        raise ChangedFileError(file.path, f"changed while it was being indexed; {_REMEDY}")
+    return Fragment(index=index, body=body)

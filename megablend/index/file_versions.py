@@ -1,0 +1,102 @@
+"""Which version of each file the last build saw, beside a generation's roots and outside its digest.
+
+    seen.bin   magic, a uint64 a file (little-endian, in the order of the table of files), a blake2b digest (16 bytes)
+
+A number stands for the sizes, times and inodes of all that a file consists of (`sources.SourceFile.etag`); 0 where they are not
+known. Where a file has another number when it is opened, it was moved, touched or replaced, and its content decides: its
+description must have the digest that was indexed, and so must sampled ranges of its body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import CacheError, ChangedFileError
+from megablend.index.manifest import SEEN
+from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES, sampled_content_digest
+from megablend.storage.base import FileStat, Storage
+
+_MAGIC = b"megablend seen 1"
+_DIGEST_BYTES = 16
+_LOG = logging.getLogger("megablend")
+_told: set[Path] = set()
+Numbers = npt.NDArray[np.uint64]
+
+
+def join_etags(stats: Sequence[FileStat]) -> str:
+    """What tells a version of a file from others, out of the states of all that it stands for."""
+    return " ".join(f"{stat.size}:{stat.etag}" for stat in stats)
+
+
+def number_of(etag: str) -> int:
+    """A version of a file as a number, 1 to 2^64 - 1."""
+    return int.from_bytes(hashlib.blake2b(etag.encode(), digest_size=8).digest(), "little") or 1
+
+
+def seen_bytes(digest: str, numbers: Numbers) -> bytes:
+    """The table of a generation (by its digest) as it is stored; numbers: uint64 [num_files]."""
+    data = _MAGIC + numbers.astype("<u8").tobytes()
+    return data + _checksum(digest, data)
+
+
+def read_seen(folder: Path, num_files: int) -> Numbers | None:
+    """The numbers of a generation's files, uint64 [num_files]; None where an older version built it. Raises: CacheError."""
+    path = folder / SEEN
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be read ({error.strerror}); rebuild the index to repair it") from error
+    body = data[:-_DIGEST_BYTES]
+    if len(body) != len(_MAGIC) + 8 * num_files or data[-_DIGEST_BYTES:] != _checksum(folder.name, body):
+        raise CacheError(f"{path}: damaged (its checksum is wrong); rebuild the index to repair it")
+    return np.frombuffer(body, "<u8", num_files, len(_MAGIC))
+
+
+def check_body(path: str, size: int, body: str, storage: Storage) -> None:
+    """Compare sampled ranges of a file of `size` bytes with the digest that was indexed.
+
+    Raises: ChangedFileError; as Storage.read does.
+    """
+    if (found := sampled_content_digest(path, size, storage)) != body:
+        raise ChangedFileError(
+            path,
+            f"changed since it was indexed: it has the same size, but its content has digest {found}, was {body}: "
+            "restore the original file, or build the index again for a new run",
+        )
+
+
+def tell_moved(folder: Path, path: str) -> None:
+    """Say once a process and generation that files are not where or when they were, though their content looks the same."""
+    if folder not in _told:
+        _told.add(folder)
+        _LOG.warning(
+            "%s (perhaps others too): moved, copied or touched since index %s was built; %d KiB of it compared, and found the "
+            "same; `megablend verify --data` compares all",
+            path,
+            folder.name,
+            NUM_RANGES * RANGE_BYTES >> 10,
+        )
+
+
+def tell_unknown(folder: Path) -> None:
+    """Say once a process that nothing tells which files a generation was built from."""
+    if (folder / SEEN) not in _told:
+        _told.add(folder / SEEN)
+        _LOG.warning(
+            "%s: built by an older version of megablend, which did not keep sizes and times of files: %d KiB of each file are "
+            "compared as it is opened; `megablend build` adds them",
+            folder,
+            NUM_RANGES * RANGE_BYTES >> 10,
+        )
+
+
+def _checksum(digest: str, data: bytes) -> bytes:
+    return hashlib.blake2b(data, key=digest.encode(), digest_size=_DIGEST_BYTES).digest()

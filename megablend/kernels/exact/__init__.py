@@ -1,0 +1,1 @@
+"""Kernels that reproduce Megatron's and NumPy's results bit for bit."""

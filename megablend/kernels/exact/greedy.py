@@ -1,0 +1,169 @@
+"""Megatron's greedy blend, bit for bit: at each step the dataset that is furthest behind its weight.
+
+At step t (1 at the first two) a dataset with weight w and count c has the error w * t - c, in IEEE doubles without a fused
+multiply-add; the greatest error wins, the first dataset among equals, and its count goes up by one. A dataset whose count reaches
+its cap is out: that makes the exhaustive blend.
+
+`fill_by_scan` looks at every dataset at every step. `fill` looks at few:
+
+- Datasets of one weight and cap are a group and take turns, in order. Group g has weights[g], caps[g] and its members, ascending,
+  from firsts[g] to firsts[g + 1]; its state is turns[g], whose turn it is, and counts[g], that member's count (those before it
+  have one more).
+- Until it is drawn a group's error never falls as t rises, not even in doubles, for rounding is monotone: a group that is below
+  some level at the end of a window can be left out of the whole window, as long as the winners reach the level. One below it is
+  not used: the window ends there, and the next level is lower. A window of OUTER steps leaves out most groups, and each window
+  of INNER steps within it most of the rest. Where the levels lie changes the speed, never the result; they follow the lowest
+  winner of the window before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import device, kernel
+
+Int16s = npt.NDArray[np.int16]
+Int64s = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
+
+OUTER, INNER = 256, 32
+"""Steps of the windows; an outer one has one for every 32 groups where that is more."""
+# a level lies so far below the lowest winner of the last window: wider when it failed, narrower when it held
+_LEAST_MARGIN, _WIDEN, _NARROW_OUTER, _NARROW_INNER, _NARROW_CROWD = 1e-9, 2.0, 0.9, 0.97, 0.7
+_CROWD = 3 * INNER  # so many groups are too many for an inner window
+_MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
+
+
+@device
+def _next(turn: int, size: int, count: float, cap: float) -> tuple[int, float]:
+    """The turn, in a group of `size`, after this one, and the count of the member that then has it."""
+    turn += 1
+    if turn < size:
+        return turn, count
+    return 0, count + 1.0 if count + 1.0 < cap else np.inf
+
+
+@kernel
+def fill_by_scan(
+    weights: Doubles, caps: Doubles, counts: Doubles, step: int, datasets: Int16s, samples: Int64s
+) -> None:
+    """Fill datasets and samples, [n] each, with the n steps from `step` on; counts advance.
+
+    Args:
+        weights: [num_datasets], any but NaN.
+        caps: [num_datasets], infinite for none.
+        counts: [num_datasets], infinite where the cap is reached.
+        step: 0 or more.
+        datasets: [n], filled.
+        samples: [n], filled.
+    """
+    size = len(weights)
+    for i in range(len(datasets)):
+        t = max(np.float64(step + i), 1.0)
+        winner, most = 0, weights[0] * t - counts[0]
+        for dataset in range(1, size - 1, 2):  # two at a time: half as many comparisons that wait for one another
+            error, other = weights[dataset] * t - counts[dataset], weights[dataset + 1] * t - counts[dataset + 1]
+            better = dataset + 1 if other > error else dataset
+            error = other if other > error else error
+            winner = better if error > most else winner
+            most = error if error > most else most
+        if size % 2 == 0 and weights[size - 1] * t - counts[size - 1] > most:
+            winner = size - 1
+        count = counts[winner]
+        datasets[i], samples[i] = winner, np.int64(count)
+        counts[winner] = count + 1.0
+        if count + 1.0 == caps[winner]:
+            counts[winner] = np.inf
+
+
+@device
+def _select(groups: Int64s, level: float, t: float, weights: Doubles, counts: Doubles, out: Int64s) -> int:
+    """Those of `groups` whose error at step t is at the level or above; how many."""
+    found = 0
+    for group in groups:
+        out[found] = group
+        found += np.int64(weights[group] * t - counts[group] >= level)
+    return found
+
+
+@kernel
+def fill(
+    weights: Doubles,
+    caps: Doubles,
+    firsts: Int64s,
+    members: Int64s,
+    counts: Doubles,
+    turns: Int64s,
+    step: int,
+    datasets: Int16s,
+    samples: Int64s,
+) -> None:
+    """Fill datasets and samples, [n] each, with the n steps from `step` on; counts and turns advance.
+
+    Args:
+        weights: [num_groups], finite, 0 or more, and so small that weight * t stays below 2^52.
+        caps: [num_groups], infinite for none.
+        firsts: [num_groups + 1].
+        members: [num_datasets].
+        counts: [num_groups], infinite where the cap is reached.
+        turns: [num_groups].
+        step: 0 or more.
+        datasets: [n], filled.
+        samples: [n], filled.
+    """
+    size, num_groups = len(datasets), len(weights)
+    outer = max(OUTER, num_groups // 32)
+    world = np.arange(num_groups)
+    near = np.empty(num_groups, np.int64)  # who may win in the outer window
+    hot = np.empty(num_groups, np.int64)  # who may win in the inner one; the arrays below are in its order
+    hot_weights, hot_counts, errors = np.empty(num_groups), np.empty(num_groups), np.empty(num_groups)
+    bits, ranks = errors.view(np.int64), np.empty(num_groups, np.int64)
+    tickets = np.empty(num_groups, np.int64)  # member << 32 | place: the least one is the first member's
+    outer_lowest, outer_margin = -np.inf, 0.5
+    inner_lowest, inner_margin = -np.inf, 0.5
+
+    i = 0
+    while i < size:
+        outer_stop, outer_level = min(size, i + outer), outer_lowest - outer_margin
+        outer_seen, outer_holds = np.inf, True
+        end = max(np.float64(step + outer_stop - 1), 1.0)
+        num_near = _select(world, outer_level, end, weights, counts, near)
+        while i < outer_stop and outer_holds:
+            stop, level = min(outer_stop, i + INNER), max(outer_level, inner_lowest - inner_margin)
+            end = max(np.float64(step + stop - 1), 1.0)
+            num_hot = _select(near[:num_near], level, end, weights, counts, hot)
+            for k in range(num_hot):
+                hot_weights[k], hot_counts[k] = weights[hot[k]], counts[hot[k]]
+                tickets[k] = (members[firsts[hot[k]] + turns[hot[k]]] << 32) | k
+            seen, holds = np.inf, num_hot > 0
+            while i < stop and holds:
+                t = max(np.float64(step + i), 1.0)
+                most = ~_MAGNITUDE
+                for k in range(num_hot):
+                    errors[k] = hot_weights[k] * t - hot_counts[k]
+                    ranks[k] = bits[k] ^ ((bits[k] >> 63) & _MAGNITUDE)  # integers in the order of the doubles
+                    most = max(most, ranks[k])
+                ticket = _MAGNITUDE
+                for k in range(num_hot):
+                    ticket = min(ticket, tickets[k] if ranks[k] == most else _MAGNITUDE)
+                k = ticket & 0xFFFFFFFF
+                seen = min(seen, errors[k])
+                holds = errors[k] >= level
+                if holds:
+                    group = hot[k]
+                    first, count = firsts[group], hot_counts[k]
+                    datasets[i], samples[i] = ticket >> 32, np.int64(count)
+                    turn, hot_counts[k] = _next(turns[group], firsts[group + 1] - first, count, caps[group])
+                    turns[group], tickets[k] = turn, (members[first + turn] << 32) | k
+                    i += 1
+            for k in range(num_hot):
+                counts[hot[k]] = hot_counts[k]
+            if seen < np.inf:
+                inner_lowest, outer_seen = seen, min(outer_seen, seen)
+            narrow = _NARROW_INNER if num_hot < _CROWD else _NARROW_CROWD
+            inner_margin = max(_LEAST_MARGIN, inner_margin * (narrow if holds else _WIDEN))
+            outer_holds = holds or level > outer_level
+        if outer_seen < np.inf:
+            outer_lowest = outer_seen
+        outer_margin = max(_LEAST_MARGIN, outer_margin * (_NARROW_OUTER if outer_holds else _WIDEN))

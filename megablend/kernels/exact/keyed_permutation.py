@@ -1,0 +1,85 @@
+"""One keyed permutation of [0, n), many entries at once, and samples laid out dataset by dataset dealt by it.
+
+The permutation is a Feistel network on the least power of two that holds n, walked until below n (twice on average at worst).
+Its halves are 32-bit words and it has no divisions, so that rounds over a block of entries become vector instructions. Made for
+large n: a network is far from uniform on few entries, and any on a power of two is an even permutation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import device, kernel
+
+Int16s = npt.NDArray[np.int16]
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Uint32s = npt.NDArray[np.uint32]
+
+ROUNDS = 8
+_FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
+_15, _16 = np.uint32(15), np.uint32(16)
+
+
+@device
+def _mix(x: np.uint32) -> np.uint32:
+    """Scramble 32 bits, one to one. Source: Wellons (2018), lowbias32."""
+    word: np.uint32 = np.uint32(x ^ (x >> _16))
+    word = np.uint32(word * _FIRST)
+    word = np.uint32(word ^ (word >> _15))
+    word = np.uint32(word * _SECOND)
+    word ^= word >> _16
+    return word
+
+
+@kernel
+def keyed_permutation(start: int, limit: int, keys: Uint32s, out: Int64s) -> None:
+    """Fill out, int64 [n], with entries start, start + 1, ... of the permutation of [0, limit) that `keys` choose.
+
+    Args:
+        start: 0 or more; start + n is at most limit.
+        limit: 2 to 2^62.
+        keys: uint32 [ROUNDS].
+    """
+    bits = 1
+    while limit > 1 << bits:
+        bits += 1
+    low_bits = bits - bits // 2
+    high_mask, low_mask = np.uint32((1 << bits // 2) - 1), np.uint32((1 << low_bits) - 1)
+    size = len(out)
+    high, low, places = np.empty(size, np.uint32), np.empty(size, np.uint32), np.arange(size)
+    for i in range(size):
+        high[i], low[i] = np.uint32((start + i) >> low_bits), np.uint32((start + i) & np.int64(low_mask))
+    while size > 0:
+        for turn in range(0, ROUNDS, 2):
+            first, second = keys[turn], keys[turn + 1]
+            for i in range(size):
+                high[i] ^= _mix(np.uint32(low[i] ^ first)) & high_mask
+                low[i] ^= _mix(np.uint32(high[i] ^ second)) & low_mask
+        walking = 0
+        for i in range(size):
+            value, place = np.int64(high[i]) << low_bits | np.int64(low[i]), places[i]
+            out[place] = value
+            high[walking], low[walking], places[walking] = high[i], low[i], place
+            walking += np.int64(value >= limit)
+        size = walking
+
+
+@kernel
+def find_owner(positions: Int64s, starts: Int64s, shift: int, heads: Int32s, datasets: Int16s, samples: Int64s) -> None:
+    """Fill datasets and samples, [n] each: who lies at each position, and which of its samples that is.
+
+    Args:
+        positions: [n], below starts[-1].
+        starts: [num_datasets + 1], where each dataset's samples begin; ascending.
+        shift: of a position, to its entry in `heads`.
+        heads: the dataset at positions 0, 1 << shift, 2 << shift, ...
+    """
+    for i in range(len(positions)):
+        position = positions[i]
+        dataset = heads[position >> shift]
+        while position >= starts[dataset + 1]:
+            dataset += 1
+        datasets[i] = dataset
+        samples[i] = position - starts[dataset]

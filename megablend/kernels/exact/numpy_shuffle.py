@@ -1,0 +1,124 @@
+"""numpy.random.RandomState.shuffle: the same swaps in the same order, and the same state afterwards.
+
+What is drawn does not depend on what is shuffled: partners are drawn a buffer ahead, so that their cache lines are on the way
+when their swap's turn comes. The swaps of one buffer and the draws of the next are one loop: the draws compute while the swaps
+wait for memory.
+
+Source: numpy's legacy `random_interval`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import device, kernel, prefetch
+from megablend.kernels.exact.random_state import WORDS, Uint32s, next_words, temper
+
+Entries = npt.NDArray[Any]
+
+BUFFER = 8192
+"""Partners drawn at once: 32 KiB."""
+AHEAD = 96
+"""Swaps between asking for a cache line and using it."""
+
+
+@kernel
+def shuffle(entries: Entries, key: Uint32s, position: int) -> int:
+    """Shuffle entries [at most 2^32] in place with the generator (key, position), which advances; the new position.
+
+    Args:
+        entries: one dimension, contiguous.
+        key: uint32 [624], MT19937's.
+        position: words of the key used up, 0 to 624.
+    """
+    words = np.empty(WORDS, np.uint32)
+    temper(key, words)
+    # AHEAD more than a buffer, of any content: they are asked for, not used; and room for a draw that is not accepted
+    partners, coming = np.zeros(BUFFER + AHEAD + 1, np.uint32), np.zeros(BUFFER + AHEAD + 1, np.uint32)
+    last, count = len(entries) - 1, 0
+    while last > 0:
+        left = last - count
+        more = min(BUFFER, left)
+        for k in range(min(AHEAD, count)):
+            prefetch(entries, np.int64(partners[k]))
+        position, done = _draw(key, words, position, left, coming, more, entries, last, partners, count)
+        _swap(entries, last, partners, done, count)
+        partners, coming = coming, partners
+        last, count = left, more
+    return position
+
+
+@device
+def _draw(
+    key: Uint32s,
+    words: Uint32s,
+    position: int,
+    bound: int,
+    out: Uint32s,
+    count: int,
+    entries: Entries,
+    last: int,
+    partners: Uint32s,
+    swaps: int,
+) -> tuple[int, int]:
+    """Draw uniform numbers in [0, bound], [0, bound - 1], ...: `count` of them, bound < 2^32, count <= bound.
+
+    Each is a word under the mask of its bound's bits, drawn again while above the bound. With each word goes a swap of
+    entries[last], entries[last - 1], ... with its partner, as long as there are some.
+
+    Args:
+        key: uint32 [WORDS], advanced.
+        words: uint32 [WORDS], tempered from the key.
+        position: words used up, 0 to WORDS.
+        out: uint32, room for count + 1.
+        partners: uint32, of `swaps` swaps and AHEAD more.
+
+    Returns: the new position; swaps done.
+    """
+    filled, done = 0, 0
+    while filled < count:
+        if position == WORDS:
+            next_words(key)
+            temper(key, words)
+            position = 0
+        mask = bound
+        for shift in (1, 2, 4, 8, 16):
+            mask |= mask >> shift
+        # a word lowers the bound by one at most: for so many the mask holds, and there is room
+        stop = min(WORDS, position + min(count - filled, bound - (mask >> 1)))
+        both = min(stop - position, swaps - done)
+        here, mine, far, drawn = last - done, partners[done:], partners[done + AHEAD :], words[position:]
+        for k in range(both):
+            prefetch(entries, np.int64(far[k]))
+            there = np.int64(mine[k])
+            entry = entries[here - k]
+            entries[here - k] = entries[there]
+            entries[there] = entry
+            value = np.int64(drawn[k]) & mask
+            out[filled] = value
+            accepted = np.int64(value <= bound)
+            filled += accepted
+            bound -= accepted
+        for k in range(both, stop - position):
+            value = np.int64(drawn[k]) & mask
+            out[filled] = value
+            accepted = np.int64(value <= bound)
+            filled += accepted
+            bound -= accepted
+        done += both
+        position = stop
+    return position, done
+
+
+@device
+def _swap(entries: Entries, last: int, partners: Uint32s, start: int, stop: int) -> None:
+    """Swaps `start` to `stop` of entries[last], entries[last - 1], ... with their partners."""
+    for k in range(start, stop):
+        prefetch(entries, np.int64(partners[k + AHEAD]))
+        here, there = last - k, np.int64(partners[k])
+        entry = entries[here]
+        entries[here] = entries[there]
+        entries[there] = entry

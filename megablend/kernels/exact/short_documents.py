@@ -1,0 +1,70 @@
+"""Where samples begin in documents much shorter than a sample: what megablend.kernels.exact.sample_index.cut says, sooner.
+
+A sample begins in one document of dozens, so the guess that none begins is nearly always right, and costs less than to do without
+one. What remains is the wait for the lengths, which lie all over memory: they may be kept in a byte each, where nearly all fit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import kernel, prefetch
+from megablend.kernels.exact.sample_index import begun
+
+Int32s = npt.NDArray[np.int32]
+Uint8s = npt.NDArray[np.uint8]
+LONG = 255
+"""In a byte: so many tokens, or more."""
+AHEAD = 64
+"""Documents between asking for the cache line of a length and using it."""
+
+
+@kernel
+def narrow_to_uint8(lengths: Int32s, out: Uint8s) -> None:
+    """Fill out, uint8 [n], with lengths, int32 [n], 0 or more; with LONG for the longer ones."""
+    for i in range(len(lengths)):
+        out[i] = min(lengths[i], np.int32(LONG))
+
+
+@kernel
+def cut_short_documents(
+    short: npt.NDArray[Any],
+    limit: int,
+    far: bool,
+    lengths: Int32s,
+    documents: Int32s,
+    first: int,
+    start: int,
+    length: int,
+    extra: int,
+    sample: int,
+    rows: npt.NDArray[Any],
+) -> tuple[int, int, int]:
+    """Fill rows as megablend.kernels.exact.sample_index.cut does, whose other arguments and results these are.
+
+    Args:
+        short: what `in_bytes` made of the lengths, or they themselves.
+        limit: those of `short` below it are lengths; the others are looked up.
+        far: whether `short` is larger than a core's own caches.
+    """
+    row, end, size = 0, start, len(documents)
+    begin, num_lengths = sample * length, np.uint32(len(lengths))
+    ahead = AHEAD if far else size
+    for i in range(size):
+        if i + ahead < size:
+            prefetch(short, documents[i + ahead])
+        document = np.uint32(documents[i])
+        if document >= num_lengths:
+            return row, -1, end
+        tokens = np.int64(short[document])
+        if tokens >= limit:
+            tokens = np.int64(lengths[document])
+        start, end = end, end + tokens
+        if begin <= end - extra:
+            row, begin = begun(first + i, start, end - extra, length, begin, row, rows)
+            if begin <= end - extra:
+                return row, i, start
+    return row, size, end

@@ -1,0 +1,1 @@
+"""Kernels that read Parquet's metadata and pages."""

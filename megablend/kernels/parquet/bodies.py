@@ -1,0 +1,51 @@
+"""Bodies of pages decompressed, many by one call: by the system's own libraries, where it has them.
+
+Arrow's codecs do the same, a page a call of Python, and make a new context for each.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import kernel, library_function
+from megablend.kernels.parquet.lz4 import decode_lz4
+
+Int64s = npt.NDArray[np.int64]
+
+ZSTD_LIBRARY = "libzstd.so.1"
+zstd_decompress = library_function(ZSTD_LIBRARY, "ZSTD_decompressDCtx", "uintp", *["uintp"] * 5)
+lz4_decompress = library_function("liblz4.so.1", "LZ4_decompress_safe", "intc", "uintp", "uintp", "intc", "intc")
+
+
+@kernel
+def expand_zstd(context: int, addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) -> int:
+    """Decompress frames of zstd; only where there is `zstd_decompress`. Returns the first that is damaged, or -1.
+
+    Args:
+        context: address of a ZSTD_DCtx that nobody else uses meanwhile.
+        addresses, sizes: int64 [n], where frames lie in memory, and their bytes.
+        outs, lengths: int64 [n], where each goes, and how many bytes it is decompressed, exactly.
+    """
+    for i in range(len(addresses)):
+        if zstd_decompress(context, outs[i], lengths[i], addresses[i], sizes[i]) != lengths[i]:  # type: ignore[misc]
+            return i
+    return -1
+
+
+@kernel
+def expand_lz4(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) -> int:
+    """Decompress blocks of LZ4 by the system's library; only where there is `lz4_decompress`. As `expand_zstd`."""
+    for i in range(len(addresses)):
+        if lz4_decompress(addresses[i], outs[i], sizes[i], lengths[i]) != lengths[i]:  # type: ignore[misc]
+            return i
+    return -1
+
+
+@kernel
+def expand_lz4_plainly(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) -> int:
+    """Decompress blocks of LZ4 by ourselves; as `expand_zstd`."""
+    for i in range(len(addresses)):
+        if decode_lz4(addresses[i], sizes[i], outs[i], lengths[i]) != lengths[i]:
+            return i
+    return -1

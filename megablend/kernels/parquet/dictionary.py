@@ -1,0 +1,69 @@
+"""Indices into a dictionary, to the integers that they stand for.
+
+Source: parquet-format, Encodings.md ("Dictionary Encoding").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import device, load64, pointer_at
+from megablend.kernels.parquet.hybrid import bits_at, next_run
+
+Tokens = npt.NDArray[Any]
+BROKEN = -1
+"""The indices break off, or are wider than the format allows."""
+OUT_OF_RANGE = -2
+"""An index is not in the dictionary."""
+
+
+@device
+def decode_dictionary(address: int, size: int, dictionary: Tokens, out: Tokens) -> int:
+    """Look up a page's indices: a byte with their width, then a hybrid of runs and bit-packed groups.
+
+    Args:
+        address, size: where the encoded values lie in memory, and how many bytes they are.
+        dictionary: int32 or int64 [num_entries].
+        out: of the same type [num_tokens], filled.
+
+    Returns: 0, BROKEN or OUT_OF_RANGE.
+    """
+    data, end = pointer_at(address, size), size
+    if end == 0 or data[0] > 32:
+        return BROKEN
+    width, at, filled, total = int(data[0]), 1, 0, len(out)
+    entries = np.uint64(len(dictionary))
+    while filled < total:
+        if width == 0:
+            count, packed, begin, at = total, False, 0, end
+        else:
+            count, packed, begin, at = next_run(data, at, end, width)
+        if count < 0 or (count == 0 and at >= end):
+            return BROKEN
+        stop = filled + min(count, total - filled)
+        if not packed:
+            if np.uint64(begin) >= entries:
+                return OUT_OF_RANGE
+            out[filled:stop] = dictionary[begin]
+        else:
+            # Words of 8 bytes, as long as they lie within the data; then byte by byte.
+            mask = np.uint64((1 << width) - 1)
+            fast = min(stop, filled + max(0, ((end - 8) * 8 - begin) // width))
+            bit = begin
+            for i in range(filled, fast):
+                index = load64(data, bit >> 3) >> np.uint64(bit & 7) & mask
+                if index >= entries:
+                    return OUT_OF_RANGE
+                out[i] = dictionary[index]
+                bit += width
+            for i in range(max(filled, fast), stop):
+                index = np.uint64(bits_at(data, end, bit, width))
+                if index >= entries:
+                    return OUT_OF_RANGE
+                out[i] = dictionary[index]
+                bit += width
+        filled = stop
+    return 0

@@ -1,0 +1,83 @@
+"""Values of pages, of whatever encodings, decoded by one call.
+
+Source: parquet-format, Encodings.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import Pointer, bytes_at, device, kernel, pointer_at
+from megablend.kernels.parquet.booleans import decode_bits
+from megablend.kernels.parquet.byte_stream_split import join_streams
+from megablend.kernels.parquet.delta import decode_delta
+from megablend.kernels.parquet.dictionary import OUT_OF_RANGE, decode_dictionary
+
+VALUES_DTYPE = np.dtype(
+    [
+        ("way", "<i8"),  # one of those below
+        ("address", "<i8"),  # of the encoded values
+        ("size", "<i8"),  # of these, in bytes
+        ("count", "<i8"),  # values wanted
+        ("out", "<i8"),  # address at which they go
+        ("dictionary", "<i8"),  # address of its entries
+        ("entries", "<i8"),
+        ("problem", "<i8"),  # filled: one of those below
+    ]
+)
+"""The values of one page."""
+COPY, LOOK_UP, SUM, JOIN, BITS, RUNS = range(6)
+"""PLAIN; by dictionary; DELTA_BINARY_PACKED; BYTE_STREAM_SPLIT; booleans, PLAIN and RLE."""
+SOUND, SHORT, UNLISTED = range(3)
+"""Nothing is wrong; damaged, or fewer than `count`; an index is not in the dictionary."""
+
+
+@kernel
+def decode_values(pages: npt.NDArray[np.void], like: npt.NDArray[Any]) -> None:
+    """Decode the values of many pages.
+
+    Args:
+        pages: VALUES_DTYPE [n]; `problem` is filled. `out` has room for `count` values.
+        like: any array of the values' type: int32, int64; uint8 for booleans.
+    """
+    for i in range(len(pages)):
+        page = pages[i]
+        address, size, count, way = page["address"], page["size"], page["count"], page["way"]
+        out = bytes_at(page["out"], count * like.itemsize).view(like.dtype)
+        found = 0
+        if count == 0:
+            pass
+        elif way == COPY:
+            found = -1 if count * like.itemsize > size else 0
+            values = bytes_at(address, count * like.itemsize * (found == 0)).view(like.dtype)
+            for j in range(len(values)):
+                out[j] = values[j]
+        elif way == LOOK_UP:
+            entries = bytes_at(page["dictionary"], page["entries"] * like.itemsize).view(like.dtype)
+            found = decode_dictionary(address, size, entries, out)
+        elif way == SUM:
+            found = decode_delta(address, size, out)
+        elif way == JOIN:
+            found = -1 if count * like.itemsize != size else 0
+            if found == 0:
+                join_streams(address, out)
+        elif way == BITS:
+            found = decode_bits(address, size, False, out)
+        else:
+            told = _told(pointer_at(address, size), size)
+            found = -1 if told > size - 4 else decode_bits(address + 4, told, True, out)
+        page["problem"] = SOUND if found == 0 else UNLISTED if found == OUT_OF_RANGE else SHORT
+
+
+@device
+def _told(data: Pointer, size: int) -> int:
+    """The number of the first four bytes; more than there can be where there are fewer."""
+    if size < 4:
+        return 1 << 32
+    found = 0
+    for i in range(4):
+        found |= int(data[i]) << 8 * i
+    return found

@@ -1,0 +1,40 @@
+"""Keyed hashing: from integers in [0, 2^63) to integers in [0, 2^63).
+
+Products wrap in uint64 alone: for signed integers numba tells LLVM that none overflows. Outside of this module all numbers are
+signed, because numba makes floats of a uint64 and an int64.
+
+Source: SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014; the variant of Vigna's splitmix64.c).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megablend.jit import device
+
+MASK = (1 << 63) - 1
+"""Keys are taken modulo 2^63."""
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _1 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(1)
+
+
+@device
+def mix(x: np.uint64) -> np.uint64:
+    """Scramble 64 bits, one to one."""
+    x = (x ^ (x >> _30)) * _FIRST
+    x = (x ^ (x >> _27)) * _SECOND
+    x ^= x >> _31
+    return x
+
+
+@device
+def hash_combine(key: int, value: int) -> int:
+    """The key of `value` under `key`, all in [0, 2^63)."""
+    return int(np.int64(mix(mix(np.uint64(key) + _GOLDEN) ^ np.uint64(value)) >> _1))
+
+
+@device
+def bounded_hash(key: int, value: int, size: int) -> int:
+    """A number in [0, size) for `value` under `key`; biased by less than size / 2^63."""
+    return hash_combine(key, value) % int(size)

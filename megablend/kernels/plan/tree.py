@@ -1,0 +1,177 @@
+"""The tree that says how many of a stage's first n samples each source has: exact, at any n, in O(depth).
+
+The sources' totals are put in a Huffman tree; of its first n samples a node hands floor(n * N_heavy / N_node + 1/2) to its
+heavier child and the rest to the lighter. Counts are monotone in n, sum to n, are exact at the end, and stay within 2 of
+n * N_d / N, because a heavier child that is itself a node holds at most 2/3 of its parent, so that errors fade on the way down.
+
+A tree of `size` leaves is two arrays, its inner nodes in preorder, heavier child first: `left_leaves` (leaves below the
+heavier child) and `left_samples` (samples there). The heavier child of node i is i + 1 and the lighter i + left_leaves[i];
+leaves are numbered from left to right, their *rank*. Totals stay below 2^50.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import device, kernel
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+@kernel
+def huffman(totals: Int64s, left_leaves: Int32s, left_samples: Int64s, leaves: Int32s) -> None:
+    """Build the tree of `totals`: int64 [size >= 1], positive, ascending, sum below 2^50.
+
+    Fills left_leaves int32 [size] and left_samples int64 [size] (last entries unused), and leaves int32 [size]: which of
+    the totals has each rank. Two queues (van Leeuwen 1976): ascending leaves, and nodes in order of creation, which ascend too.
+    """
+    size = len(totals)
+    num_nodes = 2 * size - 1  # leaves first, then inner nodes in order of creation
+    weight, width = np.empty(num_nodes, np.int64), np.ones(num_nodes, np.int64)
+    children = np.empty((num_nodes, 2), np.int64)  # heavier, lighter
+    weight[:size] = totals
+    leaf, inner = 0, size
+    for node in range(size, num_nodes):
+        for side in (1, 0):
+            if leaf < size and (inner == node or weight[leaf] <= weight[inner]):
+                children[node, side] = leaf
+                leaf += 1
+            else:
+                children[node, side] = inner
+                inner += 1
+        heavy, light = children[node]
+        weight[node] = weight[heavy] + weight[light]
+        width[node] = width[heavy] + width[light]
+
+    place, rank = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, np.int64)
+    for node in range(num_nodes - 1, size - 1, -1):  # parents before children
+        heavy, light = children[node]
+        left_leaves[place[node]] = width[heavy]
+        left_samples[place[node]] = weight[heavy]
+        place[heavy], rank[heavy] = place[node] + 1, rank[node]
+        place[light], rank[light] = place[node] + width[heavy], rank[node] + width[heavy]
+    for node in range(size):
+        leaves[rank[node]] = node
+
+
+@device
+def heavy_child_count(n: int, part: int, whole: int) -> int:
+    """floor(n * part / whole + 1/2), exact, for 0 <= n, part <= whole < 2^50.
+
+    The quotient in doubles is off by less than 1 (three roundings of 2^-53 of at most 2^50); the remainder, which is small,
+    comes out right although the products wrap in 64 bits (unsigned: numba takes it that signed ones do not overflow).
+    """
+    quotient = int(float(n) * float(part) / float(whole) + 0.5)
+    rest = int(np.int64(np.uint64(n) * np.uint64(part) - np.uint64(quotient) * np.uint64(whole)))
+    rest, whole = 2 * rest + int(whole), int(whole)  # rest is in [0, 2 * whole) for the right quotient
+    return quotient - (rest < 0) + (rest >= 2 * whole)
+
+
+@device
+def leaf_counts(
+    left_leaves: Int32s, left_samples: Int64s, first: int, size: int, total: int, n: int, rank: int
+) -> tuple[int, int]:
+    """Among the first n samples: (how many are of leaves before `rank`, how many of leaf `rank`).
+
+    The tree's arrays begin at `first`.
+    """
+    node, before, passed = first, 0, 0
+    n, total = int(n), int(total)
+    while size > 1:
+        width, part = int(left_leaves[node]), int(left_samples[node])
+        heavy = heavy_child_count(n, part, total)
+        if rank < passed + width:
+            node, size, total, n = node + 1, width, part, heavy
+        else:
+            before, passed = before + heavy, passed + width
+            node, size, total, n = node + width, size - width, total - part, n - heavy
+    return before, n
+
+
+@device
+def leaf_at(
+    left_leaves: Int32s, left_samples: Int64s, first: int, size: int, total: int, start: int, stop: int, position: int
+) -> int:
+    """The rank of the leaf at `position` when samples [start, stop) are laid out leaf by leaf; 0 <= position < stop - start."""
+    node, rank = first, 0
+    start, stop, total = int(start), int(stop), int(total)
+    while size > 1:
+        width, part = int(left_leaves[node]), int(left_samples[node])
+        heavy_start, heavy_stop = heavy_child_count(start, part, total), heavy_child_count(stop, part, total)
+        if position < heavy_stop - heavy_start:
+            node, size, total, start, stop = node + 1, width, part, heavy_start, heavy_stop
+        else:
+            position, rank = position - (heavy_stop - heavy_start), rank + width
+            node, size, total = node + width, size - width, total - part
+            start, stop = start - heavy_start, stop - heavy_stop
+    return rank
+
+
+@kernel
+def all_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, counts: Int64s) -> None:
+    """Fill counts int64 [size], by rank: how many of the first n samples each leaf has."""
+    size = len(counts)
+    # of each inner node: leaves, first rank, samples, samples among the first n
+    leaves, ranks = np.empty(size, np.int64), np.empty(size, np.int64)
+    samples, seen = np.empty(size, np.int64), np.empty(size, np.int64)
+    leaves[0], ranks[0], samples[0], seen[0] = size, 0, total, n
+    counts[0] = n  # a single leaf has no node
+    for node in range(size - 1):
+        heavy = heavy_child_count(seen[node], left_samples[node], samples[node])
+        middle = ranks[node] + left_leaves[node]
+        if left_leaves[node] == 1:
+            counts[middle - 1] = heavy
+        else:
+            child = node + 1
+            leaves[child], ranks[child], samples[child], seen[child] = (
+                left_leaves[node],
+                ranks[node],
+                left_samples[node],
+                heavy,
+            )
+        if leaves[node] - left_leaves[node] == 1:
+            counts[middle] = seen[node] - heavy
+        else:
+            child = node + left_leaves[node]
+            leaves[child], ranks[child] = leaves[node] - left_leaves[node], middle
+            samples[child], seen[child] = samples[node] - left_samples[node], seen[node] - heavy
+
+
+@kernel
+def first_multiple(
+    left_leaves: Int32s, left_samples: Int64s, total: int, leaf_total: int, rank: int, count: int, step: int
+) -> int:
+    """As `least_multiple` does, in a tree whose arrays begin at 0."""
+    return least_multiple(left_leaves, left_samples, 0, len(left_leaves), total, leaf_total, rank, count, step)
+
+
+@device
+def least_multiple(
+    left_leaves: Int32s,
+    left_samples: Int64s,
+    first: int,
+    size: int,
+    total: int,
+    leaf_total: int,
+    rank: int,
+    count: int,
+    step: int,
+) -> int:
+    """The least m with `count` samples of leaf `rank`, 1 to leaf_total, among the first min(m * step, total).
+
+    Its count is within 2 of the share, which leaves few multiples (one more sample on either side for the rounding of doubles):
+    about 6 * total / leaf_total / step of them and one, halved until one is left.
+    """
+    pace = float(total) / float(leaf_total) / float(step)
+    low = max(0, int(float(count - 3) * pace))
+    high = min((int(total) + int(step) - 1) // int(step), int(float(count + 3) * pace) + 1)
+    while low < high:
+        middle = (low + high) // 2
+        _, have = leaf_counts(left_leaves, left_samples, first, size, total, min(middle * int(step), int(total)), rank)
+        if have >= count:
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,1 @@
+"""Kernels that the reader calls."""

@@ -1,0 +1,62 @@
+"""What a batch says of the documents in it: position ids, lengths, attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import kernel
+
+Begins = npt.NDArray[np.bool_]
+
+
+@kernel
+def count_positions(begins: Begins, out: npt.NDArray[np.int64]) -> None:
+    """0, 1, 2, ... in each row, beginning anew where `begins` bool [n, length] is set; out: int64 [n, length], filled."""
+    for i in range(out.shape[0]):
+        position = 0
+        for j in range(out.shape[1]):
+            if begins[i, j]:
+                position = 0
+            out[i, j] = position
+            position += 1
+
+
+@kernel
+def document_ends(begins: Begins, ends: npt.NDArray[np.int32], longest: npt.NDArray[np.int32]) -> None:
+    """Running lengths of each row's documents.
+
+    Args:
+        begins: bool [n, length], where documents begin; set at 0.
+        ends: int32 [n, length + 1], filled: 0, each document's end, the rest with `length`.
+        longest: int32 [n], filled: the longest document's length.
+    """
+    length = begins.shape[1]
+    for i in range(begins.shape[0]):
+        filled, last, most = 0, 0, 0
+        for j in range(length):
+            if begins[i, j]:
+                ends[i, filled] = j
+                filled += 1
+                most = max(most, j - last)
+                last = j
+        longest[i] = max(most, length - last)
+        ends[i, filled:] = length
+
+
+@kernel
+def fill_causal_mask(begins: Begins, out: npt.NDArray[np.bool_]) -> None:
+    """Bar each token from those after it and from those of earlier documents.
+
+    Args:
+        begins: bool [n, length], where documents begin.
+        out: bool [n, 1, length, length], filled: True where the row's token may not look at the column's.
+    """
+    for i in range(begins.shape[0]):
+        first = 0
+        for row in range(begins.shape[1]):
+            if begins[i, row]:
+                first = row
+            out[i, 0, row, :first] = True
+            out[i, 0, row, first : row + 1] = False
+            out[i, 0, row, row + 1 :] = True

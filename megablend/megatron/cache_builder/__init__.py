@@ -1,0 +1,1 @@
+"""Builds Megatron-core's dataset cache."""

@@ -1,0 +1,186 @@
+"""Filling a cache with what Megatron's builder will look for there. Called on every rank of a launch.
+
+    each rank  counts the tokens of its part of the prefixes      -> everybody
+    each rank  plans the whole work, looks at its part of the cache's files    -> everybody
+    rank 0     locks the cache, where work is left
+    each rank  builds its share, in threads; waits for the others
+
+A cache that holds everything is only read, so it may be read-only. An error on any rank ends all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+from megablend.distributed.base import Communicator
+from megablend.errors import CacheError
+from megablend.fs.atomic_write import flush_folder, remove_leftovers, translate_os_errors
+from megablend.fs.build_lock import build_lock, verify_shared_filesystem
+from megablend.index.build import Progress
+from megablend.megatron.cache_builder.artefacts import names_in, problem_with
+from megablend.megatron.cache_builder.commit import WORK_FOLDER
+from megablend.megatron.cache_builder.completion_marker import write_receipt
+from megablend.megatron.cache_builder.cost import estimate_cost
+from megablend.megatron.cache_builder.lengths import PartSize, lengths_of, part_sizes
+from megablend.megatron.cache_builder.oversampling import refuse_oversampling
+from megablend.megatron.cache_builder.schedule import Forecast, assign_jobs, forecast, this_place
+from megablend.megatron.cache_builder.work_plan import Job, PartKey, SplitPlan, plan_cache
+from megablend.megatron.cache_builder.worker import build_share
+from megablend.megatron.request.layout import layouts
+from megablend.megatron.request.request import CacheRequest
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_READERS = 8
+"""Threads of a rank that open `.idx` files: a network file system lets each wait a while."""
+_RUN = 32
+"""Files that a thread looks at in turn: handing them out one by one costs more than reading them from memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReport:
+    """What was done, or what is to do; the same on all ranks."""
+
+    splits: tuple[SplitPlan, ...]
+    missing: frozenset[str]
+    """Base names of what the cache did not hold: built now, unless in a dry run."""
+    notes: tuple[str, ...]
+    """Things worth telling that ended nothing: damaged files, a file system without locks."""
+    forecast: Forecast
+    """Of what was missing."""
+    seconds: float
+
+
+def prepare_cache(
+    request: CacheRequest,
+    *,
+    launch: Communicator,
+    dry_run: bool = False,
+    max_memory: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> CacheReport:
+    """Build what the cache lacks; nothing in a dry run.
+
+    Args:
+        request: the same on all ranks.
+        max_memory: bytes of arrays that the ranks of one node hold together; most of what is free there where None.
+        progress: called on rank 0 now and then.
+
+    Raises: ConfigError, PlanError, DataError, CacheError where the launch is one process; of several ranks, one prints its
+        error and all end with its exit code.
+    """
+    try:
+        return _prepare(request, launch, dry_run, max_memory, progress or _ignore)
+    except BaseException as error:
+        launch.abort(error)
+
+
+def _prepare(
+    request: CacheRequest,
+    launch: Communicator,
+    dry_run: bool,
+    max_memory: int | None,
+    progress: Callable[[Progress], None],
+) -> CacheReport:
+    start, cache = time.monotonic(), Path(request.path_to_cache).absolute()
+    splits = tuple(plan_cache(request, _part_sizes(request, launch)))
+    if launch.rank == 0:
+        for split in splits:
+            refuse_oversampling(split, surplus=request.mid_level_dataset_surplus)
+    jobs = _jobs(splits)
+    problems = _problems(jobs, cache, launch)
+    missing = [job for job in jobs if job.artefact.base in problems]
+    needs, places = [estimate_cost(job) for job in missing], launch.allgather(this_place(max_memory))
+    shares = assign_jobs(needs, [job.name for job in missing], places)
+    notes = [problem for problem in problems.values() if problem]
+    if missing and not dry_run:
+        with contextlib.ExitStack() as stack:
+            notes += _open_cache(cache, sum(job.artefact.nbytes for job in missing), launch, stack)
+            build_share(missing, needs, shares[launch.rank], request, cache, launch, progress)
+            if launch.rank == 0:
+                flush_folder(cache)
+    if launch.rank == 0 and not dry_run:
+        write_receipt(request, splits, built=bool(missing))
+    return CacheReport(
+        splits=splits,
+        missing=frozenset(problems),
+        notes=tuple(notes),
+        forecast=forecast(needs, shares, places),
+        seconds=time.monotonic() - start,
+    )
+
+
+def _part_sizes(request: CacheRequest, launch: Communicator) -> dict[PartKey, PartSize]:
+    """Counts of all parts, on every rank; each `.idx` is read by one rank, once."""
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for layout in layouts(request):
+        for part in layout.parts:
+            own = spans.setdefault(part.prefix, [])
+            if part.span not in own:
+                own.append(part.span)
+
+    def count(prefix: str) -> list[PartSize]:
+        return part_sizes(lengths_of(prefix, request.lengths_at.get(prefix)), spans[prefix])
+
+    counted = zip(spans.items(), _together(count, list(spans), launch), strict=True)
+    return {(prefix, span): size for (prefix, own), sizes in counted for span, size in zip(own, sizes, strict=True)}
+
+
+def _problems(jobs: Sequence[Job], cache: Path, launch: Communicator) -> dict[str, str]:
+    """What is wrong with each artefact that the cache lacks, by base name; "" where nothing is there."""
+    names = names_in(cache)
+    problems = _together(lambda job: problem_with(job.artefact, cache, names), jobs, launch)
+    return {job.artefact.base: problem for job, problem in zip(jobs, problems, strict=True) if problem is not None}
+
+
+def _together(look: Callable[[T], R], items: Sequence[T], launch: Communicator) -> list[R]:
+    """`look` at all items; each rank at every launch.size-th, in threads. The same on every rank."""
+    found: list[R | None] = [None] * len(items)
+    mine = items[launch.rank :: launch.size]
+    runs = [mine[first : first + _RUN] for first in range(0, len(mine), _RUN)]
+    with ThreadPoolExecutor(_READERS) as readers:
+        looked = list(readers.map(lambda run: [look(item) for item in run], runs))
+    for rank, part in enumerate(launch.allgather([result for run in looked for result in run])):
+        found[rank :: launch.size] = part
+    return cast("list[R]", found)
+
+
+def _jobs(splits: Sequence[SplitPlan]) -> list[Job]:
+    """All jobs, each artefact once: a prefix may stand in a blend twice."""
+    jobs = [job for split in splits for job in split.jobs]
+    return list({job.artefact.base: job for job in jobs}.values())
+
+
+def _open_cache(cache: Path, nbytes: int, launch: Communicator, stack: contextlib.ExitStack) -> list[str]:
+    """Lock the cache until `stack` ends, clean it of what killed builds left, look for room for `nbytes`; notes.
+
+    Raises: CacheError where it cannot be written, is in use, has no room, or is another one on this rank.
+    """
+    work, held = cache / WORK_FOLDER, None
+    if launch.rank == 0:
+        with translate_os_errors(cache):
+            work.mkdir(parents=True, exist_ok=True)
+            held = stack.enter_context(build_lock(work))
+            remove_leftovers(work)
+            free = shutil.disk_usage(cache).free
+        if free < nbytes:
+            raise CacheError(
+                f"{cache}: {free:,} bytes are free, where the files take {nbytes:,}; make room, or choose another folder"
+            )
+    held = launch.bcast(held)
+    assert held is not None
+    if launch.rank > 0:
+        verify_shared_filesystem(work, held.nonce)
+    return [] if held.exclusive else [f"{cache}: the file system has no locks; run one build at a time"]
+
+
+def _ignore(progress: Progress) -> None:
+    pass

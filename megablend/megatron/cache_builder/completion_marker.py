@@ -1,0 +1,94 @@
+"""A receipt: one file that says what a request's cache consists of, so that the next run opens no `.idx` and no array.
+
+    .megablend/whole-<digest of the request>.json    {"artefacts": [[base, {array: bytes of its file}], ...],
+                                                      "datasets": [[prefix, split, samples asked for, samples], ...]}
+
+It is written when a build ends. A run that finds it compares the names and sizes of the files, all of them, and then knows how
+long every dataset is; what else may be damaged shows when the arrays are opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megablend.errors import CacheError
+from megablend.fs.atomic_write import replace_file, translate_os_errors
+from megablend.megatron.cache_builder.artefacts import Artefact
+from megablend.megatron.cache_builder.commit import WORK_FOLDER
+from megablend.megatron.cache_builder.work_plan import SplitPlan
+from megablend.megatron.request.request import CacheRequest
+
+_VERSION = 2
+
+DatasetKey = tuple[str, int, int | None]
+"""Prefix, number of the split, and samples asked for, of a dataset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """A cache whose files were all there, and of the right size, when it was looked at."""
+
+    num_samples: Mapping[DatasetKey, int]
+    """How many samples each dataset has."""
+
+
+def read_receipt(request: CacheRequest) -> Receipt | None:
+    """The receipt of a request; None where its cache has none, or one that is damaged or not true any more."""
+    cache = Path(request.path_to_cache)
+    try:
+        text, _, digest = _path(request).read_text(encoding="utf-8").rpartition("\n")
+        if _digest(text) != digest:
+            return None
+        found = json.loads(text)
+        if not all(_is_there(cache, base, arrays) for base, arrays in found["artefacts"]):
+            return None
+    except (OSError, ValueError):
+        return None
+    return Receipt(num_samples={(prefix, split, asked): samples for prefix, split, asked, samples in found["datasets"]})
+
+
+def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: bool) -> None:
+    """Vouch for a cache that was just filled (`built`), or found whole. Raises: CacheError where that cannot be written."""
+    artefacts = [job.artefact for split in splits for job in split.jobs]
+    datasets = [
+        [job.part.prefix, job.part.split, job.part.num_samples, job.num_samples]
+        for split in splits
+        for job in split.datasets
+    ]
+    text = json.dumps({"artefacts": [[each.base, _sizes(each)] for each in artefacts], "datasets": datasets})
+    # A whole cache may be read-only: it is looked through again the next time, no more.
+    with contextlib.nullcontext() if built else contextlib.suppress(CacheError):
+        with translate_os_errors(_path(request)):
+            _path(request).parent.mkdir(exist_ok=True)
+        replace_file(_path(request), f"{text}\n{_digest(text)}".encode())
+
+
+def _sizes(artefact: Artefact) -> dict[str, int]:
+    return {array.name: len(array.header()) + array.nbytes for array in artefact.arrays}
+
+
+def _is_there(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
+    """Whether an artefact's files are there, the arrays in full. Raises: FileNotFoundError."""
+    stem = f"{cache}/{base}-"
+    os.stat(f"{stem}description.txt")  # noqa: PTH116 of thousands of files; a Path takes as long as the call
+    return all(os.stat(f"{stem}{name}.npy").st_size == size for name, size in arrays.items())  # noqa: PTH116
+
+
+def _path(request: CacheRequest) -> Path:
+    # Where the cache lies does not matter; tables are told by the names of what they are of.
+    asked: dict[str, Any] = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
+    asked |= {"path_to_cache": None, "lengths_at": None, "receipt": _VERSION}
+    digest = _digest(json.dumps(asked, sort_keys=True, default=dataclasses.asdict))
+    return Path(request.path_to_cache) / WORK_FOLDER / f"whole-{digest}.json"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

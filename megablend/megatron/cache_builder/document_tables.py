@@ -1,0 +1,143 @@
+"""Document tables: the length of every document of Parquet or Arrow files, which Megatron's order needs and they do not tell.
+
+    megablend/generations/<digest>/             the index of the files, as `megablend build` makes it
+    megablend-documents/<address>.json          which generation serves an address; written last
+    megablend-documents/<address>-<digest>.npy  int32, the lengths of its documents, end-of-document tokens included
+
+An address keeps its generation as long as its json stands: files that are added later are not seen by a run that goes on, and
+files that are replaced are refused. Remove the json to have the files looked at again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from megablend.blocks.block_store import BlockStore
+from megablend.blocks.document_lengths import count_documents
+from megablend.distributed.base import Communicator
+from megablend.errors import CacheError, UnsupportedFileError
+from megablend.formats.base import Array
+from megablend.fs.atomic_write import replace_file
+from megablend.index.build import SourceSpec, build_index
+from megablend.index.snapshot import Snapshot, external_references_dir, open_snapshot
+from megablend.megatron.cache_builder.counts import share_of
+from megablend.megatron.cache_builder.shared_array import shared_array
+from megablend.megatron.request.dataset_uri import DatasetURI, parse_address
+from megablend.system.limited_json import parse_json
+
+_BLOCK_BYTES = 1 << 20
+_LONGEST = (1 << 31) - 1
+_SOURCE = "documents"
+INDEX_FOLDER = "megablend"
+"""Inside Megatron's cache folder: a cache as `megablend build` makes it."""
+
+
+def build_table(cache: str, address: DatasetURI, *, launch: Communicator) -> DatasetURI:
+    """Index an address's files and count their documents, unless that was done. Called by all ranks of the launch.
+
+    Returns: the address with its index.
+    Raises: ConfigError, DataError, CacheError.
+    """
+    whole = launch.bcast(_pinned(cache, address))
+    if whole is not None:
+        return whole
+    spec = SourceSpec(
+        name=_SOURCE,
+        patterns=(address.pattern,),
+        column=address.column,
+        documents=True,
+        block_bytes=_BLOCK_BYTES,
+        place=str(address),
+    )
+    report = build_index(str(_index(cache)), [spec], launch=launch)
+    whole = dataclasses.replace(address, index=report.digest)
+    store = _store(cache, whole)
+    num_documents = store.generation.sources[0].rows
+    with shared_array(table_path(cache, whole), num_documents, launch) as write:
+        for first, lengths, _ in count_documents(store, *share_of(store.generation, launch.rank, launch.size)):
+            if address.append_eod is not None:
+                lengths += lengths > 0
+            if lengths.max(initial=0) > _LONGEST:
+                raise UnsupportedFileError(
+                    address.pattern,
+                    f"document {first + int(np.argmax(lengths))} has {lengths.max():,} tokens, where Megatron counts them in "
+                    "32 bits; cut it",
+                )
+            write(first, lengths.astype(np.int32))
+    if launch.rank == 0:
+        text = json.dumps({"address": str(address), "index": report.digest, "documents": num_documents}, indent=1)
+        replace_file(_pin(cache, address), text.encode())
+    launch.barrier()
+    return whole
+
+
+def open_table(cache: str, address: DatasetURI) -> tuple[BlockStore, Array]:
+    """The blocks of an address that has its index, and its table: int32 [num_documents], memory-mapped.
+
+    Raises: CacheError where they are not there.
+    """
+    path = table_path(cache, address)
+    try:
+        return _store(cache, address), np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise CacheError(
+            f"{path}: the document table of {address} is not there, or damaged ({error}); build again"
+        ) from error
+
+
+def pinned_address(cache: str, text: str) -> DatasetURI:
+    """An address with the index that was built for it. Raises: CacheError where none was; ConfigError."""
+    address = parse_address(text)
+    if address.index is not None:
+        return address
+    found = _pinned(cache, address)
+    if found is None:
+        raise CacheError(
+            f"{text}: not indexed in {cache}; open the dataset through MegablendDatasetBuilder, which does it"
+        )
+    return found
+
+
+def table_path(cache: str, address: DatasetURI) -> Path:
+    """Where the document table of an address that has its index lies."""
+    return external_references_dir(_index(cache)) / f"{_key(address)}-{address.index}.npy"
+
+
+def _pinned(cache: str, address: DatasetURI) -> DatasetURI | None:
+    """The address with its index; None where it has none, or its table is gone."""
+    try:
+        found = dataclasses.replace(
+            address, index=parse_json(_pin(cache, address).read_text(encoding="utf-8"))["index"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if table_path(cache, found).is_file() else None
+
+
+def _pin(cache: str, address: DatasetURI) -> Path:
+    return external_references_dir(_index(cache)) / f"{_key(address)}.json"
+
+
+def _key(address: DatasetURI) -> str:
+    return hashlib.blake2b(str(dataclasses.replace(address, index=None)).encode(), digest_size=16).hexdigest()
+
+
+def _index(cache: str) -> Path:
+    return Path(cache).absolute() / INDEX_FOLDER
+
+
+def _store(cache: str, address: DatasetURI) -> BlockStore:
+    assert address.index is not None
+    return BlockStore(_generation(str(_index(cache)), address.index), [address.append_eod])
+
+
+@lru_cache(maxsize=64)
+def _generation(cache: str, digest: str) -> Snapshot:
+    """One memory map for all splits and datasets of a process."""
+    return open_snapshot(cache, digest)

@@ -1,0 +1,111 @@
+"""Sequence lengths: those of `.idx` files, whose other four fifths are not read, and those of tables, `.npy` files of int32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from megablend.errors import CorruptFileError
+from megablend.formats.base import Array
+from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
+from megablend.megatron.request.split import sequence_range
+from megablend.storage import storage_for
+
+_CHUNK = 1 << 20
+"""Lengths read at once: 4 MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSize:
+    """What one part of a dataset holds."""
+
+    begin: int
+    """Its first sequence."""
+    end: int
+    tokens: int
+    num_sequences: int
+    """Of the whole dataset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLengths:
+    """Where a dataset's lengths lie: int32, one after the other."""
+
+    path: str
+    offset: int
+    """Byte of the first."""
+    num_sequences: int
+
+    def read(self, first: int, last: int) -> Array:
+        """Those of sequences [first, last). Raises: CorruptFileError where one is negative; MissingFileError."""
+        data = storage_for(self.path).read(self.path, self.offset + 4 * first, 4 * (last - first))
+        lengths = np.frombuffer(data, "<i4")
+        if lengths.size and lengths.min() < 0:
+            number = int(np.argmin(lengths))
+            raise CorruptFileError(
+                self.path,
+                f"sequence {first + number} has {lengths[number]} tokens; expected 0 or more: restore the file",
+                offset=self.offset + 4 * (first + number),
+            )
+        return lengths
+
+
+def lengths_of(prefix: str, table: str | None = None) -> StoredLengths:
+    """Where the lengths of a pair lie, whose `.bin` must be there, too; or those of a `table`, int32 in a `.npy` file.
+
+    Raises: MissingFileError, CorruptFileError, UnsupportedFileError.
+    """
+    if table is not None:
+        return _table(table)
+    storage, path = storage_for(prefix), f"{prefix}.idx"
+    storage.stat(f"{prefix}.bin")
+    size = storage.stat(path).size
+    header = parse_header(path, storage.read(path, 0, min(size, HEADER_BYTES)), size)
+    return StoredLengths(path=path, offset=HEADER_BYTES, num_sequences=header.num_sequences)
+
+
+def counted_lengths(prefix: str, size: PartSize, table: str | None = None) -> StoredLengths:
+    """The same, without another look at the files, of a dataset whose part has been counted."""
+    if table is not None:
+        return _table(table)
+    return StoredLengths(path=f"{prefix}.idx", offset=HEADER_BYTES, num_sequences=size.num_sequences)
+
+
+def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
+    """Count parts of a dataset, in one pass and bounded memory. Raises: DataError as StoredLengths.read does."""
+    ranges = [sequence_range(span, stored.num_sequences) for span in spans]
+    tokens = [0] * len(ranges)
+    for first, last in _chunks(min(begin for begin, _ in ranges), max(end for _, end in ranges)):
+        lengths = stored.read(first, last)
+        for number, (begin, end) in enumerate(ranges):
+            tokens[number] += int(lengths[max(begin - first, 0) : max(end - first, 0)].sum(dtype=np.int64))
+    return [
+        PartSize(begin=begin, end=end, tokens=count, num_sequences=stored.num_sequences)
+        for (begin, end), count in zip(ranges, tokens, strict=True)
+    ]
+
+
+def read_lengths(stored: StoredLengths, begin: int, end: int) -> Array:
+    """Lengths of sequences [begin, end) at their own places: int32 [num_sequences], tokens.
+
+    Other places stay zero and untouched, and so take no memory. Raises: DataError as StoredLengths.read does.
+    """
+    lengths = np.zeros(stored.num_sequences, np.int32)
+    for first, last in _chunks(begin, end):
+        lengths[first:last] = stored.read(first, last)
+    return lengths
+
+
+def _chunks(begin: int, end: int) -> list[tuple[int, int]]:
+    return [(first, min(first + _CHUNK, end)) for first in range(begin, end, _CHUNK)]
+
+
+def _table(path: str) -> StoredLengths:
+    with Path(path).open("rb") as file:
+        np.lib.format.read_magic(file)
+        (count,), _, dtype = np.lib.format.read_array_header_1_0(file)
+        assert dtype == np.int32
+        return StoredLengths(path=path, offset=file.tell(), num_sequences=count)

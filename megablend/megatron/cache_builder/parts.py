@@ -1,0 +1,201 @@
+"""Large sample indices, made by all ranks: each cuts a run of the documents into its part of the file.
+
+    owner      shuffles the documents, begins the file          -> everybody: begun
+    each rank  reads its run, gathers and counts its lengths    -> everybody: counted
+    each rank  knows the tokens before its run; writes its rows -> everybody: written
+    owner      has shuffled the samples meanwhile; commits the artefact
+
+What is said travels with the ticks of a build (see work), so a rank does jobs of its own until it is asked.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from megablend.exact.sample_parts import count_run, cut_run, rows_after
+from megablend.formats.base import Array
+from megablend.fs.atomic_write import flush, open_part, translate_os_errors
+from megablend.megatron.cache_builder.commit import StoppedError
+from megablend.megatron.cache_builder.lengths import counted_lengths, read_lengths
+from megablend.megatron.cache_builder.work_plan import DatasetJob, Job
+from megablend.megatron.request.request import CacheRequest
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A job's document index is whole, and the file of its sample index is made; no paths where there is nothing to do."""
+
+    job: int
+    documents: Path | None = None
+    samples: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Tokens of a part's run."""
+
+    job: int
+    part: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A part's rows are on the disk."""
+
+    job: int
+    part: int
+
+
+Message = Begun | Counted | Written
+
+
+class Parts:
+    """This rank's parts of the jobs that are parted.
+
+    Args:
+        jobs: of all ranks.
+        parted: numbers of those that are parted.
+        part, num_parts: this rank's, and how many there are; part -1 for a rank that makes none.
+        wake: called from any thread when there is something to tell.
+        stop: set where the build has failed.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        parted: frozenset[int],
+        part: int,
+        num_parts: int,
+        request: CacheRequest,
+        wake: Callable[[], None],
+        stop: threading.Event,
+    ) -> None:
+        self._jobs, self._request, self._wake, self._stop = jobs, request, wake, stop
+        self._part, self._num_parts = part, num_parts
+        self._left = set(parted) if part >= 0 else set()
+        self._begun: dict[int, Begun] = {}
+        self._counted: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        self._written: defaultdict[int, set[int]] = defaultdict(set)
+        self._whole = {job: threading.Event() for job in parted}
+        self._runs: dict[int, tuple[Array, list[int]]] = {}
+        self._said: list[Message] = []
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(1)
+        self._tasks: list[Future[None]] = []
+
+    def begin(self, news: Begun) -> None:
+        """Called by the job's owner, from any thread."""
+        self._say(news)
+
+    def await_rows(self, job: int) -> None:
+        """Wait until all parts of a job are written; from any thread but the one that hears. Raises: StoppedError."""
+        while not self._whole[job].wait(_POLL_SECONDS):
+            if self._stop.is_set():
+                raise StoppedError
+
+    def news(self) -> list[Message]:
+        """What is to be told to all ranks, this one among them. Raises: the error of a part that failed."""
+        for task in [task for task in self._tasks if task.done()]:
+            self._tasks.remove(task)
+            task.result()
+        with self._lock:
+            said, self._said = self._said, []
+        return said
+
+    def hear(self, news: Message) -> None:
+        """Take note of what a rank said, and do what can be done now."""
+        job = news.job
+        if isinstance(news, Begun):
+            self._begun[job] = news
+            if news.documents is None:
+                self._left.discard(job)
+            elif self._part >= 0:
+                self._tasks.append(self._pool.submit(self._count, job))
+        elif isinstance(news, Counted):
+            self._counted[job][news.part] = news.tokens
+            if len(self._counted[job]) == self._num_parts and self._part >= 0:
+                self._tasks.append(self._pool.submit(self._write, job))
+        else:
+            self._written[job].add(news.part)
+            if news.part == self._part:
+                self._left.discard(job)
+            if len(self._written[job]) == self._num_parts:
+                self._whole[job].set()
+
+    @property
+    def left(self) -> int:
+        """Jobs whose part here is not done."""
+        return len(self._left)
+
+    def close(self) -> None:
+        """End without waiting."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _say(self, news: Message) -> None:
+        with self._lock:
+            self._said.append(news)
+        self._wake()
+
+    def _count(self, number: int) -> None:
+        job, path = self._job(number), self._begun[number].documents
+        assert path is not None
+        size, header = job.artefact.arrays[0].shape[0], len(job.artefact.arrays[0].header())
+        first, stop = (size * part // self._num_parts for part in (self._part, self._part + 1))
+        documents = np.memmap(path, np.int32, "r", header + 4 * first, (stop - first,))
+        prefix = job.part.prefix
+        stored = counted_lengths(prefix, job.size, self._request.lengths_at.get(prefix))
+        gathered, sums = count_run(read_lengths(stored, job.size.begin, job.size.end), documents)
+        self._runs[number] = gathered, sums
+        self._say(Counted(number, self._part, sum(sums)))
+
+    def _write(self, number: int) -> None:
+        job, path = self._job(number), self._begun[number].samples
+        assert path is not None
+        gathered, sums = self._runs.pop(number)
+        counted = [self._counted[number][part] for part in range(self._num_parts)]
+        spec, documents = job.artefact.arrays[1], job.artefact.arrays[0].shape[0]
+        header, width = len(spec.header()), 2 * np.dtype(spec.dtype).itemsize
+        length, extra = self._request.sequence_length, int(self._request.add_extra_token_to_sequence)
+        first, start = documents * self._part // self._num_parts, sum(counted[: self._part])
+        with translate_os_errors(path), open_part(path) as file:
+
+            def put(sample: int, rows: Array) -> None:
+                if self._stop.is_set():
+                    raise StoppedError
+                file.seek(header + width * sample)
+                file.write(np.ascontiguousarray(rows).data)
+
+            for sample, rows in cut_run(
+                gathered, sums, first, start, length, job.num_samples, extra=extra, dtype=spec.dtype
+            ):
+                put(sample, rows)
+            if self._part == self._num_parts - 1:
+                last, tokens = int(gathered[-1]), sum(counted)
+                tail = rows_after(
+                    last,
+                    documents,
+                    tokens,
+                    length,
+                    job.num_samples,
+                    extra=extra,
+                    keep_tail=job.keep_tail,
+                    dtype=spec.dtype,
+                )
+                put(*tail)
+            flush(file)
+        self._say(Written(number, self._part))
+
+    def _job(self, number: int) -> DatasetJob:
+        job = self._jobs[number]
+        assert isinstance(job, DatasetJob)
+        return job

@@ -1,0 +1,87 @@
+"""`.npy` arrays read entry by entry through the process's pool of descriptors: thousands of them take no map and no file each."""
+
+from __future__ import annotations
+
+import io
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from megablend.errors import CorruptFileError
+from megablend.formats.base import Array
+from megablend.megatron.cache_builder.artefacts import read_header
+from megablend.storage import LocalStorage
+
+_ENTRIES_START = 128
+"""Bytes before the entries of an array of one or two dimensions, as numpy.save writes it."""
+
+
+class PooledArray:
+    """An array of one or two dimensions in a `.npy` file, opened when an entry is first read. Picklable.
+
+    Raises, from any use: MissingFileError; CorruptFileError where the file holds no such array.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of numpy.ndarray."""
+        return self._header[0]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As of numpy.ndarray."""
+        return self._header[1]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, i: Any) -> Any:
+        """Entry i, or row i where there are two dimensions; else what numpy gives. Raises: IndexError."""
+        length = len(self)
+        if isinstance(i, slice) and i.step in (None, 1):
+            start, stop, _ = i.indices(length)
+            return self._read(start, max(0, stop - start))
+        if not isinstance(i, int | np.integer):
+            return np.asarray(self)[i]
+        number = int(i)
+        if not -length <= number < length:
+            raise IndexError(f"{self.path}: entry {number} of {length}")
+        row = self._read(number % length, 1)
+        return row[0]
+
+    def __getattr__(self, name: str) -> Any:
+        """What else numpy.ndarray has (`max`, `tolist`, ...), of the whole array, which is read for it."""
+        if name.startswith("_") or not hasattr(np.ndarray, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(np.asarray(self), name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self._read(0, len(self)).astype(dtype or self.dtype)
+
+    def _read(self, first: int, count: int) -> Array:
+        shape, dtype = self._header
+        width = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        data = LocalStorage().read(self.path, _ENTRIES_START + first * width, count * width)
+        return np.frombuffer(data, dtype).reshape(count, *shape[1:])
+
+    @cached_property
+    def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype, of the file that lies there now: a cache may have been built anew since the pool opened it."""
+        LocalStorage().stat(self.path)
+        head = io.BytesIO(LocalStorage().read(self.path, 0, _ENTRIES_START))
+        try:
+            version, shape, fortran_order, dtype = read_header(head)
+        except ValueError as error:
+            raise CorruptFileError(self.path, f"is no .npy file ({error}); remove it and build again") from error
+        if version != (1, 0) or fortran_order or head.tell() != _ENTRIES_START:
+            order = "Fortran" if fortran_order else "C"
+            raise CorruptFileError(
+                self.path,
+                f"is of version {version}, {order} order and {head.tell()} bytes of header; expected (1, 0), C order and "
+                f"{_ENTRIES_START}: remove it and build again",
+            )
+        return shape, dtype

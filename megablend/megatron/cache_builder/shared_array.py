@@ -1,0 +1,51 @@
+"""A `.npy` file of int32 that all ranks of a launch write their parts of; it takes its name when all have."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from megablend.distributed.base import Communicator
+from megablend.formats.base import Array
+from megablend.fs.atomic_write import flush, open_part, remove_leftovers, temp_sibling, translate_os_errors
+from megablend.fs.build_lock import build_lock
+from megablend.megatron.cache_builder.artefacts import ArraySpec
+
+
+@contextlib.contextmanager
+def shared_array(path: Path, count: int, launch: Communicator) -> Iterator[Callable[[int, Array], None]]:
+    """Open the file for this rank's parts: `write(first, values)`, each entry by one rank. Called by all ranks.
+
+    Raises: CacheError where it cannot be written, or another build holds its folder.
+    """
+    with contextlib.ExitStack() as stack, translate_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if launch.rank == 0:
+            stack.enter_context(build_lock(path.parent))
+            remove_leftovers(path.parent)
+        beside = launch.bcast(temp_sibling(path))
+        header = ArraySpec(name=path.stem, shape=(count,), dtype="int32").header()
+        try:
+            if launch.rank == 0:
+                with beside.open("xb") as empty:
+                    empty.write(header)
+                    empty.truncate(len(header) + 4 * count)
+            launch.barrier()
+            with open_part(beside) as file:
+
+                def write(first: int, values: Array) -> None:
+                    file.seek(len(header) + 4 * first)
+                    file.write(np.ascontiguousarray(values, "<i4").data)
+
+                yield write
+                flush(file)
+            launch.barrier()
+            if launch.rank == 0:
+                beside.replace(path)
+            launch.barrier()
+        finally:
+            if launch.rank == 0:
+                beside.unlink(missing_ok=True)

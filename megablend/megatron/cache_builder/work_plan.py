@@ -1,0 +1,215 @@
+"""The whole work of a request, with every number known before anything is built; refuses what Megatron would fail at.
+
+Source: GPTDataset._build_document_sample_shuffle_indices, BlendedDataset.__init__.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megablend.errors import PlanError
+from megablend.exact.epochs import num_epochs, num_samples, sample_dtype, samples_before_final_epoch, shuffle_dtype
+from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
+from megablend.megatron.cache_builder.lengths import PartSize
+from megablend.megatron.request.description import (
+    BLEND_CLASSES,
+    base_name,
+    blend_description,
+    dataset_description,
+    shared_members,
+)
+from megablend.megatron.request.layout import DatasetPart, SplitLayout, layouts
+from megablend.megatron.request.request import LARGEST_REMAINDER, SPLITS, CacheRequest
+from megablend.megatron.request.split import normalized
+
+PartKey = tuple[str, tuple[float, float]]
+"""A prefix and the part of it."""
+_INT32_MAX = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetJob:
+    """A dataset to build."""
+
+    artefact: Artefact
+    part: DatasetPart
+    size: PartSize
+    num_epochs: int
+    num_samples: int
+    """That it will have; as many as asked for, or more."""
+    samples_before_final: int | None
+    """Samples of all epochs but the last, where the last is shuffled by itself."""
+    keep_tail: bool
+    """Whether a last, partial sample counts."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.part.prefix} ({SPLITS[self.part.split]})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendJob:
+    """A blend to build."""
+
+    artefact: Artefact
+    layout: SplitLayout
+    weights: tuple[float, ...]
+    """As the description has them; integers, the datasets' lengths, where there is no size."""
+    size: int | None
+    lengths: tuple[int, ...]
+    """Samples of its datasets."""
+
+    interleaving: str
+    seed: int
+    """Of an interleaving that draws."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"blend ({self.layout.name})"
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """In any unit; before the rounding of `weights`, where the lengths count."""
+        return self.lengths if self.layout.weights is None else self.weights
+
+    @property
+    def num_samples(self) -> int:
+        """Of the blend."""
+        return sum(self.lengths) if self.size is None else self.size
+
+
+Job = DatasetJob | BlendJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPlan:
+    """A split: its datasets and its blend, if it has one."""
+
+    name: str
+    datasets: tuple[DatasetJob, ...]
+    blend: BlendJob | None
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """All that is to be built."""
+        return self.datasets if self.blend is None else (*self.datasets, self.blend)
+
+    @property
+    def num_samples(self) -> int:
+        """What training may draw."""
+        return sum(job.num_samples for job in self.datasets) if self.blend is None else self.blend.num_samples
+
+
+def plan_cache(request: CacheRequest, sizes: Mapping[PartKey, PartSize]) -> list[SplitPlan]:
+    """Everything a request's cache consists of.
+
+    Args:
+        sizes: of all parts of the request's layouts.
+
+    Raises: PlanError for a split without tokens, a dataset that cannot be as long as asked for, a blend by length with a
+        dataset that has no sample.
+    """
+    plans = []
+    for layout in layouts(request):
+        shared = shared_members(request, layout.split)
+        datasets = tuple(_dataset_job(request, part, sizes[part.prefix, part.span], shared) for part in layout.parts)
+        blend = _blend_job(request, layout, datasets) if layout.blended else None
+        plans.append(SplitPlan(name=layout.name, datasets=datasets, blend=blend))
+    return plans
+
+
+def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize, shared: str) -> DatasetJob:
+    extra, length = int(request.add_extra_token_to_sequence), request.sequence_length
+    name = f"{part.prefix} ({SPLITS[part.split]})"
+    if not size.tokens:
+        _refuse_no_tokens(request, part, size)
+    epochs = num_epochs(size.tokens, part.num_samples, length, extra)
+    if epochs > _INT32_MAX:
+        raise PlanError(
+            f"{name}: {part.num_samples:,} samples of {length:,} tokens read its {size.tokens:,} tokens {epochs:,} times, and "
+            "Megatron counts epochs in 32 bits; ask for fewer, or add data"
+        )
+    keep_tail = SPLITS[part.split] == "valid" and not request.drop_last_partial_validation_sequence
+    samples = num_samples(size.tokens, epochs, length, extra, keep_tail)
+    if part.num_samples is not None and samples < part.num_samples:
+        raise PlanError(
+            f"{name}: Megatron rounds its {epochs * size.tokens:,} tokens to {samples:,} samples in single precision, fewer "
+            f"than the {part.num_samples:,} asked for; drop the last partial sequence, or ask for no more"
+        )
+    text = dataset_description(request, part, shared)
+    documents = epochs * (size.end - size.begin)
+    arrays = (
+        ArraySpec(name="document_index", shape=(documents,), dtype="int32"),
+        ArraySpec(name="sample_index", shape=(samples + 1, 2), dtype=sample_dtype(documents).name),
+        ArraySpec(name="shuffle_index", shape=(samples,), dtype=shuffle_dtype(samples).name),
+    )
+    return DatasetJob(
+        artefact=Artefact(base=base_name(text, request.dataset_class, part.split), description=text, arrays=arrays),
+        part=part,
+        size=size,
+        num_epochs=epochs,
+        num_samples=samples,
+        samples_before_final=samples_before_final_epoch(size.tokens, epochs, part.num_samples, length, extra),
+        keep_tail=keep_tail,
+    )
+
+
+def _refuse_no_tokens(request: CacheRequest, part: DatasetPart, size: PartSize) -> None:
+    """Refuse a part without tokens where Megatron would fail; elsewhere it makes a dataset without samples.
+
+    Raises: PlanError where samples are asked for, or a sample's extra token is all that Megatron would subtract from nothing.
+    """
+    extra, length = int(request.add_extra_token_to_sequence), request.sequence_length
+    if part.num_samples is not None and part.num_samples * length + extra > 0:
+        consequence = "Megatron would loop forever"
+    elif not size.num_sequences or num_samples(0, 1, length, extra, keep_tail=False) < 0:
+        consequence = "Megatron would fail"
+    else:
+        return
+    raise PlanError(
+        f"{part.prefix} ({SPLITS[part.split]}): its sequences {size.begin:,} to {size.end:,} of {size.num_sequences:,} contain "
+        f"no tokens, and {consequence}; give the split a larger part of the data, or none (0 in --split)"
+    )
+
+
+def _blend_job(request: CacheRequest, layout: SplitLayout, datasets: tuple[DatasetJob, ...]) -> BlendJob:
+    lengths = tuple(job.num_samples for job in datasets)
+    if layout.weights is None:
+        for job in datasets:
+            if not job.num_samples:
+                raise PlanError(
+                    f"{job.name}: its {job.size.tokens:,} tokens make no sample of {request.sequence_length:,}, and Megatron "
+                    "weights a dataset by its samples; leave it out, or give the split a larger part of it"
+                )
+    size = _blend_size(request, layout, lengths)
+    weights: list[float] | list[int] = list(lengths if layout.weights is None else layout.weights)
+    if size is not None:
+        weights = normalized(weights)
+    described = [job.artefact.description for job in datasets]
+    text = blend_description(request, layout.split, described, weights, size)
+    name = base_name(text, BLEND_CLASSES[request.interleaving], layout.split)
+    entries = sum(lengths) if size is None else size
+    arrays = (
+        ArraySpec(name="dataset_index", shape=(entries,), dtype="int16"),
+        ArraySpec(name="dataset_sample_index", shape=(entries,), dtype="int64"),
+    )
+    return BlendJob(
+        artefact=Artefact(base=name, description=text, arrays=arrays),
+        layout=layout,
+        weights=tuple(weights),
+        size=size,
+        lengths=lengths,
+        interleaving=request.interleaving,
+        seed=request.random_seed,
+    )
+
+
+def _blend_size(request: CacheRequest, layout: SplitLayout, lengths: tuple[int, ...]) -> int | None:
+    if layout.size is None:
+        return None
+    if layout.targets is None:
+        return min(layout.size, sum(lengths))
+    return layout.size if request.interleaving == LARGEST_REMAINDER else sum(layout.targets)

@@ -1,0 +1,165 @@
+"""One rank's share of a build: its jobs in threads, as many at once as its memory holds, dearest first.
+
+While threads work, all ranks tick: a few times a second they meet, and tell how far they are, and what the others wait for
+(see parts). So an error on one rank, or its end, is known to all at the next tick, however long their own work would take.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from megablend.distributed.base import Communicator
+from megablend.index.build import Progress
+from megablend.megatron.cache_builder.artefacts import names_in, problem_with
+from megablend.megatron.cache_builder.build_artefact import build_blend, build_dataset, build_parted
+from megablend.megatron.cache_builder.commit import Commits, StoppedError
+from megablend.megatron.cache_builder.cost import PIECE_BYTES, CostEstimate
+from megablend.megatron.cache_builder.parts import Begun, Message, Parts
+from megablend.megatron.cache_builder.schedule import Assignment, MemoryGate
+from megablend.megatron.cache_builder.work_plan import BlendJob, Job
+from megablend.megatron.request.request import CacheRequest
+
+_TICK_SECONDS = 0.2
+_WIND_DOWN_SECONDS = 1.0
+"""How long an error is held back so that the other threads of its rank can remove what they have begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Heartbeat:
+    """What a rank tells all ranks now and then."""
+
+    finished: bool
+    files: int
+    bytes: int
+    news: list[Message]
+
+
+def build_share(
+    jobs: Sequence[Job],
+    needs: Sequence[CostEstimate],
+    share: Assignment,
+    request: CacheRequest,
+    cache: Path,
+    launch: Communicator,
+    progress: Callable[[Progress], None],
+) -> None:
+    """Build the jobs of `share`, and wait for the other ranks.
+
+    Args:
+        jobs: of all ranks, and their `needs`.
+        progress: called on rank 0 with what all ranks have done.
+
+    Raises: DataError, CacheError of the first job that fails; those that have begun stop at their next piece.
+    """
+    crew = _WorkerPool(jobs, needs, share, request, cache)
+    num_bytes = sum(job.artefact.nbytes for job in jobs)
+    try:
+        finished = False
+        while not finished:
+            ticks = launch.allgather(crew.tick())
+            for tick in ticks:
+                for news in tick.news:
+                    crew.parts.hear(news)
+            finished = all(tick.finished for tick in ticks)
+            if launch.rank == 0:
+                files, size = sum(tick.files for tick in ticks), sum(tick.bytes for tick in ticks)
+                progress(Progress(files=files, num_files=len(jobs), bytes=size, num_bytes=num_bytes))
+    finally:
+        crew.end()
+
+
+class _WorkerPool:
+    """The threads of a rank."""
+
+    def __init__(
+        self, jobs: Sequence[Job], needs: Sequence[CostEstimate], share: Assignment, request: CacheRequest, cache: Path
+    ) -> None:
+        self._jobs, self._needs, self._share, self._request, self._cache = jobs, needs, share, request, cache
+        self._gate = MemoryGate(share.memory)
+        self._total_cost = sum(needs[number].cost for number in share.jobs)
+        self._wake, self._stop, self._lock = threading.Event(), threading.Event(), threading.Lock()
+        self.parts = Parts(jobs, share.parted, share.part, share.num_parts, request, self._wake.set, self._stop)
+        self._commits = Commits(cache, self._stop) if share.jobs else None
+        self._names = names_in(cache)  # another build may have made some while this one waited for the lock
+        self._left, self._unfinished = deque(share.jobs), len(share.jobs)
+        self._files, self._bytes, self._finished = 0, 0, False
+        workers = min(share.workers, len(share.jobs))
+        self._pool = ThreadPoolExecutor(max(1, workers))
+        self._futures = [self._pool.submit(self._work) for _ in range(workers)]
+        for future in self._futures:
+            future.add_done_callback(lambda _: self._wake.set())
+
+    def tick(self) -> _Heartbeat:
+        """Wait a little, or until there is something to tell. Raises: the error of a thread."""
+        if not self._finished:
+            self._wake.wait(_TICK_SECONDS)
+            self._wake.clear()
+        done = [future for future in self._futures if future.done()]
+        for future in done:
+            future.result()
+        news = self.parts.news()
+        self._finished = len(done) == len(self._futures) and not self.parts.left and not news
+        return _Heartbeat(finished=self._finished, files=self._files, bytes=self._bytes, news=news)
+
+    def end(self) -> None:
+        """Stop what is still at work, if anything is."""
+        self._stop.set()
+        self.parts.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        wait(self._futures, timeout=_WIND_DOWN_SECONDS)
+        if self._commits is not None:
+            self._commits.close()
+
+    def _work(self) -> None:
+        """Build what is left, one after the other, dearest first; whoever ends the last job commits what is not yet."""
+        while self._left:
+            try:
+                number = self._left.popleft()
+            except IndexError:  # another thread was faster
+                return
+            self._build(number)
+
+    def _build(self, number: int) -> None:
+        need, share = self._needs[number], self._share
+        takes = share.takes(number, need)
+        overlap = takes.overlapped <= share.memory
+        memory = takes.overlapped if overlap else takes.memory
+        wanted, room = round(share.threads * need.cost / self._total_cost), (share.memory - memory) // PIECE_BYTES + 1
+        threads = 1 if number in share.parted else max(1, min(wanted, room))
+        with self._gate.held(memory + (threads - 1) * PIECE_BYTES):
+            if self._stop.is_set():
+                raise StoppedError
+            self._make(number, threads=threads, overlap=overlap)
+        with self._lock:
+            self._files += 1
+            self._bytes += self._jobs[number].artefact.nbytes
+            self._unfinished -= 1
+            last = not self._unfinished
+        if last:
+            assert self._commits is not None
+            self._commits.finish()
+
+    def _make(self, number: int, *, threads: int, overlap: bool) -> None:
+        job, parts, commits = self._jobs[number], self.parts if number in self._share.parted else None, self._commits
+        assert commits is not None
+        if problem_with(job.artefact, self._cache, self._names) is None:
+            if parts is not None:
+                parts.begin(Begun(number))
+            return
+        if isinstance(job, BlendJob):
+            build_blend(job, commits, threads=threads)
+        elif parts is None:
+            build_dataset(job, self._request, commits, threads=threads, overlap=overlap)
+        else:
+            begun, rows = partial(_begin, parts, number), partial(parts.await_rows, number)
+            build_parted(job, self._request, commits, begun=begun, await_rows=rows)
+
+
+def _begin(parts: Parts, number: int, documents: Path, samples: Path) -> None:
+    parts.begin(Begun(number, documents, samples))

@@ -1,0 +1,1 @@
+"""The classes that Megatron-LM loads in place of its own."""

@@ -1,0 +1,273 @@
+"""MegablendDatasetBuilder: Megatron's builder, but all ranks build what the cache lacks, and on a hit nobody waits for anybody.
+
+    each rank  opens its datasets, if the cache has a receipt of them
+    everyone   says whether that worked: where it did for all, that is all
+    else       the ranks that see one cache folder build it together; then each opens its datasets; then everyone says so
+
+What comes out are Megatron's own objects, made by Megatron's own code, which finds every file it looks for.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed
+
+from megablend.distributed.base import Communicator
+from megablend.distributed.fail_together import FailTogether, Subgroup
+from megablend.distributed.find_job import this_job
+from megablend.distributed.folder_groups import AUTO, builders
+from megablend.distributed.job import Job
+from megablend.errors import ConfigError
+from megablend.megatron.api import request_of
+from megablend.megatron.cache_builder.build_cache import prepare_cache
+from megablend.megatron.cache_builder.catalog import build_catalog
+from megablend.megatron.cache_builder.completion_marker import Receipt, read_receipt
+from megablend.megatron.cache_builder.document_tables import build_table, pinned_address, table_path
+from megablend.megatron.compat import TRIED, assumes_whole_cache, find_unknown_settings, is_tried
+from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig, Split
+from megablend.megatron.plugin.dataset import MegablendGPTDataset, cache_of, data_path_entries, pairs_of
+from megablend.megatron.plugin.deferred import PrefixOpener, defer, identifiers
+from megablend.megatron.plugin.installed import installed_version, misfit
+from megablend.megatron.plugin.pages import build_pages, open_pages
+from megablend.megatron.request.dataset_uri import PAIR, parse_address
+from megablend.megatron.request.request import CacheRequest
+
+_logger = logging.getLogger("megablend")
+
+
+class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
+    """In place of BlendedMegatronDatasetBuilder, with the same arguments.
+
+    Serves GPTDataset over `.bin/.idx`, and MegablendGPTDataset over these, Parquet and Arrow. Other classes, mock data, a
+    config without a cache folder, settings that are not known, and versions of megatron-core that build something else go
+    Megatron's own way, with a warning.
+
+    Args:
+        cls: GPTDataset or MegablendGPTDataset.
+        sizes: samples of train, valid and test.
+        is_built_on_rank: whether this rank holds datasets; no rank is special.
+        config: GPTDatasetConfig or MegablendDatasetConfig.
+    """
+
+    def __init__(
+        self, cls: type[Any], sizes: Sequence[int | None], is_built_on_rank: Callable[[], bool], config: Any
+    ) -> None:
+        super().__init__(cls, list(sizes), lambda: True, config)  # older versions insist on datasets on global rank 0
+        self.is_built_on_rank = is_built_on_rank
+        self._receipt: Receipt | None = None
+
+    def build(self) -> list[Any]:
+        """Train, valid and test; None where a split has no data, or this rank holds no datasets. Called on all ranks.
+
+        Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError, LaunchError.
+        """
+        if reason := self._not_ours():
+            return self._leave_to_megatron(reason)
+        own: Any = MegablendDatasetBuilder
+        if assumes_whole_cache(self.config):
+            reason = misfit(own)
+            return self._open() if reason is None else self._leave_to_megatron(reason)
+        job = this_job()
+        try:
+            reason = misfit(own)
+        except BaseException as error:
+            job.world.abort(error)
+        if reason is None and not is_tried(installed_version()) and job.rank == 0:
+            _logger.warning(
+                "megatron-core %s is not a version that megablend was tested with; its code and tiny datasets built both ways "
+                "are as expected, so it is used",
+                installed_version(),
+            )
+        found = None if reason else self._open_whole()
+        answers = job.world.allgather((reason, found is not None))
+        if reasons := [each for each, _ in answers if each]:
+            return self._leave_to_megatron(reasons[0])
+        if all(is_open for _, is_open in answers):
+            assert found is not None
+            return found
+        with job.members(range(job.size)) as world:
+            try:
+                self._build_together(job, world)
+                found = self._open(read_receipt(self._request()) if self._has_receipt else None)
+                world.finish()
+            except BaseException as error:
+                world.abort(error)
+        return found
+
+    def _not_ours(self) -> str | None:
+        """Why the datasets are none of our business."""
+        if issubclass(self.cls, MegablendGPTDataset):
+            return None
+        if self.cls is not GPTDataset:
+            return f"{self.cls.__name__} is no class that megablend builds"
+        if self.config.mock:
+            return "the config names no data"
+        if not self.config.path_to_cache:
+            return "path_to_cache (--data-cache-path) is not given"
+        if unknown := find_unknown_settings(self.config, GPTDatasetConfig):
+            return (
+                f"megatron-core {installed_version()} has settings that megablend does not know: {', '.join(unknown)}"
+            )
+        return None
+
+    def _leave_to_megatron(self, reason: str) -> list[Any]:
+        """Megatron's own build, on all ranks. Raises: ConfigError for a class that only we build."""
+        if issubclass(self.cls, MegablendGPTDataset):
+            raise ConfigError(
+                f"{self.cls.__name__} does not work with megatron-core {installed_version()}: {reason}; use a version "
+                f"from {TRIED[0]} to {TRIED[-1]}, or GPTDataset over .bin/.idx pairs"
+            )
+        warnings.warn(f"{reason}: the datasets are built Megatron's own way", RuntimeWarning, stacklevel=3)
+        return list(BlendedMegatronDatasetBuilder(self.cls, self.sizes, self.is_built_on_rank, self.config).build())
+
+    def _open_whole(self) -> list[Any] | None:
+        """The datasets, if the cache says that it is whole, and is; building finds out what is wrong with it."""
+        try:
+            if not self._has_receipt:
+                return self._open()
+            if receipt := read_receipt(self._request()):
+                return self._open(receipt)
+        except Exception:  # of Megatron's too: whatever it is, all ranks meet again where it is mended, or told
+            pass
+        return None
+
+    def _open(self, receipt: Receipt | None = None) -> list[Any]:
+        """The datasets of this rank, out of a whole cache; with its receipt, those of a blend are opened on first use.
+
+        Nothing here waits for another rank.
+        """
+        if not self.is_built_on_rank():
+            return [None, None, None]
+        if self._in_pages:
+            return list(open_pages(self.config, self.sizes))
+        self._receipt = receipt
+        return list(super().build())
+
+    def _build_together(self, job: Job, world: FailTogether) -> None:
+        """Build what is missing, with the ranks that see the same cache folder."""
+        cache = Path(cache_of(self.config)) if self.is_built_on_rank() else None
+        ranks = builders(world, cache, getattr(self.config, "shared_fs", AUTO))
+        if cache is None:
+            return
+        with job.members(ranks) as group:
+            launch = Subgroup(group, world)
+            self._fill(launch)
+            launch.barrier()  # no rank opens what another still writes
+
+    def _fill(self, launch: Communicator) -> None:
+        cache = cache_of(self.config)
+        if self._in_pages:
+            build_pages(self.config, self.sizes, launch)
+            return
+        if issubclass(self.cls, MegablendGPTDataset):
+            for word in data_path_entries(self.config):
+                if (address := parse_address(word)).format != PAIR:
+                    build_table(cache, address, launch=launch)
+            if pairs := pairs_of(self.config):
+                build_catalog(cache, pairs, launch=launch)
+        prepare_cache(self._request(), launch=launch)
+
+    def _request(self) -> CacheRequest:
+        """What the cache is to hold: for addresses, under names that tell their index."""
+        if not issubclass(self.cls, MegablendGPTDataset):
+            return request_of(self.config, self.sizes)
+        config, cache = self.config, cache_of(self.config)
+        names = {word: self._named(word) for word in data_path_entries(config)}
+        tables = {name: table_path(cache, address) for name in names.values() if (address := parse_address(name)).index}
+        named = copy.copy(config)
+        named.blend = _renamed(config.blend, names)
+        named.blend_per_split = config.blend_per_split and [_renamed(blend, names) for blend in config.blend_per_split]
+        request = request_of(named, self.sizes)
+        lengths_at = {name: str(path) for name, path in tables.items()}
+        return dataclasses.replace(request, dataset_class=self.cls.__name__, lengths_at=lengths_at)
+
+    def _named(self, word: str) -> str:
+        """A prefix or an address as descriptions have it."""
+        if parse_address(word).format == PAIR:
+            return word
+        return str(pinned_address(cache_of(self.config), word))
+
+    @property
+    def _has_receipt(self) -> bool:
+        return self.is_built_on_rank() and not self._in_pages
+
+    @cached_property
+    def _in_pages(self) -> bool:
+        return getattr(self.config, "order", "megatron") != "megatron" and issubclass(self.cls, MegablendGPTDataset)
+
+    def _build_megatron_datasets_parallel(
+        self, prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]
+    ) -> list[list[Any]]:
+        """As Megatron does it, on all ranks at once; those that a receipt knows are opened when they are used.
+
+        The first is opened at once: what is wrong with the config, and what Megatron warns of, shows now.
+        """
+        build = self._build_megatron_dataset_splits
+        first = build(prefixes[0], split, sizes_per_dataset[0])
+        datasets = self._defer(first, prefixes, split, sizes_per_dataset)
+        if datasets is None:
+            with ThreadPoolExecutor(max(1, self.config.num_dataset_builder_threads)) as pool:
+                rest = pool.map(lambda prefix, sizes: build(prefix, split, sizes), prefixes[1:], sizes_per_dataset[1:])
+                datasets = [first, *rest]
+        return [list(each) for each in zip(*datasets, strict=True)]
+
+    def _defer(
+        self, first: list[Any], prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]
+    ) -> list[list[Any]] | None:
+        """Datasets that are opened on first use, by prefix; None where the receipt does not know them all.
+
+        Args:
+            first: of the first prefix, opened: ours must be identified as they are.
+        """
+        if self._receipt is None or any(
+            each is not None and identifiers(each) != each.unique_identifiers for each in first
+        ):
+            return None
+        made = []
+        for prefix, sizes in zip(prefixes, sizes_per_dataset, strict=True):
+            path, own = self._path(prefix), list[Any]()
+            opener = PrefixOpener(self.cls, self.config, path, split)
+            for number, (size, kind) in enumerate(zip(sizes, Split, strict=True)):
+                samples = self._receipt.num_samples.get((path, number, size))
+                if first[number] is None:
+                    own.append(None)
+                elif samples is None:
+                    return None
+                else:
+                    known = {"dataset_path": path, "num_samples": size, "index_split": kind, "config": self.config}
+                    own.append(defer(self.cls, partial(opener.dataset, kind, size), samples, **known))
+            made.append(own)
+        return made
+
+    def _path(self, prefix: str) -> str:
+        """A prefix or an address as datasets have it."""
+        return self._named(prefix) if issubclass(self.cls, MegablendGPTDataset) else prefix
+
+    def _build_megatron_dataset_splits(
+        self, dataset_path: str, split: Any, sizes: list[int | None], synchronize_ranks: bool = True
+    ) -> list[Any]:
+        """As Megatron does it, without waiting for rank 0."""
+        return list(super()._build_megatron_dataset_splits(self._path(dataset_path), split, sizes, False))
+
+    @staticmethod
+    def build_generic_dataset(
+        cls: Any, is_built_on_rank: Callable[[], bool], synchronize_ranks: bool, *args: Any
+    ) -> Any:
+        """As Megatron does it, without waiting for rank 0."""
+        if torch.distributed.is_initialized() and not is_built_on_rank():
+            return None
+        return cls(*args)
+
+
+def _renamed(blend: Any, names: Mapping[str, str]) -> Any:
+    """A blend, or none, with its prefixes under other names."""
+    return None if blend is None else ([names[word] for word in blend[0]], blend[1])

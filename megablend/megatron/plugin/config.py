@@ -1,0 +1,53 @@
+"""GPTDatasetConfig with what megablend adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megablend.distributed.folder_groups import SHARED_FS
+from megablend.errors import ConfigError
+from megablend.megatron.core import GPTDatasetConfig
+
+ORDERS = ("megatron", "page", "row")
+
+
+@dataclass(kw_only=True)
+class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
+    """Configuration of MegablendGPTDataset, and of how MegablendDatasetBuilder builds.
+
+    Prefixes may be addresses of other formats: `parquet:/data/web/*.parquet?column=input_ids&append_eod=0`, `arrow:...`.
+    """
+
+    order: str = "megatron"
+    """"megatron": Megatron's own shuffles, sample by sample the same over any format; "page": megablend's plan, which reads
+    whole pages, needs no arrays and reads nothing twice; "row": megablend's plan over single documents, fully shuffled, which
+    reads a page for each."""
+
+    run: str = "default"
+    """Page and row order: name of the run in the cache; a run's past never changes, another name is a new run."""
+
+    lanes: int = 8
+    """Page and row order: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
+
+    cycle: int = 64
+    """Page and row order: slots a lane in one shuffle window."""
+
+    shared_fs: str = "auto"
+    """Whether all ranks see one cache folder: "yes", "no" (one a machine) or "auto", to find out when there is work to do."""
+
+    max_open_files: int = 256
+    """Descriptors of data files and index arrays that MegablendGPTDataset keeps open in a process."""
+
+    memory: int = 512 << 20
+    """Bytes that a process keeps of the decoded pages of Parquet and Arrow files."""
+
+    def __post_init__(self) -> None:
+        """Check what Megatron does not know."""
+        super().__post_init__()
+        if self.order not in ORDERS:
+            raise ConfigError(f"order is {self.order!r}; choose one of {', '.join(ORDERS)}")
+        if self.shared_fs not in SHARED_FS:
+            raise ConfigError(f"shared_fs is {self.shared_fs!r}; choose one of {', '.join(SHARED_FS)}")
+        for name in ("lanes", "cycle", "max_open_files", "memory"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")

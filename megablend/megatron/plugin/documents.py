@@ -1,0 +1,213 @@
+"""Low-level datasets: what GPTDataset reads of an IndexedDataset, and what other code looks up in one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megablend.errors import CacheError, ChangedFileError
+from megablend.formats.base import STARTS_MID_DOCUMENT, Array
+from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
+from megablend.megatron.cache_builder.catalog import open_catalog
+from megablend.megatron.cache_builder.document_tables import open_table
+from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
+from megablend.megatron.plugin.sequence_index import SequenceIndex
+from megablend.megatron.request.dataset_uri import DatasetURI
+from megablend.reader.block_cache import BlockCache
+from megablend.storage import LocalStorage
+
+
+class Documents(ABC):
+    """Documents by number, with the interface of megatron.core.datasets.indexed_dataset.IndexedDataset. Picklable."""
+
+    path_prefix: str
+    """What the blend calls them."""
+    sequence_lengths: Array
+    """int32 [num_documents], tokens; memory-mapped."""
+    multimodal = False
+
+    @abstractmethod
+    def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
+        """Tokens [offset, offset + length) of a document; to its end where no length is given. Raises: IndexError."""
+
+    @property
+    @abstractmethod
+    def index(self) -> SequenceIndex:
+        """Where sequences and documents begin."""
+
+    @property
+    def document_indices(self) -> Array:
+        """int64 [num_documents + 1], the first sequence of each document; of a pair, a document may be several sequences."""
+        return self.index.document_indices
+
+    def get_document_indices(self) -> Array:
+        """See document_indices."""
+        return self.document_indices
+
+    def set_document_indices(self, document_indices: Array) -> None:
+        """Replace document_indices, in this object alone."""
+        self.index.document_indices = document_indices
+
+    def __len__(self) -> int:
+        return len(self.sequence_lengths)
+
+    def __getitem__(self, idx: int | np.integer[Any] | slice) -> Array | list[Array]:
+        """The tokens of a document, or of each of several.
+
+        Raises: IndexError; ValueError for a slice with a step; TypeError.
+        """
+        if isinstance(idx, slice):
+            start, stop, step = idx.indices(len(self))
+            if step != 1:
+                raise ValueError(f"{self.path_prefix}: found a slice with step {step}; expected documents in a row")
+            # Megatron splits what it has read at once, and nothing splits into one empty part
+            return [self.get(i) for i in range(start, stop)] or [np.zeros(0, self.index.dtype)]
+        if isinstance(idx, int | np.integer):
+            return self.get(int(idx))
+        raise TypeError(f"{self.path_prefix}: found a {type(idx).__name__}; expected a document's number or a slice")
+
+    def _number(self, idx: int) -> int:
+        """A document's number, counted from the end where it is negative. Raises: IndexError."""
+        number, count = int(idx), len(self)
+        if not -count <= number < count:
+            raise IndexError(f"{self.path_prefix}: document {number} of {count}")
+        return number % count
+
+
+class PairDocuments(Documents):
+    """A `.bin/.idx` pair of a catalog, read through the process's pool of descriptors.
+
+    Lengths are the catalog's; a document's place in the `.bin` is read from the `.idx` when it is asked for.
+    """
+
+    def __init__(self, prefix: str, catalog: Path) -> None:
+        pair = open_catalog(catalog).pair(prefix)
+        self.path_prefix = prefix
+        self.sequence_lengths = pair.lengths
+        self._catalog, self._etag = catalog, pair.etag
+        self._checked = False
+        self._dtype = np.dtype(pair.token_dtype).newbyteorder("<")
+
+    def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
+        """See Documents.get.
+
+        Raises: IndexError; MissingFileError; CorruptFileError where the pair's files end early; ChangedFileError where they
+            are others.
+        """
+        if not self._checked:
+            self._check()
+        storage, width, number = LocalStorage(), self._dtype.itemsize, self._number(idx)
+        place = HEADER_BYTES + 4 * len(self) + 8 * number
+        pointer = int.from_bytes(storage.read(f"{self.path_prefix}.idx", place, 8), "little", signed=True)
+        count = int(self.sequence_lengths[number]) - offset if length is None else int(length)
+        data = storage.read(f"{self.path_prefix}.bin", pointer + int(offset) * width, count * width)
+        return np.frombuffer(data, self._dtype)
+
+    @cached_property
+    def index(self) -> SequenceIndex:
+        """See Documents.index; its arrays are maps of the `.idx`."""
+        return SequenceIndex(
+            self.sequence_lengths, self._dtype, lambda: self._idx_arrays[0], lambda: self._idx_arrays[1]
+        )
+
+    @cached_property
+    def _idx_arrays(self) -> tuple[Array, Array]:
+        """Pointers and document boundaries. Raises: as get does."""
+        self._check()
+        path = f"{self.path_prefix}.idx"
+        whole = np.memmap(path, mode="r")
+        header = parse_header(path, whole[:HEADER_BYTES].tobytes(), len(whole))
+        pointers, documents = HEADER_BYTES + 4 * len(self), HEADER_BYTES + 12 * len(self)
+        return whole[pointers:documents].view("<i8"), whole[documents:][: 8 * header.num_boundaries].view("<i8")
+
+    def _check(self) -> None:
+        """On first use, when its file is opened anyway: whether the `.idx` is the one whose lengths the catalog has.
+
+        One that was copied or touched is read through, once a process.
+        """
+        path = f"{self.path_prefix}.idx"
+        LocalStorage().stat(f"{self.path_prefix}.bin")  # the pool lets go of a file that was replaced
+        if LocalStorage().stat(path).etag != self._etag:
+            stored = lengths_of(self.path_prefix)
+            if not np.array_equal(read_lengths(stored, 0, stored.num_sequences), self.sequence_lengths):
+                raise ChangedFileError(
+                    path,
+                    f"its {stored.num_sequences:,} lengths are not the {len(self):,} that the cache was built of: restore the "
+                    f"file, or remove the cache ({self._catalog.parent.parent}) and build again",
+                )
+        self._checked = True
+
+    def __reduce__(self) -> tuple[Callable[..., PairDocuments], tuple[Any, ...]]:
+        return PairDocuments, (self.path_prefix, self._catalog)
+
+
+class TableDocuments(Documents):
+    """Documents of Parquet or Arrow files, found through the index and their table; decoded pages are kept in a window."""
+
+    def __init__(self, cache: str, address: DatasetURI, memory: int) -> None:
+        store, self.sequence_lengths = open_table(cache, address)
+        self.path_prefix = str(address)
+        self._made_of = (cache, address, memory)
+        self._window = BlockCache(store, memory)
+        self._generation = store.generation
+
+    def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
+        """See Documents.get. Raises: IndexError; MissingFileError, ChangedFileError, CorruptFileError."""
+        number = self._number(idx)
+        count = int(self.sequence_lengths[number]) - offset if length is None else int(length)
+        start, parts = self._position(number) + int(offset), []
+        block = int(np.searchsorted(self._tokens_before, start, side="right")) - 1
+        while count > 0:
+            inside = start - self._count_before(block)
+            (decoded,) = self._window.get([block])
+            if not 0 <= inside <= max(0, len(decoded.tokens) - 1):
+                raise CacheError(
+                    f"{self._generation.folder}: damaged index: block {block:,} lacks token {start:,}; rebuild it"
+                )
+            part = decoded.tokens[inside : inside + count]
+            parts.append(part)
+            start, count, block = start + len(part), count - len(part), block + 1
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+    @cached_property
+    def index(self) -> SequenceIndex:
+        """See Documents.index: as if all tokens lay back to back in one `.bin`, each row a sequence and a document."""
+        dtype = np.result_type(*self._generation.token_dtypes(self._generation.sources[0]))
+        return SequenceIndex(
+            self.sequence_lengths,
+            dtype,
+            lambda: (np.cumsum(self.sequence_lengths, dtype=np.int64) - self.sequence_lengths) * dtype.itemsize,
+            lambda: np.arange(len(self) + 1, dtype=np.int64),
+        )
+
+    def _position(self, idx: int) -> int:
+        """Tokens before a document, over all files."""
+        generation = self._generation
+        block = int(generation.find_blocks("rows_before", range(generation.num_blocks), np.array([idx]))[0])
+        row = int(generation.running("rows_before", [block])[0])
+        position = self._count_before(block) + int(self.sequence_lengths[row:idx].sum(dtype=np.int64))
+        if self._generation.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
+            position += int(self._window.get([block])[0].offsets[1])
+        return position
+
+    def _count_before(self, block: int) -> int:
+        """Tokens before a block, end-of-document tokens included. Raises: CacheError."""
+        eod = self._made_of[1].append_eod is not None
+        return int(self._generation.count_tokens_before([block], eod=eod)[0])
+
+    @cached_property
+    def _tokens_before(self) -> Array:
+        """int64 [num_blocks + 1], end-of-document tokens included; not verified."""
+        generation, (_, address, _) = self._generation, self._made_of
+        if address.append_eod is None:
+            return generation.tokens_before
+        tokens: Array = generation.tokens_before + generation.ends_before
+        return tokens
+
+    def __reduce__(self) -> tuple[Callable[..., TableDocuments], tuple[Any, ...]]:
+        return TableDocuments, self._made_of

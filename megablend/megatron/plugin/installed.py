@@ -1,0 +1,61 @@
+"""The installed megatron-core: its name, and whether the plugin fits it, which is found out once a node and kept.
+
+<kernel cache>/megatron-<digest>.json     what the probe found of this code of Megatron's, with this code of ours
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megablend.errors import CacheError
+from megablend.fs.atomic_write import replace_file
+from megablend.jit import cache_dir
+from megablend.megatron.core import GPTDataset
+from megablend.megatron.plugin.probe import find_misfit
+
+
+@cache
+def installed_version() -> str:
+    """What the imported megatron-core calls itself. A source checkout has no metadata, or stands before an installed release."""
+    core: Any = sys.modules["megatron.core"]
+    version = getattr(core, "__version__", None)
+    if version is None:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            version = metadata.version("megatron-core")
+    return str(version or "of unknown version")
+
+
+@cache
+def misfit(builder: type[Any]) -> str | None:
+    """Why the plugin does not fit the installed megatron-core; None where it does. See find_misfit."""
+    path = cache_dir() / f"megatron-{_digest()}.json"
+    try:
+        kept: str | None = json.loads(path.read_text(encoding="utf-8"))["misfit"]
+        return kept
+    except (OSError, ValueError, KeyError, TypeError):
+        found = find_misfit(builder)
+    text = json.dumps({"version": installed_version(), "misfit": found}, indent=1)
+    with contextlib.suppress(CacheError, OSError):  # a full disk: the next process finds out by itself
+        replace_file(path, text.encode())
+    return found
+
+
+def _digest() -> str:
+    """Of all that the outcome depends on: Megatron's datasets and their compiled helpers, our code beside the kernels', numpy."""
+    theirs, ours = Path(sys.modules[GPTDataset.__module__].__file__ or ""), Path(__file__)
+    files = [*theirs.parent.glob("*.py"), *theirs.parent.glob("helpers*.so")]
+    for room in ("megatron", "exact"):
+        files += (ours.parent.parent / room).glob("*.py")
+    digest = hashlib.blake2b(f"{installed_version()} {np.__version__} {sys.version}".encode(), digest_size=16)
+    for path in sorted(files):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,116 @@
+"""Page and row order: megablend's own plan behind GPTDataset's dict. No arrays are built; each sample is found by arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megablend.api.build import build
+from megablend.api.runs import open_run
+from megablend.config import Config, load_config
+from megablend.distributed.base import Communicator
+from megablend.errors import ConfigError
+from megablend.formats.base import Array
+from megablend.megatron.cache_builder.document_tables import INDEX_FOLDER
+from megablend.megatron.compat import query_result, setting
+from megablend.megatron.core import Split
+from megablend.megatron.plugin.config import MegablendDatasetConfig
+from megablend.megatron.plugin.dataset import MegablendGPTDataset, cache_of
+from megablend.megatron.request.dataset_uri import PAIR, parse_address
+from megablend.reader import Dataset
+
+Blend = tuple[Sequence[str], Sequence[float] | None]
+
+
+class PageOrderDataset(MegablendGPTDataset):
+    """A split of a run as a GPTDataset: its masks, labels and padding are the installed GPTDataset's own."""
+
+    def __init__(self, run: Dataset, split: Split, config: MegablendDatasetConfig) -> None:
+        super().__init__(run, None, np.zeros(0, np.int32), len(run), split, config)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, idx: int | None) -> dict[str, Any]:
+        """GPTDataset's dict; `dataset_id` besides, where several sources are blended."""
+        found: dict[str, Any] = super().__getitem__(idx)
+        if len(self.dataset.run.sources) == 1:
+            return found
+        return {"dataset_id": self.dataset.run.plan.locate(int(idx or 0))[0], **found}
+
+    def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
+        """Tokens of a sample. Documents have no numbers in this order."""
+        sample = self.dataset.sample(int(idx))
+        lengths: Array = np.diff(sample.starts, append=len(sample.tokens))
+        return query_result(self.config, sample.tokens, np.zeros(0, np.int64), lengths.tolist())
+
+    def _build_document_sample_shuffle_indices(self) -> tuple[None, None, None]:
+        return None, None, None
+
+
+def build_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None], launch: Communicator) -> None:
+    """Index the data and promise the run's order. Called by all ranks of the launch. Raises: as megablend.build does."""
+    build(run_config(config, sizes), launch=launch)
+
+
+def open_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> list[PageOrderDataset | None]:
+    """The splits that have data. Raises: CacheError where the run was not built, or is to be lengthened; PlanError."""
+    checked = run_config(config, sizes)
+    found: list[PageOrderDataset | None] = []
+    for split, name in enumerate(("train", "valid", "test")):
+        listed = name in checked.sources if checked.listed_by_split else checked.shares[split] > 0
+        if sizes[split] == 0 or not listed:
+            found.append(None)
+        else:
+            found.append(PageOrderDataset(Dataset(open_run(checked, name)), Split(split), config))
+    return found
+
+
+def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> Config:
+    """The config of `megablend build` that says the same.
+
+    Raises: ConfigError for what these orders do not have.
+    """
+    if setting(config, "multiple_validation_sets"):
+        raise ConfigError(
+            f"order: {config.order} has one validation set; leave out multiple_validation_sets, or choose order: megatron"
+        )
+    if not config.drop_last_partial_validation_sequence:
+        raise ConfigError(
+            f"order: {config.order} has no partial sequences; leave drop_last_partial_validation_sequence at True, or choose "
+            "order: megatron"
+        )
+    blends: list[Blend | None] = list(config.blend_per_split or [config.blend, None, None])
+    sources = {
+        name: [_source(number, word, blend[1]) for number, word in enumerate(blend[0])]
+        for name, blend in zip(("train", "valid", "test"), blends, strict=True)
+        if blend is not None
+    }
+    asked: dict[str, Any] = {
+        "cache": str(Path(cache_of(config)) / INDEX_FOLDER),
+        "run": config.run,
+        "sequence_length": config.sequence_length,
+        "seed": config.random_seed,
+        "order": config.order,
+        "samples": sizes[0] or None,
+        "valid_samples": sizes[1] or None,
+        "test_samples": sizes[2] or None,
+        "split": config.split,
+        "lanes": config.lanes,
+        "cycle": config.cycle,
+        "memory": config.memory,
+        "sources": sources,
+        "add_extra_token_to_sequence": bool(config.add_extra_token_to_sequence),
+    }
+    return load_config({name: value for name, value in asked.items() if value is not None})
+
+
+def _source(number: int, word: str, weights: Sequence[float] | None) -> dict[str, Any]:
+    """A source by its place in the blend, so that data may move; without weights, its tokens count."""
+    address = parse_address(word)
+    path = str(Path(address.pattern).absolute()) if address.format == PAIR else address.pattern
+    share = {"epochs": 1} if weights is None else {"weight": str(weights[number])}
+    return {"name": f"{number}", "path": path, "column": address.column, "append_eod": address.append_eod, **share}

@@ -1,0 +1,1 @@
+"""What Megatron's builder is asked for."""

@@ -1,0 +1,82 @@
+"""Where a dataset's documents lie: the words of a blend, such as `parquet:/data/web/*.parquet?column=input_ids&append_eod=0`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from megablend.errors import ConfigError
+
+PAIR = "megatron"
+_SCHEME = re.compile(r"(parquet|arrow):(?!//)")
+_OPTIONS = ("column", "append_eod", "index")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetURI:
+    """Documents as a blend names them."""
+
+    format: str
+    """parquet, arrow, or PAIR: the prefix of a `.bin/.idx` pair."""
+    pattern: str
+    """A path or a glob; of a pair, its prefix."""
+    column: str | None = None
+    append_eod: int | None = None
+    """Token put after each document as it is read."""
+    index: str | None = None
+    """Digest of the generation of the index that tells the files; only where it is known."""
+
+    def __str__(self) -> str:
+        values = {"column": self.column, "append_eod": self.append_eod, "index": self.index}
+        options = "&".join(f"{name}={value}" for name, value in values.items() if value is not None)
+        scheme = "" if self.format == PAIR else f"{self.format}:"
+        return f"{scheme}{self.pattern}{'?' if options else ''}{options}"
+
+
+def parse_address(text: str) -> DatasetURI:
+    """Read an address; a path without a scheme is the prefix of a pair. Patterns become absolute, prefixes stay as written.
+
+    Raises: ConfigError for an option that does not exist or cannot be read.
+    """
+    found = _SCHEME.match(text)
+    if found is None:
+        return DatasetURI(format=PAIR, pattern=text)
+    rest = text[found.end() :]
+    pattern, mark, query = rest.rpartition("?")
+    if not mark or "=" not in query:  # a question mark of the pattern
+        pattern, query = rest, ""
+    options = _options(text, query)
+    return DatasetURI(
+        format=found[1],
+        pattern=str(Path(pattern).absolute()),
+        column=options.get("column"),
+        append_eod=_token(text, options.get("append_eod")),
+        index=options.get("index"),
+    )
+
+
+def _options(text: str, query: str) -> Mapping[str, str]:
+    options: dict[str, str] = {}
+    for part in filter(None, query.split("&")):
+        name, _, value = part.partition("=")
+        if name not in _OPTIONS:
+            close = difflib.get_close_matches(name, _OPTIONS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"{text}: unknown option {name!r}{hint} (known: column, append_eod)")
+        if name in options or not value:
+            raise ConfigError(
+                f"{text}: option {name!r} has {'two values' if name in options else 'no value'}; give one"
+            )
+        options[name] = value
+    return options
+
+
+def _token(text: str, value: str | None) -> int | None:
+    if value is None:
+        return None
+    if not value.isdecimal() or int(value) >= 1 << 32:
+        raise ConfigError(f"{text}: append_eod is {value!r}; expected a token id (0 to 4294967295)")
+    return int(value)

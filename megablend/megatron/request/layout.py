@@ -1,0 +1,111 @@
+"""Which datasets each split is made of, and how many samples of each Megatron's builder asks for. Looks at no file.
+
+    one prefix, no weights     one dataset, as many samples as the split (a per-split blend of one prefix: with weights, too)
+    prefixes with weights      ceil(size * w) of each, built with the surplus on top; the blend is their sum
+    prefixes without weights   one epoch of each; the blend takes the split's size, or all
+    multiple validation sets   each prefix of valid by itself, no blend
+
+Source: BlendedMegatronDatasetBuilder._build_blended_dataset_splits, _get_size_per_split_per_dataset.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megablend.errors import ConfigError
+from megablend.megatron.request.request import SPLITS, Blend, CacheRequest
+from megablend.megatron.request.split import Matrix, normalized, split_matrix
+
+_WHOLE = (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetPart:
+    """A dataset: one prefix's part in one split."""
+
+    prefix: str
+    split: int
+    span: tuple[float, float]
+    """Of its sequences, as in the split matrix."""
+    num_samples: int | None
+    """The least number to build; None for those of one epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitLayout:
+    """The datasets of one split."""
+
+    split: int
+    parts: tuple[DatasetPart, ...]
+    blended: bool
+    weights: tuple[float, ...] | None = None
+    """Normalised once; None where the datasets' lengths count."""
+    targets: tuple[int, ...] | None = None
+    """With weights: the samples that the blend means to take of each dataset, before the surplus."""
+    size: int | None = None
+    """The split's size as asked for."""
+
+    @property
+    def name(self) -> str:
+        """Of the split: train, valid or test."""
+        return SPLITS[self.split]
+
+
+def matrix_of(request: CacheRequest) -> Matrix | None:
+    """The split matrix of the request's description: none with blends by split."""
+    return None if request.split is None else split_matrix(request.split)
+
+
+def layouts(request: CacheRequest) -> list[SplitLayout]:
+    """The splits that have data, in order.
+
+    Raises: ConfigError for a split string that cannot be read, or a weight that is nothing beside the others.
+    """
+    matrix = matrix_of(request) or [_WHOLE] * len(SPLITS)
+    result = []
+    for split, span in enumerate(matrix):
+        blend = request.blend_of(split)
+        if span is not None and blend is not None:
+            result.append(_split_layout(request, split, span, blend))
+    return result
+
+
+def _split_layout(request: CacheRequest, split: int, span: tuple[float, float], blend: Blend) -> SplitLayout:
+    size, per_split = request.sizes[split], request.blend_per_split is not None
+    alone = len(blend.prefixes) == 1 and (per_split or blend.weights is None)
+    apart = per_split and request.multiple_validation_sets and SPLITS[split] == "valid"
+    targets = weights = None
+    asked: list[int | None]
+    if alone or apart:
+        asked = [size] * len(blend.prefixes)
+    elif blend.weights is None:
+        asked = [None] * len(blend.prefixes)
+    else:
+        assert size is not None  # refused by CacheRequest
+        weights = _shares(blend.prefixes, blend.weights)
+        targets = tuple(math.ceil(size * weight) for weight in weights)
+        asked = [math.ceil(target * (1 + request.mid_level_dataset_surplus)) for target in targets]
+    parts = tuple(
+        DatasetPart(prefix=prefix, split=split, span=span, num_samples=num_samples)
+        for prefix, num_samples in zip(blend.prefixes, asked, strict=True)
+    )
+    return SplitLayout(
+        split=split, parts=parts, blended=not (alone or apart), weights=weights, targets=targets, size=size
+    )
+
+
+def _shares(prefixes: Sequence[str], weights: Sequence[float]) -> tuple[float, ...]:
+    """Weights that sum to 1. Raises: ConfigError where doubles cannot hold one's share, for which Megatron has no words."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        shares = normalized(list(weights))
+    for prefix, weight, share in zip(prefixes, weights, shares, strict=True):
+        if not share > 0:
+            raise ConfigError(
+                f"{prefix} has weight {weight} of {sum(weights)} in all, a share of {share}; expected one above 0: give "
+                "weights of like size, or leave the prefix out"
+            )
+    return tuple(shares)

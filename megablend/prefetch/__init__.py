@@ -1,0 +1,1 @@
+"""What is read ahead: windows, memory, read amplification."""

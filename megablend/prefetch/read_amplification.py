@@ -1,0 +1,94 @@
+"""Read amplification, told without reading: bytes that all processes read / those of the blocks used, both as they are stored.
+
+In row order, which takes single documents out of blocks, a block is used as far as its tokens are. Dictionaries count as read
+whenever they are no longer kept, and as used once. What is read to open a file is left out.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.plan.run import Run
+from megablend.prefetch.memory_budget import batches_of, budget_of
+from megablend.prefetch.read_schedule import ReadSchedule, StepSequence
+from megablend.prefetch.windows import plan_windows
+
+Int64s = npt.NDArray[np.int64]
+
+
+def read_amplification(
+    run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int, first: int, stop: int
+) -> float:
+    """Of samples [first, stop), read by loaders of that many ranks with that many workers (0: in the rank's own process).
+
+    Raises: ConfigError where memory is too small.
+    """
+    step_samples, processes = micro_batch_size * data_parallel_size, max(1, num_workers)
+    stride = step_samples * processes
+    budget = budget_of(run, micro_batch_size=micro_batch_size, stride=stride, num_batches=batches_of(num_workers))
+    read, useful, used = 0, 0.0, list[Int64s]()
+    all_dictionaries: dict[int, int] = {}
+    for begin in range(first, min(first + stride, stop), micro_batch_size):
+        future = StepSequence(first=begin, micro_batch_size=micro_batch_size, stride=stride, stop=stop)
+        dictionaries = Dictionaries(budget.dictionaries)
+        for window in plan_windows(run, future, budget):
+            now = window.forecast
+            read += _stored_bytes(run, now.ids[window.reads])
+            read += dictionaries.read(*run.store.dictionaries(_as_read(run, now, window.reads)))
+            if run.config.order == "row" and run.weights:
+                useful += float(_stored(run, now.ids) @ (now.used / run.store.num_tokens(now.ids)))
+            else:
+                used.append(np.unique(np.stack([now.stretches.epochs, now.stretches.blocks]), axis=1))
+        all_dictionaries |= dictionaries.seen
+    if used:
+        _, blocks = np.unique(np.concatenate(used, axis=1), axis=1)
+        useful = _stored_bytes(run, blocks)
+    return read / (useful + sum(all_dictionaries.values()))
+
+
+class Dictionaries:
+    """Which dictionaries a process reads that keeps those used last, as megablend.formats.parquet.decoding.dictionaries does.
+
+    Args:
+        max_bytes: of those that are kept, taken as they are stored; one is kept however large.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[int, int] = OrderedDict()
+        self._bytes = 0
+        self.seen: dict[int, int] = {}
+        """Bytes of all that were asked for, by number."""
+
+    def read(self, numbers: Int64s, sizes: Int64s) -> int:
+        """Bytes read when dictionaries, int64 [n] each, are asked for one after the other; size 0 stands for none."""
+        found = 0
+        changes = np.flatnonzero(np.diff(numbers, prepend=-1) != 0)
+        for number, size in zip(numbers[changes].tolist(), sizes[changes].tolist(), strict=True):
+            if number in self._kept:
+                self._kept.move_to_end(number)
+            elif size:
+                found += size
+                self.seen[number] = self._kept[number] = size
+                self._bytes += size
+                while self._bytes > self._max_bytes and len(self._kept) > 1:
+                    self._bytes -= self._kept.popitem(last=False)[1]
+        return found
+
+
+def _as_read(run: Run, now: ReadSchedule, reads: Int64s) -> Int64s:
+    """The blocks that a window reads, about in the order in which that happens: file by file, by first use."""
+    ids = now.ids[reads]
+    return ids[np.argsort(run.store.generation.file_of(ids), kind="stable")]
+
+
+def _stored_bytes(run: Run, ids: Int64s) -> int:
+    return int(_stored(run, ids).sum(dtype=np.int64))
+
+
+def _stored(run: Run, ids: Int64s) -> npt.NDArray[np.uint32]:
+    stored: npt.NDArray[np.uint32] = run.store.generation.blocks(ids)["stored_bytes"]
+    return stored

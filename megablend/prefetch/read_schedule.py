@@ -1,0 +1,138 @@
+"""What coming steps of a loader need: samples, where their tokens lie, blocks and when each is used. Pure: nothing is read here.
+
+A sample number says which blocks the sample needs, so the future is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.order.base import Spans
+from megablend.plan.run import Run
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSequence:
+    """The steps of a loader, or those of one of its workers."""
+
+    first: int
+    """First sample of the first step."""
+    micro_batch_size: int
+    stride: int
+    """From a step's first sample to the next one's: samples of a step over all ranks, times workers."""
+    stop: int
+    """Samples of the run; a last step may be cut."""
+
+    def samples(self, step: int, num_steps: int) -> tuple[Int64s, Int64s]:
+        """Sample numbers of `num_steps` steps from `step` on, int64 [n], and where each step's begin, int64 [steps + 1].
+
+        Steps beyond the run are left out.
+        """
+        begin = self.first + step * self.stride
+        firsts = np.arange(begin, min(self.stop, begin + num_steps * self.stride), self.stride)  # not the whole run's
+        numbers = firsts[:, np.newaxis] + np.arange(self.micro_batch_size)  # (steps, samples of a step)
+        inside = numbers < self.stop
+        return numbers[inside], np.concatenate([np.zeros(1, np.int64), np.cumsum(inside.sum(axis=1))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSchedule:
+    """Steps, and all that they need."""
+
+    samples: Int64s
+    """int64 [n], sample numbers, step by step."""
+    step_offsets: Int64s
+    """int64 [num_steps + 1], into samples."""
+    sources: npt.NDArray[np.int32]
+    """int32 [n]"""
+    stretches: Spans
+    """Where the samples' tokens lie, [m]."""
+    stretch_offsets: Int64s
+    """int64 [num_steps + 1], into stretches."""
+    ids: Int64s
+    """int64 [num_blocks], the blocks needed, ascending."""
+    places: Int64s
+    """int64 [m], where in `ids` each stretch's block is."""
+    sizes: Int64s
+    """int64 [num_blocks], bytes that a block takes in memory."""
+    reading: Int64s
+    """int64 [num_blocks], bytes that reading a block takes besides, for a while."""
+    first_use: Int64s
+    """int64 [num_blocks], step, from 0."""
+    last_use: Int64s
+    used: Int64s
+    """int64 [num_blocks], tokens by which the samples advance in each block."""
+    pending_boundary_tokens: Int64s
+    """int64 [num_blocks]: samples that begin in the block, less those that end there: the first token of the ones is the extra
+    token of the others, and may be needed later as that."""
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps."""
+        return len(self.step_offsets) - 1
+
+
+class LocatedSteps(NamedTuple):
+    """Steps of samples, and where their tokens lie."""
+
+    samples: Int64s
+    step_offsets: Int64s
+    sources: npt.NDArray[np.int32]
+    ordinals: Int64s
+    stretches: Spans
+
+    def until(self, step: int) -> LocatedSteps:
+        """The steps before `step`."""
+        num_samples = int(self.step_offsets[step])
+        num_stretches = int(np.searchsorted(self.stretches.rows, num_samples))
+        return LocatedSteps(
+            self.samples[:num_samples],
+            self.step_offsets[: step + 1],
+            self.sources[:num_samples],
+            self.ordinals[:num_samples],
+            Spans(*(column[:num_stretches] for column in self.stretches)),
+        )
+
+
+def located(run: Run, samples: Int64s, step_offsets: Int64s) -> LocatedSteps:
+    """Steps of samples: int64 [n], int64 [num_steps + 1]."""
+    sources, ordinals = run.plan.locate_many(samples)
+    return LocatedSteps(samples, step_offsets, sources, ordinals, run.stretches(sources, ordinals))
+
+
+def forecast(run: Run, found: LocatedSteps) -> ReadSchedule:
+    """What steps of samples need; see Forecast."""
+    samples, step_offsets, sources, ordinals, stretches = found
+    ids, firsts, places = np.unique(stretches.blocks, return_index=True, return_inverse=True)
+    stretch_offsets = np.searchsorted(stretches.rows, step_offsets)
+    steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(stretch_offsets))
+    sizes, reading = run.store.memory_bytes(ids, documents=run.config.inter_document_masking)
+    last_use = np.zeros(len(ids), np.int64)
+    last_use[places] = steps  # ascending: the last one stays
+    advances = stretches.stops - stretches.starts
+    begins, ends = (np.flatnonzero(np.diff(stretches.rows, **edge)) for edge in ({"prepend": -1}, {"append": -1}))
+    extra = run.sample_tokens - run.config.sequence_length
+    advances[ends] -= extra
+    pending_boundary_tokens = np.bincount(places[begins], extra * (ordinals > 0), minlength=len(ids))
+    pending_boundary_tokens -= np.bincount(places[ends], np.full(len(ends), extra), minlength=len(ids))
+    return ReadSchedule(
+        samples=samples,
+        step_offsets=step_offsets,
+        sources=sources,
+        stretches=stretches,
+        stretch_offsets=stretch_offsets,
+        ids=ids,
+        places=places,
+        sizes=sizes,
+        reading=reading,
+        first_use=steps[firsts],
+        last_use=last_use,
+        used=np.bincount(places, advances, minlength=len(ids)).astype(np.int64),
+        pending_boundary_tokens=pending_boundary_tokens.astype(np.int64),
+    )

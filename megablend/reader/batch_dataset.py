@@ -1,0 +1,101 @@
+"""Batches by step, as DataLoader's workers ask for them: whoever asks for one step is expected to ask for those after it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.utils.data
+
+from megablend.errors import DataError
+from megablend.formats import bound_caches
+from megablend.prefetch.memory_budget import budget_of
+from megablend.prefetch.read_schedule import StepSequence
+from megablend.prefetch.windows import plan_windows
+from megablend.reader.dataset import Dataset
+from megablend.reader.error_context import name_sample
+from megablend.reader.read_ahead import ReadAhead
+from megablend.reader.tensors import batch_dict
+from megablend.system.failures import translating
+
+MAX_THREADS = 8
+"""That read and decode for a process."""
+
+
+class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Batches of a dataset, by the numbers of their samples; reads ahead for the process that it is used in.
+
+    Args:
+        dataset: whose samples they are.
+        micro_batch_size, step_samples: samples of a step of this rank, and of all ranks.
+        num_batches: that exist at once; see `budget_of`.
+    """
+
+    def __init__(self, dataset: Dataset, *, micro_batch_size: int, step_samples: int, num_batches: int = 2) -> None:
+        self._dataset = dataset
+        self._micro_batch_size = micro_batch_size
+        self._step_samples = step_samples
+        self._num_batches = num_batches
+        self._ahead: ReadAhead | None = None
+        self._expected = 0
+        self._process = os.getpid()
+
+    def __getitem__(self, ks: list[int]) -> dict[str, torch.Tensor]:
+        """The batch of samples ks, neighbours; without any, one to pad with. Raises as ReadAhead.next."""
+        if not ks:
+            padding: dict[str, torch.Tensor] = torch.utils.data.default_collate([self._dataset.untransformed(None)])
+            return padding
+        try:
+            with translating(f"the batch of sample {ks[0]}"):
+                samples = self._at(ks[0]).next()
+        except DataError as error:
+            self.close()
+            raise name_sample(self._dataset.run, ks, error) from error
+        except BaseException:  # an interrupt, too, may come at any line: begin anew
+            self.close()
+            raise
+        assert samples is not None
+        assert len(samples.tokens) == len(ks)
+        self._expected = ks[0] + self._stride()
+        return batch_dict(self._dataset.run.config, samples)
+
+    def close(self) -> None:
+        """Stop reading ahead, and let go of what was read."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._dataset.window.resize(self._dataset.window_bytes)
+        self._ahead = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "dataset": self._dataset,
+            "micro_batch_size": self._micro_batch_size,
+            "step_samples": self._step_samples,
+            "num_batches": self._num_batches,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def _at(self, first: int) -> ReadAhead:
+        """Reading ahead from sample `first` on."""
+        if self._ahead is None or self._process != os.getpid() or self._expected != first:
+            self.close()
+            self._ahead, self._process = self._begin(first), os.getpid()
+        return self._ahead
+
+    def _begin(self, first: int) -> ReadAhead:
+        run = self._dataset.run
+        mine, stride = self._micro_batch_size, self._stride()
+        future = StepSequence(first=first, micro_batch_size=mine, stride=stride, stop=run.num_samples)
+        budget = budget_of(run, micro_batch_size=mine, stride=stride, num_batches=self._num_batches)
+        self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))
+        bound_caches(budget.dictionaries)
+        # Each thread of a direct read waits for the disk by itself; otherwise the system has all of a portion under way.
+        num_threads = MAX_THREADS if run.config.direct_io else min(MAX_THREADS, os.cpu_count() or 1)
+        return ReadAhead(run, plan_windows(run, future, budget), budget=budget, num_threads=num_threads)
+
+    def _stride(self) -> int:
+        worker = torch.utils.data.get_worker_info()
+        return self._step_samples * (1 if worker is None else worker.num_workers)

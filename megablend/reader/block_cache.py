@@ -1,0 +1,70 @@
+"""The decoded blocks that a process keeps: those used last, within a number of bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from megablend.blocks.block_store import BLOCK_OVERHEAD_BYTES, BlockStore
+from megablend.formats.base import DecodedBlock
+
+
+class BlockCache:
+    """Blocks by number, decoded once while they stay. Safe to share between threads, to pickle, and after a fork.
+
+    Args:
+        max_bytes: of all blocks that are kept, and of those that are being read; one read is made however large.
+    """
+
+    def __init__(self, store: BlockStore, max_bytes: int) -> None:
+        self.store = store
+        self.max_bytes = max_bytes
+        self._blocks: OrderedDict[int, DecodedBlock] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, ids: list[int]) -> list[DecodedBlock]:
+        """The blocks asked for, reading those that are not here. Raises as `BlockStore.read` does."""
+        with self._lock:
+            found = {i: self._blocks[i] for i in ids if i in self._blocks}
+            for i in found:
+                self._blocks.move_to_end(i)
+        missing = list(dict.fromkeys(i for i in ids if i not in found))
+        if missing:
+            needed = sum(map(int, map(np.sum, self.store.memory_bytes(np.array(missing, np.int64), documents=True))))
+            with self._lock:
+                self._shrink(self.max_bytes - needed)
+            read = dict(zip(missing, self.store.read(missing), strict=True))
+            found |= read
+            with self._lock:
+                for i, block in read.items():
+                    if i not in self._blocks:
+                        self._bytes += _bytes(block)
+                    self._blocks[i] = block
+                self._shrink(self.max_bytes)
+        return [found[i] for i in ids]
+
+    def resize(self, max_bytes: int) -> None:
+        """Keep up to `max_bytes` from now on."""
+        with self._lock:
+            self.max_bytes = max_bytes
+            self._shrink(max_bytes)
+
+    def _shrink(self, max_bytes: int) -> None:
+        """Let go of the blocks used longest ago (the lock is held)."""
+        while self._bytes > max_bytes and self._blocks:
+            self._bytes -= _bytes(self._blocks.popitem(last=False)[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"store": self.store, "max_bytes": self.max_bytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def _bytes(block: DecodedBlock) -> int:
+    extra = sum(numbers.nbytes for numbers in block.extra)
+    return block.tokens.nbytes + block.offsets.nbytes + extra + BLOCK_OVERHEAD_BYTES
