@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from megablend.api.runs import ConfigLike, newest_generation
+from megablend.api.runs import ConfigLike, newest_snapshot
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
 from megablend.index.build import Progress
@@ -43,7 +43,7 @@ def check(
     """
     checked = load_config(config, cache=cache)
     ledger = load_ledger(checked.cache, checked.run)
-    generation = open_snapshot(checked.cache, ledger.index) if ledger else newest_generation(checked.cache)
+    generation = open_snapshot(checked.cache, ledger.index) if ledger else newest_snapshot(checked.cache)
     return check_store(checked, open_block_store(checked, generation), progress=progress)
 
 

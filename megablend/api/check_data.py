@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.api.runs import ConfigLike, newest_generation
+from megablend.api.runs import ConfigLike, newest_snapshot
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
 from megablend.config.vocab import read_vocab_size
@@ -78,7 +78,7 @@ def check_data(
     config = load_config(what, cache=cache)
     sizes = vocab_sizes(config)
     ledger = load_ledger(config.cache, config.run)
-    generation = newest_generation(config.cache, ledger.index if ledger else None)
+    generation = newest_snapshot(config.cache, ledger.index if ledger else None)
     store = BlockStore(generation, roots=open_block_store(config, generation).roots)
     entries = [entry for entry in generation.sources if entry.name in sizes]
     found: dict[int, _FileTokens] = {}

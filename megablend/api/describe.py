@@ -8,7 +8,7 @@ from typing import Any
 
 from megablend.api.check import check_store
 from megablend.api.manage_runs import list_runs
-from megablend.api.runs import ConfigLike, newest_generation
+from megablend.api.runs import ConfigLike, newest_snapshot
 from megablend.api.warn import find_warnings, warn_of_amplification
 from megablend.api.what_if import foresee_run, list_files
 from megablend.config import SPLITS, load_config
@@ -110,7 +110,7 @@ def describe_cache(cache: str) -> dict[str, Any]:
     """Generations and runs of a cache. Of those that cannot be read: what is wrong with them, as `problem`."""
     digests = list_snapshots(cache)
     if not digests:
-        newest_generation(cache)  # says what is missing
+        newest_snapshot(cache)  # says what is missing
     return {
         "cache": str(Path(cache).absolute()),
         "indices": [_describe_index(cache, digest) for digest in digests],

@@ -65,10 +65,10 @@ def open_index(cache: str | Path, digest: str | None = None) -> BlockStore:
 
     Raises: CacheError.
     """
-    return BlockStore(newest_generation(str(cache), digest))
+    return BlockStore(newest_snapshot(str(cache), digest))
 
 
-def newest_generation(cache: str, digest: str | None = None) -> Snapshot:
+def newest_snapshot(cache: str, digest: str | None = None) -> Snapshot:
     """The generation of this digest, or the newest. Raises CacheError where there is none."""
     found = list_snapshots(cache)
     if not found:

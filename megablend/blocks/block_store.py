@@ -105,7 +105,7 @@ class BlockStore:
 
         Args:
             ids: int64 [n], block numbers of the generation; any order, repeats allowed.
-            pieces: whether to say where the blocks' documents lie; otherwise `offsets` are NO_PIECES.
+            pieces: whether to say where the blocks' documents lie; otherwise `offsets` are NO_OFFSETS.
 
         Raises: IndexError for a number out of range; TypeError for what is no integer; MissingFileError, ChangedFileError,
             CorruptFileError.

@@ -77,7 +77,7 @@ class FailTogether:
         return arrived
 
     def finish(self) -> None:
-        """Wait for all ranks, some of which may be at work in a GroupLaunch."""
+        """Wait for all ranks, some of which may be at work in a Subgroup."""
         while not all(self.allgather(True)):
             pass
 

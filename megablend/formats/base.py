@@ -47,7 +47,7 @@ BLOCK_DTYPE = np.dtype(
         ("rows", "<i8"),  # documents that begin in the block, empty and null ones included; -1 where not known
         ("ends", "<i8"),  # documents with tokens that end in the block (what append_eod adds); -1 where not known
         ("encoding", "<i1"),  # Parquet Encoding of the values; 0 elsewhere
-        ("flags", "<u1"),  # CONTINUES | CLOSES | CARRIES; meaningful where rows >= 0
+        ("flags", "<u1"),  # STARTS_MID_DOCUMENT | ENDS_AT_DOCUMENT_END | HAS_EARLIER_TOKENS; meaningful where rows >= 0
     ]
 )
 """A block as its format finds it; the index stores running sums of the counts instead."""
@@ -144,7 +144,7 @@ class BlockReader(Protocol):
         Args:
             blocks: PLACED_BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes `chunks`); any order, repeats allowed.
             chunks: CHUNK_DTYPE [m], the file's chunk table.
-            pieces: whether somebody will look at the blocks' `offsets`; otherwise they may be NO_PIECES.
+            pieces: whether somebody will look at the blocks' `offsets`; otherwise they may be NO_OFFSETS.
 
         Raises: CorruptFileError (CRC, counts, truncation), naming path and byte offset.
         """

@@ -13,7 +13,7 @@ def with_eod(block: DecodedBlock, flags: int, eod: int) -> DecodedBlock:
 
     Args:
         block: as its format decoded it.
-        flags: the block's CONTINUES | CLOSES | CARRIES.
+        flags: the block's STARTS_MID_DOCUMENT | ENDS_AT_DOCUMENT_END | HAS_EARLIER_TOKENS.
         eod: token id; must fit the block's token dtype.
     """
     if len(block.offsets) < 2:

@@ -157,11 +157,11 @@ def test_parts_of_two_versions_of_a_file_are_never_joined(
     source, cache = spec(tmp_path, "*.parquet"), tmp_path / "cache"
     seen: list[str] = []
 
-    def body_digest(path: str, size: int, storage: object) -> str:
+    def sampled_content_digest(path: str, size: int, storage: object) -> str:
         seen.append(path)
         return "ab" if len(seen) == 3 else "cd"
 
-    monkeypatch.setattr("megablend.index.file_tasks.body_digest", body_digest)
+    monkeypatch.setattr("megablend.index.file_tasks.sampled_content_digest", sampled_content_digest)
     with pytest.raises(ChangedFileError, match="changed while it was being indexed; let its writer finish"):
         build(cache, source)
     monkeypatch.undo()

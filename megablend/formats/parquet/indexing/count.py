@@ -61,7 +61,7 @@ def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
 def count_from_page_index(
     places: OffsetIndexes, counts: ColumnIndexes, column: Column, chunks: Chunks, encodings: Counts, *, documents: bool
 ) -> tuple[Pages, int]:
-    """Locate and count the pages of chunks of which `tells_tokens` by what their page indices say.
+    """Locate and count the pages of chunks of which `has_token_counts` by what their page indices say.
 
     Args:
         encodings: int64 [num_chunks], of the pages of each.
