@@ -22,7 +22,7 @@ from megablend.index.manifest import dump_with_checksum, read_manifest
 from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.formats.writers import KINDS
-from tests.index.index_data import ROOT, driver, run
+from tests.index.index_data import driver, run
 
 
 def listed(seed: int, count: int = 50) -> list[list[int] | None]:

@@ -78,7 +78,7 @@ def test_a_run_reads_the_same(tmp_path: Path, path: str, monkeypatch: pytest.Mon
         seen.append(path) if pool is megablend.storage.local.DIRECT_POOL else None
         return borrow(pool, path)
 
-    monkeypatch.setattr(DescriptorPool, "lend", counted)
+    monkeypatch.setattr(DescriptorPool, "borrow", counted)
     plain, direct = (
         [batch["tokens"] for batch in megablend.Loader(megablend.open(config | settings), micro_batch_size=4)]
         for settings in ({}, {"direct_io": True})
