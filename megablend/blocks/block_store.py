@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -162,6 +163,15 @@ class BlockStore:
         return BlockBatch(
             np.concatenate([block.tokens for block in blocks]), np.concatenate([[0], *pieces]), block_offsets
         )
+
+    def read_pages(self, ids: npt.ArrayLike) -> BlockBatch:
+        """`read_blocks` by its name of release 0.1.0, kept for one more release."""
+        warnings.warn(
+            "BlockStore.read_pages is now called read_blocks; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.read_blocks(ids)
 
     def num_tokens(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of blocks `ids` int64 [n], end-of-document tokens included where their source has them: int64 [n]."""
