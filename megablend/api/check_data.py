@@ -21,6 +21,7 @@ from megablend.config.vocab import read_vocab_size
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
 from megablend.formats import FORMATS
 from megablend.formats.base import STARTS_MID_DOCUMENT, FileToIndex, OpenedFile
+from megablend.formats.blocks import place_blocks
 from megablend.index.snapshot import FileEntry, Snapshot, SourceEntry
 from megablend.plan.ledger import load_ledger
 from megablend.plan.run import open_block_store
@@ -194,7 +195,7 @@ def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int) -> int:
         size=storage.stat(path).size, token_dtype=index.token_dtype, structure=index.structure, meta=index.meta
     )
     reader = kind.open(path, column, opened, storage=storage)
-    (offsets,), _ = reader.pieces(index.blocks[block : block + 1], index.chunks)
+    (offsets,), _ = reader.pieces(place_blocks(index.blocks)[block : block + 1], index.chunks)
     return (
         rows_before + int(np.searchsorted(offsets, place - int(index.blocks["first_token"][block]), side="right")) - 1
     )

@@ -95,7 +95,8 @@ def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fracti
         if documents[i] == documents[i + 1]:
             continue  # no documents: an empty range
         if keep == 0:
-            keep = _tokens_before(store.generation, stop, eod) - _tokens_before(store.generation, stop - 1, eod)
+            if stop > block:  # otherwise its documents have no tokens, and so no blocks
+                keep = _tokens_before(store.generation, stop, eod) - _tokens_before(store.generation, stop - 1, eod)
             stop -= 1
         parts[i] = (block, stop + 1, skip, keep, documents[i + 1] - documents[i], tokens, documents[i])
     return parts

@@ -23,7 +23,7 @@ from megablend.index.document_table import tables
 from megablend.index.file_versions import read_seen
 from megablend.index.fragments import read_fragment
 from megablend.index.idx_digests import damaged_digests
-from megablend.index.manifest import damaged_tables, read_manifest, read_roots
+from megablend.index.manifest import damaged_tables, read_generation_manifest, read_manifest, read_roots
 from megablend.index.packs import Pack, packs
 from megablend.index.sampled_digest import sampled_content_digest
 from megablend.index.snapshot import Snapshot, fragments, generations, open_snapshot
@@ -71,7 +71,7 @@ def _going_on(problems: Iterator[str]) -> Iterator[str]:
 def _generation_problems(cache: str, digest: str, sound: list[Snapshot]) -> Iterator[str]:
     """Problems of a generation, which is added to `sound` where its tables are whole."""
     folder = generations(cache) / digest
-    manifest = read_manifest(folder)
+    manifest = read_generation_manifest(folder)
     damaged = damaged_tables(folder, manifest)
     read_roots(folder)
     read_seen(folder, manifest["num_files"])

@@ -84,7 +84,7 @@ def test_the_command_ends_with_3_where_tokens_are_wrong(tmp_path: Path) -> None:
     path.write_text(json.dumps(given | {"vocab_size": 89}))
     done = CliRunner().invoke(cli, ["check", str(path), "--data", "--json"])
     assert done.exit_code == 3
-    assert "row 89: token 89, expected 0 to 88 (vocab_size 89)" in json.loads(done.output)["problems"][0]
+    assert "row 89: token 89, expected 0 to 88 (vocab_size 89)" in json.loads(done.stdout)["data"]["problems"][0]
 
 
 def test_a_file_that_cannot_be_read_does_not_end_the_check(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_killed_build_is_never_taken_for_a_hit(wanted: int, data: list[str], t
     while len(list(cache.glob("*.txt"))) < wanted and time.monotonic() < deadline:
         time.sleep(0.0005)
     process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL or wanted > 1  # by the ninth it may be done
+    assert process.wait() in (-signal.SIGKILL, 0)  # names are given in batches: it may be done by then
     left = contents(cache)
     assert left.items() <= expected.items()
     for name in (name for name in left if name.endswith("description.txt")):

@@ -1,5 +1,6 @@
 """What writers do, and what damage looks like: files made field by field."""
 
+import functools
 import random
 import shutil
 from pathlib import Path
@@ -19,7 +20,6 @@ from tests.formats.parquet_files import (
     REQUIRED,
     Fields,
     Rows,
-    check,
     data_page,
     data_page_v2,
     dictionary_page,
@@ -28,7 +28,12 @@ from tests.formats.parquet_files import (
     prefixed,
     write,
 )
+from tests.formats.parquet_files import (
+    check as check_column,
+)
 from tests.formats.writers import index, opened
+
+check = functools.partial(check_column, column="ids")
 
 VALUES: Rows = [1, None, 3, 4, None, 6]
 FLAT_LEVELS = [1, 0, 1, 1, 0, 1]
@@ -129,7 +134,7 @@ def test_rows_over_many_pages(path: Path) -> None:
 def test_levels_in_an_old_encoding_are_refused(path: Path) -> None:
     write(path, [data_page(b"\x2c" + int32s(1, 3, 4, 6), 6, levels=4)], num_values=6, num_rows=6)
     with pytest.raises(UnsupportedFileError, match="its levels are in BIT_PACKED, which readers disagree about"):
-        index(path, None)
+        index(path, "ids")
 
 
 def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
@@ -297,13 +302,13 @@ def test_a_histogram_that_does_not_add_up_is_not_believed(path: Path, histogram:
 def test_files_without_a_footer(path: Path, data: bytes, error: type[DataError], match: str) -> None:
     path.write_bytes(data)
     with pytest.raises(error, match=match) as caught:
-        index(path, None)
+        index(path, "ids")
     assert caught.value.path == str(path)
 
 
 def test_a_file_that_changed_is_named(path: Path) -> None:
     write(path, [flat_page()], num_values=6, num_rows=6)
-    found, whole = index(path, None), path.read_bytes()
+    found, whole = index(path, "ids"), path.read_bytes()
     path.write_bytes(whole + b"x")
     with pytest.raises(ChangedFileError, match=rf"has {len(whole) + 1} bytes, {len(whole)} when it was indexed"):
         opened(path, None, found, size=len(whole))
@@ -319,7 +324,7 @@ def test_a_file_that_changed_is_named(path: Path) -> None:
 
 def test_an_index_that_does_not_fit_the_page(path: Path) -> None:
     write(path, [flat_page()], num_values=6, num_rows=6)
-    found = index(path, None)
+    found = index(path, "ids")
     reader = opened(path, None, found)
     for field, value, match in [
         ("tokens", 5, "4 tokens, the index says 5"),
@@ -348,7 +353,7 @@ def test_any_change_of_a_body_with_a_checksum_is_noticed(path: Path) -> None:
             write_page_checksum=True,
             compression="lz4",
         )
-        found, whole = index(path, None), path.read_bytes()
+        found, whole = index(path, "ids"), path.read_bytes()
         column = pq.ParquetFile(path).metadata.row_group(0).column(0)
         start = column.dictionary_page_offset or column.data_page_offset
         for _ in range(40):
@@ -366,7 +371,7 @@ def test_any_change_of_a_body_with_a_checksum_is_noticed(path: Path) -> None:
 def test_checksums_of_dictionaries_and_of_row_groups(path: Path) -> None:
     pages = [dictionary_page([7]), data_page(dictionary_values([1, 0, 1, 1], 0, b"\x06"), 4, encoding=8)]
     write(path, pages, num_values=4, num_rows=4)
-    found, data = index(path, None), bytearray(path.read_bytes())
+    found, data = index(path, "ids"), bytearray(path.read_bytes())
     data[4 + len(pages[0]) - 1] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptFileError, match="at byte 4: the dictionary page is damaged: its checksum is"):
@@ -420,7 +425,7 @@ def test_a_flipped_bit_of_a_page_header_never_gives_other_tokens(path: Path, ver
     options = {"use_dictionary": False, "compression": "none", "data_page_version": version}
     schema = pa.schema([pa.field("tokens", pa.int32(), nullable=False)])
     pq.write_table(pa.table({"tokens": tokens}, schema), path, write_statistics=False, **options)
-    found, whole = index(path, None), path.read_bytes()
+    found, whole = index(path, "tokens"), path.read_bytes()
     begin, end = int(found.blocks["offset"][0]), whole.index(tokens.tobytes())
     messages = []
     for bit in range(8 * begin, 8 * end):
