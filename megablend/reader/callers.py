@@ -1,6 +1,7 @@
 """Other libraries' samplers that would read a run wrongly, told by who calls: they give no other sign.
 
-Frames are looked at, never kept.
+Frames are looked at, never kept. Variables are looked at in those libraries' frames alone: `f_locals` makes a dict that stays
+with its frame, and would keep a user's loader alive after its name is deleted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def warn_if_shuffled() -> bool:
     Returns: whether it warned.
     """
     frame = sys._getframe(1).f_back
-    caller = None if frame is None else frame.f_locals.get("self")
+    caller = _self_of(frame, "torch")
     shuffles = isinstance(caller, RandomSampler) or (
         isinstance(caller, DistributedSampler) and caller.__dict__.get("shuffle", False)
     )
@@ -53,7 +54,7 @@ def refuse_second_split() -> None:
     for _ in range(_DEPTH):
         if frame is None:
             return
-        caller: Any = frame.f_locals.get("self")
+        caller = _self_of(frame, "accelerate")
         if type(caller).__name__ == "BatchSamplerShard" and getattr(caller, "num_processes", 1) > 1:
             n = caller.num_processes
             raise ConfigError(
@@ -62,3 +63,10 @@ def refuse_second_split() -> None:
                 "leaves as it is, or do not give this DataLoader to prepare"
             )
         frame = frame.f_back
+
+
+def _self_of(frame: FrameType | None, package: str) -> Any:
+    """The object whose method a frame runs, if the method is of this package; None otherwise."""
+    if frame is None or not frame.f_globals.get("__name__", "").startswith(f"{package}."):
+        return None
+    return frame.f_locals.get("self")
