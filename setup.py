@@ -36,6 +36,7 @@ setup(
             "packaging",
             "pytest>=8.0",
             "pytest-timeout>=2.3",
+            "pytest-xdist>=3.5",
             "ruff>=0.6",
             "tokenizers>=0.20",
             "torchdata>=0.11",
