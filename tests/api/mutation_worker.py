@@ -165,6 +165,26 @@ def is_named(path: Path, message: str) -> bool:
     return str(path.parent if kind_of(path) == "cache" else path.with_suffix("")) in message
 
 
+def outcome_of(run: dict[str, Any], split: str, expected: list[list[int]], path: Path, what: str) -> str:
+    """How the read of a run ends whose file at `path` is damaged: same, other, refused. Exits where that must not be."""
+    problem = "other tokens, and no error"
+    signal.alarm(SECONDS)
+    try:
+        same = read(run, split) == expected
+        if same or kind_of(path) in UNCHECKED:
+            return "same" if same else "other"
+    except MegablendError as error:
+        if is_named(path, str(error)):
+            return "refused"
+        problem = f"the error names another file: {error}"
+    except BaseException:
+        problem = traceback.format_exc()
+    finally:
+        signal.alarm(0)
+    print(f"{what}\n{problem}")
+    sys.exit(1)
+
+
 def main() -> None:
     folder, seed, start, stop = Path(sys.argv[1]), *map(int, sys.argv[2:])
     logging.getLogger("megablend").setLevel(logging.ERROR)
@@ -188,23 +208,8 @@ def main() -> None:
         path.write_bytes(damaged)
         if quiet:
             record_as_seen(runs[number])
-        signal.alarm(SECONDS)
-        try:
-            outcome = "same" if read(runs[number], split) == expected[number, split] else "other"
-            assert outcome == "same" or kind in UNCHECKED, "other tokens, and no error"
-        except MegablendError as error:
-            outcome = "refused"
-            if not is_named(path, str(error)):
-                print(f"{what}\nthe error names another file: {error}")
-                sys.exit(1)
-        except BaseException:
-            print(what)
-            traceback.print_exc(file=sys.stdout)
-            sys.exit(1)
-        finally:
-            path.write_bytes(data)
-        signal.alarm(0)
-        counts[f"{kind} {outcome}"] += 1
+        counts[f"{kind} {outcome_of(runs[number], split, expected[number, split], path, what)}"] += 1
+        path.write_bytes(data)
     print(json.dumps(counts))
 
 
