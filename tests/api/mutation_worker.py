@@ -3,9 +3,9 @@
     python mutation_worker.py FOLDER SEED START STOP
 
 The last line of a whole campaign is a JSON object of counts. Ends with status 1 at the first mutation that does what it must not:
-raise anything but megablend's errors, name another file than the damaged one, or give other tokens where a checksum covers them:
-all files of a cache, and Parquet pages with a CRC. In FOLDER, `current-START` names the mutation under way, for one that crashes;
-one that hangs is ended by a signal. Two processes need a FOLDER each.
+raise anything but megablend's errors, name another file than the damaged one, run out of memory, or give other tokens where a
+checksum covers them: all files of a cache, and Parquet pages with a CRC. In FOLDER, `current-START` names the mutation under way,
+for one that crashes; one that hangs is ended by a signal. Two processes need a FOLDER each.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import resource
 import signal
 import sys
 import traceback
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import megablend
-from megablend.errors import MegablendError
+from megablend.errors import MegablendError, ResourceError
 from megablend.index import document_table as tables
 from megablend.index.file_versions import join_etags, number_of, seen_bytes
 from megablend.index.manifest import SEEN
@@ -42,6 +43,8 @@ UNCHECKED = ("data .arrow", "data .bin")
 SAMPLES_AT_ONCE = 16
 SECONDS = 100
 """After which a read has hung."""
+MEMORY_BYTES = 8 << 30
+"""Of address space: no damaged number may ask for more."""
 
 
 def make_documents(seed: int, size: int) -> list[list[int] | None]:
@@ -174,9 +177,9 @@ def outcome_of(run: dict[str, Any], split: str, expected: list[list[int]], path:
         if same or kind_of(path) in UNCHECKED:
             return "same" if same else "other"
     except MegablendError as error:
-        if is_named(path, str(error)):
+        if is_named(path, str(error)) and not isinstance(error, ResourceError):
             return "refused"
-        problem = f"the error names another file: {error}"
+        problem = f"names another file, or out of memory: {error!r}"
     except BaseException:
         problem = traceback.format_exc()
     finally:
@@ -188,6 +191,7 @@ def outcome_of(run: dict[str, Any], split: str, expected: list[list[int]], path:
 def main() -> None:
     folder, seed, start, stop = Path(sys.argv[1]), *map(int, sys.argv[2:])
     logging.getLogger("megablend").setLevel(logging.ERROR)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     if not (folder / "runs.json").exists():
         (folder / "runs.json").write_text(json.dumps(make_runs(folder)))
     runs = json.loads((folder / "runs.json").read_text())
