@@ -1,13 +1,21 @@
 #!/usr/bin/env bash
 # All tests, the long ones too, and how long they took: bash tools/soak.sh [pytest arguments]
-# MEGABLEND_MUTATIONS (2000; 100000 for a release) and MEGABLEND_SEED (17) set the campaign of damaged caches and data.
+#
+# How large the campaigns are, and their seeds, by environment variables (with what is taken where one is not set):
+#   MEGABLEND_TEST_KILLS  (1000)    builds and collections of garbage that are killed: tests/api/test_kills.py
+#   MEGABLEND_TEST_FAULTS (1000)    calls of the system that fail: tests/cli/test_system_faults.py; needs strace
+#   MEGABLEND_TEST_SEED   (0)       the first seed of both
+#   MEGABLEND_MUTATIONS   (100000)  damaged files of data and caches: tests/api/test_mutations.py
+#   MEGABLEND_SEED        (17)      their seed
+#   MEGABLEND_SOAK_PLANS  (2000)    random plans, compared with the oracle: tests/plan/test_epoch_ends.py
+#   MEGABLEND_SOAK_SEED   (1)       their seed
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 use_venv .venv-test --editable ".[mpich,test]"
 
-# Of the campaigns: calls of the system that fail, and builds that are killed.
-export MEGABLEND_TEST_FAULTS=${MEGABLEND_TEST_FAULTS:-1000} MEGABLEND_TEST_KILLS=${MEGABLEND_TEST_KILLS:-1000}
+export MEGABLEND_TEST_KILLS=${MEGABLEND_TEST_KILLS:-1000} MEGABLEND_TEST_FAULTS=${MEGABLEND_TEST_FAULTS:-1000}
+export MEGABLEND_MUTATIONS=${MEGABLEND_MUTATIONS:-100000} MEGABLEND_SOAK_PLANS=${MEGABLEND_SOAK_PLANS:-2000}
 command -v strace >/dev/null || echo "strace is not there: no calls of the system are made to fail; apt install strace" >&2
 
 say "All tests, with the 20 slowest named"

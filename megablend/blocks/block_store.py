@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.blocks.extra_columns import ExtraColumn, read_extra_columns
+from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats import FORMATS
 from megablend.formats.base import NO_OFFSETS, Array, BlockReader, DecodedBlock
 from megablend.formats.decoded import DecodedBlocks
@@ -134,12 +135,26 @@ class BlockStore:
             )
         if eod is not None:
             blocks = [with_eod(block, flag, eod) for block, flag in zip(blocks, rows["flags"].tolist(), strict=True)]
+            self._check_ends(ids, rows, blocks)
         return DecodedBlocks.of(
             [
                 DecodedBlock(block.tokens, block.offsets if pieces else NO_OFFSETS, each)
                 for block, each in zip(blocks, extra, strict=True)
             ]
         )
+
+    def _check_ends(self, ids: npt.NDArray[np.int64], rows: Array, blocks: Sequence[DecodedBlock]) -> None:
+        """As many documents with tokens must end in blocks as the index counted. Raises: CorruptFileError."""
+        found = np.array([len(block.tokens) for block in blocks], np.int64) - rows["tokens"]
+        if len(wrong := np.flatnonzero(found != rows["ends"])):
+            first = wrong[0]
+            path = self.generation.path(int(self.generation.file_of(ids[first:])[0]), self.roots)
+            raise CorruptFileError(
+                path,
+                f"block has {found[first]} documents with tokens that end in it, had {rows['ends'][first]} when it was "
+                f"indexed; {CHANGED_REMEDY}",
+                offset=int(rows["offset"][first]),
+            )
 
     def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
         """Where documents lie in blocks, end-of-document tokens not counted; see BlockReader.pieces. Raises as `read` does."""

@@ -2,9 +2,10 @@
 
     python mutation_worker.py FOLDER SEED START STOP
 
-Prints each mutation before it is tried, so that the last line names the one that crashed or hangs; the last line of a whole
-campaign is a JSON object of counts. Ends with status 1 at the first that does what it must not: raise anything but megablend's
-errors, or give other tokens where a checksum stands for them: all files of a cache, and Parquet pages with a CRC.
+The last line of a whole campaign is a JSON object of counts. Ends with status 1 at the first mutation that does what it must not:
+raise anything but megablend's errors, name another file than the damaged one, run out of memory, or give other tokens where a
+checksum covers them: all files of a cache, and Parquet pages with a CRC. In FOLDER, `current-START` names the mutation under way,
+for one that crashes; one that hangs is ended by a signal. Two processes need a FOLDER each.
 """
 
 from __future__ import annotations
@@ -12,23 +13,38 @@ from __future__ import annotations
 import json
 import logging
 import random
+import resource
+import signal
 import sys
 import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import megablend
-from megablend.errors import MegablendError
+from megablend.errors import MegablendError, ResourceError
 from megablend.index import document_table as tables
+from megablend.index.file_versions import join_etags, number_of, seen_bytes
+from megablend.index.manifest import SEEN
+from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES
+from megablend.reader.samples import read_samples
+from megablend.storage import storage_for
+from megablend.system.failures import translating
 from tests.formats.writers import write_arrow, write_megatron
 
 EOD, EXTREMES = 0, (b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\x80" * 9)
-UNCHECKED = (".arrow", ".bin")
-"""Data files whose tokens have no checksum but the sampled one."""
+SPLITS, DATA_FOLDERS = ("train", "valid"), ("data", "large")
+UNCHECKED = ("data .arrow", "data .bin")
+"""Files whose tokens have no checksum but the sampled one."""
+SAMPLES_AT_ONCE = 16
+SECONDS = 100
+"""After which a read has hung."""
+MEMORY_BYTES = 8 << 30
+"""Of address space: no damaged number may ask for more."""
 
 
 def make_documents(seed: int, size: int) -> list[list[int] | None]:
@@ -40,38 +56,75 @@ def make_documents(seed: int, size: int) -> list[list[int] | None]:
 
 
 def make_runs(folder: Path) -> list[dict[str, Any]]:
-    """Two runs over three formats, small files and one that is larger than what is sampled of it; built."""
-    data = folder / "data"
-    data.mkdir(parents=True)
-    write_arrow(data / "a.arrow", make_documents(1, 8))
-    write_megatron(data / "b.bin", make_documents(2, 8))
-    for name, seed, size in (("c", 3, 8), ("d", 4, 500)):
+    """Two runs over small files of three formats, and one that reads all of a file larger than what is sampled of it; built."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "large").mkdir()
+    write_arrow(folder / "data" / "a.arrow", make_documents(1, 8))
+    write_megatron(folder / "data" / "b.bin", make_documents(2, 8))
+    for path, seed, size in ((folder / "data" / "c.parquet", 3, 8), (folder / "large" / "d.parquet", 4, 2000)):
         table = pa.table({"ids": pa.array(make_documents(seed, size), pa.list_(pa.int32()))})
         options = {"data_page_size": 2000, "write_batch_size": 4, "row_group_size": 20, "write_page_checksum": True}
-        pq.write_table(table, data / f"{name}.parquet", use_dictionary=False, write_page_index=True, **options)
-    sources = [
-        {"name": path.stem, "path": str(path), "weight": 1, "append_eod": EOD}
-        for path in sorted(data.iterdir())
-        if path.suffix != ".idx"
-    ]
-    shared = {"sequence_length": 32, "lanes": 4, "cycle": 4, "samples": 60, "sources": sources, "split": "80,20,0"}
+        pq.write_table(table, path, use_dictionary=False, write_page_index=True, **options)
+    assert (folder / "large" / "d.parquet").stat().st_size > 4 * NUM_RANGES * RANGE_BYTES
+    shared = {"lanes": 4, "cycle": 4, "block_bytes": 256, "split": "80,20,0"}
+    small, large = sources_of(folder / "data"), sources_of(folder / "large")
+    short: dict[str, Any] = {**shared, "sources": small, "sequence_length": 32, "samples": 60}
     runs = [
-        {**shared, "cache": str(folder / f"cache-{order}"), "order": order, "block_bytes": 256}
-        for order in ("page", "row")
+        {**short, "cache": str(folder / "cache-page"), "order": "page"},
+        {**short, "cache": str(folder / "cache-row"), "order": "row"},
+        {**shared, "sources": large, "sequence_length": 2048, "epochs": 1, "cache": str(folder / "cache-large")},
     ]
     for run in runs:
         megablend.build(run)
     return runs
 
 
-def read(run: dict[str, Any]) -> list[list[int]]:
-    """All samples of train and validation, from files opened anew."""
+def sources_of(folder: Path) -> list[dict[str, Any]]:
+    return [
+        {"name": path.stem, "path": str(path), "weight": 1, "append_eod": EOD}
+        for path in sorted(folder.iterdir())
+        if path.suffix != ".idx"
+    ]
+
+
+def targets_of(folder: Path, runs: list[dict[str, Any]]) -> list[tuple[int, Path]]:
+    """Which run reads which file, as (number of the run, path): all that one can read."""
+    data = [folder / "data", folder / "data", folder / "large"]
+    return [
+        (number, path)
+        for number, run in enumerate(runs)
+        for place in (Path(run["cache"]), data[number])
+        for path in sorted(place.rglob("*"))
+        # No run reads the lock, or what builds keep for the next one.
+        if path.is_file()
+        and path.stat().st_size
+        and path.parent.name not in ("fragments", "lengths")
+        and path.name != ".lock"
+    ]
+
+
+def read(run: dict[str, Any], split: str) -> list[list[int]]:
+    """All samples of a split, from files opened anew."""
     tables._opened.cache_clear()
-    found = []
-    for split in ("train", "valid"):
-        dataset = megablend.open(run, split)
-        found += [dataset[k]["tokens"].tolist() for k in range(len(dataset))]
+    dataset = megablend.open(run, split)
+    found: list[list[int]] = []
+    for first in range(0, len(dataset), SAMPLES_AT_ONCE):
+        ks = range(first, min(first + SAMPLES_AT_ONCE, len(dataset)))
+        with translating(f"samples {ks}"):
+            samples = read_samples(dataset.run, dataset.window, list(ks))
+        found += np.concatenate([samples.tokens, samples.labels[:, -1:]], axis=1).tolist()
     return found
+
+
+def record_as_seen(run: dict[str, Any]) -> None:
+    """Write that the build saw the files as they are now: of damage that leaves sizes and times, only checksums can tell."""
+    (folder,) = (Path(run["cache"]) / "generations").iterdir()
+    numbers = []
+    for source in run["sources"]:
+        path = Path(source["path"])
+        parts = (path, path.with_suffix(".idx")) if path.suffix == ".bin" else (path,)
+        numbers.append(number_of(join_etags([storage_for(str(part)).stat(str(part)) for part in parts])))
+    (folder / SEEN).write_bytes(seen_bytes(folder.name, np.array(numbers, np.uint64)))
 
 
 def mutate(data: bytes, rng: random.Random) -> tuple[str, bytes]:
@@ -105,48 +158,62 @@ def mutate(data: bytes, rng: random.Random) -> tuple[str, bytes]:
     return f"{way} at {at}", bytes(damaged)
 
 
+def kind_of(path: Path) -> str:
+    """What is counted: "cache", or "data" with the file's suffix."""
+    return f"data {path.suffix}" if path.parent.name in DATA_FOLDERS else "cache"
+
+
+def is_named(path: Path, message: str) -> bool:
+    """Whether an error names a damaged file: its folder in a cache; of data the file, or the other one of its pair."""
+    return str(path.parent if kind_of(path) == "cache" else path.with_suffix("")) in message
+
+
+def outcome_of(run: dict[str, Any], split: str, expected: list[list[int]], path: Path, what: str) -> str:
+    """How the read of a run ends whose file at `path` is damaged: same, other, refused. Exits where that must not be."""
+    problem = "other tokens, and no error"
+    signal.alarm(SECONDS)
+    try:
+        same = read(run, split) == expected
+        if same or kind_of(path) in UNCHECKED:
+            return "same" if same else "other"
+    except MegablendError as error:
+        if is_named(path, str(error)) and not isinstance(error, ResourceError):
+            return "refused"
+        problem = f"names another file, or out of memory: {error!r}"
+    except BaseException:
+        problem = traceback.format_exc()
+    finally:
+        signal.alarm(0)
+    print(f"{what}\n{problem}")
+    sys.exit(1)
+
+
 def main() -> None:
     folder, seed, start, stop = Path(sys.argv[1]), *map(int, sys.argv[2:])
     logging.getLogger("megablend").setLevel(logging.ERROR)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     if not (folder / "runs.json").exists():
         (folder / "runs.json").write_text(json.dumps(make_runs(folder)))
     runs = json.loads((folder / "runs.json").read_text())
-    expected = [read(run) for run in runs]
-    targets = [
-        (number, path)
-        for number, run in enumerate(runs)
-        for place in (Path(run["cache"]), folder / "data")
-        for path in sorted(place.rglob("*"))
-        # No run reads the lock, or what builds keep for the next one.
-        if path.is_file()
-        and path.stat().st_size
-        and path.parent.name not in ("fragments", "lengths")
-        and path.name != ".lock"
-    ]
+    expected = {(number, split): read(run, split) for number, run in enumerate(runs) for split in SPLITS}
+    targets = targets_of(folder, runs)
+    cached, data_files = ([each for each in targets if (kind_of(each[1]) == "cache") == want] for want in (True, False))
     counts: Counter[str] = Counter()
     for i in range(start, stop):
         rng = random.Random(f"{seed}-{i}")
-        number, path = targets[i % len(targets)]
+        pool = cached if i % 3 else data_files
+        number, path = pool[i // 3 % len(pool)]
+        kind = kind_of(path)
+        split, quiet = SPLITS[rng.random() < 0.25], kind != "cache" and rng.random() < 0.7
         data = path.read_bytes()
         told, damaged = mutate(data, rng)
-        what = f"{i}: {path}: {told}"
-        print(what, flush=True)
+        what = f"{i}: {split} {path}: {told}{' as seen' if quiet else ''}"
+        (folder / f"current-{start}").write_text(what)
         path.write_bytes(damaged)
-        try:
-            found = read(runs[number])
-            outcome = "same" if found == expected[number] else "other"
-            if outcome == "other" and path.suffix not in UNCHECKED:
-                raise AssertionError("other tokens, and no error")
-        except MegablendError as error:
-            outcome = "refused"
-            if not str(error):
-                raise
-        except BaseException:
-            traceback.print_exc(file=sys.stdout)
-            sys.exit(1)
-        finally:
-            path.write_bytes(data)
-        counts[f"{'data' if path.parent.name == 'data' else 'cache'} {outcome}"] += 1
+        if quiet:
+            record_as_seen(runs[number])
+        counts[f"{kind} {outcome_of(runs[number], split, expected[number, split], path, what)}"] += 1
+        path.write_bytes(data)
     print(json.dumps(counts))
 
 
