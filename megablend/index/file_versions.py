@@ -1,6 +1,6 @@
 """Which version of each file the last build saw, beside a generation's roots and outside its digest.
 
-    seen.bin   magic, a uint64 a file (little-endian, in the order of the table of files), a blake2b digest (16 bytes)
+    seen   magic, a uint64 a file (little-endian, in the order of the table of files), a blake2b digest (16 bytes)
 
 A number stands for the sizes, times and inodes of all that a file consists of (`sources.SourceFile.etag`); 0 where they are not
 known. Where a file has another number when it is opened, it was moved, touched or replaced, and its content decides: its

@@ -147,7 +147,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_a_flipped_bit_of_what_was_seen_is_said(small: Path) -> None:
-    seen = store_of(small).generation.folder / "seen.bin"
+    seen = store_of(small).generation.folder / "seen"
     data, expected = seen.read_bytes(), tokens_of(small)
     for at in range(0, len(data), 5):
         seen.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
@@ -178,7 +178,7 @@ def test_a_build_completes_older_indexes_that_runs_may_stand_on(tmp_path: Path) 
     strip_checks(older.folder)
     write(data / "b.arrow", 2)
     assert build(cache, spec(data)).notes == ()
-    for name in ("manifest.json", "seen.bin", "blocks.check.arrow", "chunks.check.arrow"):
+    for name in ("manifest.json", "seen", "blocks.check.arrow", "chunks.check.arrow"):
         assert (older.folder / name).read_bytes() == files[name], name
 
 
