@@ -15,6 +15,7 @@ import pytest
 
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import CacheError, ChangedFileError
+from megablend.index.file_versions import tell_moved
 from megablend.index.snapshot import list_snapshots, open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import build, spec, strip_checks, write
@@ -205,3 +206,17 @@ def test_a_bin_that_is_longer_than_its_idx_says_is_a_note_of_the_build(tmp_path:
             "two belong together"
         )
     assert tokens_of(tmp_path / "cache") == TOKENS.tolist()
+
+
+def test_forked_processes_say_only_once_that_files_were_moved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    child = os.fork()
+    if not child:
+        try:
+            tell_moved(tmp_path, "a")
+        finally:
+            os._exit(len(caplog.records) != 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the first one says it"
+    tell_moved(tmp_path, "a")
+    assert not caplog.records
+    tell_moved(tmp_path / "other", "a")
+    assert len(caplog.records) == 1
