@@ -292,7 +292,7 @@ def test_an_error_of_the_system_is_json_where_that_is_asked_for(
         raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
 
     monkeypatch.setattr(sys, "argv", ["megablend", "build", "c.yaml", "--json"])
-    monkeypatch.setattr("megablend.cli.main.cli.main", fail)
+    monkeypatch.setattr(sys.modules["megablend.cli.main"].cli, "main", fail)
     with pytest.raises(SystemExit) as ended:
         main()
     error = json.loads(capsys.readouterr().out)["error"]
