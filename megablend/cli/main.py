@@ -200,7 +200,7 @@ def main() -> NoReturn:
     except Exception as error:
         if (translated := translate(error, " ".join(sys.argv[1:3]))) is not None:
             click.echo(f"megablend: {translated}", err=True)
-            sys.exit(translated.exit_code)
+            _end(type(translated).__name__, str(translated), translated.exit_code)
         traceback.print_exc()
         click.echo(
             "megablend: the above is a bug of megablend: please report it with the command and the trace", err=True

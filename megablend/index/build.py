@@ -23,6 +23,7 @@ from pathlib import Path
 from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, ConfigError
+from megablend.formats.megatron.reader import MEGATRON, describe_rest
 from megablend.fs.atomic_write import list_committed, remove_leftovers, translate_os_errors
 from megablend.fs.build_lock import build_lock, verify_shared_filesystem
 from megablend.fs.safe_open import check_folder
@@ -295,7 +296,7 @@ def _commit(
     start: float,
 ) -> BuildReport:
     newest = _newest(cache)
-    columns = ColumnsTaken()
+    columns, rests = ColumnsTaken(), list[str]()
 
     def load(work: FileTask) -> FileFacts:
         name = work.fragment
@@ -305,6 +306,10 @@ def _commit(
             else facts_of(await_fragment(fragments(cache) / str(name)))
         )
         columns.add(prepared.listings[work.source], work.file, facts.column)
+        if prepared.listings[work.source].format == MEGATRON.name and (
+            rest := describe_rest(work.file.path, facts.blocks, work.file.size)
+        ):
+            rests.append(rest)
         return facts
 
     digest, created = write_generation(cache, prepared.listings, map(load, prepared.work), columns.by_source)
@@ -326,7 +331,7 @@ def _commit(
         removed=len(before - here),
         scanned_bytes=sum(result.scanned_bytes for result in results.values()),
         seconds=time.monotonic() - start,
-        notes=notes + tuple(note for _, result in sorted(results.items()) if (note := result.note)),
+        notes=notes + tuple(rests) + tuple(note for _, result in sorted(results.items()) if (note := result.note)),
         skipped=tuple(
             f"source {listing.spec.name!r}: {path}"
             for listing in prepared.listings

@@ -1,6 +1,6 @@
 """Which version of each file the last build saw, beside a generation's roots and outside its digest.
 
-    seen.bin   magic, a uint64 a file (little-endian, in the order of the table of files), a blake2b digest (16 bytes)
+    seen   magic, a uint64 a file (little-endian, in the order of the table of files), a blake2b digest (16 bytes)
 
 A number stands for the sizes, times and inodes of all that a file consists of (`sources.SourceFile.etag`); 0 where they are not
 known. Where a file has another number when it is opened, it was moved, touched or replaced, and its content decides: its
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,9 @@ from megablend.storage.base import FileStat, Storage
 _MAGIC = b"megablend seen 1"
 _DIGEST_BYTES = 16
 _LOG = logging.getLogger("megablend")
-_told: set[Path] = set()
+_TOLD_SLOTS = 1 << 16
+_told = mmap.mmap(-1, _TOLD_SLOTS)
+"""Memory that forked processes share: a DataLoader forks new workers for every epoch."""
 Numbers = npt.NDArray[np.uint64]
 
 
@@ -74,9 +77,11 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
 
 
 def tell_moved(folder: Path, path: str) -> None:
-    """Say once a process and generation that files are not where or when they were, though their content looks the same."""
-    if folder not in _told:
-        _told.add(folder)
+    """Say once that files are not where or when they were, though their content looks the same.
+
+    Once a generation, in this process and those that are forked from it.
+    """
+    if _is_first(folder):
         _LOG.warning(
             "%s (perhaps others too): moved, copied or touched since index %s was built; %d KiB of it compared, and found the "
             "same; `megablend verify --data` compares all",
@@ -87,15 +92,22 @@ def tell_moved(folder: Path, path: str) -> None:
 
 
 def tell_unknown(folder: Path) -> None:
-    """Say once a process that nothing tells which files a generation was built from."""
-    if (folder / SEEN) not in _told:
-        _told.add(folder / SEEN)
+    """Say once, in this process and those forked with it, that nothing tells which files a generation was built from."""
+    if _is_first(folder / SEEN):
         _LOG.warning(
             "%s: built by an older version of megablend, which did not keep sizes and times of files: %d KiB of each file are "
             "compared as it is opened; `megablend build` adds them",
             folder,
             NUM_RANGES * RANGE_BYTES >> 10,
         )
+
+
+def _is_first(place: Path) -> bool:
+    """Whether nothing was said of a place yet."""
+    slot = number_of(str(place)) % _TOLD_SLOTS
+    is_first = not _told[slot]
+    _told[slot] = 1
+    return is_first
 
 
 def _checksum(digest: str, data: bytes) -> bytes:

@@ -14,7 +14,7 @@ from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
 BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS = "blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json", "roots.json"
-SEEN = "seen.bin"
+SEEN = "seen"
 """See `index.seen`."""
 TABLES = (BLOCKS, CHUNKS, FILES)
 Fields = dict[str, type | tuple[type, ...]]

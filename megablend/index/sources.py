@@ -12,7 +12,7 @@ import errno
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,21 +126,17 @@ def find_source(spec: SourceSpec) -> SourcePaths:
         found = _find(spec, pattern)
         unreadable |= found.unreadable
         matches |= {match.path: match for match in found.files}
-    if spec.skip_unreadable:
-        denied = [path for path in matches if not os.access(path, os.R_OK)]
-        unreadable |= {path: os.strerror(errno.EACCES) for path in denied if matches.pop(path)}
-    elif unreadable:
+    if unreadable and not spec.skip_unreadable:
         raise _unreadable_error(spec, unreadable)
+    if spec.skip_unreadable:
+        for path in sorted(matches):
+            if reason := _denied(spec, path):
+                unreadable[path] = reason
+                del matches[path]
     if not matches:
         raise spec.complaint(f"none of its files can be read: {_first_of(unreadable)}; get permission there")
-    paths, note = _without_doubles(spec, matches.values())
-    formats: dict[str, str] = {}
-    for path in paths:
-        formats.setdefault(_format(spec, path).name, path)
-    if len(formats) > 1:
-        listed = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
-        raise spec.complaint(f"mixes formats: {listed}; make each format a source of its own")
-    kind = FORMATS[next(iter(formats))]
+    kind = _single_format(spec, matches)
+    paths, note = _without_doubles(spec, kind, matches.values())
     return SourcePaths(
         spec=dataclasses.replace(spec, documents=spec.documents or kind.documents_known),
         format=kind.name,
@@ -149,6 +145,26 @@ def find_source(spec: SourceSpec) -> SourcePaths:
         skipped=tuple(f"{path}: {reason}" for path, reason in sorted(unreadable.items())),
         note=note,
     )
+
+
+def _denied(spec: SourceSpec, path: str) -> str | None:
+    """Why a file, or another one that belongs to it, cannot be read; None where it can, or is not there."""
+    for each in _format(spec, path).files(path) if path.endswith(_KNOWN_ENDINGS) else [path]:
+        if os.path.lexists(each) and not os.access(each, os.R_OK):
+            reason = os.strerror(errno.EACCES) if Path(each).exists() else "a symbolic link to nothing"
+            return reason if each == path else f"{each}: {reason}"
+    return None
+
+
+def _single_format(spec: SourceSpec, paths: Iterable[str]) -> Format:
+    """The format that all of a source's files are of. Raises: ConfigError."""
+    formats: dict[str, str] = {}
+    for path in sorted(paths):
+        formats.setdefault(_format(spec, path).name, path)
+    if len(formats) > 1:
+        listed = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
+        raise spec.complaint(f"mixes formats: {listed}; make each format a source of its own")
+    return FORMATS[next(iter(formats))]
 
 
 def _unreadable_error(spec: SourceSpec, unreadable: Mapping[str, str]) -> DataError:
@@ -167,19 +183,25 @@ def _first_of(unreadable: Mapping[str, str]) -> str:
     return f"{path}: {reason}"
 
 
-def _without_doubles(spec: SourceSpec, matches: Iterable[Match]) -> tuple[tuple[str, ...], str | None]:
+def _without_doubles(spec: SourceSpec, kind: Format, matches: Collection[Match]) -> tuple[tuple[str, ...], str | None]:
     """Paths of the files, each once; and what to say of others that lead to the same files."""
-    kept: dict[str, Match] = {}
+    times = Counter(match.real for match in matches)
+    # Where several `.idx` describe one `.bin`, each pair has documents of its own.
+    identities = {
+        match.path: (match.real, *(map(os.path.realpath, kind.files(match.path)) if times[match.real] > 1 else ()))
+        for match in matches
+    }
+    kept: dict[tuple[str, ...], Match] = {}
     for match in sorted(matches):  # the way through the fewest links first
-        kept.setdefault(match.real, match)
+        kept.setdefault(identities[match.path], match)
     paths = tuple(sorted(match.path for match in kept.values()))
-    doubles = [match for match in matches if kept[match.real] is not match]
+    doubles = [match for match in matches if kept[identities[match.path]] is not match]
     if not doubles:
         return paths, None
     first = min(doubles, key=lambda match: match.path)
     return paths, (
         f"source {(spec.extra_of or spec.name)!r}: {len(doubles):,} paths lead to files that it has under another name "
-        f"(such as {first.path}, the same file as {kept[first.real].path}); each file counts once"
+        f"(such as {first.path}, the same file as {kept[identities[first.path]].path}); each file counts once"
     )
 
 

@@ -25,6 +25,8 @@ _REMEDIES = {
     errno.EFBIG: "allow larger files (`ulimit -f`), or use another file system",
 }
 _NO_THREAD = "can't start new thread"
+_NOT_LOADED = ("failed to map segment", "cannot allocate memory", "Could not find/load shared object")
+"""What Python's loader, glibc and llvmlite say where there is no room for a library; no number comes with it."""
 
 
 def remedy_of(number: int | None, default: str = "check the path and the file system") -> str:
@@ -55,6 +57,8 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
         )
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, BrokenPipeError):
         return ResourceError(f"{_name(error, place)}: {cause_of(error)}: {remedy_of(error.errno)}")
+    if isinstance(error, ImportError | OSError) and any(text in str(error) for text in _NOT_LOADED):
+        return ResourceError(f"{place}: a library cannot be loaded ({error}): {_REMEDIES[errno.ENOMEM]}")
     if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
         return ResourceError(
             f"{place}: the system starts no more threads: allow more (`ulimit -u`), or end other processes"

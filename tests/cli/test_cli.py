@@ -283,3 +283,18 @@ def test_gc(built: Path) -> None:
     assert "removed: 0 indices, 0 fragments and tables" in run("gc", cache, "--older-than", 0).stdout
     assert run("gc", cache, "--older-than", -1).returncode == 2
     assert run("gc", built.parent / "nowhere").returncode == 3
+
+
+def test_an_error_of_the_system_is_json_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: Any) -> None:
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    monkeypatch.setattr(sys, "argv", ["megablend", "build", "c.yaml", "--json"])
+    monkeypatch.setattr(sys.modules["megablend.cli.main"].cli, "main", fail)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (ended.value.code, error["kind"], error["exit_code"]) == (3, "ResourceError", 3)
+    assert error["message"].startswith("build c.yaml: a library cannot be loaded")

@@ -15,6 +15,7 @@ from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats import format_of
 from megablend.formats.base import FileToIndex
 from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts
+from megablend.formats.megatron.reader import describe_rest
 from megablend.storage import storage_for
 from tests.formats.writers import index, opened, pieces, write_megatron
 
@@ -169,12 +170,12 @@ def test_blocks_are_neighbouring_whole_sequences(lengths: list[int], block_bytes
 
 
 def test_a_bin_that_is_longer_than_its_idx_says_is_noted(path: Path, megatron: Any) -> None:
-    assert index(path, None).note is None
     size = path.stat().st_size
+    assert describe_rest(str(path), index(path, None).blocks, size) is None
     with open(path, "ab") as file:
         file.write(bytes(6))
     assert [sequence.tolist() for sequence in megatron.IndexedDataset(str(path)[:-4])] == DOCUMENTS
-    note = index(path, None).note
+    note = describe_rest(str(path), index(path, None).blocks, size + 6)
     assert note is not None
-    assert note.startswith(f"has {size + 6:,} bytes, of which {path.with_suffix('.idx')} describes the first {size:,};")
+    assert f": has {size + 6:,} bytes, of which {path.with_suffix('.idx')} describes the first {size:,};" in note
     assert read(path) == DOCUMENTS

@@ -15,6 +15,7 @@ import pytest
 
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import CacheError, ChangedFileError
+from megablend.index.file_versions import tell_moved
 from megablend.index.snapshot import list_snapshots, open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import build, spec, strip_checks, write
@@ -147,7 +148,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_a_flipped_bit_of_what_was_seen_is_said(small: Path) -> None:
-    seen = store_of(small).generation.folder / "seen.bin"
+    seen = store_of(small).generation.folder / "seen"
     data, expected = seen.read_bytes(), tokens_of(small)
     for at in range(0, len(data), 5):
         seen.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
@@ -178,7 +179,7 @@ def test_a_build_completes_older_indexes_that_runs_may_stand_on(tmp_path: Path) 
     strip_checks(older.folder)
     write(data / "b.arrow", 2)
     assert build(cache, spec(data)).notes == ()
-    for name in ("manifest.json", "seen.bin", "blocks.check.arrow", "chunks.check.arrow"):
+    for name in ("manifest.json", "seen", "blocks.check.arrow", "chunks.check.arrow"):
         assert (older.folder / name).read_bytes() == files[name], name
 
 
@@ -198,9 +199,24 @@ def test_a_bin_that_is_longer_than_its_idx_says_is_a_note_of_the_build(tmp_path:
     path = write_pair(tmp_path / "a.bin", TOKENS)
     with open(path, "ab") as file:
         file.write(bytes(8))
-    (note,) = build(tmp_path / "cache", spec(tmp_path, "a.bin")).notes
-    assert note == (
-        f"{path}: has 408 bytes, of which {tmp_path}/a.idx describes the first 400; the rest is never read: check that the two "
-        "belong together"
-    )
+    for _ in range(2):  # also where nothing is read again
+        (note,) = build(tmp_path / "cache", spec(tmp_path, "a.bin")).notes
+        assert note == (
+            f"{path}: has 408 bytes, of which {tmp_path}/a.idx describes the first 400; the rest is never read: check that the "
+            "two belong together"
+        )
     assert tokens_of(tmp_path / "cache") == TOKENS.tolist()
+
+
+def test_forked_processes_say_only_once_that_files_were_moved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    child = os.fork()
+    if not child:
+        try:
+            tell_moved(tmp_path, "a")
+        finally:
+            os._exit(len(caplog.records) != 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the first one says it"
+    tell_moved(tmp_path, "a")
+    assert not caplog.records
+    tell_moved(tmp_path / "other", "a")
+    assert len(caplog.records) == 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 from megablend.errors import ConfigError, DataError
 from megablend.index.sources import find_source, list_source, source_root
-from tests.index.index_data import spec, write
+from tests.formats.writers import write_megatron
+from tests.index.index_data import build, spec, write
 
 
 @pytest.mark.parametrize(
@@ -128,3 +130,57 @@ def test_a_file_counts_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
     )
     both = dataclasses.replace(spec(tmp_path), patterns=(f"{tmp_path}/z/a.arrow", f"{tmp_path}/z/*.arrow"))
     assert find_source(both).note is None, "the same name twice is no other name"
+
+
+def write_pairs(folder: Path, names: str) -> None:
+    for name in names:
+        for suffix in (".bin", ".idx"):
+            (folder / f"{name}{suffix}").write_bytes(name.encode())
+
+
+@pytest.mark.parametrize("pattern", ["*.bin", "*.idx", "*"])
+def test_a_pair_is_skipped_where_its_other_half_leads_nowhere(tmp_path: Path, pattern: str) -> None:
+    write_pairs(tmp_path, "ab")
+    (tmp_path / "a.idx").unlink()
+    (tmp_path / "a.idx").symlink_to("gone")
+    listing = list_source(dataclasses.replace(spec(tmp_path, pattern), skip_unreadable=True))
+    assert [file.name for file in listing.files] == ["b.bin"]
+    assert any(f"{tmp_path}/a." in path and "a symbolic link to nothing" in path for path in listing.skipped)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can try as another user")
+def test_a_pair_is_skipped_where_its_idx_is_closed(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "ab")
+    (tmp_path / "a.idx").chmod(0o600)
+    for parent in (tmp_path, *tmp_path.parents[:-2]):
+        parent.chmod(parent.stat().st_mode | 0o055)
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            found = find_source(dataclasses.replace(spec(tmp_path, "*.bin"), skip_unreadable=True))
+            expected = (f"{tmp_path}/a.bin: {tmp_path}/a.idx: Permission denied",)
+            os._exit((found.paths, found.skipped) != ((f"{tmp_path}/b.bin",), expected))
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_several_idx_over_one_bin_are_files_of_their_own(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "a")
+    (tmp_path / "b.bin").symlink_to("a.bin")
+    (tmp_path / "b.idx").write_bytes(b"other documents")
+    (tmp_path / "c.bin").symlink_to("a.bin")
+    (tmp_path / "c.idx").symlink_to("a.idx")
+    found = find_source(spec(tmp_path, "*.bin"))
+    assert [Path(path).name for path in found.paths] == ["a.bin", "b.bin"]
+    assert found.note is not None
+    assert "1 paths" in found.note
+
+
+def test_a_cache_among_the_data_is_no_data(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "a.bin", [[1, 2], [3]])
+    for _ in range(2):
+        assert build(tmp_path / "cache", spec(tmp_path, "**/*.bin")).num_files == 1

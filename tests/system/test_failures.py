@@ -58,3 +58,20 @@ def test_what_is_not_the_systems_stays_as_it_is(error: Exception) -> None:
 def test_the_limit_of_open_files_is_told() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert f"{limit} may be open at once" in remedy_of(errno.EMFILE)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        OSError("libgomp.so.1: failed to map segment from shared object"),
+        OSError("Could not find/load shared object file 'libllvmlite.so' from resource location: 'llvmlite.binding'."),
+    ],
+)
+def test_a_library_that_there_is_no_memory_for_is_a_lack_of_memory(error: Exception) -> None:
+    translated = translate(error, "build")
+    assert isinstance(translated, ResourceError)
+    assert str(translated).startswith(
+        f"build: a library cannot be loaded ({error}): the machine or the job's limit has no memory"
+    )
+    assert translate(ImportError("No module named 'x'"), "build") is None

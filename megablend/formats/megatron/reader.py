@@ -65,7 +65,6 @@ class MegatronFormat:
             structure=_digest(data),
             meta={"idx_bytes": idx_bytes, "block_bytes": file.block_bytes},
             scanned_bytes=0,
-            note=_describe_rest(idx_path, sequences, bin_bytes),
         )
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
@@ -137,15 +136,20 @@ class MegatronReader:
         return offsets
 
 
-def _describe_rest(idx_path: str, sequences: Sequences, bin_bytes: int) -> str | None:
-    """A note about bytes at the end of a `.bin` that no sequence lies in: Megatron takes such a pair without a word."""
-    ends = sequences.pointers + sequences.lengths.astype(np.int64) * np.dtype(sequences.token_dtype).itemsize
-    used = int(ends.max(initial=0))
-    if used == bin_bytes:
+def describe_rest(path: str, blocks: Array, bin_bytes: int) -> str | None:
+    """A note about bytes at the end of a `.bin` that no sequence lies in: Megatron takes such a pair without a word.
+
+    Args:
+        path: of the `.bin`.
+        blocks: BLOCK_DTYPE [num_blocks], of the whole file.
+    """
+    used = int((blocks["offset"] + blocks["stored_bytes"]).max(initial=0))
+    if used >= bin_bytes:
         return None
+    idx_path = MEGATRON.files(path)[1]
     return (
-        f"has {bin_bytes:,} bytes, of which {idx_path} describes the first {used:,}; the rest is never read: check that the "
-        "two belong together"
+        f"{path}: has {bin_bytes:,} bytes, of which {idx_path} describes the first {used:,}; the rest is never read: check that "
+        "the two belong together"
     )
 
 
