@@ -33,12 +33,15 @@ def make_page() -> str:
 
 def _sections(group: click.Group, prefix: str) -> list[str]:
     parts: list[str] = []
+    names = cli.context_settings["help_option_names"]  # a command keeps those that it was first asked with
     for name in sorted(group.commands):
         command, path = group.commands[name], f"{prefix} {name}"
         if isinstance(command, click.Group):
             parts += _sections(command, path)
             continue
-        context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
+        context = click.Context(
+            command, info_name=path, max_content_width=100, terminal_width=100, help_option_names=names
+        )
         parts.append(f"## {path}\n\n```text\n{command.get_help(context)}\n```\n")
     return parts
 

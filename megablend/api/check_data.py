@@ -22,6 +22,7 @@ from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, Data
 from megablend.formats import FORMATS
 from megablend.formats.base import STARTS_MID_DOCUMENT, FileToIndex, OpenedFile
 from megablend.formats.blocks import place_blocks
+from megablend.index.build import Progress
 from megablend.index.snapshot import FileEntry, Snapshot, SourceEntry
 from megablend.plan.ledger import load_ledger
 from megablend.plan.run import open_block_store
@@ -66,13 +67,13 @@ class _FileTokens(NamedTuple):
 
 
 def check_data(
-    what: ConfigLike, *, cache: str | None = None, progress: Callable[[int, int], None] | None = None
+    what: ConfigLike, *, cache: str | None = None, progress: Callable[[Progress], None] | None = None
 ) -> CheckedData:
     """Read all tokens of a config's run, or of the newest index where it was not built yet, and check their ids.
 
     Args:
         cache: in place of the config's `cache`.
-        progress: called with the number of files done and of all files, from one thread at a time.
+        progress: called after each file, from one thread at a time.
 
     Raises: ConfigError (the config, or a tokenizer that cannot be read); CacheError where there is no index.
     """
@@ -89,11 +90,14 @@ def check_data(
         return _check_file(store, entry, number, sizes[entry.name])
 
     numbers = [i for entry in entries for i in entry.files]
+    file_bytes = {i: generation.file(i).opened.size for i in numbers}
+    num_bytes, done = sum(file_bytes.values()), 0
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         for number, tokens in zip(numbers, pool.map(check, numbers), strict=True):
             found[number] = tokens
+            done += file_bytes[number]
             if progress is not None:
-                progress(len(found), len(numbers))
+                progress(Progress(files=len(found), num_files=len(numbers), bytes=done, num_bytes=num_bytes))
     return CheckedData(
         index=generation.digest,
         sources=tuple(_source_tokens(entry, [found[i] for i in entry.files], sizes[entry.name]) for entry in entries),

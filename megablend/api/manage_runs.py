@@ -34,15 +34,17 @@ def list_runs(what: ConfigLike) -> list[dict[str, Any]]:
 
     Args:
         what: folder of the cache, or a config.
+
+    Raises: ConfigError where there is neither, or the config cannot be read.
     """
-    cache = resolve_cache(what)
+    cache = _cache_of(what)
     indices = set(list_snapshots(cache))
     return [listed for name in run_names(cache) if (listed := _listed(cache, name, indices))]
 
 
 def show_run(what: ConfigLike, run: str) -> dict[str, Any]:
     """A run as `list_runs` tells it, with its `blend`: all that decides its order. Raises: CacheError, ConfigError."""
-    cache = resolve_cache(what)
+    cache = _cache_of(what)
     ledger = _load(cache, run)
     return _summary(ledger, set(list_snapshots(cache))) | {"blend": ledger.blend}
 
@@ -53,7 +55,7 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
     Raises: ConfigError where there is a run of the new name, or it cannot be a name; CacheError where there is no such run, or
         the cache is in use or cannot be written.
     """
-    cache = resolve_cache(what)
+    cache = _cache_of(what)
     check_run_name(new)
     with _changing(cache, run) as path:
         renamed, there = dataclasses.replace(_load(cache, run), run=new), new in run_names(cache)
@@ -73,7 +75,7 @@ def reset_run(what: ConfigLike, run: str) -> Path:
     Returns: where the ledger now is. Moved back to `runs/<name>.json`, it restores the run.
     Raises: CacheError where there is no such run, or the cache is in use or cannot be written.
     """
-    cache = resolve_cache(what)
+    cache = _cache_of(what)
     with _changing(cache, run) as path:
         name = f"{time.strftime('%Y-%m-%dT%H.%M.%SZ', time.gmtime())}-{time.time_ns()}.json"
         aside = path.parent / SET_ASIDE / run / name
@@ -90,7 +92,7 @@ def remove_run(what: ConfigLike, run: str) -> None:
 
     Raises: CacheError where there is no such run, or the cache is in use or cannot be written.
     """
-    cache = resolve_cache(what)
+    cache = _cache_of(what)
     with _changing(cache, run) as path:
         path.unlink()
         shutil.rmtree(path.parent / SET_ASIDE / run, ignore_errors=True)
@@ -104,6 +106,15 @@ def _changing(cache: str, run: str) -> Iterator[Path]:
         path = _check_exists(cache, run)  # another process may have been faster
         yield path
         flush_folder(path.parent)
+
+
+def _cache_of(what: ConfigLike) -> str:
+    """The folder of a cache, which need not be there where a config names it. Raises: ConfigError."""
+    if isinstance(what, str | Path) and not Path(what).exists():
+        raise ConfigError(
+            f"{what}: found no such file or folder, expected a config, or a cache that `megablend build` filled"
+        )
+    return resolve_cache(what)
 
 
 def _load(cache: str, run: str) -> Ledger:

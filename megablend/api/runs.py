@@ -27,6 +27,17 @@ def resolve_cache(what: ConfigLike) -> str:
     return load_config(what).cache
 
 
+def resolve_run(what: ConfigLike, run: str | None) -> str:
+    """The run's name, which a config has where it is not given. Raises ConfigError where a cache is given without a name."""
+    if run is not None:
+        return run
+    if isinstance(what, str | Path) and Path(what).is_dir():
+        raise ConfigError(
+            f"{what}: found a cache without the name of a run, expected both; `megablend runs list` lists its runs"
+        )
+    return load_config(what).run
+
+
 def open_run(config: Config, split: str, state: State | None = None) -> Run:
     """The run behind a dataset. Raises as `megablend.open` does."""
     if split not in SPLITS:

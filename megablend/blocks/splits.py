@@ -94,6 +94,9 @@ def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fracti
         )
         if documents[i] == documents[i + 1]:
             continue  # no documents: an empty range
+        if block == stop and keep == 0:  # documents without tokens have no block, and so no last one
+            parts[i] = (block, stop, 0, 0, documents[i + 1] - documents[i], 0, documents[i])
+            continue
         if keep == 0:
             if stop > block:  # otherwise its documents have no tokens, and so no blocks
                 keep = _tokens_before(store.generation, stop, eod) - _tokens_before(store.generation, stop - 1, eod)

@@ -27,7 +27,10 @@ def check(config: str, data: bool, cache: str | None, as_json: bool) -> None:
 
     with progress_on(sys.stderr, doing="checking", done="checked") as progress:
         files = check_files(config, cache=cache, progress=progress)
-    tokens = check_data(config, cache=cache) if data and not files.problems else None
+    tokens = None
+    if data and not files.problems:
+        with progress_on(sys.stderr, doing="reading", done="read") as progress:
+            tokens = check_data(config, cache=cache, progress=progress)
     if as_json:
         click.echo(json.dumps(asdict(files) | ({"data": asdict(tokens)} if tokens else {})))
     else:

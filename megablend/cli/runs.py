@@ -8,6 +8,7 @@ from megablend.cli.options import as_json, print_json
 
 where = click.argument("what", metavar="CONFIG|CACHE")
 named = click.argument("run", metavar="RUN")
+named_or_own = click.argument("run", metavar="[RUN]", required=False)
 
 
 @click.group()
@@ -34,13 +35,14 @@ def list_command(what: str, as_json: bool) -> None:
 
 @runs.command("show")
 @where
-@named
+@named_or_own
 @as_json
-def show_command(what: str, run: str, as_json: bool) -> None:
-    """Show what a run is committed to: its index, its stages, its blend."""
+def show_command(what: str, run: str | None, as_json: bool) -> None:
+    """Show what a run is committed to: its index, its stages, its blend. RUN is the config's if it is not given."""
     from megablend.api.manage_runs import show_run
+    from megablend.api.runs import resolve_run
 
-    found = show_run(what, run)
+    found = show_run(what, resolve_run(what, run))
     if as_json:
         print_json(found)
     else:
@@ -64,12 +66,15 @@ def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
 
 @runs.command("reset")
 @where
-@named
+@named_or_own
 @as_json
-def reset_command(what: str, run: str, as_json: bool) -> None:
-    """Let the next build plan a run again, as its config then says. Its present ledger is kept aside."""
+def reset_command(what: str, run: str | None, as_json: bool) -> None:
+    """Let the next build plan a run again, as its config then says. Its present ledger is kept aside. RUN is the config's if it
+    is not given."""
     from megablend.api.manage_runs import reset_run
+    from megablend.api.runs import resolve_run
 
+    run = resolve_run(what, run)
     aside = str(reset_run(what, run))
     text = f"run {run!r} is reset: the next `megablend build` plans it again; its ledger was moved to {aside}"
     _report({"run": run, "ledger_moved_to": aside}, text, as_json)

@@ -29,8 +29,9 @@ def choose_column(
 
     Args:
         column: as the config names it. None takes, of the columns that are lists of integers, the only one, or the one of the
-            surest of TOKEN_NAMES; a column of single integers only if it has one of these names and the file has no other
-            column, since beside text the same name may count tokens.
+            surest of TOKEN_NAMES (and no other one where a column of such a name cannot hold tokens); a column of single
+            integers only if it has one of these names and the file has no other column, since beside text the same name may
+            count tokens.
         problems: dotted path of each column and struct member -> None where it may hold tokens, else why it cannot.
         lists: those of them that are lists.
         numbers: what is looked for are numbers of any kind, not only integers.
@@ -43,6 +44,9 @@ def choose_column(
         found = _surest([name for name in fit if name in lists])
         if found is None and len(problems) == 1:
             found = _named(fit)
+        if (found is None or _last(found) not in TOKEN_NAMES) and (unfit := _unfit(problems)):
+            hint = f"; if the tokens are in {found!r}, set `column: {found}` for this source" if found else ""
+            raise ConfigError(f"{path}: column {unfit!r}, by its name that of the tokens, {problems[unfit]}{hint}")
         if found is None:
             raise ConfigError(f"{path}: {_why_none(fit, lists)}")
         return found
@@ -72,6 +76,12 @@ def _named(columns: list[str]) -> str | None:
 
 def _last(column: str) -> str:
     return column.rpartition(".")[2].lower()
+
+
+def _unfit(problems: Mapping[str, str | None]) -> str | None:
+    """The column of the surest name that cannot hold tokens. They may be in it all the same, so that no other is taken."""
+    unfit = [name for name, problem in problems.items() if problem is not None and _last(name) in TOKEN_NAMES]
+    return min(unfit, key=lambda name: TOKEN_NAMES.index(_last(name)), default=None)
 
 
 def _is_other(column: str) -> bool:

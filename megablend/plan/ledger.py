@@ -90,7 +90,7 @@ class Ledger:
         """
         remedy = (
             f"give the new one another name (`run:`), put back what run {self.run!r} was built with, or let the next build plan "
-            "it again (`megablend runs reset`)"
+            "it again (`megablend runs reset CONFIG`)"
         )
         if reason := difference(self.blend, blend):
             asked = dataclasses.replace(self, blend=blend).digest

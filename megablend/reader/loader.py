@@ -130,9 +130,14 @@ class Loader:
         """What `batch_sampler` gives."""
         self.sampler.consumed_samples = self.consumed_samples
         self._position_lost = self._loader.num_workers > 0
-        for ks in self.sampler:
-            self.consumed_samples = self.sampler.consumed_samples
-            yield ks
+        try:
+            for ks in self.sampler:
+                self._watch.start()
+                self._watch.raise_found()
+                self.consumed_samples = self.sampler.consumed_samples
+                yield ks
+        finally:
+            self._watch.close()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if len(self) == 0 and self.dataset.run.split != "train":

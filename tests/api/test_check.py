@@ -145,6 +145,19 @@ def test_a_file_that_went_is_an_error_at_the_next_batch(
     loader.close()
 
 
+def test_files_are_checked_for_a_data_loader_of_others_too(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "ROUND_SECONDS", 0.05)
+    dataset = megablend.open(config | {"file_checks_per_second": 1000})
+    loader = megablend.Loader(dataset, micro_batch_size=2, data_parallel_rank=0, data_parallel_size=1)
+    files(tmp_path, 0)[1].rename(tmp_path / "aside")
+    steps = ((ks, time.sleep(0.1)) for ks in loader.next_indices())  # nothing reads the file
+    with pytest.raises(MissingFileError, match=r"found by the check of files in the background"):
+        list(steps)
+    loader.close()
+
+
 def test_ranks_check_shares_of_the_files(config: dict[str, Any], tmp_path: Path) -> None:
     dataset = megablend.open(config)
     shares = [

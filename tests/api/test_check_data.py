@@ -16,6 +16,7 @@ from megablend.cli.main import cli
 from megablend.config import load_config
 from megablend.config.vocab import read_vocab_size
 from megablend.errors import ConfigError
+from megablend.index.build import Progress
 from tests.formats.writers import write_megatron
 
 ROWS: list[list[int] | None] = [[1, 2, 3], [], None, *([i % 90] * (i % 30) for i in range(3, 200)), [5, 6]]
@@ -64,9 +65,10 @@ def test_sources_have_vocabularies_of_their_own(tmp_path: Path) -> None:
     sources = {"path": path, "vocab_size": 90, "weight": 1}, {"path": path, "weight": 1}, {"path": other, "weight": 1}
     given = config(tmp_path, *sources)
     build(given)
-    seen: list[tuple[int, int]] = []
-    checked = check_data(given, progress=lambda done, all_files: seen.append((done, all_files)))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    seen: list[Progress] = []
+    checked = check_data(given, progress=seen.append)
+    assert [(each.files, each.num_files) for each in seen] == [(1, 3), (2, 3), (3, 3)]
+    assert 0 < seen[0].bytes < seen[-1].bytes == seen[0].num_bytes
     assert [source.vocab_size for source in checked.sources] == [90, None, None]
     assert [(source.smallest, source.largest) for source in checked.sources] == [(1, 89), (1, 89), (-1, 1 << 32)]
     assert [problem.partition(",")[0] for problem in checked.problems] == [f"{other}: row 0: token -1"]
@@ -81,6 +83,7 @@ def test_the_command_ends_with_3_where_tokens_are_wrong(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["check", str(path), "--data"])
     assert done.exit_code == 0
     assert "all token ids are in range" in done.output
+    assert "megablend: read 1 of 1 files" in done.stderr
     path.write_text(json.dumps(given | {"vocab_size": 89}))
     done = CliRunner().invoke(cli, ["check", str(path), "--data", "--json"])
     assert done.exit_code == 3

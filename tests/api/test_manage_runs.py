@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import megablend
+from megablend.errors import ConfigError
 from megablend.fs.build_lock import build_lock
 from tests.runs import documents, make_config, write_source
 
@@ -93,6 +94,13 @@ def test_a_rename_that_was_interrupted_is_completed(config: dict[str, Any], monk
     assert names(config) == ["demo", "other"]
     megablend.rename_run(config, "demo", "other")
     assert names(config) == ["other"]
+
+
+def test_a_slip_in_a_path_is_no_empty_cache(tmp_path: Path, config: dict[str, Any]) -> None:
+    for call in (megablend.list_runs, lambda what: megablend.show_run(what, "demo")):
+        with pytest.raises(ConfigError, match=r"no.json: found no such file or folder, expected a config, or a cache"):
+            call(tmp_path / "no.json")
+    assert megablend.list_runs(config | {"cache": str(tmp_path / "later")}) == []
 
 
 def test_names_that_are_taken_missing_or_no_names(config: dict[str, Any]) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import megablend
 from megablend.api.build import build
+from megablend.cli.main import cli
 from megablend.errors import MegablendError
 from tests.formats.writers import write_megatron
 
@@ -361,6 +363,25 @@ def test_a_changed_file(tmp_path: Path, kind: str) -> None:
     for file in (tmp_path / "kept").iterdir():
         file.replace(path.parent / file.name)
     works(given)
+
+
+def test_a_run_that_is_planned_again(tmp_path: Path) -> None:
+    given, path = config(tmp_path, {"path": str(write(tmp_path / "a.parquet"))}), tmp_path / "run.json"
+    works(given)
+    for change in ({"samples": 10}, {"seed": 2}):
+        message = refused(given | change)
+        assert "give the new one another name (`run:`)" in message
+        works(given | change | {"run": f"other-{len(change)}-{next(iter(change))}"})
+        works(given)  # "put back what run 'default' was built with"
+        path.write_text(json.dumps(given | change))
+        advised = re.search("let the next build plan it again \\(`megablend ([^`]+)`\\)", message)
+        assert advised, message
+        done = CliRunner().invoke(cli, [str(path) if word == "CONFIG" else word for word in advised[1].split()])
+        assert done.exit_code == 0, done.output
+        given |= change
+        works(given)
+    done = CliRunner().invoke(cli, ["runs", "reset", given["cache"]])
+    assert "found a cache without the name of a run, expected both; `megablend runs list` lists" in str(done.exception)
 
 
 def test_an_index_that_is_gone(tmp_path: Path) -> None:

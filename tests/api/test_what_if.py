@@ -66,7 +66,7 @@ def test_other_settings_of_a_run_are_described_and_what_refuses_them(config: dic
     shorter = megablend.describe(config | {"samples": 60})
     assert (shorter["committed"], shorter["stages"]) == (False, [60])
     assert "`megablend build` refuses it: run 'demo' is under way: it was promised 170 samples" in shorter["note"]
-    assert "`megablend runs reset`" in shorter["note"]
+    assert "`megablend runs reset CONFIG`" in shorter["note"]
     megablend.reset_run(config, "demo")  # the remedy
     assert megablend.build(config | {"samples": 60}).ledger.digest == shorter["plan"]
     still = megablend.describe(config | {"samples": 60})

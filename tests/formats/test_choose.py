@@ -11,6 +11,7 @@ from tests.formats.writers import index
 
 LISTS, SINGLE = pa.array([[1, 2], [3]], pa.list_(pa.int32())), pa.array([2, 1], pa.int64())
 FLOATS, TEXT = pa.array([[0.5], [0.5]]), pa.array(["a b", "c"])
+UNSIGNED = pa.array([[1, 2], [3]], pa.list_(pa.uint64()))
 PAIRS, LARGE = pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)), LISTS.cast(pa.large_list(pa.int32()))
 
 TAKEN = [
@@ -33,6 +34,15 @@ REFUSED = [
     ({"text": TEXT, "attention_mask": LISTS}, "lists of integers: attention_mask"),
     ({"a": LISTS, "b": LISTS, "c": SINGLE}, r"lists of integers: a, b; single integers, .*: c"),
     ({"text": TEXT, "scores": FLOATS}, "no column holds integers or lists of integers"),
+    (
+        {"input_ids": UNSIGNED},
+        r"column 'input_ids', by its name that of the tokens, is of .*uint64>?; write it as int64",
+    ),
+    (
+        {"input_ids": UNSIGNED, "places": LISTS},
+        r"'input_ids', .*uint64.*if the tokens are in 'places', set `column: places`",
+    ),
+    ({"tokens": FLOATS, "places": LISTS}, r"column 'tokens', .*if the tokens are in 'places', set `column: places`"),
 ]
 
 
