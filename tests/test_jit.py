@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from numba.core import config
 from megablend import jit
 from megablend.jit_cache import KernelCache
 from megablend.kernels.exact.sample_index import gather_lengths
-
 
 ARGUMENTS = np.arange(1, 4, dtype=np.int32), np.array([2, 0, 1], np.int32), np.empty(3, np.int32)
 compiled = pytest.mark.skipif(bool(vars(config)["DISABLE_JIT"]), reason="nothing is compiled")
@@ -92,7 +92,7 @@ def test_where_the_short_way_fails_numba_loads_as_it_does(monkeypatch: pytest.Mo
         raise AttributeError("another numba")
 
     monkeypatch.setattr("megablend.jit_cache._make_environment", fail)
-    fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
+    fresh: Any = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
     assert fresh(*ARGUMENTS) == 6
     assert sum(fresh._compiled.stats.cache_hits.values()) == 1
 
