@@ -26,6 +26,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 import numpy as np
 
 from megablend.fs.kernel_folder import private_kernel_folder
+from megablend.jit_cache import KernelCache
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,12 +49,12 @@ def cache_dir() -> Path:
 
 
 @contextlib.contextmanager
-def _turn() -> Iterator[None]:
-    """Hold the node's lock: one process compiles or loads at a time."""
+def _turn(kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold the node's lock: one process compiles at a time, and nothing is loaded meanwhile; any number may load together."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a full disk, a file system without locks: numba's own renames must do
             lock = stack.enter_context(open(cache_dir() / "lock", "w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, kind)
         yield
 
 
@@ -259,8 +260,14 @@ fadvise = _fadvise()
 """fadvise(fd, offset, size, advice): tell the system how bytes of a file will be used, as libc's posix_fadvise does."""
 
 
-def _taking_turns(compile_: Callable[..., Any]) -> Callable[..., Any]:
+def _take_turns(dispatcher: Any) -> Callable[..., Any]:
+    """`dispatcher.compile`, which numba calls for argument types that it has not met, with the node's lock held."""
+    compile_, stored = dispatcher.compile, dispatcher._cache
+
     def compile_or_load(signature: object) -> Any:
+        with _turn(fcntl.LOCK_SH):
+            if stored.contains(signature, dispatcher.targetctx):
+                return compile_(signature)
         with _turn():
             _announce()
             try:
@@ -289,7 +296,8 @@ class _Kernel:
         vars(config)["CACHE_DIR"] = str(cache_dir())
         prepared: Any = _njit(self.py_func, cached=True)
         if not vars(config)["DISABLE_JIT"]:
-            prepared.compile = _taking_turns(prepared.compile)  # numba asks for types that it has not met before
+            prepared._cache = KernelCache(self.py_func)
+            prepared.compile = _take_turns(prepared)
         self._compiled = prepared
         return cast("Callable[..., Any]", prepared)
 

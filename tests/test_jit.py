@@ -1,45 +1,103 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numba.core import config
 
 from megablend import jit
+from megablend.jit_cache import KernelCache
 from megablend.kernels.exact.sample_index import gather_lengths
 
+ARGUMENTS = np.arange(1, 4, dtype=np.int32), np.array([2, 0, 1], np.int32), np.empty(3, np.int32)
+compiled = pytest.mark.skipif(bool(vars(config)["DISABLE_JIT"]), reason="nothing is compiled")
 
-@pytest.mark.skipif(bool(vars(config)["DISABLE_JIT"]), reason="nothing is compiled")
-def test_whatever_is_compiled_is_compiled_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = []
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The kinds of lock that are taken."""
+    taken = []
     turn = jit._turn
 
     @contextlib.contextmanager
-    def counted() -> Iterator[None]:
-        with turn():
-            turns.append(1)
+    def counted(kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+        with turn(kind):
+            taken.append(kind)
             yield
 
     monkeypatch.setattr(jit, "_turn", counted)
+    return taken
+
+
+@compiled
+def test_kernels_are_compiled_in_turn_and_loaded_together(turns: list[int]) -> None:
+    lengths, documents, out = ARGUMENTS
+    gather_lengths(lengths, documents, out)  # from here on it is in the cache
+    turns.clear()
     fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
-    lengths, out = np.arange(1, 4, dtype=np.int32), np.empty(3, np.int32)
-    documents = np.array([2, 0, 1], np.int32)
     assert fresh(lengths, documents, out) == 6
-    before = len(turns)
+    assert turns == [fcntl.LOCK_SH]
     assert fresh(lengths, documents, out) == 6
-    assert len(turns) == before > 0
+    assert turns == [fcntl.LOCK_SH]
+    documents = documents.copy()
     documents.flags.writeable = False  # of another type for numba, as a memory-mapped file's are
     assert fresh(lengths, documents, out) == 6
-    assert len(turns) == before + 1
+    assert turns[1:] in ([fcntl.LOCK_SH], [fcntl.LOCK_SH, fcntl.LOCK_EX])
 
 
-@pytest.mark.skipif(bool(vars(config)["DISABLE_JIT"]), reason="nothing is compiled")
+@compiled
+def test_what_is_not_in_the_cache_is_compiled_under_the_exclusive_lock(
+    turns: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KernelCache, "_find", lambda *arguments: None)
+    fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
+    assert fresh(*ARGUMENTS) == 6
+    assert turns == [fcntl.LOCK_SH, fcntl.LOCK_EX]
+
+
+@compiled
+@pytest.mark.timeout(60)
+def test_a_kernel_is_loaded_without_what_only_compiling_needs(turns: list[int]) -> None:
+    """While another process, here this one, loads too."""
+    gather_lengths(*ARGUMENTS)
+    code = (
+        "import sys, numpy as np\n"
+        "from megablend.kernels.exact.sample_index import gather_lengths\n"
+        "lengths, out = np.arange(1, 4, dtype=np.int32), np.empty(3, np.int32)\n"
+        "print(gather_lengths(lengths, np.array([2, 0, 1], np.int32), out), 'numba.np.arrayobj' in sys.modules)\n"
+        "import numba\n"  # and numba compiles as ever afterwards
+        "print(numba.njit(lambda: np.arange(3).sum() + len(str(7)))(), 'numba.np.arrayobj' in sys.modules)\n"
+    )
+    environment = {**os.environ, "MEGABLEND_KERNEL_CACHE": str(jit.cache_dir().parents[2])}
+    with jit._turn(fcntl.LOCK_SH):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50, check=False
+        )
+    assert done.stdout == "6 False\n4 True\n", done.stderr
+
+
+@compiled
+def test_where_the_short_way_fails_numba_loads_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather_lengths(*ARGUMENTS)
+
+    def fail(*arguments: object) -> None:
+        raise AttributeError("another numba")
+
+    monkeypatch.setattr("megablend.jit_cache._make_environment", fail)
+    fresh: Any = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
+    assert fresh(*ARGUMENTS) == 6
+    assert sum(fresh._compiled.stats.cache_hits.values()) == 1
+
+
+@compiled
 @pytest.mark.timeout(120)
 def test_a_kernel_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:
     """On a full disk; a later process keeps it."""

@@ -13,6 +13,7 @@ LAYERS = [
     "system",
     "fs",
     "config",
+    "jit_cache",
     "jit",
     "kernels",
     "storage",
@@ -30,7 +31,7 @@ LAYERS = [
     "cli",
 ]
 HOMES = {
-    "numba": {"jit"},
+    "numba": {"jit", "jit_cache"},
     "llvmlite": {"jit"},
     "pyarrow": {"formats", "index"},
     "mpi4py": {"distributed"},

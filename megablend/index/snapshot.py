@@ -247,7 +247,7 @@ class Snapshot:
     def token_dtypes(self, source: SourceEntry) -> list[str]:
         """numpy names of the tokens in a source's files, as stored; sorted, each once."""
         dtypes = self._files.column("token_dtype").slice(source.files.start, len(source.files))
-        return sorted(dtypes.unique().to_pylist())
+        return sorted(set(dtypes.to_pylist()))  # pyarrow's `unique` would import pyarrow.compute
 
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
         """Where file i lies; `roots` (source name -> folder) overrides what the last build recorded."""

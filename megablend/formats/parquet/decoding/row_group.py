@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from megablend.formats.as_numpy import as_numpy
 from megablend.formats.parquet.metadata.schema import Column
@@ -20,6 +18,8 @@ from megablend.storage.base import Int64s
 
 def read_row_group(source: ByteSource, column: Column, row_group: int) -> tuple[npt.NDArray[Any], Int64s]:
     """Tokens [num_tokens] of a column chunk, and its rows: row i is tokens[offsets[i]:offsets[i+1]]. Raises MalformedError."""
+    import pyarrow.parquet as pq  # few files need it, and it takes some 50 ms
+
     try:
         with pq.ParquetFile(pa.PythonFile(_SourceFile(source), "r"), page_checksum_verification=True) as file:
             table = file.read_row_group(row_group, columns=[".".join(column.path)], use_threads=False)
@@ -30,6 +30,8 @@ def read_row_group(source: ByteSource, column: Column, row_group: int) -> tuple[
 
 def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
     """Tokens and rows, as of `read_row_group`, of an Arrow array of integers, of lists of them, or of structs around either."""
+    import pyarrow.compute as pc
+
     num_rows = len(rows)
     parents = np.arange(num_rows)
     while pa.types.is_nested(rows.type):

@@ -1,0 +1,72 @@
+"""Loading compiled kernels from numba's cache, without the half of numba that only compiling needs.
+
+Before numba loads anything, it imports its implementations of Python and NumPy, some 300 ms in every process. Machine code needs
+none of them: it refers only to symbols that numba's contexts and its runtime define (kernels hash no strings, whose secret is
+defined elsewhere), and to Environments, which hold the objects that it uses. Where this fails, as with another numba, numba's own
+loading takes over.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+from numba.core import caching, compiler_lock, environment, runtime
+
+_caching: Any = caching
+_lock: Any = compiler_lock.global_compiler_lock
+_numba: Any = environment
+_runtime: Any = runtime
+
+_environments: dict[str, Any] = {}
+"""Those of numba's functions whose modules are not imported, by name: machine code keeps their addresses."""
+
+
+def _make_environment(module: str, constants: list[Any], name: str) -> Any:
+    """As numba does, but without importing `module`: only object mode looks globals up, and no kernel is in object mode."""
+    if module in sys.modules or _numba.lookup_environment(name) is not None:
+        return _numba._rebuild_env(module, constants, name)
+    if name not in _environments:
+        made = _environments[name] = _numba.Environment({"__name__": module})
+        made.consts[:] = constants
+        made.env_name = name
+    return _environments[name]
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (_numba.__name__, "_rebuild_env"):
+            return _make_environment
+        return super().find_class(module, name)
+
+
+class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
+    """numba's cache of one function, loaded as described above."""
+
+    def contains(self, signature: Any, context: Any) -> bool:
+        """Whether machine code for `signature`, a tuple of argument types, is in the cache."""
+        try:
+            with _lock:
+                path = self._find(signature, context)
+        except Exception:  # an index that cannot be read is compiled again
+            return False
+        return path is not None and path.exists()
+
+    def _find(self, signature: Any, context: Any) -> Path | None:
+        name = self._cache_file._load_index().get(self._index_key(signature, context.codegen()))
+        return None if name is None else Path(self._cache_file._data_path(name))
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled function for `sig`; None where it is not in the cache. numba calls this with its lock held."""
+        try:
+            path = self._find(sig, target_context)
+            if path is None:
+                return None
+            with path.open("rb") as file:
+                payload = _Unpickler(file).load()
+            _runtime.rtsys.initialize(target_context)
+            return self._impl.rebuild(target_context, payload)
+        except Exception:  # whatever is wrong, numba tells it, or does without
+            return super().load_overload(sig, target_context)
