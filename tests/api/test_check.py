@@ -152,9 +152,13 @@ def test_files_are_checked_for_a_data_loader_of_others_too(
     dataset = megablend.open(config | {"file_checks_per_second": 1000})
     loader = megablend.Loader(dataset, micro_batch_size=2, data_parallel_rank=0, data_parallel_size=1)
     files(tmp_path, 0)[1].rename(tmp_path / "aside")
-    steps = ((ks, time.sleep(0.1)) for ks in loader.next_indices())  # nothing reads the file
+
+    def take_slowly() -> None:
+        for _ in loader.next_indices():  # nothing reads the file
+            time.sleep(0.1)
+
     with pytest.raises(MissingFileError, match=r"found by the check of files in the background"):
-        list(steps)
+        take_slowly()
     loader.close()
 
 

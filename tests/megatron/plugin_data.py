@@ -84,7 +84,7 @@ def environment(**extra: object) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     return {
         **kept,
-        "PYTHONPATH": f"{ROOT}:{ROOT}/tests:{ROOT}/tests/formats",
+        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         **{name: str(value) for name, value in extra.items()},
     }
