@@ -9,18 +9,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import errno
-import glob
+import fnmatch
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from megablend.errors import ConfigError, DataError
 from megablend.formats import FORMATS, format_of
 from megablend.formats.base import Format
 from megablend.index.file_versions import join_etags
-from megablend.storage import Found, Match, storage_for
+from megablend.storage import location
+from megablend.storage.base import Storage
+from megablend.storage.find import Found, Match
 
 _KNOWN_ENDINGS = tuple(ending for kind in FORMATS.values() for ending in kind.suffixes)
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
@@ -92,9 +93,9 @@ class SourcePaths:
     note: str | None = None
     """Files that were met under several names, if any."""
 
-    def stat(self, path: str) -> SourceFile:
+    def stat(self, path: str, storage: Storage) -> SourceFile:
         """One of the files. Raises: MissingFileError, ConfigError."""
-        return stat_file(FORMATS[self.format].files(path), self.root)
+        return stat_file(FORMATS[self.format].files(path), self.root, storage)
 
     def listing(self, files: Iterable[SourceFile]) -> SourceListing:
         """The source with its files: what `stat` found of each path, in any order."""
@@ -108,26 +109,26 @@ class SourcePaths:
         )
 
 
-def list_source(spec: SourceSpec) -> SourceListing:
+def list_source(spec: SourceSpec, storage: Storage) -> SourceListing:
     """Find and stat the files of a source. Raises: as `find_source`; MissingFileError."""
-    found = find_source(spec)
-    return found.listing(map(found.stat, found.paths))
+    found = find_source(spec, storage)
+    return found.listing(found.stat(path, storage) for path in found.paths)
 
 
-def find_source(spec: SourceSpec) -> SourcePaths:
+def find_source(spec: SourceSpec, storage: Storage) -> SourcePaths:
     """Find the files of a source, each once, whatever links lead to it.
 
     Raises: ConfigError where a pattern matches nothing, or files are of several formats; DataError where something cannot be
         read that may be, or hold, one of its files.
     """
-    matches: dict[str, Match] = {}
+    root, matches = _root_of(spec), dict[str, Match]()
     unreadable: dict[str, str] = {}
     for pattern in spec.patterns:
-        found = _find(spec, pattern)
+        found = _find(spec, pattern, storage)
         unreadable |= found.unreadable
         matches |= {match.path: match for match in found.files}
     if spec.skip_unreadable:
-        denied = [path for path in matches if not os.access(path, os.R_OK)]
+        denied = [path for path in matches if not storage.is_readable(path)]
         unreadable |= {path: os.strerror(errno.EACCES) for path in denied if matches.pop(path)}
     elif unreadable:
         raise _unreadable_error(spec, unreadable)
@@ -136,7 +137,7 @@ def find_source(spec: SourceSpec) -> SourcePaths:
     paths, note = _without_doubles(spec, matches.values())
     formats: dict[str, str] = {}
     for path in paths:
-        formats.setdefault(_format(spec, path).name, path)
+        formats.setdefault(_format(spec, path, storage).name, path)
     if len(formats) > 1:
         listed = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
         raise spec.complaint(f"mixes formats: {listed}; make each format a source of its own")
@@ -144,7 +145,7 @@ def find_source(spec: SourceSpec) -> SourcePaths:
     return SourcePaths(
         spec=dataclasses.replace(spec, documents=spec.documents or kind.documents_known),
         format=kind.name,
-        root=source_root(spec.patterns),
+        root=root,
         paths=paths,
         skipped=tuple(f"{path}: {reason}" for path, reason in sorted(unreadable.items())),
         note=note,
@@ -183,20 +184,15 @@ def _without_doubles(spec: SourceSpec, matches: Iterable[Match]) -> tuple[tuple[
     )
 
 
-def source_root(patterns: Sequence[str]) -> str:
-    """The folder that all patterns share before their first wildcard."""
-    return os.path.commonpath([_folder(pattern) for pattern in patterns])
+def _root_of(spec: SourceSpec) -> str:
+    """The folder that names of the source's files are relative to. Raises: ConfigError where there can be none."""
+    try:
+        return location.find_root(spec.patterns)
+    except ValueError as error:
+        raise spec.complaint(error) from error
 
 
-def _folder(pattern: str) -> str:
-    path = Path(pattern)
-    while glob.has_magic(str(path.parent)):
-        path = path.parent
-    return str(path.parent)
-
-
-def _find(spec: SourceSpec, pattern: str) -> Found:
-    storage = storage_for(pattern)
+def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
     found = storage.find(pattern)
     if found.files or found.unreadable:
         return found
@@ -205,21 +201,21 @@ def _find(spec: SourceSpec, pattern: str) -> Found:
         if all(half.files for half in pair):
             return pair[0]
     if storage.is_folder(pattern):
-        raise spec.complaint(f"{pattern} is a folder: {_advice(pattern)}")
-    folder = str(Path(pattern).parent)
-    nearest = difflib.get_close_matches(pattern, storage.glob(f"{glob.escape(folder)}/*"), n=1)
+        raise spec.complaint(f"{pattern} is a folder: {_advice(pattern, storage)}")
+    beside = location.join(location.escape_wildcards(location.get_parent(pattern)), "*")
+    nearest = difflib.get_close_matches(pattern, storage.glob(beside), n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     raise spec.complaint(f"{pattern} matches no file{hint}")
 
 
-def _advice(folder: str) -> str:
+def _advice(folder: str, storage: Storage) -> str:
     """Which of a folder's files to ask for: those of the most common kind that is known."""
-    storage, below = storage_for(folder), glob.escape(folder)
     for pattern in ("*", "**/*"):
-        names = storage.glob(f"{below}/{pattern}")
+        below = location.join(location.escape_wildcards(folder), pattern)
+        names = storage.glob(below)
         endings = Counter(ending for name in names if (ending := _known_ending(name)))
         if endings:
-            return f"give its files by `{below}/{pattern}{endings.most_common(1)[0][0]}`"
+            return f"give its files by `{below}{endings.most_common(1)[0][0]}`"
         if any(name.endswith(_SHARD_ENDINGS) for name in names):
             return "it holds MosaicML's MDS shards, which megablend does not read: write the tokens to Parquet, and name that"
     return f"no file in it is of a kind that megablend reads ({', '.join(_KNOWN_ENDINGS)}): name another folder's files"
@@ -229,29 +225,22 @@ def _known_ending(path: str) -> str | None:
     return next((ending for ending in _KNOWN_ENDINGS if path.endswith(ending)), None)
 
 
-def _format(spec: SourceSpec, path: str) -> Format:
+def _format(spec: SourceSpec, path: str, storage: Storage) -> Format:
     try:
-        return format_of(path)
+        return format_of(path, storage)
     except ConfigError as error:
-        wild = any(glob.has_magic(pattern) and Path(path).match(Path(pattern).name) for pattern in spec.patterns)
-        advice = f"; {_advice(str(Path(path).parent))}" if wild else ""
+        name, wild = location.get_name(path), list(filter(location.has_wildcard, spec.patterns))
+        is_matched = any(fnmatch.fnmatchcase(name, location.get_name(pattern)) for pattern in wild)
+        advice = f"; {_advice(location.get_parent(path), storage)}" if is_matched else ""
         raise spec.complaint(f"{error}{advice}") from error
 
 
-def _relative(path: str, root: str) -> str:
-    """A path relative to the root. Of a plain path below it, what is behind the root: relpath takes much longer."""
-    inside = path[len(root) + 1 :]
-    if path.startswith(f"{root}/") and os.path.normpath(inside) == inside and not inside.startswith(("..", "/")):
-        return inside
-    return os.path.relpath(path, root)
-
-
-def stat_file(paths: Sequence[str], root: str) -> SourceFile:
+def stat_file(paths: Sequence[str], root: str, storage: Storage) -> SourceFile:
     """A data file (first of `paths`) with all that it stands for. Raises: MissingFileError, ConfigError."""
-    name = _relative(paths[0], root)
+    name = location.make_relative(paths[0], root)
     if not name.isprintable():  # a byte that is no UTF-8 is not printable either
         raise ConfigError(f"{paths[0]!r}: its name has characters that no table can hold; rename it")
-    stats = [storage_for(path).stat(path) for path in paths]
+    stats = [storage.stat(path) for path in paths]
     return SourceFile(
         name=name,
         path=paths[0],

@@ -21,6 +21,7 @@ from megablend.megatron.plugin.config import MegablendDatasetConfig
 from megablend.megatron.plugin.dataset import MegablendGPTDataset, cache_of
 from megablend.megatron.request.dataset_uri import PAIR, parse_address
 from megablend.reader import Dataset
+from megablend.storage.location import make_absolute
 
 Blend = tuple[Sequence[str], Sequence[float] | None]
 
@@ -111,6 +112,6 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
 def _source(number: int, word: str, weights: Sequence[float] | None) -> dict[str, Any]:
     """A source by its place in the blend, so that data may move; without weights, its tokens count."""
     address = parse_address(word)
-    path = str(Path(address.pattern).absolute()) if address.format == PAIR else address.pattern
+    path = make_absolute(address.pattern, str(Path.cwd())) if address.format == PAIR else address.pattern
     share = {"epochs": 1} if weights is None else {"weight": str(weights[number])}
     return {"name": f"{number}", "path": path, "column": address.column, "append_eod": address.append_eod, **share}
