@@ -54,11 +54,6 @@ def make_relative(location: str, folder: str) -> str:
     return location[len(start) :]
 
 
-def is_absolute(location: str) -> bool:
-    """Whether a location is complete without a folder that it is relative to."""
-    return bool(find_scheme(location)) or location.startswith("/")
-
-
 def make_absolute(location: str, folder: str) -> str:
     """A location as it is where it has a scheme; a plain path relative to a folder."""
     return location if find_scheme(location) else join(folder, location)
