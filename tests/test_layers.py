@@ -1,6 +1,7 @@
 """Imports point downwards only, without circles, and each heavy dependency has one home."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +13,11 @@ LAYERS = [
     "lru",
     "system",
     "fs",
-    "config",
     "jit_cache",
     "jit",
     "kernels",
     "storage",
+    "config",
     "distributed",
     "formats",
     "index",
@@ -135,3 +136,14 @@ def test_no_rooms_of_a_package_import_each_other_in_a_circle(package: str) -> No
             others = {each.removeprefix(inside).split(".")[0] for each in targets if each.startswith(inside)}
             edges.setdefault(room, set()).update(others - {room})
     assert circle(edges) is None
+
+
+def test_storage_is_handed_down() -> None:
+    """Whoever reads takes the `Storage` it is given; only storage itself knows which there are."""
+    for path in MODULES:
+        if layer(path) == "storage":
+            continue
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"\b(storage_for|(Local|Direct)Storage)\b", text), f"{path} chooses a storage"
+        made = "make_storage" in text
+        assert not made or layer(path) in ("api", "megatron", "cli"), f"{path} makes a storage; take one as an argument"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.api.check import check_store
+from megablend.api.runs import make_run_storage
 from megablend.api.warn import find_warnings
 from megablend.blocks.build_document_tables import TablesReport, build_tables
 from megablend.blocks.extra_columns import SEPARATOR
@@ -24,6 +25,8 @@ from megablend.index.sources import SourceSpec
 from megablend.plan.ledger import Ledger, load_ledger, save_ledger
 from megablend.plan.run import as_promised, check_run, open_block_store, plan_run, precompute_orders
 from megablend.prefetch.memory_budget import check_sample
+from megablend.storage.base import Storage
+from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
 
 
@@ -64,6 +67,7 @@ def build_index(
     cache: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     launch: Communicator | None = None,
+    storage: Storage | None = None,
 ) -> BuiltIndex:
     """Index the config's files and commit no run: `describe` then says what a run of this config would read.
 
@@ -72,9 +76,9 @@ def build_index(
     Returns: the same on all ranks.
     """
     launch = launch or detect()
-    checked, report = _index(config, cache, progress, launch)
+    checked, report = _index(config, cache, progress, launch, storage)
     try:
-        documents = _tabulate(checked, report.digest, launch) if checked.tabled else None
+        documents = _tabulate(checked, report.digest, launch, storage) if checked.tabled else None
     except BaseException as error:
         launch.abort(error)
     return BuiltIndex(index=report, documents=documents)
@@ -86,6 +90,7 @@ def build(
     cache: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     launch: Communicator | None = None,
+    storage: Storage | None = None,
 ) -> BuildResult:
     """Index the config's files and write the run's ledger. Alone, or on every rank of an MPI job: the ranks share the work.
 
@@ -94,23 +99,24 @@ def build(
         cache: in place of the config's `cache`.
         progress: called on rank 0 as work goes on.
         launch: the processes that build; found out from the environment where absent.
+        storage: where files are found and read, in place of the one that the config asks for; the same on all ranks.
 
     Returns: the same on all ranks.
     Raises: ConfigError, PlanError, DataError, CacheError, LaunchError. Under MPI an error on one rank ends all ranks, with that
         rank's message and the error's exit code.
     """
     launch = launch or detect()
-    checked, report = _index(config, cache, progress, launch)
+    checked, report = _index(config, cache, progress, launch, storage)
     built = None
     try:
         with translating(checked.cache):
             documents = None
             if checked.tabled:
                 ledger = load_ledger(checked.cache, checked.run) if launch.rank == 0 else None
-                documents = _tabulate(checked, launch.bcast(ledger.index if ledger else report.digest), launch)
+                documents = _tabulate(checked, launch.bcast(ledger.index if ledger else report.digest), launch, storage)
             if launch.rank == 0:
                 with build_lock(Path(checked.cache), on_wait=report_waiting(progress)):
-                    built = _commit_run(checked, report, documents)
+                    built = _commit_run(checked, report, documents, storage or make_run_storage(checked))
     except BaseException as error:
         launch.abort(error)
     built = launch.bcast(built)
@@ -123,6 +129,7 @@ def _index(
     cache: str | None,
     progress: Callable[[Progress], None] | None,
     launch: Communicator,
+    storage: Storage | None,
 ) -> tuple[Config, BuildReport]:
     """The checked config, and what became of its files. Called by all ranks."""
     try:
@@ -131,7 +138,8 @@ def _index(
             check_sample(checked)
     except BaseException as error:
         launch.abort(error)
-    return checked, index_files(checked.cache, list_specs(checked), launch=launch, progress=progress)
+    storage = storage or make_storage()  # through the page cache: what is indexed is often read soon
+    return checked, index_files(checked.cache, list_specs(checked), launch=launch, storage=storage, progress=progress)
 
 
 def list_specs(checked: Config) -> list[SourceSpec]:
@@ -165,9 +173,9 @@ def list_specs(checked: Config) -> list[SourceSpec]:
     return sources
 
 
-def _tabulate(config: Config, digest: str, launch: Communicator) -> TablesReport:
+def _tabulate(config: Config, digest: str, launch: Communicator, storage: Storage | None) -> TablesReport:
     """Make the document tables of the index that the run reads. Called by all ranks."""
-    store = open_block_store(config, open_snapshot(config.cache, digest))
+    store = open_block_store(config, open_snapshot(config.cache, digest), storage or make_run_storage(config))
     numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
     return build_tables(store, [numbers[name] for name in config.tabled], launch=launch)
 
@@ -185,11 +193,11 @@ def _open_promised(config: Config, ledger: Ledger, report: BuildReport) -> Snaps
         ) from error
 
 
-def _commit_run(config: Config, report: BuildReport, documents: TablesReport | None) -> BuildResult:
+def _commit_run(config: Config, report: BuildReport, documents: TablesReport | None, storage: Storage) -> BuildResult:
     """Begin the run's ledger, or append a stage to it."""
     ledger = load_ledger(config.cache, config.run)
     generation = _open_promised(config, ledger, report) if ledger else open_snapshot(config.cache, report.digest)
-    store = open_block_store(config, generation)
+    store = open_block_store(config, generation, storage)
     run = plan_run(config, "train", store, keep=True)
     extended = ledger.extended(as_promised(run, ledger).ledger.blend, run.num_samples) if ledger else run.ledger
     run = dataclasses.replace(run, ledger=extended)

@@ -13,6 +13,7 @@ from megablend.index.check_files import FileChecker, check_files, files_of
 from megablend.index.snapshot import open_snapshot
 from megablend.plan.ledger import load_ledger
 from megablend.plan.run import open_block_store
+from megablend.storage.by_scheme import make_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +45,11 @@ def check(
     checked = load_config(config, cache=cache)
     ledger = load_ledger(checked.cache, checked.run)
     generation = open_snapshot(checked.cache, ledger.index) if ledger else newest_snapshot(checked.cache)
-    return check_store(checked, open_block_store(checked, generation), progress=progress)
+    return check_store(checked, open_block_store(checked, generation, make_storage()), progress=progress)
 
 
 def check_store(config: Config, store: BlockStore, *, progress: Callable[[Progress], None] | None = None) -> Checked:
     """The same of the files of an opened index. Raises: CacheError."""
     numbers = files_of(store.generation, list(config.all_sources))
-    found = check_files(FileChecker(store.generation, store.roots), numbers, progress=progress)
+    found = check_files(FileChecker(store.generation, store.roots, store.storage), numbers, progress=progress)
     return Checked(index=store.generation.digest, files=len(numbers), problems=tuple(map(str, found)))

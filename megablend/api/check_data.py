@@ -26,7 +26,8 @@ from megablend.index.build import Progress
 from megablend.index.snapshot import FileEntry, Snapshot, SourceEntry
 from megablend.plan.ledger import load_ledger
 from megablend.plan.run import open_block_store
-from megablend.storage import storage_for
+from megablend.storage.base import Storage
+from megablend.storage.by_scheme import make_storage
 
 MAX_IDS = 1 << 32
 """Token ids there can be at all, where no `vocab_size` is given."""
@@ -81,7 +82,8 @@ def check_data(
     sizes = vocab_sizes(config)
     ledger = load_ledger(config.cache, config.run)
     generation = newest_snapshot(config.cache, ledger.index if ledger else None)
-    store = BlockStore(generation, roots=open_block_store(config, generation).roots)
+    storage = make_storage()
+    store = BlockStore(generation, roots=open_block_store(config, generation, storage).roots, storage=storage)
     entries = [entry for entry in generation.sources if entry.name in sizes]
     found: dict[int, _FileTokens] = {}
 
@@ -156,7 +158,7 @@ def _check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: 
                     bad = before + int(places[0]), int(tokens[places[0]])
         problem = None
         if bad is not None:
-            where = _place(path, entry, bad[0], file.tokens)
+            where = _place(path, entry, bad[0], file.tokens, store.storage)
             expected = f"0 to {limit - 1}" + (f" (vocab_size {vocab_size})" if vocab_size else "")
             problem = (
                 f"{path}: {where}: token {bad[1]}, expected {expected}; {wrong:,} tokens of the file are out of range: "
@@ -176,19 +178,18 @@ def _batches(generation: Snapshot, file: FileEntry) -> list[npt.NDArray[np.int64
     return [part for part in np.split(ids, np.flatnonzero(np.diff(batch)) + 1) if len(part)]
 
 
-def _place(path: str, entry: SourceEntry, place: int, num_tokens: int) -> str:
+def _place(path: str, entry: SourceEntry, place: int, num_tokens: int, storage: Storage) -> str:
     try:
-        return f"row {find_row(path, entry, place, num_tokens)}"
+        return f"row {find_row(path, entry, place, num_tokens, storage)}"
     except ConfigError:  # an index of a version that took a column which now has to be named, and did not keep its name
         return f"the file's token number {place:,}"
 
 
-def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int) -> int:
+def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int, storage: Storage) -> int:
     """The row of a file that its token number `place` is in, from 0, counted by indexing the file once more.
 
     Raises: as `Format.index` does; ChangedFileError where the file is not the one that was indexed.
     """
-    storage = storage_for(path)
     column, kind = entry.column_taken, FORMATS[entry.format]
     index = kind.index(FileToIndex(path=path, column=column, documents=True, block_bytes=1 << 20), storage=storage)
     if index.tokens != num_tokens:

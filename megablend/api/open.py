@@ -10,6 +10,7 @@ from megablend.config import load_config
 from megablend.errors import ConfigError
 from megablend.plan.state import State
 from megablend.reader import Dataset
+from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
 
@@ -22,6 +23,7 @@ def open_dataset(
     consumed_samples: int | None = None,
     cache: str | None = None,
     transform: Callable[[dict[str, Any]], Any] | None = None,
+    storage: Storage | None = None,
 ) -> Dataset:
     """Open one split of a run that `build` has built.
 
@@ -34,6 +36,7 @@ def open_dataset(
         cache: in place of the config's `cache`.
         transform: applied to each sample's dict, last; what it returns takes the dict's place, and is collated as torch does.
             Picklable where a loader's workers are spawned.
+        storage: where files are read, in place of the one that the config asks for; such as a WrapperStorage around it.
 
     Raises: ConfigError, PlanError where config and run disagree; CacheError where the run was not built; StateError where the
         state is not of this run.
@@ -47,7 +50,8 @@ def open_dataset(
         )
     checked = load_config(config, cache=cache)
     taken = None if state is None else State.from_dict(state)
-    dataset = Dataset(open_run(checked, split, taken), consumed_samples=consumed_samples or 0, transform=transform)
+    run = open_run(checked, split, taken, storage=storage)
+    dataset = Dataset(run, consumed_samples=consumed_samples or 0, transform=transform)
     if state is not None:
         dataset.load_state_dict(state)
     return dataset

@@ -15,6 +15,8 @@ from megablend.plan.ledger import PLAN_VERSION, Ledger, load_ledger
 from megablend.plan.run import Run, as_promised, open_block_store, plan_run
 from megablend.plan.state import State
 from megablend.prefetch.memory_budget import check_sample
+from megablend.storage.base import Storage
+from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
 
 ConfigLike = str | Path | Mapping[str, Any] | Config
@@ -38,8 +40,14 @@ def resolve_run(what: ConfigLike, run: str | None) -> str:
     return load_config(what).run
 
 
-def open_run(config: Config, split: str, state: State | None = None) -> Run:
-    """The run behind a dataset. Raises as `megablend.open` does."""
+def make_run_storage(config: Config) -> Storage:
+    """Make the storage that a run is read from, as its config says."""
+    return make_storage(direct=config.direct_io)
+
+
+def open_run(config: Config, split: str, state: State | None = None, *, storage: Storage | None = None) -> Run:
+    """The run behind a dataset, read from `storage`, or from what the config asks for. Raises as `megablend.open` does."""
+    storage = storage or make_run_storage(config)
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
     check_sample(config)
@@ -48,7 +56,8 @@ def open_run(config: Config, split: str, state: State | None = None) -> Run:
         if ledger is None:
             raise CacheError(f"{config.cache}: run {config.run!r} was not built there; run `megablend build` first")
         run = as_promised(
-            plan_run(config, split, open_block_store(config, open_snapshot(config.cache, ledger.index))), ledger
+            plan_run(config, split, open_block_store(config, open_snapshot(config.cache, ledger.index), storage)),
+            ledger,
         )
         return _apply_ledger(run, ledger) if split == "train" else run
     if state.index not in list_snapshots(config.cache):
@@ -57,7 +66,7 @@ def open_run(config: Config, split: str, state: State | None = None) -> Run:
             f"{', '.join(list_snapshots(config.cache)) or 'none'}); open it with the cache that the run was built in, or "
             "build the same data there"
         )
-    run = plan_run(config, split, open_block_store(config, open_snapshot(config.cache, state.index)))
+    run = plan_run(config, split, open_block_store(config, open_snapshot(config.cache, state.index), storage))
     if split == "train":
         if ledger is not None and ledger.index == state.index and _begins_with(ledger, state):
             return _apply_ledger(as_promised(run, ledger), ledger)
@@ -67,16 +76,17 @@ def open_run(config: Config, split: str, state: State | None = None) -> Run:
 
 
 @translating("open_index")
-def open_index(cache: str | Path, digest: str | None = None) -> BlockStore:
+def open_index(cache: str | Path, digest: str | None = None, *, storage: Storage | None = None) -> BlockStore:
     """Blocks of an index, for loaders of your own: `open_index(cache).read_pages(block_ids)`.
 
     Args:
         cache: folder that `build` filled.
         digest: of the generation; the newest where absent.
+        storage: where files are read, in place of the ordinary one.
 
     Raises: CacheError.
     """
-    return BlockStore(newest_snapshot(str(cache), digest))
+    return BlockStore(newest_snapshot(str(cache), digest), storage=storage or make_storage())
 
 
 def newest_snapshot(cache: str, digest: str | None = None) -> Snapshot:

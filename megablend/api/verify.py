@@ -10,6 +10,7 @@ from megablend.index.build import Progress
 from megablend.index.snapshot import list_snapshots
 from megablend.index.verify import verify as verify_index
 from megablend.plan.ledger import load_ledger, run_names
+from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
 
 
@@ -26,7 +27,7 @@ def verify(cache: ConfigLike, *, data: bool = False, progress: Callable[[Progres
     Raises: CacheError where there is no cache.
     """
     folder = resolve_cache(cache)
-    return [*verify_index(folder, data=data, progress=progress), *_run_problems(folder)]
+    return [*verify_index(folder, data=data, storage=make_storage(), progress=progress), *_run_problems(folder)]
 
 
 def _run_problems(cache: str) -> Iterator[str]:

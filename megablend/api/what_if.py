@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megablend.api.build import list_specs
+from megablend.api.runs import make_run_storage
 from megablend.config import Config
 from megablend.errors import PlanError
 from megablend.index.snapshot import list_snapshots, open_snapshot
@@ -14,6 +15,7 @@ from megablend.index.sources import list_source
 from megablend.plan.ledger import Ledger, load_ledger
 from megablend.plan.run import Run, as_promised, check_run, open_block_store, plan_run
 from megablend.prefetch.memory_budget import check_sample
+from megablend.storage.by_scheme import make_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,11 @@ def foresee_run(config: Config) -> Foreseen | str:
     note = f"run {config.run!r} is not committed; `megablend build` commits it"
     if refusal is not None:
         note = f"this is not what run {config.run!r} is committed to, and `megablend build` refuses it: {refusal}"
-    return Foreseen(run=plan_run(config, "train", open_block_store(config, generation)), committed=False, note=note)
+    return Foreseen(
+        run=plan_run(config, "train", open_block_store(config, generation, make_run_storage(config))),
+        committed=False,
+        note=note,
+    )
 
 
 def list_files(config: Config) -> list[dict[str, Any]]:
@@ -62,12 +68,12 @@ def list_files(config: Config) -> list[dict[str, Any]]:
 
     Raises: ConfigError where a path matches no file; MissingFileError.
     """
-    given = config.all_sources
+    given, storage = config.all_sources, make_storage()
     found = []
     for spec in list_specs(config):
         if spec.extra_of is not None:
             continue
-        listing, source = list_source(spec), given[spec.name]
+        listing, source = list_source(spec, storage), given[spec.name]
         share = None if source.unit is None else {source.unit: float(getattr(source, source.unit))}
         found.append(
             {
@@ -84,7 +90,12 @@ def list_files(config: Config) -> list[dict[str, Any]]:
 def _by_ledger(config: Config, ledger: Ledger) -> Foreseen:
     """The committed run, or what lengthening makes of it. Raises PlanError where the ledger refuses the config."""
     run = as_promised(
-        plan_run(config, "train", open_block_store(config, open_snapshot(config.cache, ledger.index))), ledger
+        plan_run(
+            config,
+            "train",
+            open_block_store(config, open_snapshot(config.cache, ledger.index), make_run_storage(config)),
+        ),
+        ledger,
     )
     committed = ledger.until(run.num_samples)
     extended = committed.extended(run.ledger.blend, run.num_samples)

@@ -23,7 +23,7 @@ from megablend.index.file_versions import check_body, join_etags, number_of, tel
 from megablend.index.idx_digests import read_digests
 from megablend.index.snapshot import FileEntry, Snapshot, SourceEntry
 from megablend.lru import LRUCache
-from megablend.storage import storage_for
+from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
 MIN_OPEN_FILES, MAX_OPEN_FILES = 1 << 10, 1 << 14
@@ -78,7 +78,7 @@ class BlockStore:
         roots: for each source's name, the folder its files lie in now; where absent, the folder recorded at the last build.
         extra: for sources by their name, the columns to read along with the tokens.
         extra_bytes: of decoded pages of extra columns, which are kept for other blocks.
-        direct: whether Parquet's pages are read past the page cache.
+        storage: where the files are read.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class BlockStore:
         extra: Mapping[str, tuple[ExtraColumn, ...]] | None = None,
         extra_bytes: int = 0,
         *,
-        direct: bool = False,
+        storage: Storage,
     ) -> None:
-        self.direct = direct
+        self.storage = storage
         self.generation = generation
         self.eods = tuple(eods) or (None,) * len(generation.sources)
         self.roots = dict(roots or {})
@@ -277,7 +277,7 @@ class BlockStore:
             checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
             self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
             known = dataclasses.replace(entry.opened, group_digests=digests)
-            reader = kind.open(path, source.column, known, storage=storage_for(path, direct=self.direct))
+            reader = kind.open(path, source.column, known, storage=self.storage)
             self._check_version(file, entry, path)
             return _Opened(reader, chunks, self.eods[entry.source], source)
 
@@ -286,12 +286,12 @@ class BlockStore:
     def _check_version(self, number: int, file: FileEntry, path: str) -> None:
         """The file that was opened must be the one that was indexed. Raises: ChangedFileError; as Storage.read does."""
         source = self.generation.sources[file.source]
-        storage = storage_for(path, direct=self.direct)
-        version = number_of(join_etags([storage.stat_opened(each) for each in FORMATS[source.format].files(path)]))
+        paths = FORMATS[source.format].files(path)
+        version = number_of(join_etags([self.storage.stat_opened(each) for each in paths]))
         seen = int(self.generation.seen[number])
         if version in (seen, self._same.get(number)):
             return
-        check_body(path, file.opened.size, file.body, storage)
+        check_body(path, file.opened.size, file.body, self.storage)
         if seen:
             tell_moved(self.generation.folder, path)
         self._same[number] = version
@@ -304,7 +304,7 @@ class BlockStore:
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"generation": self.generation, "eods": self.eods, "roots": self.roots}
-        return kept | {"extra": self.extra, "extra_bytes": self.extra_bytes, "direct": self.direct}
+        return kept | {"extra": self.extra, "extra_bytes": self.extra_bytes, "storage": self.storage}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]

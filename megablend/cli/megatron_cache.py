@@ -126,6 +126,7 @@ def megatron_cache(as_json: bool, dry_run: bool, max_memory: str | None, shared_
     from megablend.distributed.find_job import program_job
     from megablend.megatron.cache_builder.together import prepare_on_ranks
     from megablend.megatron.request.flags import request_of_flags
+    from megablend.storage.by_scheme import make_storage
 
     with program_job() as job:
         request = None
@@ -140,7 +141,13 @@ def megatron_cache(as_json: bool, dry_run: bool, max_memory: str | None, shared_
         own = replace(request, path_to_cache=flags["data_cache_path"])  # a node may have a folder of its own
         with progress_on(sys.stderr, quiet=job.rank != 0, doing="building", done="built") as progress:
             report = prepare_on_ranks(
-                own, job, shared_fs=shared_fs, dry_run=dry_run, max_memory=memory, progress=progress
+                own,
+                job,
+                storage=make_storage(),
+                shared_fs=shared_fs,
+                dry_run=dry_run,
+                max_memory=memory,
+                progress=progress,
             )
     if job.rank == 0:
         from megablend.cli.megatron_tables import print_report, summary

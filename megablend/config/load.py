@@ -19,6 +19,8 @@ from pydantic import ValidationError
 from megablend.config.limited_yaml import compose_and_load, read_limited
 from megablend.config.model import Config, Source
 from megablend.errors import ConfigError
+from megablend.storage.location import check_schemes, find_scheme, make_absolute
+from megablend.storage.registry import find_storage
 from megablend.system.failures import cause_of, remedy_of
 
 
@@ -189,7 +191,8 @@ def _absolute(config: Config, base: Path, places: _Places) -> Config:
 
     def placed(source: Source, *location: str | int) -> Source:
         place = f"{places.line(location)}: {_key(location)}"
-        paths = tuple(_absolute_path(path, base, f"{place}.path") for path in source.path)
+        paths = tuple(_absolute_location(path, base, f"{place}.path") for path in source.path)
+        _check_one_storage(paths, f"{place}.path")
         found = source.model_copy(update={"path": paths, "vocab_size": vocab_size(source.vocab_size, place)})
         found._place = place
         return found
@@ -203,6 +206,21 @@ def _absolute(config: Config, base: Path, places: _Places) -> Config:
     return config.model_copy(update={"cache": cache, "sources": sources, "vocab_size": size})
 
 
+def _absolute_location(location: str, base: Path, place: str) -> str:
+    """The location of data: as it is where a package has brought the storage of its scheme, else an absolute path."""
+    scheme = find_scheme(location)
+    if scheme and scheme != "file" and "\0" not in location and find_storage(scheme) is not None:
+        return location
+    return _absolute_path(location, base, place)
+
+
+def _check_one_storage(locations: Sequence[str], place: str) -> None:
+    try:
+        check_schemes(locations)
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
 def _absolute_path(path: str, base: Path, place: str) -> str:
     if "\0" in path:
         raise ConfigError(f"{place}: found {path!r}, expected a path; none has NUL characters")
@@ -214,7 +232,7 @@ def _absolute_path(path: str, base: Path, place: str) -> str:
         raise ConfigError(
             f"{place}: found {path!r}; object stores come in a later release: give a path on a local or mounted disk"
         )
-    return str(base / Path(path).expanduser())
+    return make_absolute(os.path.expanduser(path), str(base))  # noqa: PTH111  (a Path loses a leading `./`, and so expands `./~x`)
 
 
 def _plain_path(url: str) -> str:

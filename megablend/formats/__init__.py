@@ -8,7 +8,7 @@ from megablend.formats.base import DivisibleFormat, Format
 from megablend.formats.megatron import MEGATRON
 from megablend.formats.parquet import PARQUET
 from megablend.formats.parquet.decoding.dictionaries import CACHE
-from megablend.storage import storage_for
+from megablend.storage.base import Storage
 
 FORMATS: dict[str, Format] = {each.name: each for each in (PARQUET, ARROW, MEGATRON)}
 """Formats by name."""
@@ -21,7 +21,7 @@ def bound_caches(max_bytes: int) -> None:
     CACHE.resize(max_bytes)
 
 
-def format_of(path: str) -> Format:
+def format_of(path: str, storage: Storage) -> Format:
     """The format of a path or glob pattern: by its ending, or as the prefix of a `.bin` and an `.idx`.
 
     Raises: ConfigError where it is neither, with the endings that are known.
@@ -29,7 +29,6 @@ def format_of(path: str) -> Format:
     for each in FORMATS.values():
         if path.lower().endswith(tuple(each.suffixes)):
             return each
-    storage = storage_for(path)
     missing = [name for name in MEGATRON.files(path) if not storage.glob(name)]
     if not missing:
         return MEGATRON

@@ -46,6 +46,7 @@ from megablend.index.pack_writer import PackWriter
 from megablend.index.packs import FileFacts, Pack, Packed, facts_of, packs
 from megablend.index.snapshot import Snapshot, folders, fragments, generations, list_snapshots, open_snapshot
 from megablend.index.sources import SourceListing, SourceSpec, find_source
+from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
 __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
@@ -109,6 +110,7 @@ def build_index(
     sources: Sequence[SourceSpec],
     *,
     launch: Communicator,
+    storage: Storage,
     progress: Callable[[Progress], None] | None = None,
 ) -> BuildReport:
     """Index all files of the sources and commit a generation to the cache. Called by all ranks of the launch.
@@ -116,6 +118,7 @@ def build_index(
     Args:
         cache: directory, made where it is not there; on a file system that all ranks share.
         sources: with names of their own; the same on all ranks.
+        storage: where their files are found and read.
         progress: called on rank 0 now and then.
 
     Raises: ConfigError, DataError, CacheError where the launch is one process; of several ranks, one prints its error
@@ -123,17 +126,21 @@ def build_index(
     """
     try:
         with translating(cache):
-            return _build(Path(cache).absolute(), sources, launch, progress or _ignore)
+            return _build(Path(cache).absolute(), sources, launch, storage, progress or _ignore)
     except BaseException as error:
         launch.abort(error)
 
 
 def _build(
-    cache: Path, sources: Sequence[SourceSpec], launch: Communicator, progress: Callable[[Progress], None]
+    cache: Path,
+    sources: Sequence[SourceSpec],
+    launch: Communicator,
+    storage: Storage,
+    progress: Callable[[Progress], None],
 ) -> BuildReport:
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
-        listings, notes = _list_files(sources, launch)
+        listings, notes = _list_files(sources, launch, storage)
         packed = Packed()
         waiting = report_waiting(progress)
         prepared = launch.bcast(_prepare(cache, listings, notes, packed, stack, waiting) if launch.rank == 0 else None)
@@ -141,7 +148,7 @@ def _build(
         if launch.rank > 0:
             verify_shared_filesystem(cache, prepared.nonce)
         items = items_of(prepared.work)
-        done, written = _index_share(prepared, items, cache, launch, progress)
+        done, written = _index_share(prepared, items, cache, launch, storage, progress)
         gathered = launch.gather((done, written))
         report, long_idx = None, tuple[LongIdx, ...]()
         if launch.rank == 0:
@@ -151,7 +158,7 @@ def _build(
             report = _commit(cache, prepared, items, results, packed, start)
             long_idx = tuple(find_missing(open_snapshot(cache, report.digest)))
         for each in launch.bcast(long_idx)[launch.rank :: launch.size]:
-            make_digests(cache, each)
+            make_digests(cache, each, storage)
         launch.barrier()
         report = launch.bcast(report)
         assert report is not None
@@ -159,14 +166,14 @@ def _build(
 
 
 def _list_files(
-    sources: Sequence[SourceSpec], launch: Communicator
+    sources: Sequence[SourceSpec], launch: Communicator, storage: Storage
 ) -> tuple[tuple[SourceListing, ...], tuple[str, ...]]:
     """The sources with their files, on rank 0, and notes; the ranks share the stats, each of which may be slow on a network."""
     name, count = Counter(spec.name for spec in sources).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} sources have the name {name!r}: each needs one of its own")
-    found = launch.bcast(tuple(map(find_source, sources)) if launch.rank == 0 else ())
-    mine = [[each.stat(path) for path in each.paths[launch.rank :: launch.size]] for each in found]
+    found = launch.bcast(tuple(find_source(each, storage) for each in sources) if launch.rank == 0 else ())
+    mine = [[each.stat(path, storage) for path in each.paths[launch.rank :: launch.size]] for each in found]
     ranks = launch.gather(mine)
     notes = tuple(each.note for each in found if each.note is not None and each.spec.extra_of is None)
     if not ranks:
@@ -223,6 +230,7 @@ def _index_share(
     items: Sequence[TaskPart],
     cache: Path,
     launch: Communicator,
+    storage: Storage,
     progress: Callable[[Progress], None],
 ) -> tuple[dict[int, TaskResult], list[str]]:
     """Do this rank's share of the work, and wait for the others.
@@ -246,7 +254,7 @@ def _index_share(
         for number in mine:
             item = items[number]
             file = work[item.number]
-            done[number] = ensure_fragment(file, item.part, prepared.listings[file.source], folder, writer)
+            done[number] = ensure_fragment(file, item.part, prepared.listings[file.source], folder, writer, storage)
             untold.append(number)
             if len(done) == len(mine) or time.monotonic() > posted + _POST_SECONDS:
                 launch.post(untold)

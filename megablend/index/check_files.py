@@ -10,7 +10,7 @@ from megablend.formats import FORMATS
 from megablend.index.build import Progress
 from megablend.index.file_versions import check_body, join_etags, number_of
 from megablend.index.snapshot import Snapshot
-from megablend.storage import SeparateStorage
+from megablend.storage.base import Storage
 
 NUM_THREADS = 16
 """Each waits for the file system most of the time."""
@@ -21,8 +21,8 @@ _BATCH = 256
 class FileChecker:
     """Checks files of a generation by their number, and leaves those alone that read them. Safe to share between threads."""
 
-    def __init__(self, generation: Snapshot, roots: Mapping[str, str]) -> None:
-        self._generation, self._roots, self._storage = generation, dict(roots), SeparateStorage()
+    def __init__(self, generation: Snapshot, roots: Mapping[str, str], storage: Storage) -> None:
+        self._generation, self._roots, self._storage = generation, dict(roots), storage.for_checking()
 
     def check(self, number: int) -> DataError | None:
         """What is wrong with a file; None where it is the one that was indexed. Raises: CacheError."""

@@ -26,7 +26,7 @@ from megablend.index.pack_writer import PackWriter
 from megablend.index.packs import Pack, Packed
 from megablend.index.sampled_digest import sampled_content_digest
 from megablend.index.sources import SourceFile, SourceListing, stat_file
-from megablend.storage import storage_for
+from megablend.storage.base import Storage
 
 _FILE_COST = 1 << 20
 """Opening a file costs about as much as reading this many of its bytes."""
@@ -120,7 +120,9 @@ def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
     return items
 
 
-def ensure_fragment(work: FileTask, part: int, listing: SourceListing, folder: Path, packs: PackWriter) -> TaskResult:
+def ensure_fragment(
+    work: FileTask, part: int, listing: SourceListing, folder: Path, packs: PackWriter, storage: Storage
+) -> TaskResult:
     """Make sure that what is in the file goes into `packs`, or that a whole fragment of the part lies in `folder`.
 
     Raises: DataError, ConfigError of its format; ChangedFileError where the file changes meanwhile; CacheError.
@@ -138,7 +140,7 @@ def ensure_fragment(work: FileTask, part: int, listing: SourceListing, folder: P
             if work.num_parts == 1:
                 packs.add(work.fragment, fragment, is_single=True)
             return TaskResult(read=False, scanned_bytes=0, note=None)
-    fragment = _index(work, part, listing)
+    fragment = _index(work, part, listing, storage)
     if work.num_parts == 1:
         packs.add(work.fragment, fragment, is_single=False)
     else:
@@ -197,9 +199,9 @@ def _path(work: FileTask, part: int, folder: Path) -> Path:
     return whole if work.num_parts == 1 else part_path(whole, part, work.num_parts)
 
 
-def _index(work: FileTask, part: int, listing: SourceListing) -> Fragment:
+def _index(work: FileTask, part: int, listing: SourceListing, storage: Storage) -> Fragment:
     spec, file = listing.spec, work.file
-    kind, storage = FORMATS[listing.format], storage_for(file.path)
+    kind = FORMATS[listing.format]
     asked = FileToIndex(
         path=file.path,
         column=spec.column,
@@ -216,6 +218,6 @@ def _index(work: FileTask, part: int, listing: SourceListing) -> Fragment:
     except ConfigError as error:
         raise spec.complaint(error) from error
     body = sampled_content_digest(file.path, file.size, storage)
-    if stat_file(kind.files(file.path), listing.root).etag != file.etag:
+    if stat_file(kind.files(file.path), listing.root, storage).etag != file.etag:
         raise ChangedFileError(file.path, f"changed while it was being indexed; {_REMEDY}")
     return Fragment(index=index, body=body)

@@ -21,7 +21,7 @@ from megablend.formats.megatron.lengths import WHOLE_BYTES, digest_idx
 from megablend.formats.megatron.reader import MEGATRON
 from megablend.fs.atomic_write import list_committed, replace_file
 from megablend.index.snapshot import FileEntry, Snapshot
-from megablend.storage import storage_for
+from megablend.storage.base import Storage
 
 _MAGIC = b"megablend idx 1\n"
 _DIGEST_BYTES = 16
@@ -72,9 +72,9 @@ def damaged_digests(cache: str | Path) -> Iterator[str]:
             yield f"{folder / name}: damaged digests of an .idx file; the next build makes them again"
 
 
-def make_digests(cache: str | Path, idx: LongIdx) -> None:
+def make_digests(cache: str | Path, idx: LongIdx, storage: Storage) -> None:
     """Digest a file and keep what was found. Raises: ChangedFileError where it is not what was indexed; DataError; CacheError."""
-    found, digests = digest_idx(idx.path, idx.idx_bytes, storage_for(idx.path))
+    found, digests = digest_idx(idx.path, idx.idx_bytes, storage)
     if found != idx.structure:
         raise ChangedFileError(idx.path, "changed while it was being indexed; let its writer finish, then build again")
     data = _MAGIC + digests.astype("<u8").tobytes()

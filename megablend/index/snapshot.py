@@ -49,6 +49,7 @@ from megablend.index.checked_table import (
 from megablend.index.file_versions import read_seen, tell_unknown
 from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_generation_manifest, read_roots
 from megablend.index.tables import CHUNK_COLUMNS, FILE_SCHEMA, read_batch
+from megablend.storage.location import join
 from megablend.system.limited_json import parse_json
 
 Int64Array = npt.NDArray[np.int64]
@@ -253,7 +254,7 @@ class Snapshot:
         """Where file i lies; `roots` (source name -> folder) overrides what the last build recorded."""
         entry = self.file(i)
         source = self.sources[entry.source]
-        return str(Path((roots or {}).get(source.name, source.root)) / entry.name)
+        return join((roots or {}).get(source.name, source.root), entry.name)
 
     def file_of(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
         """File numbers of blocks. int32 [n]."""

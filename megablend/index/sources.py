@@ -9,18 +9,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import errno
-import glob
+import fnmatch
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from megablend.errors import ConfigError, DataError
 from megablend.formats import FORMATS, format_of
 from megablend.formats.base import Format
 from megablend.index.file_versions import join_etags
-from megablend.storage import Found, Match, storage_for
+from megablend.storage import location
+from megablend.storage.base import Storage
+from megablend.storage.find import Found, Match
 
 _KNOWN_ENDINGS = tuple(ending for kind in FORMATS.values() for ending in kind.suffixes)
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
@@ -92,9 +93,9 @@ class SourcePaths:
     note: str | None = None
     """Files that were met under several names, if any."""
 
-    def stat(self, path: str) -> SourceFile:
+    def stat(self, path: str, storage: Storage) -> SourceFile:
         """One of the files. Raises: MissingFileError, ConfigError."""
-        return stat_file(FORMATS[self.format].files(path), self.root)
+        return stat_file(FORMATS[self.format].files(path), self.root, storage)
 
     def listing(self, files: Iterable[SourceFile]) -> SourceListing:
         """The source with its files: what `stat` found of each path, in any order."""
@@ -108,59 +109,62 @@ class SourcePaths:
         )
 
 
-def list_source(spec: SourceSpec) -> SourceListing:
+def list_source(spec: SourceSpec, storage: Storage) -> SourceListing:
     """Find and stat the files of a source. Raises: as `find_source`; MissingFileError."""
-    found = find_source(spec)
-    return found.listing(map(found.stat, found.paths))
+    found = find_source(spec, storage)
+    return found.listing(found.stat(path, storage) for path in found.paths)
 
 
-def find_source(spec: SourceSpec) -> SourcePaths:
+def find_source(spec: SourceSpec, storage: Storage) -> SourcePaths:
     """Find the files of a source, each once, whatever links lead to it.
 
     Raises: ConfigError where a pattern matches nothing, or files are of several formats; DataError where something cannot be
         read that may be, or hold, one of its files.
     """
-    matches: dict[str, Match] = {}
+    root, matches = _root_of(spec), dict[str, Match]()
     unreadable: dict[str, str] = {}
     for pattern in spec.patterns:
-        found = _find(spec, pattern)
+        found = _find(spec, pattern, storage)
         unreadable |= found.unreadable
         matches |= {match.path: match for match in found.files}
     if unreadable and not spec.skip_unreadable:
         raise _unreadable_error(spec, unreadable)
     if spec.skip_unreadable:
         for path in sorted(matches):
-            if reason := _denied(spec, path):
+            if reason := _denied(spec, path, storage):
                 unreadable[path] = reason
                 del matches[path]
     if not matches:
         raise spec.complaint(f"none of its files can be read: {_first_of(unreadable)}; get permission there")
-    kind = _single_format(spec, matches)
-    paths, note = _without_doubles(spec, kind, matches.values())
+    kind = _single_format(spec, matches, storage)
+    paths, note = _without_doubles(spec, kind, matches.values(), storage)
     return SourcePaths(
         spec=dataclasses.replace(spec, documents=spec.documents or kind.documents_known),
         format=kind.name,
-        root=source_root(spec.patterns),
+        root=root,
         paths=paths,
         skipped=tuple(f"{path}: {reason}" for path, reason in sorted(unreadable.items())),
         note=note,
     )
 
 
-def _denied(spec: SourceSpec, path: str) -> str | None:
+def _denied(spec: SourceSpec, path: str, storage: Storage) -> str | None:
     """Why a file, or another one that belongs to it, cannot be read; None where it can, or is not there."""
-    for each in _format(spec, path).files(path) if path.endswith(_KNOWN_ENDINGS) else [path]:
-        if os.path.lexists(each) and not os.access(each, os.R_OK):
-            reason = os.strerror(errno.EACCES) if Path(each).exists() else "a symbolic link to nothing"
+    for each in _format(spec, path, storage).files(path) if path.endswith(_KNOWN_ENDINGS) else [path]:
+        found = storage.find(location.escape_wildcards(each))
+        reason = next(iter(found.unreadable.values()), None)
+        if reason is None and found.files and not storage.is_readable(each):
+            reason = os.strerror(errno.EACCES)
+        if reason is not None:
             return reason if each == path else f"{each}: {reason}"
     return None
 
 
-def _single_format(spec: SourceSpec, paths: Iterable[str]) -> Format:
+def _single_format(spec: SourceSpec, paths: Iterable[str], storage: Storage) -> Format:
     """The format that all of a source's files are of. Raises: ConfigError."""
     formats: dict[str, str] = {}
     for path in sorted(paths):
-        formats.setdefault(_format(spec, path).name, path)
+        formats.setdefault(_format(spec, path, storage).name, path)
     if len(formats) > 1:
         listed = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
         raise spec.complaint(f"mixes formats: {listed}; make each format a source of its own")
@@ -183,12 +187,14 @@ def _first_of(unreadable: Mapping[str, str]) -> str:
     return f"{path}: {reason}"
 
 
-def _without_doubles(spec: SourceSpec, kind: Format, matches: Collection[Match]) -> tuple[tuple[str, ...], str | None]:
+def _without_doubles(
+    spec: SourceSpec, kind: Format, matches: Collection[Match], storage: Storage
+) -> tuple[tuple[str, ...], str | None]:
     """Paths of the files, each once; and what to say of others that lead to the same files."""
     times = Counter(match.real for match in matches)
     # Where several `.idx` describe one `.bin`, each pair has documents of its own.
     identities = {
-        match.path: (match.real, *(map(os.path.realpath, kind.files(match.path)) if times[match.real] > 1 else ()))
+        match.path: (match.real, *(_real_paths(kind, match.path, storage) if times[match.real] > 1 else ()))
         for match in matches
     }
     kept: dict[tuple[str, ...], Match] = {}
@@ -205,20 +211,21 @@ def _without_doubles(spec: SourceSpec, kind: Format, matches: Collection[Match])
     )
 
 
-def source_root(patterns: Sequence[str]) -> str:
-    """The folder that all patterns share before their first wildcard."""
-    return os.path.commonpath([_folder(pattern) for pattern in patterns])
+def _real_paths(kind: Format, path: str, storage: Storage) -> list[str]:
+    """Where the links to a file, and to others that belong to it, lead."""
+    halves = (storage.find(location.escape_wildcards(each)).files for each in kind.files(path))
+    return [half[0].real for half in halves if half]
 
 
-def _folder(pattern: str) -> str:
-    path = Path(pattern)
-    while glob.has_magic(str(path.parent)):
-        path = path.parent
-    return str(path.parent)
+def _root_of(spec: SourceSpec) -> str:
+    """The folder that names of the source's files are relative to. Raises: ConfigError where there can be none."""
+    try:
+        return location.find_root(spec.patterns)
+    except ValueError as error:
+        raise spec.complaint(error) from error
 
 
-def _find(spec: SourceSpec, pattern: str) -> Found:
-    storage = storage_for(pattern)
+def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
     found = storage.find(pattern)
     if found.files or found.unreadable:
         return found
@@ -227,21 +234,21 @@ def _find(spec: SourceSpec, pattern: str) -> Found:
         if all(half.files for half in pair):
             return pair[0]
     if storage.is_folder(pattern):
-        raise spec.complaint(f"{pattern} is a folder: {_advice(pattern)}")
-    folder = str(Path(pattern).parent)
-    nearest = difflib.get_close_matches(pattern, storage.glob(f"{glob.escape(folder)}/*"), n=1)
+        raise spec.complaint(f"{pattern} is a folder: {_advice(pattern, storage)}")
+    beside = location.join(location.escape_wildcards(location.get_parent(pattern)), "*")
+    nearest = difflib.get_close_matches(pattern, storage.glob(beside), n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     raise spec.complaint(f"{pattern} matches no file{hint}")
 
 
-def _advice(folder: str) -> str:
+def _advice(folder: str, storage: Storage) -> str:
     """Which of a folder's files to ask for: those of the most common kind that is known."""
-    storage, below = storage_for(folder), glob.escape(folder)
     for pattern in ("*", "**/*"):
-        names = storage.glob(f"{below}/{pattern}")
+        below = location.join(location.escape_wildcards(folder), pattern)
+        names = storage.glob(below)
         endings = Counter(ending for name in names if (ending := _known_ending(name)))
         if endings:
-            return f"give its files by `{below}/{pattern}{endings.most_common(1)[0][0]}`"
+            return f"give its files by `{below}{endings.most_common(1)[0][0]}`"
         if any(name.endswith(_SHARD_ENDINGS) for name in names):
             return "it holds MosaicML's MDS shards, which megablend does not read: write the tokens to Parquet, and name that"
     return f"no file in it is of a kind that megablend reads ({', '.join(_KNOWN_ENDINGS)}): name another folder's files"
@@ -251,29 +258,22 @@ def _known_ending(path: str) -> str | None:
     return next((ending for ending in _KNOWN_ENDINGS if path.endswith(ending)), None)
 
 
-def _format(spec: SourceSpec, path: str) -> Format:
+def _format(spec: SourceSpec, path: str, storage: Storage) -> Format:
     try:
-        return format_of(path)
+        return format_of(path, storage)
     except ConfigError as error:
-        wild = any(glob.has_magic(pattern) and Path(path).match(Path(pattern).name) for pattern in spec.patterns)
-        advice = f"; {_advice(str(Path(path).parent))}" if wild else ""
+        name, wild = location.get_name(path), list(filter(location.has_wildcard, spec.patterns))
+        is_matched = any(fnmatch.fnmatchcase(name, location.get_name(pattern)) for pattern in wild)
+        advice = f"; {_advice(location.get_parent(path), storage)}" if is_matched else ""
         raise spec.complaint(f"{error}{advice}") from error
 
 
-def _relative(path: str, root: str) -> str:
-    """A path relative to the root. Of a plain path below it, what is behind the root: relpath takes much longer."""
-    inside = path[len(root) + 1 :]
-    if path.startswith(f"{root}/") and os.path.normpath(inside) == inside and not inside.startswith(("..", "/")):
-        return inside
-    return os.path.relpath(path, root)
-
-
-def stat_file(paths: Sequence[str], root: str) -> SourceFile:
+def stat_file(paths: Sequence[str], root: str, storage: Storage) -> SourceFile:
     """A data file (first of `paths`) with all that it stands for. Raises: MissingFileError, ConfigError."""
-    name = _relative(paths[0], root)
+    name = location.make_relative(paths[0], root)
     if not name.isprintable():  # a byte that is no UTF-8 is not printable either
         raise ConfigError(f"{paths[0]!r}: its name has characters that no table can hold; rename it")
-    stats = [storage_for(path).stat(path) for path in paths]
+    stats = [storage.stat(path) for path in paths]
     return SourceFile(
         name=name,
         path=paths[0],

@@ -27,17 +27,20 @@ from megablend.index.manifest import damaged_tables, read_generation_manifest, r
 from megablend.index.packs import Pack, packs
 from megablend.index.sampled_digest import sampled_content_digest
 from megablend.index.snapshot import Snapshot, fragments, generations, open_snapshot
-from megablend.storage import storage_for
+from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
 _BATCH_BLOCKS = 64
 
 
-def verify(cache: str, *, data: bool, progress: Callable[[Progress], None] | None = None) -> list[str]:
+def verify(
+    cache: str, *, data: bool, storage: Storage, progress: Callable[[Progress], None] | None = None
+) -> list[str]:
     """Check all of a cache: fragments, document tables, digests of `.idx` files, and every generation's checksums and sums.
 
     Args:
         data: read every block of every file too, and compare counts, checksums and the sampled ranges.
+        storage: where files are read.
         progress: called as files are read.
 
     Returns: a line a problem, naming file and place; none where all is sound.
@@ -55,7 +58,7 @@ def verify(cache: str, *, data: bool, progress: Callable[[Progress], None] | Non
     for digest in list_committed(generations(cache)):
         problems += _going_on(_generation_problems(cache, digest, sound))
     if data:
-        problems += _going_on(_all_data_problems(sound, progress))
+        problems += _going_on(_all_data_problems(sound, storage, progress))
     return problems
 
 
@@ -84,7 +87,9 @@ def _generation_problems(cache: str, digest: str, sound: list[Snapshot]) -> Iter
     sound.append(generation)
 
 
-def _all_data_problems(sound: Sequence[Snapshot], progress: Callable[[Progress], None] | None) -> Iterator[str]:
+def _all_data_problems(
+    sound: Sequence[Snapshot], storage: Storage, progress: Callable[[Progress], None] | None
+) -> Iterator[str]:
     """Of the data of all generations, file by file."""
     num_files = sum(generation.num_files for generation in sound)
     num_bytes = sum(generation.file(i).opened.size for generation in sound for i in range(generation.num_files))
@@ -92,7 +97,7 @@ def _all_data_problems(sound: Sequence[Snapshot], progress: Callable[[Progress],
     seen: set[tuple[object, ...]] = set()
     for generation in sound:
         for i in range(generation.num_files):
-            yield from _going_on(_file_problems(generation, i, seen))
+            yield from _going_on(_file_problems(generation, i, seen, storage))
             files, size = files + 1, size + generation.file(i).opened.size
             if progress is not None:
                 progress(Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes))
@@ -155,7 +160,7 @@ def _table_problems(generation: Snapshot) -> Iterator[str]:
             yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, the file has {file.rows}"
 
 
-def _file_problems(generation: Snapshot, number: int, seen: set[tuple[object, ...]]) -> Iterator[str]:
+def _file_problems(generation: Snapshot, number: int, seen: set[tuple[object, ...]], storage: Storage) -> Iterator[str]:
     """How a file is not what was indexed; generations share most files, and those in `seen` are not read again."""
     file, path = generation.file(number), generation.path(number)
     source = generation.sources[file.source]
@@ -166,8 +171,8 @@ def _file_problems(generation: Snapshot, number: int, seen: set[tuple[object, ..
     seen.add(key)
     chunks = generation.chunks(file)
     try:
-        reader = FORMATS[source.format].open(path, source.column, file.opened, storage=storage_for(path))
-        found = sampled_content_digest(path, file.opened.size, storage_for(path))
+        reader = FORMATS[source.format].open(path, source.column, file.opened, storage=storage)
+        found = sampled_content_digest(path, file.opened.size, storage)
         if found != file.body:
             yield f"{path}: its sampled ranges have digest {found}, indexed were {file.body}: not the same file"
         for start in range(0, len(blocks), _BATCH_BLOCKS):

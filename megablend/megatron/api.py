@@ -13,6 +13,7 @@ from megablend.megatron.cache_builder.together import prepare_on_ranks
 from megablend.megatron.compat import setting
 from megablend.megatron.request.request import GREEDY, SPLITS, Blend, CacheRequest
 from megablend.megatron.request.tokenizer import identifiers_of
+from megablend.storage.by_scheme import make_storage
 
 
 class DatasetConfig(Protocol):
@@ -54,7 +55,7 @@ def prepare(
         request = request_of(config, sizes)
     except BaseException as error:
         job.world.abort(error)
-    return prepare_on_ranks(request, job, shared_fs=shared_fs, max_memory=max_memory)
+    return prepare_on_ranks(request, job, storage=make_storage(), shared_fs=shared_fs, max_memory=max_memory)
 
 
 def request_of(config: DatasetConfig, sizes: Sequence[int | None], *, interleaving: str = GREEDY) -> CacheRequest:

@@ -22,7 +22,6 @@ from megablend.blocks.splits import SplitBlocks, parts_of
 from megablend.config import SPLITS, Config, Source
 from megablend.errors import ConfigError, PlanError
 from megablend.index.snapshot import Snapshot, SourceEntry
-from megablend.index.sources import source_root
 from megablend.order import ORDERS, Order
 from megablend.order.base import Spans, by_value, joined
 from megablend.plan.allocate import cycles_per_run, stage_totals
@@ -30,13 +29,14 @@ from megablend.plan.blend import BlendPlan
 from megablend.plan.ledger import PLAN_VERSION, Ledger, digest_of
 from megablend.plan.sequential import SequentialPlan
 from megablend.plan.shares import check_totals, samples_in, shares_of
-from megablend.storage import storage_for
+from megablend.storage.base import Storage
+from megablend.storage.location import find_root
 
 EXTRA_SHARE = 16
 """One part in so many of `memory`: decoded pages of extra columns, kept for the other blocks that need them."""
 
 
-def open_block_store(config: Config, generation: Snapshot) -> BlockStore:
+def open_block_store(config: Config, generation: Snapshot, storage: Storage) -> BlockStore:
     """The generation's blocks, read as the config says and from where the config says.
 
     Raises: PlanError where the generation lacks a source of the config, or read it in another way; ConfigError where a
@@ -63,13 +63,13 @@ def open_block_store(config: Config, generation: Snapshot) -> BlockStore:
             "give the run another name (`run:`) and build it, or put the config back"
         )
     eods = [named[entry.name].append_eod if entry.name in named else None for entry in generation.sources]
-    roots = {name: _root(generation, entries[name], named[name]) for name in named}
+    roots = {name: _root(generation, entries[name], named[name], storage) for name in named}
     roots |= {entry.name: roots[entry.extra_of] for entry in generation.sources if entry.extra_of in roots}
-    plain = BlockStore(generation, eods, roots)
+    plain = BlockStore(generation, eods, roots, storage=storage)
     extra = {name: extra_columns(plain, name, sorted(each.extra_columns)) for name, each in named.items()}
     for split in SPLITS:
         _check_types([(name, extra[name]) for name in config.sources_of(split)])
-    return BlockStore(generation, eods, roots, extra, config.memory // EXTRA_SHARE, direct=config.direct_io)
+    return BlockStore(generation, eods, roots, extra, config.memory // EXTRA_SHARE, storage=storage)
 
 
 def _check_types(extra: Sequence[tuple[str, Sequence[ExtraColumn]]]) -> None:
@@ -91,17 +91,17 @@ def _check_eod(source: Source, dtypes: Sequence[str]) -> None:
             )
 
 
-def _root(generation: Snapshot, entry: SourceEntry, source: Source) -> str:
+def _root(generation: Snapshot, entry: SourceEntry, source: Source, storage: Storage) -> str:
     """The folder that the names of a source's files are relative to: the config's, since data may have moved.
 
     A config to which paths were added since the index was made may have another root, under which the names mean nothing;
     then the files lie where they did.
     """
-    root = source_root(source.path)
+    root = find_root(source.path)
     if root == entry.root or not entry.files:
         return root
     here, there = (generation.path(entry.files.start, {entry.name: folder}) for folder in (root, entry.root))
-    return entry.root if storage_for(there).glob(there) and not storage_for(here).glob(here) else root
+    return entry.root if storage.glob(there) and not storage.glob(here) else root
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -233,7 +233,9 @@ def _watch_of(dataset: Dataset, rank: int, size: int) -> FileWatch:
     run = dataset.run
     store, names = run.store, list(run.config.sources_of(run.split))
     files = files_of(store.generation, names)[rank::size]
-    return FileWatch(FileChecker(store.generation, store.roots), files, per_second=run.config.file_checks_per_second)
+    return FileWatch(
+        FileChecker(store.generation, store.roots, store.storage), files, per_second=run.config.file_checks_per_second
+    )
 
 
 def _pinned(value: Any) -> Any:

@@ -27,8 +27,34 @@ class FileStat:
     """Changes whenever the file may have changed; on a local disk made of mtime_ns, ctime_ns and inode."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """How a storage likes to be read."""
+
+    max_gap_bytes: int
+    """Bytes between two ranges are read along, up to so many: a read of its own costs more."""
+    max_merged_bytes: int
+    """Neighbouring ranges are read together up to so many bytes; a single range may be larger."""
+    max_reads: int
+    """Reads of a process that may be in flight at a time."""
+
+
 class Storage(Protocol):
-    """Ranges of bytes from files named by plain strings. Safe to share between threads, to pickle, and after a fork."""
+    """Ranges of bytes from files named by strings (`storage.location`). Safe to share between threads, to pickle, and
+    after a fork.
+
+    Made once, by `make_storage`, and handed to all that read. One that changes another storage's answers, or notes them,
+    derives from `storage.wrapper.WrapperStorage`.
+    """
+
+    def limits(self, path: str) -> ReadLimits:
+        """How the storage of `path` likes to be read; takes no time."""
+        ...
+
+    def for_checking(self) -> Storage:
+        """The storage itself, without caches, for those who check files while others read them: asking it for a file's
+        state changes nothing for the readers of this one."""
+        ...
 
     def find(self, pattern: str) -> Found:
         """Files that match `pattern` (`*`, `?`, `[]`, `**`), sorted, links resolved; and what could not be looked into."""
@@ -40,6 +66,10 @@ class Storage(Protocol):
 
     def is_folder(self, path: str) -> bool:
         """Whether `path` is a folder that is there."""
+        ...
+
+    def is_readable(self, path: str) -> bool:
+        """Whether this process is permitted to read the file at `path`, as far as that is known beforehand."""
         ...
 
     def stat(self, path: str) -> FileStat:

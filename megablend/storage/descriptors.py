@@ -11,11 +11,20 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+_MAX_DESCRIPTORS = 256
+
+
+def default_capacity() -> int:
+    """A quarter of the descriptors that this process may have: others need them, too."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, limit // 4)
 
 
 @dataclass(slots=True)
@@ -33,10 +42,12 @@ class DescriptorPool:
     Args:
         capacity: how many are kept.
         flags: with which files are opened besides, such as os.O_DIRECT.
+        name: of a pool that the process shares; only such a one can be pickled.
     """
 
-    def __init__(self, capacity: int, flags: int = 0) -> None:
+    def __init__(self, capacity: int, flags: int = 0, *, name: str = "") -> None:
         self._capacity = capacity
+        self._name = name
         self._flags = os.O_RDONLY | os.O_CLOEXEC | flags
         self._pool: OrderedDict[str, _Descriptor] = OrderedDict()
         self._identities: dict[str, tuple[int, int]] = {}
@@ -45,12 +56,22 @@ class DescriptorPool:
     def __len__(self) -> int:
         return len(self._pool)
 
+    @property
+    def capacity(self) -> int:
+        """How many are kept at most."""
+        return self._capacity
+
     def resize(self, capacity: int) -> None:
         """Keep at most `capacity` descriptors from now on."""
         with self._lock:
             self._capacity = capacity
             closable = self._excess()
         self._close(closable)
+
+    def __reduce__(self) -> tuple[Callable[..., DescriptorPool], tuple[str, int]]:
+        if not self._name:
+            raise TypeError("a pool of descriptors that the process does not share cannot be pickled")
+        return shared_pool, (self._name, self._capacity)
 
     def unlock_after_fork(self) -> None:
         """Replace the lock, which a thread that the child does not have may have held; the descriptors serve on."""
@@ -113,3 +134,25 @@ class DescriptorPool:
     def _close(closable: list[_Descriptor | None]) -> None:
         for retired in filter(None, closable):
             os.close(retired.fd)
+
+
+_SHARED = {
+    "local": DescriptorPool(default_capacity(), name="local"),
+    "direct": DescriptorPool(default_capacity(), os.O_DIRECT, name="direct"),
+    "checking": DescriptorPool(16, name="checking"),
+}
+for _pool in _SHARED.values():
+    os.register_at_fork(after_in_child=_pool.unlock_after_fork)
+
+
+def shared_pool(name: str, capacity: int | None = None) -> DescriptorPool:
+    """A pool that all storages of the process share, since descriptors are the process's: "local", "direct" (which pass the
+    page cache) or "checking".
+
+    Args:
+        capacity: how many it keeps from now on; None leaves that as it is.
+    """
+    pool = _SHARED[name]
+    if capacity is not None:
+        pool.resize(capacity)
+    return pool

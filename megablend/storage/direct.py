@@ -15,7 +15,7 @@ import numpy as np
 from megablend.errors import DataError
 from megablend.kernels.file_ranges import read_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s
-from megablend.storage.local import DIRECT_POOL, LocalStorage, data_error, ends_early, file_stat
+from megablend.storage.local import LocalStorage, data_error, ends_early, file_stat
 
 ALIGNMENT = 4096
 """Bytes; of logical blocks, which are of 512 or of 4096."""
@@ -29,7 +29,7 @@ class DirectStorage(LocalStorage):
         """See Storage.stat_opened. Pages and footers are read through two descriptors, which must be of one file."""
         found = LocalStorage.stat_opened(self, path)
         try:
-            with DIRECT_POOL.borrow(path) as fd:
+            with self.direct_pool.borrow(path) as fd:
                 direct = file_stat(os.fstat(fd))
         except OSError as error:
             raise _direct_error(path, error) from error
@@ -49,7 +49,7 @@ class DirectStorage(LocalStorage):
         begins = ends - lengths + -out.ctypes.data % ALIGNMENT
         needed = offsets + sizes - starts
         try:
-            with DIRECT_POOL.borrow(path) as fd:
+            with self.direct_pool.borrow(path) as fd:
                 done = 0
                 while True:
                     done += read_ranges(fd, starts[done:], lengths[done:], begins[done:], False, out)

@@ -4,46 +4,45 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError, MissingFileError
 from megablend.kernels.file_ranges import read_ranges
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s
-from megablend.storage.descriptors import DescriptorPool
+from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
+from megablend.storage.descriptors import DescriptorPool, shared_pool
 from megablend.storage.find import Found, find_files
 from megablend.system.failures import cause_of, remedy_of
-
-_MAX_DESCRIPTORS = 256
-
-
-def _capacity() -> int:
-    """A quarter of the descriptors that this process may have: others need them, too."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, limit // 4)
-
-
-_POOL = DescriptorPool(capacity=_capacity())
-DIRECT_POOL = DescriptorPool(capacity=_capacity(), flags=os.O_DIRECT)
-"""Descriptors that pass the page cache; see `storage.direct`."""
-os.register_at_fork(after_in_child=_POOL.unlock_after_fork)
-os.register_at_fork(after_in_child=DIRECT_POOL.unlock_after_fork)
 
 _UNCHECKED_BYTES = 1 << 20
 """Larger reads are compared with the file's size first, since a read allocates what it asks for."""
 
 
+_LIMITS = ReadLimits(max_gap_bytes=2 << 10, max_merged_bytes=4 << 20, max_reads=8)
+"""A gap is less than a page."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalStorage:
-    """Files named by plain paths. Holds no state of its own: safe to share, to pickle and to use after a fork."""
+    """Files named by plain paths. Holds nothing but pools of descriptors: safe to share, to pickle and to use after a fork."""
 
-    pool = _POOL
+    pool: DescriptorPool = field(default_factory=partial(shared_pool, "local"))
+    direct_pool: DescriptorPool = field(default_factory=partial(shared_pool, "direct"))
+    """Descriptors that pass the page cache; see `storage.direct`."""
+
+    def limits(self, path: str) -> ReadLimits:
+        """See Storage.limits."""
+        return _LIMITS
+
+    def for_checking(self) -> Storage:
+        """See Storage.for_checking."""
+        return _CheckingStorage(shared_pool("checking"))
 
     def find(self, pattern: str) -> Found:
         """Files that match `pattern`, and what could not be looked into; see Storage.find."""
@@ -57,6 +56,10 @@ class LocalStorage:
         """Whether `path` is a folder that is there."""
         return Path(path).is_dir()
 
+    def is_readable(self, path: str) -> bool:
+        """See Storage.is_readable."""
+        return os.access(path, os.R_OK)
+
     def stat(self, path: str) -> FileStat:
         """Size and identity of a file. A descriptor of a file that `path` no longer names is let go.
 
@@ -69,7 +72,7 @@ class LocalStorage:
         if not stat.S_ISREG(state.st_mode):
             raise DataError(path, "is not a regular file")
         self.pool.invalidate_if_replaced(path, state)
-        DIRECT_POOL.invalidate_if_replaced(path, state)
+        self.direct_pool.invalidate_if_replaced(path, state)
         return file_stat(state)
 
     def stat_opened(self, path: str) -> FileStat:
@@ -119,6 +122,20 @@ class LocalStorage:
             except OSError as error:
                 raise data_error(path, error) from error
             yield fd
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckingStorage(LocalStorage):
+    """Local files through descriptors of their own, so that their readers keep what they opened."""
+
+    def stat(self, path: str) -> FileStat:
+        """See Storage.stat."""
+        try:
+            state = Path(path).stat()
+        except OSError as error:
+            raise data_error(path, error) from error
+        self.pool.invalidate_if_replaced(path, state)
+        return file_stat(state)
 
 
 def file_stat(state: os.stat_result) -> FileStat:

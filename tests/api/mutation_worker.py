@@ -32,9 +32,9 @@ from megablend.index.file_versions import join_etags, number_of, seen_bytes
 from megablend.index.manifest import SEEN
 from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES
 from megablend.reader.samples import read_samples
-from megablend.storage import storage_for
 from megablend.system.failures import translating
 from tests.formats.writers import write_arrow, write_megatron
+from tests.storages import STORAGE
 
 EOD, EXTREMES = 0, (b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\x80" * 9)
 SPLITS, DATA_FOLDERS = ("train", "valid"), ("data", "large")
@@ -123,7 +123,7 @@ def record_as_seen(run: dict[str, Any]) -> None:
     for source in run["sources"]:
         path = Path(source["path"])
         parts = (path, path.with_suffix(".idx")) if path.suffix == ".bin" else (path,)
-        numbers.append(number_of(join_etags([storage_for(str(part)).stat(str(part)) for part in parts])))
+        numbers.append(number_of(join_etags([STORAGE.stat(str(part)) for part in parts])))
     (folder / SEEN).write_bytes(seen_bytes(folder.name, np.array(numbers, np.uint64)))
 
 

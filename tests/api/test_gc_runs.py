@@ -12,6 +12,7 @@ from megablend.index.snapshot import list_snapshots
 from megablend.megatron.cache_builder.document_tables import build_table, open_table
 from megablend.megatron.request.dataset_uri import parse_address
 from tests.runs import documents, make_config, write_source
+from tests.storages import STORAGE
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_a_damaged_ledger_and_nonsense_are_refused(config: dict[str, Any]) -> No
 
 def test_megatrons_datasets_keep_their_index(config: dict[str, Any], tmp_path: Path) -> None:
     address = parse_address(f"parquet:{config['sources'][0]['path']}")
-    built = build_table(str(tmp_path / "megatron"), address, launch=SingleProcess())
+    built = build_table(str(tmp_path / "megatron"), address, launch=SingleProcess(), storage=STORAGE)
     cache = tmp_path / "megatron" / "megablend"
     megablend.build(config, cache=str(cache))
     (cache / "runs" / "demo.json").unlink()
@@ -68,7 +69,7 @@ def test_megatrons_datasets_keep_their_index(config: dict[str, Any], tmp_path: P
     found = megablend.gc(cache, older_than_days=0)
     assert built.index in found.kept
     assert len(found.generations) == 1
-    assert len(open_table(str(tmp_path / "megatron"), built)[1]) == 60
+    assert len(open_table(str(tmp_path / "megatron"), built, STORAGE)[1]) == 60
     pin = next((tmp_path / "megatron" / "megablend-documents").glob("*.json"))
     pin.write_text(json.dumps([1])[:-1])
     with pytest.raises(megablend.CacheError, match="nothing tells which index it needs"):

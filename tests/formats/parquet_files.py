@@ -11,7 +11,9 @@ import numpy as np
 
 from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT, FileIndex
 from megablend.formats.parquet.metadata.thrift import Kind, write_struct
+from megablend.storage.base import Storage
 from tests.formats.writers import index, opened, pieces
+from tests.storages import STORAGE
 
 Rows = Sequence[Sequence[int | None] | int | None]
 Fields = list[tuple[int, Kind, object]]
@@ -23,21 +25,23 @@ def documents_of(rows: Rows) -> list[list[int]]:
     return [[value for value in row if value is not None] for row in lists]
 
 
-def check(path: Path, rows: Rows, column: str | None = None) -> FileIndex:
+def check(path: Path, rows: Rows, column: str | None = None, *, storage: Storage = STORAGE) -> FileIndex:
     """Index with and without documents, read all blocks in a shuffled order with repeats, compare all that the index says."""
     documents = documents_of(rows)
     tokens = [token for document in documents for token in document]
-    plain = index(path, column, documents=False)
-    read = pieces(opened(path, column, plain), plain.blocks, plain.chunks)
+    plain = index(path, column, documents=False, storage=storage)
+    read = pieces(opened(path, column, plain, storage=storage), plain.blocks, plain.chunks)
     assert [token for block in read for piece in block for token in piece] == tokens
 
-    found = index(path, column)
+    found = index(path, column, storage=storage)
     assert (found.rows, found.tokens) == (len(rows), len(tokens)) == (plain.rows, plain.tokens)
     order = random.Random(0).choices(range(len(found.blocks)), k=2 * len(found.blocks))
-    decoded = pieces(opened(path, column, found), found.blocks[order], found.chunks)
+    decoded = pieces(opened(path, column, found, storage=storage), found.blocks[order], found.chunks)
     blocks = dict(zip(order, decoded, strict=True))
     rest = [i for i in range(len(found.blocks)) if i not in blocks]
-    blocks |= dict(zip(rest, pieces(opened(path, column, found), found.blocks[rest], found.chunks), strict=True))
+    blocks |= dict(
+        zip(rest, pieces(opened(path, column, found, storage=storage), found.blocks[rest], found.chunks), strict=True)
+    )
     assert _joined(found, [blocks[i] for i in range(len(found.blocks))]) == documents
     assert found.blocks["first_token"].tolist() == [0, *np.cumsum(found.blocks["tokens"])[:-1]][: len(found.blocks)]
     assert (np.diff(found.blocks["offset"]) > 0).all()

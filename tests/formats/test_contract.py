@@ -16,6 +16,7 @@ from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, Da
 from megablend.formats import FORMATS, format_of
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, Array, BlockReader, FileIndex
 from tests.formats.writers import KINDS, Documents, Kind, index, joined, opened, pieces
+from tests.storages import STORAGE
 
 RANDOM = random.Random(7)
 DOCUMENTS: dict[str, Documents] = {
@@ -85,7 +86,7 @@ def test_counting_without_documents_gives_the_same_tokens(path: Path, kind: Kind
 
 def test_an_index_is_deterministic_and_its_facts_survive_json(path: Path, kind: Kind, tmp_path: Path) -> None:
     first = index(path, kind.column)
-    for name in format_of(str(path)).files(str(path)):
+    for name in format_of(str(path), storage=STORAGE).files(str(path)):
         (tmp_path / "copy").mkdir(exist_ok=True)
         shutil.copy(name, tmp_path / "copy")
     second = index(tmp_path / "copy" / path.name, kind.column)
@@ -171,7 +172,7 @@ def test_readers_and_indexes_pickle(path: Path, kind: Kind) -> None:
 def test_a_missing_file(path: Path, kind: Kind) -> None:
     found = index(path, kind.column)
     size = path.stat().st_size
-    for name in format_of(str(path)).files(str(path)):
+    for name in format_of(str(path), storage=STORAGE).files(str(path)):
         kept = Path(name).rename(f"{name}.kept")
         with pytest.raises(MissingFileError, match=f"{name}: no such file"):
             index(path, kind.column)
@@ -184,7 +185,7 @@ def test_a_missing_file(path: Path, kind: Kind) -> None:
 def test_a_truncated_file(path: Path, kind: Kind, share: float) -> None:
     found = index(path, kind.column)
     size = path.stat().st_size
-    for name in format_of(str(path)).files(str(path)):
+    for name in format_of(str(path), storage=STORAGE).files(str(path)):
         whole = Path(name).read_bytes()
         Path(name).write_bytes(whole[: int(len(whole) * share)])
         with pytest.raises(CorruptFileError, match=f"{path.stem}\\."):
@@ -203,7 +204,7 @@ def test_a_file_that_was_replaced_or_grew(path: Path, kind: Kind, tmp_path: Path
     (tmp_path / "other").mkdir()
     replacement = tmp_path / "other" / path.name
     kind.write(replacement, other)
-    for name in format_of(str(path)).files(str(replacement)):
+    for name in format_of(str(path), storage=STORAGE).files(str(replacement)):
         Path(name).replace(path.parent / Path(name).name)
     with pytest.raises(ChangedFileError, match=f"{path.stem}.*indexed"):
         opened(path, kind.column, found, size)
@@ -245,17 +246,17 @@ def test_formats_are_found_by_name(tmp_path: Path) -> None:
     assert list(FORMATS) == ["parquet", "arrow", "megatron"]
     for each in FORMATS.values():
         for suffix in each.suffixes:
-            assert format_of(f"data/*{suffix}") is each
-            assert format_of(f"data/X{suffix.upper()}") is each
+            assert format_of(f"data/*{suffix}", storage=STORAGE) is each
+            assert format_of(f"data/X{suffix.upper()}", storage=STORAGE) is each
     prefix = tmp_path / "x_text_document"
     for suffix in (".bin", ".idx"):
         with pytest.raises(
             ConfigError, match=r"unknown kind of file.*known: \.parquet.*prefix of a \.bin and an \.idx"
         ):
-            format_of(str(prefix))
+            format_of(str(prefix), storage=STORAGE)
         Path(f"{prefix}{suffix}").touch()
-    assert format_of(str(prefix)) is FORMATS["megatron"]
-    assert format_of(f"{tmp_path}/*_document") is FORMATS["megatron"]
+    assert format_of(str(prefix), storage=STORAGE) is FORMATS["megatron"]
+    assert format_of(f"{tmp_path}/*_document", storage=STORAGE) is FORMATS["megatron"]
     Path(f"{prefix}.idx").unlink()
     with pytest.raises(ConfigError, match=r"\.idx is missing beside its other half"):
-        format_of(str(prefix))
+        format_of(str(prefix), storage=STORAGE)

@@ -16,8 +16,8 @@ from megablend.formats import format_of
 from megablend.formats.base import FileToIndex
 from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts
 from megablend.formats.megatron.reader import describe_rest
-from megablend.storage import storage_for
 from tests.formats.writers import index, opened, pieces, write_megatron
+from tests.storages import STORAGE
 
 DOCUMENTS = [[1, 2, 3], [], [4], list(range(100)), [], [], [7, 8]]
 
@@ -91,10 +91,10 @@ def test_prefix_bin_and_idx_name_the_same_pair(path: Path) -> None:
     prefix = str(path)[:-4]
     tables = []
     for name in (prefix, f"{prefix}.bin", f"{prefix}.idx"):
-        each = format_of(name)
+        each = format_of(name, storage=STORAGE)
         assert each.files(name) == [f"{prefix}.bin", f"{prefix}.idx"]
         file = FileToIndex(path=name, column=None, documents=True, block_bytes=64)
-        found = each.index(file, storage=storage_for(name))
+        found = each.index(file, storage=STORAGE)
         tables.append(found.blocks.tobytes())
     assert tables[0] == tables[1] == tables[2]
 

@@ -1,12 +1,11 @@
 """Many pages at a time: which reads are made, what the blocks keep in memory, storages without descriptors, dictionaries kept."""
 
-import contextlib
+import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -22,41 +21,42 @@ from megablend.formats.parquet.decoding.dictionaries import DictionaryCache
 from megablend.formats.parquet.decoding.headers import PART_PAGES
 from megablend.formats.parquet.decoding.page_reader import ParquetReader
 from megablend.formats.parquet.indexing import index_file as index_module
-from megablend.formats.parquet.metadata import ranges
-from megablend.formats.parquet.metadata.ranges import GAP_BYTES, MERGED_BYTES, plan_reads, portions
+from megablend.formats.parquet.metadata.ranges import plan_reads, portions
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
-from megablend.storage import LocalStorage
-from megablend.storage.base import Allocate, Bytes, Int64s
+from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits, Storage
+from megablend.storage.local import LocalStorage
+from megablend.storage.wrapper import WrapperStorage
 from tests.formats.parquet_files import Rows, check, documents_of
 from tests.formats.writers import index
 
+LIMITS = LocalStorage().limits("")
+GAP_BYTES, MERGED_BYTES = LIMITS.max_gap_bytes, LIMITS.max_merged_bytes
 LISTS = pa.list_(pa.int32())
 ROWS: Rows = [None if i % 11 == 5 else list(range(i, i + i % 40)) for i in range(400)]
 
 
-@dataclass
-class Remote:
+class Remote(WrapperStorage):
     """A storage without descriptors, which remembers what was read."""
 
-    reads: list[tuple[int, int]] = field(default_factory=list)
-    local: LocalStorage = field(default_factory=LocalStorage)
+    def __init__(self, limits: ReadLimits = LIMITS) -> None:
+        super().__init__(LocalStorage())
+        self.reads: list[tuple[int, int]] = []
+        self._limits = limits
 
-    def __post_init__(self) -> None:
-        self.glob, self.stat, self.stat_opened = self.local.glob, self.local.stat, self.local.stat_opened
-        self.find, self.is_folder = self.local.find, self.local.is_folder
+    def limits(self, path: str) -> ReadLimits:
+        return self._limits
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         self.reads.append((offset, size))
-        return self.local.read(path, offset, size)
+        return super().read(path, offset, size)
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         self.reads += zip(offsets.tolist(), sizes.tolist(), strict=True)
-        return self.local.read_ranges(path, offsets, sizes, allocate)
+        return super().read_ranges(path, offsets, sizes, allocate)
 
-    @contextlib.contextmanager
-    def descriptor(self, path: str) -> Iterator[int]:
-        yield -1
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
+        return nullcontext(-1)
 
 
 def store(path: Path, rows: Rows = ROWS, kind: pa.DataType = LISTS, **options: object) -> Path:
@@ -65,7 +65,7 @@ def store(path: Path, rows: Rows = ROWS, kind: pa.DataType = LISTS, **options: o
     return path
 
 
-def reader_of(path: Path, found: FileIndex, storage: Remote | LocalStorage) -> BlockReader:
+def reader_of(path: Path, found: FileIndex, storage: Storage) -> BlockReader:
     return ParquetReader(ByteSource(str(path), storage, path.stat().st_size), Column.from_meta(found.meta))
 
 
@@ -90,7 +90,7 @@ def test_reads_take_neighbours_together(places: list[tuple[int, int]]) -> None:
         offsets.append(stop + gap)
         sizes.append(size)
         stop += gap + size
-    runs = plan_reads(offsets, sizes, sizes)
+    runs = plan_reads(offsets, sizes, sizes, LIMITS)
     assert [i for run, _, _ in runs for i in run] == list(range(len(places)))
     for run, begin, end in runs:
         inner = list(itertools.pairwise(run))
@@ -178,8 +178,9 @@ def test_a_block_keeps_no_more_than_its_page(tmp_path: Path, encoding: str, code
 
 def test_a_batch_larger_than_what_is_worked_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megablend.formats.parquet.decoding.page_reader.BATCH_BYTES", 1000)
-    monkeypatch.setattr(ranges, "MERGED_BYTES", 500)
-    check(store(tmp_path / "x.parquet", compression="zstd"), ROWS)
+    small = Remote(dataclasses.replace(LIMITS, max_merged_bytes=500))
+    check(store(tmp_path / "x.parquet", compression="zstd"), ROWS, storage=small)
+    assert len(small.reads) > 10
 
 
 def test_of_thousands_of_columns_one_is_read(tmp_path: Path) -> None:

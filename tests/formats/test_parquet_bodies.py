@@ -14,7 +14,7 @@ from megablend.formats.parquet.decoding.bodies import decompress_pages
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.jit import library_function
 from megablend.kernels.parquet.bodies import expand_lz4, expand_lz4_plainly, lz4_decompress, zstd_decompress
-from megablend.storage import storage_for
+from tests.storages import STORAGE
 
 NAMES = {0: "", 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 Parts = list[tuple[int, bytes]]
@@ -26,7 +26,7 @@ def stored(codec: int, data: bytes) -> bytes:
 
 def expanded(parts: list[tuple[int, bytes, int]]) -> list[bytes]:
     """What `expand` makes of (codec, stored bytes, announced length), which lie one after the other in one buffer."""
-    source = ByteSource("x.parquet", storage_for("x.parquet"), 1 << 40)
+    source = ByteSource("x.parquet", STORAGE, 1 << 40)
     data = pa.py_buffer(b"".join(part for _, part, _ in parts) + b"\0")
     sizes = np.array([len(part) for _, part, _ in parts], np.int64)
     begins = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(np.int64)

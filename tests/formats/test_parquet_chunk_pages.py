@@ -11,11 +11,13 @@ from megablend.formats.parquet.decoding.headers import NO_DICTIONARY
 from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, join_parts, without_empty
 from megablend.formats.parquet.indexing.count import PAGE_DTYPE
 from megablend.formats.parquet.metadata.checks import chunk_of, refuse, refuse_pages, starts_of, sum_by_chunk
-from megablend.formats.parquet.metadata.ranges import GAP_BYTES, merge_ranges
+from megablend.formats.parquet.metadata.ranges import merge_ranges
 from megablend.formats.parquet.metadata.thrift import MalformedError
 
 SETTINGS = settings(max_examples=100, derandomize=True, deadline=None)
 COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=9)
+
+GAP_BYTES = 1000
 
 
 @SETTINGS
@@ -75,7 +77,7 @@ def test_neighbouring_ranges_are_merged() -> None:
         scale = chance.choice([10, GAP_BYTES, 10 * GAP_BYTES])
         ranges = [(chance.randrange(9 * scale), chance.randrange(scale)) for _ in range(chance.randrange(9))]
         offsets, sizes = (np.array([pair[i] for pair in ranges], np.int64) for i in (0, 1))
-        starts, stops, runs = merge_ranges(offsets, sizes)
+        starts, stops, runs = merge_ranges(offsets, sizes, GAP_BYTES)
         for (offset, size), run in zip(ranges, runs, strict=True):
             assert starts[run] <= offset
             assert offset + size <= stops[run]

@@ -15,7 +15,7 @@ from megablend.formats.parquet.metadata.footer import Footer, parse_footer, read
 from megablend.formats.parquet.metadata.schema import Column, leaves
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
-from megablend.storage import LocalStorage
+from megablend.storage.local import LocalStorage
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden").glob("*.parquet"))
 

@@ -10,8 +10,8 @@ from megablend.formats.parquet.metadata.footer import read_footer
 from megablend.formats.parquet.metadata.schema import OTHER_DTYPES, Column, find_column, leaves
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError, Struct, read_struct
-from megablend.storage import storage_for
 from tests.formats.parquet_files import LIST, element
+from tests.storages import STORAGE
 
 LISTS = pa.list_(pa.int32())
 
@@ -19,7 +19,7 @@ LISTS = pa.list_(pa.int32())
 def schema_of(tmp_path: Path, **fields: pa.DataType) -> Sequence[Struct]:
     path = tmp_path / "x.parquet"
     pq.write_table(pa.schema(fields).empty_table(), path)
-    storage = storage_for(str(path))
+    storage = STORAGE
     return read_footer(ByteSource(str(path), storage, storage.stat(str(path)).size)).schema
 
 

@@ -25,8 +25,8 @@ from megablend.formats.base import (
     OpenedFile,
 )
 from megablend.formats.blocks import place_blocks
-from megablend.storage import storage_for
 from megablend.storage.base import Storage
+from tests.storages import STORAGE
 
 Documents = Sequence[Sequence[int] | None]
 IDX_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
@@ -90,24 +90,25 @@ KINDS = {
 }
 
 
-def index(path: Path, column: str | None, *, documents: bool = True, storage: Storage | None = None) -> FileIndex:
+def index(path: Path, column: str | None, *, documents: bool = True, storage: Storage = STORAGE) -> FileIndex:
     """What a format finds in a file, its blocks as readers take them."""
     file = FileToIndex(path=str(path), column=column, documents=documents, block_bytes=BLOCK_BYTES)
-    found = format_of(file.path).index(file, storage=storage or storage_for(file.path))
+    found = format_of(file.path, storage).index(file, storage=storage)
     assert found.blocks.dtype == BLOCK_DTYPE
     return dataclasses.replace(found, blocks=place_blocks(found.blocks))
 
 
-def opened(path: Path, column: str | None, found: FileIndex, size: int | None = None) -> BlockReader:
+def opened(
+    path: Path, column: str | None, found: FileIndex, size: int | None = None, *, storage: Storage = STORAGE
+) -> BlockReader:
     """A reader, as the index would open it; `size` of the file when it was indexed, its present one if not given."""
-    storage = storage_for(str(path))
     file = OpenedFile(
         size=storage.stat(str(path)).size if size is None else size,
         token_dtype=found.token_dtype,
         structure=found.structure,
         meta=found.meta,
     )
-    return format_of(str(path)).open(str(path), column, file, storage=storage)
+    return format_of(str(path), storage).open(str(path), column, file, storage=storage)
 
 
 def pieces(reader: BlockReader, blocks: Array, chunks: Array) -> list[list[list[int]]]:

@@ -25,6 +25,7 @@ from megablend.formats.parquet import PARQUET
 from megablend.index import file_parts as parts
 from megablend.index.build import Progress, SourceSpec, build_index
 from megablend.storage.base import Storage
+from tests.storages import STORAGE
 
 
 class Troubled:
@@ -77,7 +78,7 @@ def main() -> None:
         for name, _, pattern in (argument.partition("=") for argument in sys.argv[2:])
     ]
     seen: list[Progress] = []
-    report = build_index(sys.argv[1], sources, launch=launch, progress=seen.append)
+    report = build_index(sys.argv[1], sources, launch=launch, progress=seen.append, storage=STORAGE)
     reports = launch.gather(report)
     if launch.rank == 0:
         assert reports == [report] * launch.size

@@ -15,6 +15,7 @@ import pyarrow as pa
 from megablend.distributed.base import SingleProcess
 from megablend.index.build import BuildReport, SourceSpec, build_index
 from megablend.index.manifest import TABLES, dump_with_checksum, read_manifest
+from tests.storages import STORAGE
 
 ROOT = Path(__file__).parent.parent.parent
 DRIVER = Path(__file__).with_name("build_driver.py")
@@ -42,7 +43,7 @@ def spec(data: Path, pattern: str = "*.arrow", *, name: str = "source", document
 
 
 def build(cache: Path, *specs: SourceSpec) -> BuildReport:
-    return build_index(str(cache), specs, launch=SingleProcess())
+    return build_index(str(cache), specs, launch=SingleProcess(), storage=STORAGE)
 
 
 def generation_bytes(cache: Path, digest: str) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES, body_ranges, sampled_content_digest
-from megablend.storage import storage_for
+from tests.storages import STORAGE
 
 WHOLE = NUM_RANGES * RANGE_BYTES
 
@@ -35,5 +35,5 @@ def test_a_change_in_a_sampled_range_is_seen(tmp_path: Path) -> None:
         if at is not None:
             changed[at] = 1
         path.write_bytes(changed)
-        digests.add(sampled_content_digest(str(path), len(content), storage_for(str(path))))
+        digests.add(sampled_content_digest(str(path), len(content), STORAGE))
     assert len(digests) == 4

@@ -12,8 +12,8 @@ from megablend.formats import FORMATS
 from megablend.formats.base import PLACED_BLOCK_DTYPE, FileToIndex
 from megablend.formats.blocks import place_blocks
 from megablend.index.snapshot import Snapshot, list_snapshots, open_snapshot
-from megablend.storage import storage_for
 from tests.index.index_data import build, spec, strip_checks, write
+from tests.storages import STORAGE
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_blocks_are_what_the_formats_found(generation: Snapshot) -> None:
     for i in range(generation.num_files):
         path, entry = generation.path(i), generation.file(i)
         source = generation.sources[entry.source]
-        storage = storage_for(path)
+        storage = STORAGE
         file = FileToIndex(path=path, column=None, documents=True, block_bytes=1 << 20)
         found = FORMATS["arrow"].index(file, storage=storage)
         blocks = generation.blocks(np.arange(entry.first_block, entry.first_block + entry.num_blocks))

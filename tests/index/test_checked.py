@@ -16,6 +16,7 @@ from megablend.index.mapped_table import MappedTable
 from megablend.index.snapshot import list_snapshots, open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import build, spec, strip_checks, write
+from tests.storages import STORAGE
 
 TABLES = ["blocks.arrow", "chunks.arrow", "blocks.check.arrow", "chunks.check.arrow"]
 
@@ -35,7 +36,7 @@ def folder_of(cache: Path) -> Path:
 def everything(cache: Path) -> list[list[int]]:
     """All that is read through an index: tokens with ends of documents, counts, sizes, places in the chunks."""
     generation = open_snapshot(cache, folder_of(cache).name)
-    store, ids = BlockStore(generation, (1000,)), np.arange(generation.num_blocks)
+    store, ids = BlockStore(generation, (1000,), storage=STORAGE), np.arange(generation.num_blocks)
     pages = store.read_blocks(ids)
     found = [pages.tokens, pages.offsets, store.num_tokens(ids), *store.memory_bytes(ids, documents=True)]
     found += [generation.running("rows_before", ids + 1), *store.dictionaries(ids)]
@@ -95,7 +96,7 @@ def test_a_row_is_named_with_its_file(cache: Path) -> None:
     data = bytearray(path.read_bytes())
     data[MappedTable(path, checked.BLOCK_LAYOUT.columns)._begins["offset"] + 8] ^= 1
     path.write_bytes(data)
-    store = BlockStore(open_snapshot(cache, path.parent.name))
+    store = BlockStore(open_snapshot(cache, path.parent.name), storage=STORAGE)
     message = rf"{path}: damaged table: row 1 does not match its checksum in blocks.check.arrow; rebuild the index"
     with pytest.raises(CacheError, match=message):
         store.read([1])
@@ -112,15 +113,15 @@ def test_an_index_of_an_older_version_is_read_with_a_warning_and_completed(
         assert everything(cache) == expected
         assert everything(cache) == expected
     assert len([record for record in caplog.records if "without checksums of its rows" in record.message]) == 1
-    assert verify(str(cache), data=True) == []
+    assert verify(str(cache), data=True, storage=STORAGE) == []
     under_way = open_snapshot(cache, folder.name)
     report = build(cache, spec(tmp_path / "data"))
     assert not report.created
     for name in (*TABLES, "files.arrow", "manifest.json"):
         assert (folder / name).read_bytes() == files[name], name
-    assert BlockStore(under_way, (1000,)).read_blocks([0]).tokens.tolist()
+    assert BlockStore(under_way, (1000,), storage=STORAGE).read_blocks([0]).tokens.tolist()
     assert everything(cache) == expected
-    assert verify(str(cache), data=True) == []
+    assert verify(str(cache), data=True, storage=STORAGE) == []
 
 
 def test_an_index_that_is_damaged_gets_no_checksums(cache: Path) -> None:
@@ -137,7 +138,7 @@ def test_damage_to_the_checksums_is_found_and_mended(cache: Path, tmp_path: Path
     path = folder_of(cache) / "blocks.check.arrow"
     data = path.read_bytes()
     path.write_bytes(data[:-400] + bytes(8) + data[-392:])
-    assert [problem for problem in verify(str(cache), data=False) if str(path) in problem]
+    assert [problem for problem in verify(str(cache), data=False, storage=STORAGE) if str(path) in problem]
     build(cache, spec(tmp_path / "data"))
     assert path.read_bytes() == data
     assert everything(cache)

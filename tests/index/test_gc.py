@@ -24,6 +24,7 @@ from megablend.index.group_totals import load_group_totals, save_group_totals
 from megablend.index.snapshot import fragments, generations, list_snapshots, open_snapshot, splits
 from megablend.index.verify import verify
 from tests.index.index_data import ROOT, build, run, spec, write
+from tests.storages import STORAGE
 
 DAY = 86400.0
 CRASH = """
@@ -89,7 +90,7 @@ def test_what_nothing_needs_goes(cache: Path) -> None:
     assert names(generations(cache)) == {third}
     assert {path: path.read_bytes() for path in generations(cache).joinpath(third).iterdir()} == before
     assert load_group_totals(cache, [third, "x"], 3) is not None
-    assert verify(str(cache), data=True) == []
+    assert verify(str(cache), data=True, storage=STORAGE) == []
     assert gc(cache) == Collected(generations=(), kept=(third,), others=0, bytes=0)
     report = build(cache, spec(cache.parent / "data", "[cd].arrow"))
     assert (report.read, report.digest) == (0, third)
@@ -139,7 +140,7 @@ def test_a_generation_that_was_built_again_is_as_young_as_that(cache: Path) -> N
 
 def test_tables_of_documents_go_with_the_files(cache: Path) -> None:
     for digest in list_snapshots(cache):
-        build_tables(BlockStore(open_snapshot(cache, digest)), [0], launch=SingleProcess())
+        build_tables(BlockStore(open_snapshot(cache, digest), storage=STORAGE), [0], launch=SingleProcess())
         blocks = PartDocuments(open_table(open_snapshot(cache, digest), 0), range(3), eod=False)
         blocks.keep_group_totals(2, 1)
     first, _, third = list_snapshots(cache)
@@ -150,7 +151,9 @@ def test_tables_of_documents_go_with_the_files(cache: Path) -> None:
     assert [len(names(cache / name)) for name in ("documents", "lengths", "splits")] == [2, 4, 4]
     gc(cache)
     assert [len(names(cache / name)) for name in ("documents", "lengths", "splits")] == [1, 2, 2]
-    assert build_tables(BlockStore(open_snapshot(cache, third)), [0], launch=SingleProcess()).counted == 0
+    assert (
+        build_tables(BlockStore(open_snapshot(cache, third), storage=STORAGE), [0], launch=SingleProcess()).counted == 0
+    )
 
 
 def test_parts_and_damaged_fragments_go_when_they_are_old(cache: Path) -> None:
@@ -201,7 +204,7 @@ def test_a_collection_killed_at_each_of_its_steps(cache: Path) -> None:
         copy = cache.with_name(f"copy{step}")
         shutil.copytree(cache, copy)
         result = run([sys.executable, "-c", CRASH, str(step), str(copy)], PYTHONPATH=ROOT)
-        assert verify(str(copy), data=True) == []
+        assert verify(str(copy), data=True, storage=STORAGE) == []
         assert list_snapshots(copy)[-1] == third
         for digest in list_snapshots(copy):
             assert open_snapshot(copy, digest).num_files == 2

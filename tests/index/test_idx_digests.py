@@ -18,6 +18,7 @@ from megablend.index.snapshot import generations, open_snapshot
 from megablend.index.verify import verify
 from megablend.storage.local import LocalStorage
 from tests.index.index_data import build
+from tests.storages import STORAGE
 
 NUM_SEQUENCES = 100_000
 
@@ -49,7 +50,7 @@ def spec(path: Path) -> SourceSpec:
 
 def open_store(path: Path) -> BlockStore:
     digest = build(path.parent / "cache", spec(path)).digest
-    return BlockStore(open_snapshot(path.parent / "cache", digest))
+    return BlockStore(open_snapshot(path.parent / "cache", digest), storage=STORAGE)
 
 
 def flip(path: Path, offset: int) -> None:
@@ -111,10 +112,10 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
         problems = (
             [f"{made}: damaged digests of an .idx file; the next build makes them again"] if made.exists() else []
         )
-        assert verify(str(pair.parent / "cache"), data=False) == problems
+        assert verify(str(pair.parent / "cache"), data=False, storage=STORAGE) == problems
         caplog.clear()
         sizes = reads_of(monkeypatch, pair.with_suffix(".idx"))
-        store = BlockStore(store.generation)
+        store = BlockStore(store.generation, storage=STORAGE)
         ids = np.arange(len(store.generation.tokens_before) - 1)
         assert b"".join(block.tokens.tobytes() for block in store.read(ids)) == written[0]
         assert max(sizes) <= 1 << 20 < sum(sizes)
@@ -125,7 +126,7 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
     made.unlink()
     flip(pair.with_suffix(".idx"), HEADER_BYTES + 4 * NUM_SEQUENCES + 3)  # a pointer, which no reader looks at
     with pytest.raises(ChangedFileError, match=r"long\.idx: has digest .*, had .* when it was indexed; build again"):
-        BlockStore(store.generation).read([0])
+        BlockStore(store.generation, storage=STORAGE).read([0])
 
 
 def test_a_changed_length_is_found_when_its_group_is_read(pair: Path) -> None:
@@ -143,7 +144,7 @@ def test_a_changed_length_is_found_when_its_group_is_read(pair: Path) -> None:
     assert len(store.read([last])) == 1
     flip(pair.with_suffix(".idx"), 18)  # the number of sequences
     with pytest.raises(DataError, match=r"long\.idx"):
-        BlockStore(store.generation).read([0])
+        BlockStore(store.generation, storage=STORAGE).read([0])
 
 
 def test_short_files_have_no_digests_of_parts_and_are_compared_when_they_are_opened(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_short_files_have_no_digests_of_parts_and_are_compared_when_they_are_ope
 
 def test_digests_go_with_the_last_index_that_holds_the_file(pair: Path) -> None:
     cache, digest = pair.parent / "cache", open_store(pair).generation.digest
-    assert verify(str(cache), data=True) == []
+    assert verify(str(cache), data=True, storage=STORAGE) == []
     (made,) = idx_digests(cache).iterdir()
     assert collect(cache, lambda: [], min_age_seconds=-9, dry_run=False).others == 0
     flip(pair.with_suffix(".idx"), HEADER_BYTES + 12 * NUM_SEQUENCES + 8 * 5)

@@ -17,6 +17,7 @@ from megablend.index.build import SourceSpec
 from megablend.index.snapshot import list_snapshots, open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import ROOT, build, driver, environment, run, spec, write
+from tests.storages import STORAGE
 
 NUM_FILES = 24
 CRASH = """
@@ -52,9 +53,9 @@ def digest(data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def check_after(data: Path, cache: Path, digest: str) -> None:
     if cache.exists():
-        assert verify(str(cache), data=True) == []
+        assert verify(str(cache), data=True, storage=STORAGE) == []
     assert build(cache, spec(data)).digest == digest
-    assert verify(str(cache), data=True) == []
+    assert verify(str(cache), data=True, storage=STORAGE) == []
     assert not list(cache.rglob(".tmp-*"))
 
 
@@ -105,7 +106,7 @@ def test_a_build_killed_at_each_of_its_last_writes(data: Path, tmp_path: Path, d
         command = [driver(0)[0], "-c", CRASH, str(write_number), str(data), str(cache)]
         result = run(command, PYTHONPATH=f"{ROOT}:{Path(__file__).parent}")
         assert set(list_snapshots(str(cache))) <= expected
-        assert verify(str(cache), data=False) == []
+        assert verify(str(cache), data=False, storage=STORAGE) == []
         if result.returncode == 0:
             break
         assert result.returncode == -signal.SIGKILL, result.stderr
@@ -162,9 +163,9 @@ def test_a_build_of_many_files_killed_at_each_of_its_writes(data: Path, tmp_path
     command = [driver(0)[0], "-c", f"from megablend.index import sources\n{crash}", str(number), str(data), str(cache)]
     result = run(command, PYTHONPATH=f"{ROOT}:{Path(__file__).parent}")
     assert result.returncode == -signal.SIGKILL, result.stderr
-    assert verify(str(cache), data=False) == []
+    assert verify(str(cache), data=False, storage=STORAGE) == []
     report = build(cache, both)
     assert report.read == (2 * NUM_FILES if number < 3 else 0)  # the second write is the pack's
     assert report.digest == build(tmp_path / "whole", both).digest
-    assert verify(str(cache), data=True) == []
+    assert verify(str(cache), data=True, storage=STORAGE) == []
     assert not list(cache.rglob(".tmp-*"))

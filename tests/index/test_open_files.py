@@ -11,7 +11,8 @@ import pytest
 
 from megablend.errors import CacheError, DataError
 from megablend.fs.atomic_write import replace_file
-from megablend.storage.local import LocalStorage, _capacity
+from megablend.storage.descriptors import default_capacity, shared_pool
+from megablend.storage.local import LocalStorage
 from tests.index.index_data import ROOT, build, driver, environment, spec, write
 from tests.index.test_parts import write_groups
 
@@ -50,7 +51,7 @@ def test_many_files_are_indexed_with_few_open(data: Path, tmp_path: Path) -> Non
 
 def test_too_few_open_files_are_named(data: Path, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    LocalStorage.pool.resize(0)  # none that is open serves
+    shared_pool("local", 0)  # none that is open serves
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
         with pytest.raises(
@@ -63,4 +64,4 @@ def test_too_few_open_files_are_named(data: Path, tmp_path: Path) -> None:
             LocalStorage().read(str(data / "1.arrow"), 0, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        LocalStorage.pool.resize(_capacity())
+        shared_pool("local", default_capacity())

@@ -12,6 +12,7 @@ from megablend.index.snapshot import fragments, generations
 from megablend.index.verify import verify
 from megablend.storage.local import LocalStorage
 from tests.index.index_data import build, driver, generation_bytes, run, spec, write
+from tests.storages import STORAGE
 
 NUM_FILES = 40
 """More than PACK_MIN_FILES."""
@@ -98,7 +99,7 @@ def test_a_damaged_pack_is_never_trusted(data: Path, cache: Path, place: int) ->
     (pack,) = listed(packs(cache))
     content = pack.read_bytes()
     flip(pack, place)
-    (problem,) = verify(str(cache), data=False)
+    (problem,) = verify(str(cache), data=False, storage=STORAGE)
     assert (
         problem
         == f"{pack}: damaged pack of {len(content)} bytes (its checksum is wrong); the next build makes it again"
@@ -106,7 +107,7 @@ def test_a_damaged_pack_is_never_trusted(data: Path, cache: Path, place: int) ->
     report = build(cache, spec(data))
     assert (report.digest, report.read, report.notes) == (digest, NUM_FILES, (problem,))
     assert [path.read_bytes() for path in listed(packs(cache))] == [content]
-    assert verify(str(cache), data=False) == []
+    assert verify(str(cache), data=False, storage=STORAGE) == []
 
 
 @pytest.mark.parametrize("length", [0, 10, 40, 3000])

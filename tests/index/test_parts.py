@@ -26,9 +26,10 @@ from megablend.index.file_parts import join, num_parts, part_span
 from megablend.index.file_tasks import items_of, plan_work
 from megablend.index.sources import list_source
 from megablend.index.verify import verify
-from megablend.storage import LocalStorage
 from megablend.storage.base import Storage
+from megablend.storage.local import LocalStorage
 from tests.index.index_data import ROOT, build, driver, environment, generation_bytes, run, spec
+from tests.storages import STORAGE
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 COLUMNS = json.loads((GOLDEN / "expected.json").read_text())["files"]
@@ -94,7 +95,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranks_share_one_file(tmp_path: Path, small_parts: None) -> None:
     write_groups(tmp_path / "x.parquet")
-    work = plan_work([list_source(spec(tmp_path, "*.parquet"))], tmp_path / "fragments")
+    work = plan_work([list_source(spec(tmp_path, "*.parquet"), storage=STORAGE)], tmp_path / "fragments")
     items = items_of(work)
     assert len(items) == work[0].num_parts == work[0].file.size // 2500 > 8
     assert sum(item.size for item in items) == work[0].file.size
@@ -108,7 +109,9 @@ def test_progress_moves_while_one_file_is_indexed(
     write_groups(tmp_path / "x.parquet")
     seen: list[Progress] = []
     cache = str(tmp_path / "cache")
-    report = build_index(cache, [spec(tmp_path, "*.parquet")], launch=SingleProcess(), progress=seen.append)
+    report = build_index(
+        cache, [spec(tmp_path, "*.parquet")], launch=SingleProcess(), progress=seen.append, storage=STORAGE
+    )
     assert (report.read, report.reused, report.num_files) == (1, 0, 1)
     assert len(seen) > 8
     assert all(one.bytes < other.bytes for one, other in itertools.pairwise(seen))
@@ -133,7 +136,7 @@ def test_what_a_build_that_failed_left_serves_the_next(
     monkeypatch.setattr(type(PARQUET), "index_part", index_part)
     with pytest.raises(KeyboardInterrupt):
         build(cache, source)
-    assert verify(str(cache), data=True) == []
+    assert verify(str(cache), data=True, storage=STORAGE) == []
     damaged = sorted((cache / "fragments").iterdir())[0]
     damaged.write_bytes(damaged.read_bytes()[:-3])
     first = list(asked)
@@ -144,7 +147,7 @@ def test_what_a_build_that_failed_left_serves_the_next(
     assert "damaged fragment" in report.notes[0]
     assert (report.read, report.reused, report.changed) == (1, 0, ())
     assert len(list((cache / "fragments").iterdir())) == 1
-    assert verify(str(cache), data=True) == []
+    assert verify(str(cache), data=True, storage=STORAGE) == []
     assert build(cache, source).reused == 1
     monkeypatch.setattr(parts, "PART_BYTES", 1 << 40)
     assert build(tmp_path / "whole", source).digest == report.digest
@@ -211,4 +214,4 @@ def test_a_rank_that_fails_ends_all_and_a_kill_leaves_what_was_done(tmp_path: Pa
     done = run(driver(4, cache, pattern), MEGABLEND_TEST_PART_BYTES=2500)
     assert done.returncode == 0, done.stderr
     assert len(list((cache / "fragments").iterdir())) == 1
-    assert verify(str(cache), data=True) == []
+    assert verify(str(cache), data=True, storage=STORAGE) == []

@@ -19,6 +19,7 @@ from megablend.index.file_versions import tell_moved
 from megablend.index.snapshot import list_snapshots, open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import build, spec, strip_checks, write
+from tests.storages import STORAGE
 
 
 def write_arrow(path: Path, tokens: np.ndarray) -> Path:
@@ -51,7 +52,7 @@ TOKENS, OTHERS = np.arange(100, dtype=np.int32), np.arange(1000, 1100, dtype=np.
 
 
 def store_of(cache: Path) -> BlockStore:
-    return BlockStore(open_snapshot(cache, list_snapshots(cache)[-1]))
+    return BlockStore(open_snapshot(cache, list_snapshots(cache)[-1]), storage=STORAGE)
 
 
 def tokens_of(cache: Path) -> list[int]:
@@ -117,7 +118,7 @@ def test_a_file_that_was_touched_or_copied_is_read_and_told_once(
         assert tokens_of(tmp_path / "cache") == expected
         shutil.copytree(data, tmp_path / "copy")
         store = store_of(tmp_path / "cache")
-        moved = BlockStore(store.generation, roots={"source": str(tmp_path / "copy")})
+        moved = BlockStore(store.generation, roots={"source": str(tmp_path / "copy")}, storage=STORAGE)
         assert moved.read_blocks(np.arange(store.generation.num_blocks)).tokens.tolist() == expected
     (record,) = caplog.records
     assert "64 KiB of it compared, and found the same; `megablend verify --data` compares all" in record.getMessage()
@@ -154,7 +155,7 @@ def test_a_flipped_bit_of_what_was_seen_is_said(small: Path) -> None:
         seen.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
         with pytest.raises(CacheError, match=rf"{seen}: damaged \(its checksum is wrong\); rebuild the index"):
             tokens_of(small)
-    (problem,) = verify(str(small), data=False)
+    (problem,) = verify(str(small), data=False, storage=STORAGE)
     assert problem == f"{seen}: damaged (its checksum is wrong); rebuild the index to repair it"
     build(small, spec(small.parent / "data"))
     assert tokens_of(small) == expected

@@ -8,29 +8,16 @@ from pathlib import Path
 import pytest
 
 from megablend.errors import ConfigError, DataError
-from megablend.index.sources import find_source, list_source, source_root
+from megablend.index.sources import find_source, list_source
 from tests.formats.writers import write_megatron
 from tests.index.index_data import build, spec, write
-
-
-@pytest.mark.parametrize(
-    ("patterns", "root"),
-    [
-        (["/data/a.arrow"], "/data"),
-        (["/data/*.arrow"], "/data"),
-        (["/data/x*/b/c.arrow"], "/data"),
-        (["/data/**/c?.arrow", "/data/deep/er/*.arrow"], "/data"),
-        (["/data/one/a.arrow", "/data/two/a.arrow"], "/data"),
-    ],
-)
-def test_the_root_is_what_patterns_share_before_a_wildcard(patterns: list[str], root: str) -> None:
-    assert source_root(patterns) == root
+from tests.storages import STORAGE
 
 
 def test_names_are_relative_and_sorted(tmp_path: Path) -> None:
     for name in ("x/b.arrow", "x/a.arrow", "c.arrow"):
         write(tmp_path / name, 1)
-    listing = list_source(spec(tmp_path, "**/*.arrow"))
+    listing = list_source(spec(tmp_path, "**/*.arrow"), storage=STORAGE)
     assert [file.name for file in listing.files] == ["c.arrow", "x/a.arrow", "x/b.arrow"]
     assert (listing.root, listing.format) == (str(tmp_path), "arrow")
 
@@ -39,13 +26,13 @@ def test_names_are_relative_and_sorted(tmp_path: Path) -> None:
 def test_a_pattern_that_matches_nothing_names_source_and_pattern(tmp_path: Path, pattern: str) -> None:
     write(tmp_path / "a.arrow", 1)
     with pytest.raises(ConfigError, match=rf"source 'books': .*/{pattern.replace('*', '.')} matches no file"):
-        list_source(spec(tmp_path, pattern, name="books"))
+        list_source(spec(tmp_path, pattern, name="books"), storage=STORAGE)
 
 
 def test_a_slip_in_a_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
     path = write(tmp_path / "books.arrow", 1)
     with pytest.raises(ConfigError, match=f"did you mean {path}"):
-        list_source(spec(tmp_path, "bokos.arrow"))
+        list_source(spec(tmp_path, "bokos.arrow"), storage=STORAGE)
 
 
 def test_a_folder_is_answered_with_its_files(tmp_path: Path) -> None:
@@ -53,43 +40,43 @@ def test_a_folder_is_answered_with_its_files(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=rf"source 'source': {tmp_path}/books is a folder: .* `{tmp_path}/books/\*\.arrow`"
     ):
-        list_source(spec(tmp_path, "books"))
+        list_source(spec(tmp_path, "books"), storage=STORAGE)
 
 
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.arrow", 1).rename(tmp_path / "\udcff.arrow")
     with pytest.raises(ConfigError, match=r"udcff.arrow': its name has characters .* rename it"):
-        list_source(spec(tmp_path))
+        list_source(spec(tmp_path), storage=STORAGE)
 
 
 def test_mixed_formats_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.arrow", 1)
     shutil.copy(path, tmp_path / "b.parquet")
     with pytest.raises(ConfigError, match=r"source 'source': mixes formats: arrow \(.*a.arrow\), parquet"):
-        list_source(spec(tmp_path, "*"))
+        list_source(spec(tmp_path, "*"), storage=STORAGE)
 
 
 def test_an_unknown_kind_of_file_names_the_source(tmp_path: Path) -> None:
     (tmp_path / "notes.doc").write_text("")
     with pytest.raises(ConfigError, match=r"source 'source': .*notes.doc"):
-        list_source(spec(tmp_path, "*"))
+        list_source(spec(tmp_path, "*"), storage=STORAGE)
 
 
 @pytest.mark.parametrize("pattern", ["x", "x.bin", "x.idx", "x.*", "?", "[x]"])
 def test_a_megatron_prefix_stands_for_its_two_files(tmp_path: Path, pattern: str) -> None:
     for suffix in (".bin", ".idx"):
         (tmp_path / f"x{suffix}").write_bytes(b"1234")
-    listing = list_source(spec(tmp_path, pattern))
+    listing = list_source(spec(tmp_path, pattern), storage=STORAGE)
     (file,) = listing.files
     assert (file.name, file.path, listing.format) == ("x.bin", str(tmp_path / "x.bin"), "megatron")
     (tmp_path / "x.idx").write_bytes(b"12345")
-    assert list_source(spec(tmp_path, pattern)).files[0].etag != file.etag
+    assert list_source(spec(tmp_path, pattern), storage=STORAGE).files[0].etag != file.etag
 
 
 def test_a_megatron_prefix_may_hold_what_looks_like_a_wildcard(tmp_path: Path) -> None:
     for suffix in (".bin", ".idx"):
         (tmp_path / f"x[1]{suffix}").write_bytes(b"1234")
-    (file,) = list_source(spec(tmp_path, "x[1]")).files
+    (file,) = list_source(spec(tmp_path, "x[1]"), storage=STORAGE).files
     assert file.name == "x[1].bin"
 
 
@@ -100,10 +87,10 @@ def test_a_link_to_nothing_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"b.arrow: cannot be read: a symbolic link to nothing: gone.arrow \(and 1 more: "
     ) as e:
-        list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=False))
+        list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=False), storage=STORAGE)
     assert f"and 1 more: {tmp_path}/c.arrow); source 'source' may lack files" in str(e.value)
     assert "set `on_unreadable: skip`" in str(e.value)
-    listing = list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True))
+    listing = list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True), storage=STORAGE)
     assert [file.name for file in listing.files] == ["a.arrow"]
     assert listing.skipped == tuple(f"{tmp_path}/{n}.arrow: a symbolic link to nothing: gone.arrow" for n in "bc")
 
@@ -113,7 +100,7 @@ def test_nothing_but_what_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"source 'source': none of its files can be read: .*b.arrow: a symbolic link"
     ):
-        list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True))
+        list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True), storage=STORAGE)
 
 
 def test_a_file_counts_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
@@ -122,14 +109,14 @@ def test_a_file_counts_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(".")
     (tmp_path / "c").symlink_to("z")
     (tmp_path / "d.arrow").symlink_to(write(tmp_path.parent / f"{tmp_path.name}-outside.data", 2))
-    found = find_source(spec(tmp_path, "**/*.arrow"))
+    found = find_source(spec(tmp_path, "**/*.arrow"), storage=STORAGE)
     assert [Path(path).name for path in found.paths] == ["d.arrow", "a.arrow"]
     assert found.note == (
         f"source 'source': 1 paths lead to files that it has under another name (such as {tmp_path}/b.arrow, the same file as "
         f"{tmp_path}/z/a.arrow); each file counts once"
     )
     both = dataclasses.replace(spec(tmp_path), patterns=(f"{tmp_path}/z/a.arrow", f"{tmp_path}/z/*.arrow"))
-    assert find_source(both).note is None, "the same name twice is no other name"
+    assert find_source(both, storage=STORAGE).note is None, "the same name twice is no other name"
 
 
 def write_pairs(folder: Path, names: str) -> None:
@@ -143,7 +130,7 @@ def test_a_pair_is_skipped_where_its_other_half_leads_nowhere(tmp_path: Path, pa
     write_pairs(tmp_path, "ab")
     (tmp_path / "a.idx").unlink()
     (tmp_path / "a.idx").symlink_to("gone")
-    listing = list_source(dataclasses.replace(spec(tmp_path, pattern), skip_unreadable=True))
+    listing = list_source(dataclasses.replace(spec(tmp_path, pattern), skip_unreadable=True), storage=STORAGE)
     assert [file.name for file in listing.files] == ["b.bin"]
     assert any(f"{tmp_path}/a." in path and "a symbolic link to nothing" in path for path in listing.skipped)
 
@@ -160,7 +147,7 @@ def test_a_pair_is_skipped_where_its_idx_is_closed(tmp_path: Path) -> None:
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-            found = find_source(dataclasses.replace(spec(tmp_path, "*.bin"), skip_unreadable=True))
+            found = find_source(dataclasses.replace(spec(tmp_path, "*.bin"), skip_unreadable=True), storage=STORAGE)
             expected = (f"{tmp_path}/a.bin: {tmp_path}/a.idx: Permission denied",)
             os._exit((found.paths, found.skipped) != ((f"{tmp_path}/b.bin",), expected))
         finally:
@@ -174,7 +161,7 @@ def test_several_idx_over_one_bin_are_files_of_their_own(tmp_path: Path) -> None
     (tmp_path / "b.idx").write_bytes(b"other documents")
     (tmp_path / "c.bin").symlink_to("a.bin")
     (tmp_path / "c.idx").symlink_to("a.idx")
-    found = find_source(spec(tmp_path, "*.bin"))
+    found = find_source(spec(tmp_path, "*.bin"), storage=STORAGE)
     assert [Path(path).name for path in found.paths] == ["a.bin", "b.bin"]
     assert found.note is not None
     assert "1 paths" in found.note

@@ -9,6 +9,7 @@ import pytest
 from megablend.blocks.block_store import BlockStore
 from megablend.index.snapshot import open_snapshot
 from tests.index.index_data import build, spec, write
+from tests.storages import STORAGE
 
 
 @pytest.mark.parametrize(("open_bytes", "kept"), [(32 << 20, 6), (6000, 2)])
@@ -19,7 +20,9 @@ def test_as_many_readers_are_kept_as_there_is_room_for(
     monkeypatch.setattr("megablend.blocks.block_store.MIN_OPEN_FILES", 1)
     for seed in range(6):
         write(tmp_path / "data" / f"{seed}.arrow", seed)
-    store = BlockStore(open_snapshot(tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest))
+    store = BlockStore(
+        open_snapshot(tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest), storage=STORAGE
+    )
     expected = [block.tokens.tolist() for block in store.read(range(store.generation.file(5).first_block))]
     again = [block.tokens.tolist() for block in store.read(range(store.generation.file(5).first_block))]
     assert again == expected

@@ -23,6 +23,7 @@ from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.formats.writers import KINDS
 from tests.index.index_data import driver, run
+from tests.storages import STORAGE
 
 
 def listed(seed: int, count: int = 50) -> list[list[int] | None]:
@@ -41,8 +42,8 @@ def write(folder: Path, kind: str, seeds: list[int]) -> SourceSpec:
 
 
 def make(cache: Path, *specs: SourceSpec) -> tuple[BlockStore, TablesReport]:
-    digest = build_index(str(cache), specs, launch=SingleProcess()).digest
-    store = BlockStore(open_snapshot(cache, digest))
+    digest = build_index(str(cache), specs, launch=SingleProcess(), storage=STORAGE).digest
+    store = BlockStore(open_snapshot(cache, digest), storage=STORAGE)
     return store, build_tables(store, range(len(specs)), launch=SingleProcess())
 
 
@@ -70,7 +71,7 @@ def test_a_table_holds_every_documents_length(tmp_path: Path) -> None:
             assert part.before(np.array([0, 90, 17])).tolist() == [
                 start - starts[30] for start in (starts[30], starts[120], starts[47])
             ]
-    assert verify(str(tmp_path / "cache"), data=True) == []
+    assert verify(str(tmp_path / "cache"), data=True, storage=STORAGE) == []
 
 
 @pytest.mark.parametrize(("num_groups", "run"), [(7, 1), (3, 2), (1, 1)])
@@ -147,7 +148,7 @@ def test_damaged_counts_are_counted_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0])
-    generation = open_snapshot(cache, build_index(str(cache), [spec], launch=SingleProcess()).digest)
+    generation = open_snapshot(cache, build_index(str(cache), [spec], launch=SingleProcess(), storage=STORAGE).digest)
     with pytest.raises(CacheError, match="'parquet' has no table of its documents; run `megablend build`"):
         open_table(generation, 0)
     store, _ = make(cache, spec)
@@ -156,14 +157,16 @@ def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     lengths.write_bytes(whole[:-8])
     with pytest.raises(CacheError, match=r"lengths\.arrow: has \d+ bytes, \d+ were committed; build again to mend it"):
         open_table(generation, 0)
-    assert any("lengths.arrow: damaged table" in problem for problem in verify(str(cache), data=False))
+    assert any("lengths.arrow: damaged table" in problem for problem in verify(str(cache), data=False, storage=STORAGE))
     lengths.write_bytes(whole)
     documents._opened.cache_clear()
     assert open_table(store.generation, 0).num_tokens == store.generation.sources[0].tokens
     (lengths.parent / "manifest.json").unlink()
-    assert any("manifest.json: cannot be read" in problem for problem in verify(str(cache), data=False))
+    assert any(
+        "manifest.json: cannot be read" in problem for problem in verify(str(cache), data=False, storage=STORAGE)
+    )
     assert make(cache, spec)[1].counted == 0
-    assert verify(str(cache), data=True) == []
+    assert verify(str(cache), data=True, storage=STORAGE) == []
 
 
 @pytest.mark.parametrize("name", ["lengths.arrow", "starts.arrow", "manifest.json"])
@@ -178,11 +181,11 @@ def test_a_build_mends_a_damaged_table(tmp_path: Path, name: str, size: int | No
     damaged.write_bytes(flipped if size is None else whole[:size])
     with pytest.raises(CacheError, match=rf"{name}: .*; build again to mend it"):
         documents._opened.__wrapped__(damaged.parent)
-    assert verify(str(tmp_path / "cache"), data=False) != []
+    assert verify(str(tmp_path / "cache"), data=False, storage=STORAGE) != []
     store, report = make(tmp_path / "cache", source)
     assert report.counted == 0
     assert damaged.read_bytes() == whole
-    assert verify(str(tmp_path / "cache"), data=False) == []
+    assert verify(str(tmp_path / "cache"), data=False, storage=STORAGE) == []
 
 
 @pytest.mark.parametrize(
@@ -227,7 +230,7 @@ from megablend.distributed.launch import detect
 from megablend.blocks.block_store import BlockStore
 tabulate.STRETCH_BYTES = 1000
 launch = detect()
-store = BlockStore(open_snapshot(sys.argv[1], sys.argv[2]))
+store = BlockStore(open_snapshot(sys.argv[1], sys.argv[2]), storage=STORAGE)
 report = tabulate.build_tables(store, [0], launch=launch)
 reports = launch.gather(report)
 if launch.rank == 0:
@@ -243,7 +246,7 @@ def test_any_number_of_ranks_makes_the_same_table(tmp_path: Path) -> None:
     made = []
     for num_ranks in (0, 2, 3):
         cache = tmp_path / f"cache{num_ranks}"
-        digest = build_index(str(cache), [spec], launch=SingleProcess()).digest
+        digest = build_index(str(cache), [spec], launch=SingleProcess(), storage=STORAGE).digest
         command = driver(num_ranks, cache, digest)
         command[command.index(next(word for word in command if word.endswith("build_driver.py")))] = str(script)
         result = run(command)

@@ -13,6 +13,7 @@ from megablend.errors import CacheError
 from megablend.index.snapshot import list_snapshots, open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import build, documents_of, spec, write
+from tests.storages import STORAGE
 
 
 @pytest.fixture
@@ -39,13 +40,13 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_a_sound_cache_has_no_problems(cache: Path) -> None:
-    assert verify(str(cache), data=False) == []
-    assert verify(str(cache), data=True) == []
+    assert verify(str(cache), data=False, storage=STORAGE) == []
+    assert verify(str(cache), data=True, storage=STORAGE) == []
 
 
 def test_no_cache_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="nowhere: there is no cache here"):
-        verify(str(tmp_path / "nowhere"), data=False)
+        verify(str(tmp_path / "nowhere"), data=False, storage=STORAGE)
 
 
 @pytest.mark.parametrize("name", ["blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json"])
@@ -53,7 +54,7 @@ def test_no_cache_is_an_error(tmp_path: Path) -> None:
 def test_any_changed_byte_of_a_generation_is_found(cache: Path, name: str, part: float) -> None:
     path = generation(cache) / name
     flip(path, int(path.stat().st_size * part))
-    problems = verify(str(cache), data=False)
+    problems = verify(str(cache), data=False, storage=STORAGE)
     assert problems
     assert str(path) in problems[0]
 
@@ -64,7 +65,7 @@ def test_any_overwritten_byte_of_a_table_is_found(cache: Path, name: str) -> Non
     content = path.read_bytes()
     for at in range(0, len(content), 31):
         path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
-        problems = verify(str(cache), data=False)
+        problems = verify(str(cache), data=False, storage=STORAGE)
         assert content[at] == 0xFF or str(path) in problems[0]
         with contextlib.suppress(CacheError):
             open_snapshot(str(cache), generation(cache).name)
@@ -76,21 +77,21 @@ def test_a_truncated_generation_is_not_opened(cache: Path, name: str) -> None:
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(CacheError, match=rf"{path}.*build again to mend it"):
         open_snapshot(str(cache), generation(cache).name)
-    assert str(path) in verify(str(cache), data=False)[0]
+    assert str(path) in verify(str(cache), data=False, storage=STORAGE)[0]
 
 
 def test_a_damaged_fragment_is_found(cache: Path) -> None:
     path = sorted((cache / "fragments").iterdir())[0]
     flip(path, 200)
-    (problem,) = verify(str(cache), data=False)
+    (problem,) = verify(str(cache), data=False, storage=STORAGE)
     assert problem.startswith(f"{path}: damaged fragment")
 
 
 def test_data_that_changed_or_went_is_found_by_reading_it(data: Path, cache: Path) -> None:
     write(data / "a.arrow", 55)
     (data / "b.arrow").unlink()
-    assert verify(str(cache), data=False) == []
-    problems = verify(str(cache), data=True)
+    assert verify(str(cache), data=False, storage=STORAGE) == []
+    problems = verify(str(cache), data=True, storage=STORAGE)
     assert len(problems) == 2
     assert problems[0].startswith(f"{data}/a.arrow")
     assert problems[1].startswith(f"{data}/b.arrow")
@@ -99,7 +100,7 @@ def test_data_that_changed_or_went_is_found_by_reading_it(data: Path, cache: Pat
 def test_a_changed_token_is_found_where_it_was_sampled(data: Path, cache: Path) -> None:
     content = (data / "c.arrow").read_bytes()
     flip(data / "c.arrow", content.index(np.array(documents_of(2)[1][:2], np.int32).tobytes()))
-    (problem,) = verify(str(cache), data=True)
+    (problem,) = verify(str(cache), data=True, storage=STORAGE)
     assert problem.startswith(f"{data}/c.arrow: its sampled ranges have digest")
 
 
@@ -116,7 +117,7 @@ def test_an_unknown_generation_lists_those_there_are(cache: Path) -> None:
         open_snapshot(str(cache), "0" * 32)
     folder = generation(cache)
     (folder / "manifest.json").unlink()
-    assert f"{folder}/manifest.json: cannot be read" in verify(str(cache), data=False)[0]
+    assert f"{folder}/manifest.json: cannot be read" in verify(str(cache), data=False, storage=STORAGE)[0]
     shutil.rmtree(folder)
     with pytest.raises(CacheError, match="none"):
         open_snapshot(str(cache), "0" * 32)

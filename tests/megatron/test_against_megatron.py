@@ -23,6 +23,7 @@ from megablend.plan.allocate import largest_remainder
 from tests.megatron.plugin_data import known
 from tests.megatron.reference import Case, config_of, draw_case, megatron_build
 from tests.pairs import contents, write_pair
+from tests.storages import STORAGE
 
 pytestmark = [pytest.mark.usefixtures("distributed"), pytest.mark.filterwarnings("ignore:.*pad token id.*:UserWarning")]
 
@@ -231,7 +232,7 @@ def test_largest_remainder_never_meets_megatrons_names(
     sizes = [1000 if weights and size is None else size, 0, 0]
     megatron_build(config_of(tmp_path / "theirs", **options), sizes)
     request = request_of(config_of(tmp_path / "ours", **options), sizes, interleaving="largest-remainder")
-    (split,) = prepare_cache(request, launch=SingleProcess()).splits
+    (split,) = prepare_cache(request, launch=SingleProcess(), storage=STORAGE).splits
     ours, theirs = contents(tmp_path / "ours"), contents(tmp_path / "theirs")
     shared = {name for name in ours if "-GPTDataset-" in name}
     assert {name: theirs[name] for name in shared} == {name: ours[name] for name in shared}
@@ -248,4 +249,4 @@ def test_largest_remainder_never_meets_megatrons_names(
     for dataset, count in enumerate(counts):
         assert np.array_equal(np.sort(samples[datasets == dataset]), np.arange(count))
     assert len(datasets) == wanted
-    assert prepare_cache(request, launch=SingleProcess()).missing == frozenset()
+    assert prepare_cache(request, launch=SingleProcess(), storage=STORAGE).missing == frozenset()

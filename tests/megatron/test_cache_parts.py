@@ -19,6 +19,7 @@ from megablend.megatron.cache_builder.write import ArtefactWriter
 from megablend.megatron.request.request import GREEDY, Blend, CacheRequest
 from tests.megatron.meeting import on_ranks
 from tests.pairs import contents, write_pair
+from tests.storages import STORAGE
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +67,10 @@ def test_ranks_write_the_bytes_of_one(
     rng = np.random.default_rng(0)
     lengths = [rng.integers(0, 40, 3000), rng.integers(0, 900, 300), [3000, 0, 2, 1] * 9]
     options: dict[str, Any] = {"add_extra_token_to_sequence": extra, "mid_level_dataset_surplus": 0.1}
-    prepare_cache(request_for(tmp_path, "alone", lengths, **options), launch=SingleProcess())
+    prepare_cache(request_for(tmp_path, "alone", lengths, **options), launch=SingleProcess(), storage=STORAGE)
     assert not parted
     request = request_for(tmp_path, "shared", lengths, **options)
-    reports = on_ranks(num_ranks, lambda launch: prepare_cache(request, launch=launch))
+    reports = on_ranks(num_ranks, lambda launch: prepare_cache(request, launch=launch, storage=STORAGE))
     assert all(len(report.missing) == 8 for report in reports)
     assert contents(tmp_path / "shared") == contents(tmp_path / "alone")
     assert {part for _, part in parted} == set(range(num_ranks))
@@ -89,9 +90,9 @@ def test_kept_tails(size: int | None, tmp_path: Path, parted: list[tuple[int, in
     }
     blends = (None, Blend(prefixes=(str(tmp_path / "data" / "0"),)), None)
     alone = request_for(tmp_path, "alone", lengths, **options, blend_per_split=blends)
-    prepare_cache(alone, launch=SingleProcess())
+    prepare_cache(alone, launch=SingleProcess(), storage=STORAGE)
     shared = request_for(tmp_path, "shared", lengths, **options, blend_per_split=blends)
-    on_ranks(4, lambda launch: prepare_cache(shared, launch=launch))
+    on_ranks(4, lambda launch: prepare_cache(shared, launch=launch, storage=STORAGE))
     assert len(parted) == 4
     assert contents(tmp_path / "shared") == contents(tmp_path / "alone")
 
@@ -106,14 +107,16 @@ def test_a_part_that_fails_fails_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(parts.Parts, "_count", fail)
     request = request_for(tmp_path, "cache", [[20] * 4000])
-    for error in on_ranks(3, lambda launch: prepare_cache(request, launch=launch)):
+    for error in on_ranks(3, lambda launch: prepare_cache(request, launch=launch, storage=STORAGE)):
         assert isinstance(error, PlanError)
         assert str(error) == "no such run"
     assert not list((tmp_path / "cache").glob("*-GPTDataset-train-*"))
     assert not list((tmp_path / "cache" / ".megablend").glob(".tmp*"))
     monkeypatch.setattr(parts.Parts, "_count", count)
-    prepare_cache(request_for(tmp_path, "alone", [[20] * 4000]), launch=SingleProcess())
-    assert all(report.missing for report in on_ranks(3, lambda launch: prepare_cache(request, launch=launch)))
+    prepare_cache(request_for(tmp_path, "alone", [[20] * 4000]), launch=SingleProcess(), storage=STORAGE)
+    assert all(
+        report.missing for report in on_ranks(3, lambda launch: prepare_cache(request, launch=launch, storage=STORAGE))
+    )
     assert contents(tmp_path / "cache") == contents(tmp_path / "alone")
 
 
@@ -130,11 +133,11 @@ def test_a_job_that_another_build_has_done_asks_for_no_parts(
         if launch.rank == 0:
             with monkeypatch.context() as patch:
                 patch.setattr(module, "_open_cache", opened)
-                prepare_cache(request, launch=SingleProcess())
+                prepare_cache(request, launch=SingleProcess(), storage=STORAGE)
         return opened(cache, nbytes, launch, stack)
 
     monkeypatch.setattr(module, "_open_cache", late)
-    reports = on_ranks(2, lambda launch: prepare_cache(request, launch=launch))
+    reports = on_ranks(2, lambda launch: prepare_cache(request, launch=launch, storage=STORAGE))
     assert all(len(report.missing) == 4 for report in reports)
     assert not parted
 
@@ -154,6 +157,6 @@ def test_an_error_ends_builds_of_other_ranks_at_once(tmp_path: Path, monkeypatch
     monkeypatch.setattr(build, "sample_rows", endless)
     monkeypatch.setattr(ArtefactWriter, "_commit", failing)  # of the blend
     request = request_for(tmp_path, "cache", [[20] * 400, [20] * 400])
-    for error in on_ranks(2, lambda launch: prepare_cache(request, launch=launch)):
+    for error in on_ranks(2, lambda launch: prepare_cache(request, launch=launch, storage=STORAGE)):
         assert isinstance(error, CacheError)
         assert str(error) == "full"

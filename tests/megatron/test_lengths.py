@@ -9,6 +9,7 @@ from megablend.errors import CorruptFileError, MissingFileError
 from megablend.megatron.cache_builder import lengths as module
 from megablend.megatron.cache_builder.lengths import counted_lengths, lengths_of, part_sizes, read_lengths
 from tests.pairs import write_pair
+from tests.storages import STORAGE
 
 
 @pytest.fixture
@@ -19,11 +20,11 @@ def prefix(tmp_path: Path) -> str:
 @pytest.mark.parametrize("chunk", [1, 2, 100])
 def test_a_part_is_counted_and_read_in_pieces(prefix: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHUNK", chunk)
-    stored = lengths_of(prefix)
+    stored = lengths_of(prefix, storage=STORAGE)
     part, rest = part_sizes(stored, [(0.2, 0.8), (0.8, 1.0)])
     assert (part.begin, part.end, part.tokens, part.num_sequences) == (1, 6, 13, 7)
     assert (rest.begin, rest.end, rest.tokens, rest.num_sequences) == (6, 7, 2, 7)
-    assert counted_lengths(prefix, part) == stored
+    assert counted_lengths(prefix, part, storage=STORAGE) == stored
     lengths = read_lengths(stored, part.begin, part.end)
     assert lengths.tolist() == [0, 0, 1, 5, 7, 0, 0]
     assert lengths.dtype == np.int32
@@ -31,19 +32,19 @@ def test_a_part_is_counted_and_read_in_pieces(prefix: str, chunk: int, monkeypat
 
 def test_files_that_are_not_there_or_damaged(prefix: str) -> None:
     with pytest.raises(MissingFileError, match=r"b\.bin: "):
-        lengths_of(prefix[:-1] + "b")
+        lengths_of(prefix[:-1] + "b", storage=STORAGE)
     idx = Path(f"{prefix}.idx")
     whole = idx.read_bytes()
     idx.write_bytes(whole[:-1])
     with pytest.raises(CorruptFileError, match=r"a\.idx at byte 18: has 181 bytes"):
-        lengths_of(prefix)
+        lengths_of(prefix, storage=STORAGE)
     idx.write_bytes(whole[:38] + b"\xff\xff\xff\xff" + whole[42:])
     with pytest.raises(CorruptFileError, match=r"a\.idx at byte 38: sequence 1 has -1 tokens"):
-        part_sizes(lengths_of(prefix), [(0.0, 1.0)])
+        part_sizes(lengths_of(prefix, storage=STORAGE), [(0.0, 1.0)])
 
 
 def test_lengths_of_a_table(tmp_path: Path) -> None:
     np.save(tmp_path / "table.npy", np.array([4, 0, 3], np.int32))
-    stored = lengths_of("arrow:/data/*.arrow", str(tmp_path / "table.npy"))
+    stored = lengths_of("arrow:/data/*.arrow", str(tmp_path / "table.npy"), storage=STORAGE)
     assert part_sizes(stored, [(0.0, 1.0)])[0].tokens == 7
     assert stored.read(1, 3).tolist() == [0, 3]

@@ -16,7 +16,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megablend.errors import CacheError, ConfigError, MissingFileError
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, compat, prepare
-from megablend.storage import LocalStorage
+from megablend.storage.descriptors import shared_pool
 from tests.megatron.plugin_data import assert_same_samples, draw_documents, environment, plugin_config, write_word
 from tests.megatron.reference import config_of, megatron_build
 from tests.pairs import contents, write_pair
@@ -58,7 +58,7 @@ def test_no_idx_is_read_twice(tmp_path: Path, options: dict[str, Any]) -> None:
     build(MegablendGPTDataset, config)
     for prefix in options["blend"][0]:
         Path(f"{prefix}.idx").rename(f"{prefix}.away")
-    LocalStorage.pool.resize(0)
+    shared_pool("local", 0)
     train = build(MegablendGPTDataset, config)[0]
     with pytest.raises(MissingFileError, match=r"\.idx: no such file"):
         train[0]
@@ -208,7 +208,7 @@ def test_many_prefixes_take_few_descriptors(tmp_path: Path, num_prefixes: int) -
     prefixes = [write_pair(tmp_path / "data" / f"{i}_text", rng.integers(1, 9, 30)) for i in range(num_prefixes)]
     weights = rng.uniform(1, 10, num_prefixes).tolist()
     config = plugin_config(tmp_path / "cache", blend=(prefixes, weights), split="1", max_open_files=16)
-    pool = LocalStorage.pool
+    pool = shared_pool("local")
     before = len(list(Path("/proc/self/fd").iterdir())) - len(pool), _num_maps(tmp_path)
     train = build(MegablendGPTDataset, config, [4 * num_prefixes, 0, 0])[0]
     for k in random.Random(0).sample(range(len(train)), 2 * num_prefixes):

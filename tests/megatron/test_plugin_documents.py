@@ -27,6 +27,7 @@ from megablend.megatron.cache_builder.document_tables import (
 from megablend.megatron.plugin.documents import Documents, PairDocuments, TableDocuments
 from megablend.megatron.request.dataset_uri import DatasetURI, parse_address
 from tests.megatron.plugin_data import draw_documents, write_word
+from tests.storages import STORAGE
 
 GOLDEN = Path(__file__).parent.parent / "formats" / "golden"
 DOCUMENTS = draw_documents(1)
@@ -36,9 +37,14 @@ EOD = 50_000
 def open_documents(folder: Path, kind: str, eod: int | None = None) -> Documents:
     word, cache = write_word(folder / kind, kind, DOCUMENTS, eod), str(folder / "cache")
     if kind == "megatron":
-        build_catalog(cache, [word], launch=SingleProcess())
-        return PairDocuments(word, catalog_path(cache, (word,)))
-    return TableDocuments(cache, build_table(cache, parse_address(word), launch=SingleProcess()), memory=2000)
+        build_catalog(cache, [word], launch=SingleProcess(), storage=STORAGE)
+        return PairDocuments(word, catalog_path(cache, (word,)), storage=STORAGE)
+    return TableDocuments(
+        cache,
+        build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE),
+        memory=2000,
+        storage=STORAGE,
+    )
 
 
 @pytest.mark.parametrize("eod", [None, EOD])
@@ -67,13 +73,13 @@ def test_a_pair_that_was_replaced_since_is_refused_and_one_that_was_touched_is_n
         catalog_path(str(tmp_path / "cache"), (str(tmp_path / "megatron" / "pair"),)),
     )
     os.utime(f"{word}.idx", (1, 1))
-    assert PairDocuments(word, catalog).get(5).tolist() == DOCUMENTS[5]
+    assert PairDocuments(word, catalog, storage=STORAGE).get(5).tolist() == DOCUMENTS[5]
     for others in (DOCUMENTS[1:], [[*DOCUMENTS[0], 7], *DOCUMENTS[1:]]):
         write_word(tmp_path / "megatron", "megatron", others)
         with pytest.raises(
             ChangedFileError, match=rf"pair\.idx: its {len(others)} lengths are not the 200 that the cache was built"
         ):
-            PairDocuments(word, catalog).get(5)
+            PairDocuments(word, catalog, storage=STORAGE).get(5)
 
 
 @pytest.mark.parametrize("eod", [None, EOD])
@@ -84,7 +90,9 @@ def test_documents_that_pages_break_up(tmp_path: Path, eod: int | None) -> None:
     documents = [[token for token in row or [] if token is not None] for each in rows for row in each]
     expected = [[*document, eod] if document and eod is not None else document for document in documents]
     address = DatasetURI(format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids", append_eod=eod)
-    found = TableDocuments(cache, build_table(cache, address, launch=SingleProcess()), memory=1)
+    found = TableDocuments(
+        cache, build_table(cache, address, launch=SingleProcess(), storage=STORAGE), memory=1, storage=STORAGE
+    )
     assert found.sequence_lengths.tolist() == [len(document) for document in expected]
     rng = random.Random(0)
     for number, document in enumerate(expected):
@@ -98,8 +106,10 @@ def test_documents_that_pages_break_up(tmp_path: Path, eod: int | None) -> None:
 def test_ranks_share_the_blocks_at_the_ends_of_documents(tmp_path: Path, num_ranks: int) -> None:
     cache = str(tmp_path / "cache")
     address = DatasetURI(format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids")
-    found = TableDocuments(cache, build_table(cache, address, launch=SingleProcess()), memory=1)
-    store, _ = open_table(cache, build_table(cache, address, launch=SingleProcess()))
+    found = TableDocuments(
+        cache, build_table(cache, address, launch=SingleProcess(), storage=STORAGE), memory=1, storage=STORAGE
+    )
+    store, _ = open_table(cache, build_table(cache, address, launch=SingleProcess(), storage=STORAGE), storage=STORAGE)
     shares = [share_of(store.generation, rank, num_ranks) for rank in range(num_ranks)]
     assert [begin for begin, _ in shares[1:]] == [end for _, end in shares[:-1]]
     parts = [lengths for begin, end in shares for _, lengths, _ in count_documents(store, begin, end)]
@@ -108,15 +118,19 @@ def test_ranks_share_the_blocks_at_the_ends_of_documents(tmp_path: Path, num_ran
 
 def test_a_table_is_made_once_and_stays_with_its_files(tmp_path: Path) -> None:
     word, cache = write_word(tmp_path / "data", "arrow", DOCUMENTS), str(tmp_path / "cache")
-    first = build_table(cache, parse_address(word), launch=SingleProcess())
+    first = build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
     made = table_path(cache, first).stat().st_mtime_ns
     write_word(tmp_path / "other", "arrow", DOCUMENTS)
     (tmp_path / "other" / "0.arrow").rename(tmp_path / "data" / "more.arrow")
-    assert build_table(cache, parse_address(word), launch=SingleProcess()) == first == pinned_address(cache, word)
+    assert (
+        build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
+        == first
+        == pinned_address(cache, word)
+    )
     assert table_path(cache, first).stat().st_mtime_ns == made
     for pin in (tmp_path / "cache" / "megablend-documents").glob("*.json"):
         pin.unlink()
-    assert build_table(cache, parse_address(word), launch=SingleProcess()).index != first.index
+    assert build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE).index != first.index
 
 
 def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:
@@ -130,15 +144,18 @@ def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:
 def test_a_catalog_follows_its_files(tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     words = [write_word(tmp_path / str(seed), "megatron", draw_documents(seed)) for seed in range(5)]
-    build_catalog(cache, words, launch=SingleProcess())
+    build_catalog(cache, words, launch=SingleProcess(), storage=STORAGE)
     path = catalog_path(cache, tuple(words)).with_suffix(".npy")
     made = path.stat().st_mtime_ns
-    build_catalog(cache, words[::-1], launch=SingleProcess())
+    build_catalog(cache, words[::-1], launch=SingleProcess(), storage=STORAGE)
     assert path.stat().st_mtime_ns == made
     write_word(tmp_path / "3", "megatron", draw_documents(30))
-    build_catalog(cache, words, launch=SingleProcess())
+    build_catalog(cache, words, launch=SingleProcess(), storage=STORAGE)
     expected = [len(document) for document in draw_documents(30)]
-    assert PairDocuments(words[3], catalog_path(cache, tuple(words))).sequence_lengths.tolist() == expected
+    assert (
+        PairDocuments(words[3], catalog_path(cache, tuple(words)), storage=STORAGE).sequence_lengths.tolist()
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,9 +199,9 @@ def test_a_pair_looks_inside_like_an_indexed_dataset(tmp_path: Path) -> None:
         sizes = [rng.randrange(9) for _ in range(rng.randrange(1, 4))]
         writer.add_document(np.array([rng.randrange(50_000) for _ in range(sum(sizes))], np.uint16), sizes)
     writer.finalize(f"{prefix}.idx")
-    build_catalog(str(tmp_path), [prefix], launch=SingleProcess())
+    build_catalog(str(tmp_path), [prefix], launch=SingleProcess(), storage=STORAGE)
     theirs = IndexedDataset(prefix)
-    ours: Any = PairDocuments(prefix, catalog_path(str(tmp_path), (prefix,)))
+    ours: Any = PairDocuments(prefix, catalog_path(str(tmp_path), (prefix,)), storage=STORAGE)
     assert len(ours) == len(theirs) > len(theirs.document_indices)
     for name in ("sequence_lengths", "sequence_pointers", "document_indices"):
         found, expected = getattr(ours.index, name), getattr(theirs.index, name)

@@ -8,6 +8,7 @@ import pytest
 
 from megablend.errors import CorruptFileError, MissingFileError
 from megablend.megatron.cache_builder.pooled_array import PooledArray
+from tests.storages import STORAGE
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from megablend.megatron.cache_builder.pooled_array import PooledArray
 )
 def test_entries_are_those_of_the_array(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
-    found = pickle.loads(pickle.dumps(PooledArray(str(tmp_path / "a.npy"))))
+    found = pickle.loads(pickle.dumps(PooledArray(str(tmp_path / "a.npy"), storage=STORAGE)))
     assert (found.shape, found.dtype, len(found)) == (array.shape, array.dtype, len(array))
     assert np.array_equal(np.asarray(found), array)
     for i in (*range(0, len(array), 37), *range(-len(array), 0, 41)):
@@ -42,22 +43,22 @@ def test_entries_are_those_of_the_array(tmp_path: Path, array: np.ndarray) -> No
 def test_what_is_no_array_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     with pytest.raises(MissingFileError, match=r"a\.npy: no such file"):
-        len(PooledArray(str(path)))
+        len(PooledArray(str(path), storage=STORAGE))
     path.write_bytes(b"x" * 300)
     with pytest.raises(CorruptFileError, match=r"a\.npy: is no \.npy file"):
-        len(PooledArray(str(path)))
+        len(PooledArray(str(path), storage=STORAGE))
     np.save(path, np.asfortranarray(np.zeros((3, 2))))
     with pytest.raises(CorruptFileError, match=r"Fortran order .*expected"):
-        len(PooledArray(str(path)))
+        len(PooledArray(str(path), storage=STORAGE))
     np.save(path, np.arange(100))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptFileError, match="truncated"):
-        PooledArray(str(path))[99]
+        PooledArray(str(path), storage=STORAGE)[99]
 
 
 def test_a_file_that_was_built_anew_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     for value in (1, 2):
         np.save(path, np.full(10, value))
-        assert PooledArray(str(path)).tolist() == [value] * 10
+        assert PooledArray(str(path), storage=STORAGE).tolist() == [value] * 10
         path.unlink()

@@ -15,9 +15,9 @@ from torch.utils.data import default_collate
 
 import megablend
 from megablend.prefetch.read_amplification import read_amplification
-from megablend.storage import FileStat, LocalStorage
-from megablend.storage.find import Found
+from megablend.storage.wrapper import WrapperStorage
 from tests.runs import EOD, documents, make_config, write_source
+from tests.storages import STORAGE
 
 KINDS = ["parquet", "arrow", "megatron"]
 
@@ -193,37 +193,20 @@ def test_opens_leave_no_files_behind(config: dict[str, Any]) -> None:
     assert files() <= before
 
 
-class CountingStorage:
+class CountingStorage(WrapperStorage):
     """Local files; bytes that are read from `.bin` files are counted."""
 
     def __init__(self) -> None:
+        super().__init__(STORAGE)
         self.bytes = 0
-        self.local = LocalStorage()
-
-    def find(self, pattern: str) -> Found:
-        return self.local.find(pattern)
-
-    def glob(self, pattern: str) -> list[str]:
-        return self.local.glob(pattern)
-
-    def is_folder(self, path: str) -> bool:
-        return self.local.is_folder(path)
-
-    def stat(self, path: str) -> FileStat:
-        return self.local.stat(path)
-
-    def stat_opened(self, path: str) -> FileStat:
-        return self.local.stat_opened(path)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         self.bytes += size * path.endswith(".bin")
-        return self.local.read(path, offset, size)
+        return super().read(path, offset, size)
 
 
 @pytest.mark.parametrize(("micro_batch", "ranks"), [(4, 1), (2, 2), (3, 1), (1, 5)])
-def test_amplification_is_what_is_measured(
-    tmp_path: Path, micro_batch: int, ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_amplification_is_what_is_measured(tmp_path: Path, micro_batch: int, ranks: int) -> None:
     source = write_source(tmp_path, 0, "megatron", [[t] * 40 for t in range(1, 400)], num_files=1)
     config = make_config(tmp_path, [source], samples=900, cycle=30, sequence_length=16, block_bytes=4096)
     megablend.build(config)
@@ -232,11 +215,10 @@ def test_amplification_is_what_is_measured(
         run, micro_batch_size=micro_batch, data_parallel_size=ranks, num_workers=0, first=0, stop=900
     )
     storage = CountingStorage()
-    monkeypatch.setattr("megablend.blocks.block_store.storage_for", lambda path, **options: storage)
     for rank in range(ranks):
         list(
             megablend.Loader(
-                megablend.open(config),
+                megablend.open(config, storage=storage),
                 micro_batch_size=micro_batch,
                 data_parallel_rank=rank,
                 data_parallel_size=ranks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +14,34 @@ import pyarrow.parquet as pq
 import pytest
 
 import megablend
-from megablend.storage.base import Allocate, FileStat
-from megablend.storage.find import Found
-from megablend.storage.local import LocalStorage
+from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits
+from megablend.storage.wrapper import WrapperStorage
 from tests.runs import make_config
+from tests.storages import STORAGE
 
 PAGE_TOKENS, LENGTH = 256, 64
 """As pages of 64 KB of int32 are to samples of 4k tokens."""
 
 
-class LoggingStorage:
+class LoggingStorage(WrapperStorage):
     """Local files; what is read of them, by which process, is written to a log. Footers, once an opening, are not."""
 
     def __init__(self, log: Path) -> None:
-        self.local = LocalStorage()
+        super().__init__(STORAGE)
         self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        if offset + size < self.local.stat(path).size:
-            self._note(path, offset, size)
-        return self.local.read(path, offset, size)
+    def limits(self, path: str) -> ReadLimits:
+        return replace(super().limits(path), max_gap_bytes=32)  # as 2 KB are to pages of 64 KB
 
-    def read_ranges(self, path: str, offsets: Any, sizes: Any, allocate: Allocate) -> tuple[Any, Any]:
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        if offset + size < self.stat(path).size:
+            self._note(path, offset, size)
+        return super().read(path, offset, size)
+
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
             self._note(path, offset, size)
-        return self.local.read_ranges(path, offsets, sizes, allocate)
-
-    def stat(self, path: str) -> FileStat:
-        return self.local.stat(path)
-
-    def stat_opened(self, path: str) -> FileStat:
-        return self.local.stat_opened(path)
-
-    def find(self, pattern: str) -> Found:
-        return self.local.find(pattern)
-
-    def glob(self, pattern: str) -> list[str]:
-        return self.local.glob(pattern)
-
-    def is_folder(self, path: str) -> bool:
-        return self.local.is_folder(path)
+        return super().read_ranges(path, offsets, sizes, allocate)
 
     def _note(self, path: str, offset: int, size: int) -> None:
         os.write(self.log, f"{os.getpid()} {path} {offset} {size}\n".encode())
@@ -75,13 +64,11 @@ def run_of(folder: Path, num_sources: int, num_tokens: int, **settings: Any) -> 
     return config
 
 
-def read_all(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, log: Path, ranks: int, **options: Any) -> Reads:
+def read_all(config: dict[str, Any], log: Path, ranks: int, **options: Any) -> Reads:
     """Every rank's reads over a whole run."""
     storage = LoggingStorage(log)
-    monkeypatch.setattr("megablend.blocks.block_store.storage_for", lambda path, **options: storage)
-    monkeypatch.setattr("megablend.formats.parquet.metadata.ranges.GAP_BYTES", 32)  # as 2 KB are to pages of 64 KB
     for rank in range(ranks):
-        dataset = megablend.open(config)
+        dataset = megablend.open(config, storage=storage)
         loader = megablend.Loader(
             dataset, data_parallel_rank=rank, data_parallel_size=ranks, drop_last=False, **options
         )
@@ -111,21 +98,19 @@ def bytes_used(config: dict[str, Any]) -> int:
     [(1, 4, 1, 1.05), (10, 4, 1, 1.05), (100, 4, 1, 1.15), (10, 1, 4, 1.05), (100, 1, 4, 1.15), (10, 2, 3, 9)],
 )
 def test_what_is_read_is_within_the_bounds_and_as_told(
-    tmp_path: Path, num_sources: int, micro_batch: int, ranks: int, bound: float, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, num_sources: int, micro_batch: int, ranks: int, bound: float
 ) -> None:
     samples = 4 * 512 * (16 if num_sources == 100 else 4)
     config = run_of(tmp_path, num_sources, samples * LENGTH, samples=samples)
     told = megablend.describe(config, micro_batch_size=micro_batch, data_parallel_size=ranks)["read_amplification"]
-    reads = read_all(config, monkeypatch, tmp_path / "log", ranks, micro_batch_size=micro_batch)
+    reads = read_all(config, tmp_path / "log", ranks, micro_batch_size=micro_batch)
     measured = sum(size for _, _, _, size in reads) / bytes_used(config)
     assert measured <= bound
     assert measured == pytest.approx(told, rel=0.05)
 
 
 @pytest.mark.parametrize(("memory", "least", "most"), [("512MiB", 1, 1.3), (600_000, 2, 100)])
-def test_dictionaries_that_are_read_again_are_told(
-    tmp_path: Path, memory: object, least: float, most: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dictionaries_that_are_read_again_are_told(tmp_path: Path, memory: object, least: float, most: float) -> None:
     """Of small row groups each has one; where they are not all kept, a page costs more for its dictionary than for itself."""
     path, samples = tmp_path / "0.parquet", 4 * 512
     tokens = np.random.default_rng(0).integers(0, 2000, samples * LENGTH, dtype=np.int32).reshape(-1, 32)
@@ -137,20 +122,20 @@ def test_dictionaries_that_are_read_again_are_told(
     groups = [pq.ParquetFile(path).metadata.row_group(i).column(0) for i in range(16)]
     dictionaries = sum(group.data_page_offset - group.dictionary_page_offset for group in groups)
     told = megablend.describe(config, micro_batch_size=4)["read_amplification"]
-    reads = read_all(config, monkeypatch, tmp_path / "log", 1, micro_batch_size=4)
+    reads = read_all(config, tmp_path / "log", 1, micro_batch_size=4)
     measured = sum(size for _, _, _, size in reads) / (bytes_used(config) + dictionaries)
     assert least <= measured <= most
     assert measured == pytest.approx(told, rel=0.05)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_workers_with_lanes_of_their_own_read_no_page_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_with_lanes_of_their_own_read_no_page_twice(tmp_path: Path) -> None:
     """But those in which the runs of two lanes meet."""
     samples = 16 * 512 * 2
     config = run_of(tmp_path, 10, samples * LENGTH * 17 // 16, samples=samples, lanes=16)  # not all of an epoch
     told = megablend.describe(config, micro_batch_size=4, data_parallel_size=2, num_workers=2)["read_amplification"]
     log = tmp_path / "log"
-    reads = read_all(config, monkeypatch, log, 2, micro_batch_size=4, num_workers=2, multiprocessing_context="fork")
+    reads = read_all(config, log, 2, micro_batch_size=4, num_workers=2, multiprocessing_context="fork")
     index = megablend.open(config).run.store.generation
     files = {index.path(number): index.file(number) for number in range(index.num_files)}
     pages, shared = Counter[tuple[int, int]](), Counter[int]()

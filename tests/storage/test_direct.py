@@ -11,9 +11,10 @@ import pytest
 
 import megablend
 from megablend.errors import CorruptFileError, DataError, MissingFileError
-from megablend.storage import DirectStorage, LocalStorage, storage_for
 from megablend.storage.base import Bytes
-from megablend.storage.descriptors import DescriptorPool
+from megablend.storage.descriptors import DescriptorPool, shared_pool
+from megablend.storage.direct import DirectStorage
+from megablend.storage.local import LocalStorage
 from tests.runs import documents, make_config, write_source
 
 CONTENT = random.Random(3).randbytes(4096 * 5 + 1234)
@@ -60,9 +61,8 @@ def test_a_file_system_without_it_is_refused(tmp_path: Path, monkeypatch: pytest
         def _take(self, path: str) -> Any:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
 
-    monkeypatch.setattr("megablend.storage.direct.DIRECT_POOL", Refusing(1))
     with pytest.raises(DataError, match=r"past the page cache \(O_DIRECT\); set direct_io: false"):
-        storage_for(str(tmp_path), direct=True).read_ranges(
+        DirectStorage(direct_pool=Refusing(1)).read_ranges(
             str(tmp_path), np.zeros(1, np.int64), np.ones(1, np.int64), allocate
         )
 
@@ -75,7 +75,7 @@ def test_a_run_reads_the_same(tmp_path: Path, path: str, monkeypatch: pytest.Mon
     borrow = DescriptorPool.borrow
 
     def counted(pool: DescriptorPool, path: str) -> Any:
-        seen.append(path) if pool is megablend.storage.local.DIRECT_POOL else None
+        seen.append(path) if pool is shared_pool("direct") else None
         return borrow(pool, path)
 
     monkeypatch.setattr(DescriptorPool, "borrow", counted)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, MissingFileError
-from megablend.storage import LocalStorage, storage_for
+from megablend.storage.by_scheme import make_storage
 from megablend.storage.descriptors import DescriptorPool
+from megablend.storage.local import LocalStorage
 
 
 @pytest.fixture
@@ -83,8 +84,7 @@ def test_stat_tells_versions_apart_and_reads_follow(tmp_path: Path, storage: Loc
 def test_a_file_replaced_under_its_readers_is_an_error_when_it_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LocalStorage, "pool", DescriptorPool(capacity=1))
-    storage, path = LocalStorage(), tmp_path / "x"
+    storage, path = LocalStorage(DescriptorPool(capacity=1)), tmp_path / "x"
     for name, content in (("x", b"old!"), ("y", b"new!"), ("z", b"zzzz")):
         (tmp_path / name).write_bytes(content)
     storage.stat(str(path))
@@ -114,21 +114,25 @@ def test_object_stores_come_later(path: str) -> None:
     with pytest.raises(
         ConfigError, match=r"object stores .* come in a later version; local and mounted paths work now"
     ):
-        storage_for(path)
+        make_storage().find(path)
 
 
-def test_plain_paths_are_local() -> None:
-    for path in ("x.parquet", "/data/x:y.bin", "../*.arrow"):
-        assert isinstance(storage_for(path), LocalStorage)
+@pytest.mark.parametrize("name", ["x.parquet", "x:y.bin", "s3:x", "a:/x"])
+def test_plain_paths_are_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"1")
+    monkeypatch.chdir(tmp_path)
+    for path in (name, str(tmp_path / name)):
+        assert make_storage().read(path, 0, 1) == b"1"
     with pytest.raises(ConfigError, match="without file://"):
-        storage_for("file:///data/x.arrow")
+        make_storage().stat(f"file://{tmp_path / name}")
 
 
 def test_few_descriptors_suffice_for_many_files(tmp_path: Path) -> None:
     for i in range(60):
         (tmp_path / str(i)).write_bytes(b"x")
     script = (
-        "import sys; from megablend.storage import LocalStorage\n"
+        "import sys; from megablend.storage.local import LocalStorage\n"
         f"print(sum(len(LocalStorage().read(f'{tmp_path}/{{i}}', 0, 1)) for i in range(60)))"
     )
     command = ["sh", "-c", 'ulimit -n 40; exec "$0" -c "$1"', sys.executable, script]

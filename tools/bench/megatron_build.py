@@ -114,6 +114,7 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     from megablend.exact.shuffle import SMALL, shuffle
     from megablend.megatron.cache_builder.build_cache import prepare_cache
     from megablend.megatron.request.request import Blend, CacheRequest
+    from megablend.storage.by_scheme import make_storage
 
     launch = detect()
     sample_index(np.full(9, 9, np.int32), np.arange(9, dtype=np.int32), 9, 8, extra=1)
@@ -130,7 +131,8 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
         split="95,5,0",
         mid_level_dataset_surplus=0.5,
     )
-    return lambda: prepare_cache(request, launch=launch)
+    storage = make_storage()
+    return lambda: prepare_cache(request, launch=launch, storage=storage)
 
 
 def megatron(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -> Any:

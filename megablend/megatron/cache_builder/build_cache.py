@@ -35,6 +35,7 @@ from megablend.megatron.cache_builder.work_plan import Job, PartKey, SplitPlan, 
 from megablend.megatron.cache_builder.worker import build_share
 from megablend.megatron.request.layout import layouts
 from megablend.megatron.request.request import CacheRequest
+from megablend.storage.base import Storage
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -63,6 +64,7 @@ def prepare_cache(
     request: CacheRequest,
     *,
     launch: Communicator,
+    storage: Storage,
     dry_run: bool = False,
     max_memory: int | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -71,6 +73,7 @@ def prepare_cache(
 
     Args:
         request: the same on all ranks.
+        storage: where the datasets' files are read.
         max_memory: bytes of arrays that the ranks of one node hold together; most of what is free there where None.
         progress: called on rank 0 now and then.
 
@@ -78,7 +81,7 @@ def prepare_cache(
         error and all end with its exit code.
     """
     try:
-        return _prepare(request, launch, dry_run, max_memory, progress or _ignore)
+        return _prepare(request, launch, storage, dry_run, max_memory, progress or _ignore)
     except BaseException as error:
         launch.abort(error)
 
@@ -86,12 +89,13 @@ def prepare_cache(
 def _prepare(
     request: CacheRequest,
     launch: Communicator,
+    storage: Storage,
     dry_run: bool,
     max_memory: int | None,
     progress: Callable[[Progress], None],
 ) -> CacheReport:
     start, cache = time.monotonic(), Path(request.path_to_cache).absolute()
-    splits = tuple(plan_cache(request, _part_sizes(request, launch)))
+    splits = tuple(plan_cache(request, _part_sizes(request, launch, storage)))
     if launch.rank == 0:
         for split in splits:
             refuse_oversampling(split, surplus=request.mid_level_dataset_surplus)
@@ -104,7 +108,7 @@ def _prepare(
     if missing and not dry_run:
         with contextlib.ExitStack() as stack:
             notes += _open_cache(cache, sum(job.artefact.nbytes for job in missing), launch, stack)
-            build_share(missing, needs, shares[launch.rank], request, cache, launch, progress)
+            build_share(missing, needs, shares[launch.rank], request, cache, launch, storage, progress)
             if launch.rank == 0:
                 flush_folder(cache)
     if launch.rank == 0 and not dry_run:
@@ -118,7 +122,7 @@ def _prepare(
     )
 
 
-def _part_sizes(request: CacheRequest, launch: Communicator) -> dict[PartKey, PartSize]:
+def _part_sizes(request: CacheRequest, launch: Communicator, storage: Storage) -> dict[PartKey, PartSize]:
     """Counts of all parts, on every rank; each `.idx` is read by one rank, once."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for layout in layouts(request):
@@ -128,7 +132,7 @@ def _part_sizes(request: CacheRequest, launch: Communicator) -> dict[PartKey, Pa
                 own.append(part.span)
 
     def count(prefix: str) -> list[PartSize]:
-        return part_sizes(lengths_of(prefix, request.lengths_at.get(prefix)), spans[prefix])
+        return part_sizes(lengths_of(prefix, request.lengths_at.get(prefix), storage=storage), spans[prefix])
 
     counted = zip(spans.items(), _together(count, list(spans), launch), strict=True)
     return {(prefix, span): size for (prefix, own), sizes in counted for span, size in zip(own, sizes, strict=True)}

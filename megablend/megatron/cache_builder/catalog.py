@@ -26,7 +26,7 @@ from megablend.formats.megatron.idx import HEADER_BYTES, Header, parse_header
 from megablend.fs.atomic_write import replace_file, translate_os_errors
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
 from megablend.megatron.cache_builder.shared_array import shared_array
-from megablend.storage import storage_for
+from megablend.storage.base import Storage
 from megablend.system.limited_json import parse_json
 
 _FOLDER = "megablend-lengths"
@@ -76,14 +76,14 @@ def open_catalog(path: Path) -> Catalog:
         ) from error
 
 
-def build_catalog(cache: str, prefixes: Sequence[str], *, launch: Communicator) -> None:
+def build_catalog(cache: str, prefixes: Sequence[str], *, launch: Communicator, storage: Storage) -> None:
     """Write the catalog of these prefixes, unless there is one of the same files. Called by all ranks of the launch.
 
     Raises: DataError where an `.idx` cannot be read; CacheError where the cache cannot be written.
     """
     names, path = sorted(set(prefixes)), catalog_path(cache, tuple(prefixes))
     mine = names[launch.rank :: launch.size]
-    seen = _everyones(launch, {prefix: _look(prefix) for prefix in mine})
+    seen = _everyones(launch, {prefix: _look(prefix, storage) for prefix in mine})
     counts = [seen[prefix]["sequences"] for prefix in names]
     firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
     pairs = {prefix: {"first": first, **seen[prefix]} for prefix, first in zip(names, firsts, strict=False)}
@@ -95,16 +95,16 @@ def build_catalog(cache: str, prefixes: Sequence[str], *, launch: Communicator) 
             path.with_suffix(".json").unlink(missing_ok=True)
     with shared_array(path.with_suffix(".npy"), firsts[-1], launch) as write:
         for number in assign_longest_first(counts, launch.size)[launch.rank]:
-            write(firsts[number], read_lengths(lengths_of(names[number]), 0, counts[number]))
+            write(firsts[number], read_lengths(lengths_of(names[number], storage=storage), 0, counts[number]))
     if launch.rank == 0:
         replace_file(path.with_suffix(".json"), text)
     launch.barrier()
     open_catalog.cache_clear()
 
 
-def _look(prefix: str) -> dict[str, Any]:
+def _look(prefix: str, storage: Storage) -> dict[str, Any]:
     """What the catalog keeps of a pair, besides its lengths."""
-    storage, path = storage_for(prefix), f"{prefix}.idx"
+    path = f"{prefix}.idx"
     state, data = storage.stat(path), storage.stat(f"{prefix}.bin")
     header: Header = parse_header(path, storage.read(path, 0, min(state.size, HEADER_BYTES)), state.size)
     return {"sequences": header.num_sequences, "dtype": header.token_dtype, "etags": [state.etag, data.etag]}

@@ -29,6 +29,7 @@ from megablend.index.snapshot import Snapshot, external_references_dir, open_sna
 from megablend.megatron.cache_builder.counts import share_of
 from megablend.megatron.cache_builder.shared_array import shared_array
 from megablend.megatron.request.dataset_uri import DatasetURI, parse_address
+from megablend.storage.base import Storage
 from megablend.system.limited_json import parse_json
 
 _BLOCK_BYTES = 1 << 20
@@ -38,7 +39,7 @@ INDEX_FOLDER = "megablend"
 """Inside Megatron's cache folder: a cache as `megablend build` makes it."""
 
 
-def build_table(cache: str, address: DatasetURI, *, launch: Communicator) -> DatasetURI:
+def build_table(cache: str, address: DatasetURI, *, launch: Communicator, storage: Storage) -> DatasetURI:
     """Index an address's files and count their documents, unless that was done. Called by all ranks of the launch.
 
     Returns: the address with its index.
@@ -55,9 +56,9 @@ def build_table(cache: str, address: DatasetURI, *, launch: Communicator) -> Dat
         block_bytes=_BLOCK_BYTES,
         place=str(address),
     )
-    report = build_index(str(_index(cache)), [spec], launch=launch)
+    report = build_index(str(_index(cache)), [spec], launch=launch, storage=storage)
     whole = dataclasses.replace(address, index=report.digest)
-    store = _store(cache, whole)
+    store = _store(cache, whole, storage)
     num_documents = store.generation.sources[0].rows
     with shared_array(table_path(cache, whole), num_documents, launch) as write:
         for first, lengths, _ in count_documents(store, *share_of(store.generation, launch.rank, launch.size)):
@@ -77,14 +78,14 @@ def build_table(cache: str, address: DatasetURI, *, launch: Communicator) -> Dat
     return whole
 
 
-def open_table(cache: str, address: DatasetURI) -> tuple[BlockStore, Array]:
+def open_table(cache: str, address: DatasetURI, storage: Storage) -> tuple[BlockStore, Array]:
     """The blocks of an address that has its index, and its table: int32 [num_documents], memory-mapped.
 
     Raises: CacheError where they are not there.
     """
     path = table_path(cache, address)
     try:
-        return _store(cache, address), np.load(path, mmap_mode="r")
+        return _store(cache, address, storage), np.load(path, mmap_mode="r")
     except (OSError, ValueError) as error:
         raise CacheError(
             f"{path}: the document table of {address} is not there, or damaged ({error}); build again"
@@ -132,9 +133,9 @@ def _index(cache: str) -> Path:
     return Path(cache).absolute() / INDEX_FOLDER
 
 
-def _store(cache: str, address: DatasetURI) -> BlockStore:
+def _store(cache: str, address: DatasetURI, storage: Storage) -> BlockStore:
     assert address.index is not None
-    return BlockStore(_generation(str(_index(cache)), address.index), [address.append_eod])
+    return BlockStore(_generation(str(_index(cache)), address.index), [address.append_eod], storage=storage)
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ from megablend.errors import CorruptFileError
 from megablend.formats.base import Array
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.megatron.request.split import sequence_range
-from megablend.storage import storage_for
+from megablend.storage.base import Storage
 
 _CHUNK = 1 << 20
 """Lengths read at once: 4 MiB."""
@@ -38,10 +38,11 @@ class StoredLengths:
     offset: int
     """Byte of the first."""
     num_sequences: int
+    storage: Storage
 
     def read(self, first: int, last: int) -> Array:
         """Those of sequences [first, last). Raises: CorruptFileError where one is negative; MissingFileError."""
-        data = storage_for(self.path).read(self.path, self.offset + 4 * first, 4 * (last - first))
+        data = self.storage.read(self.path, self.offset + 4 * first, 4 * (last - first))
         lengths = np.frombuffer(data, "<i4")
         if lengths.size and lengths.min() < 0:
             number = int(np.argmin(lengths))
@@ -53,25 +54,25 @@ class StoredLengths:
         return lengths
 
 
-def lengths_of(prefix: str, table: str | None = None) -> StoredLengths:
+def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> StoredLengths:
     """Where the lengths of a pair lie, whose `.bin` must be there, too; or those of a `table`, int32 in a `.npy` file.
 
     Raises: MissingFileError, CorruptFileError, UnsupportedFileError.
     """
     if table is not None:
-        return _table(table)
-    storage, path = storage_for(prefix), f"{prefix}.idx"
+        return _table(table, storage)
+    path = f"{prefix}.idx"
     storage.stat(f"{prefix}.bin")
     size = storage.stat(path).size
     header = parse_header(path, storage.read(path, 0, min(size, HEADER_BYTES)), size)
-    return StoredLengths(path=path, offset=HEADER_BYTES, num_sequences=header.num_sequences)
+    return StoredLengths(path=path, offset=HEADER_BYTES, num_sequences=header.num_sequences, storage=storage)
 
 
-def counted_lengths(prefix: str, size: PartSize, table: str | None = None) -> StoredLengths:
+def counted_lengths(prefix: str, size: PartSize, table: str | None = None, *, storage: Storage) -> StoredLengths:
     """The same, without another look at the files, of a dataset whose part has been counted."""
     if table is not None:
-        return _table(table)
-    return StoredLengths(path=f"{prefix}.idx", offset=HEADER_BYTES, num_sequences=size.num_sequences)
+        return _table(table, storage)
+    return StoredLengths(path=f"{prefix}.idx", offset=HEADER_BYTES, num_sequences=size.num_sequences, storage=storage)
 
 
 def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
@@ -103,9 +104,9 @@ def _chunks(begin: int, end: int) -> list[tuple[int, int]]:
     return [(first, min(first + _CHUNK, end)) for first in range(begin, end, _CHUNK)]
 
 
-def _table(path: str) -> StoredLengths:
+def _table(path: str, storage: Storage) -> StoredLengths:
     with Path(path).open("rb") as file:
         np.lib.format.read_magic(file)
         (count,), _, dtype = np.lib.format.read_array_header_1_0(file)
         assert dtype == np.int32
-        return StoredLengths(path=path, offset=file.tell(), num_sequences=count)
+        return StoredLengths(path=path, offset=file.tell(), num_sequences=count, storage=storage)

@@ -26,6 +26,7 @@ from megablend.megatron.cache_builder.commit import StoppedError
 from megablend.megatron.cache_builder.lengths import counted_lengths, read_lengths
 from megablend.megatron.cache_builder.work_plan import DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
+from megablend.storage.base import Storage
 
 _POLL_SECONDS = 0.2
 
@@ -77,9 +78,11 @@ class Parts:
         part: int,
         num_parts: int,
         request: CacheRequest,
+        storage: Storage,
         wake: Callable[[], None],
         stop: threading.Event,
     ) -> None:
+        self._storage = storage
         self._jobs, self._request, self._wake, self._stop = jobs, request, wake, stop
         self._part, self._num_parts = part, num_parts
         self._left = set(parted) if part >= 0 else set()
@@ -153,7 +156,7 @@ class Parts:
         first, stop = (size * part // self._num_parts for part in (self._part, self._part + 1))
         documents = np.memmap(path, np.int32, "r", header + 4 * first, (stop - first,))
         prefix = job.part.prefix
-        stored = counted_lengths(prefix, job.size, self._request.lengths_at.get(prefix))
+        stored = counted_lengths(prefix, job.size, self._request.lengths_at.get(prefix), storage=self._storage)
         gathered, sums = count_run(read_lengths(stored, job.size.begin, job.size.end), documents)
         self._runs[number] = gathered, sums
         self._say(Counted(number, self._part, sum(sums)))

@@ -11,7 +11,7 @@ import numpy as np
 from megablend.errors import CorruptFileError
 from megablend.formats.base import Array
 from megablend.megatron.cache_builder.artefacts import read_header
-from megablend.storage import LocalStorage
+from megablend.storage.base import Storage
 
 _ENTRIES_START = 128
 """Bytes before the entries of an array of one or two dimensions, as numpy.save writes it."""
@@ -23,8 +23,8 @@ class PooledArray:
     Raises, from any use: MissingFileError; CorruptFileError where the file holds no such array.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, storage: Storage) -> None:
+        self.path, self._storage = path, storage
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,14 +65,14 @@ class PooledArray:
     def _read(self, first: int, count: int) -> Array:
         shape, dtype = self._header
         width = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-        data = LocalStorage().read(self.path, _ENTRIES_START + first * width, count * width)
+        data = self._storage.read(self.path, _ENTRIES_START + first * width, count * width)
         return np.frombuffer(data, dtype).reshape(count, *shape[1:])
 
     @cached_property
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and dtype, of the file that lies there now: a cache may have been built anew since the pool opened it."""
-        LocalStorage().stat(self.path)
-        head = io.BytesIO(LocalStorage().read(self.path, 0, _ENTRIES_START))
+        self._storage.stat(self.path)
+        head = io.BytesIO(self._storage.read(self.path, 0, _ENTRIES_START))
         try:
             version, shape, fortran_order, dtype = read_header(head)
         except ValueError as error:

@@ -11,12 +11,14 @@ from megablend.distributed.job import Job
 from megablend.index.build import Progress
 from megablend.megatron.cache_builder.build_cache import CacheReport, prepare_cache
 from megablend.megatron.request.request import CacheRequest
+from megablend.storage.base import Storage
 
 
 def prepare_on_ranks(
     request: CacheRequest,
     job: Job,
     *,
+    storage: Storage,
     shared_fs: str = AUTO,
     dry_run: bool = False,
     max_memory: int | None = None,
@@ -39,7 +41,7 @@ def prepare_on_ranks(
             with job.members(ranks) as group:
                 launch = Subgroup(group, world)
                 report = prepare_cache(
-                    request, launch=launch, dry_run=dry_run, max_memory=max_memory, progress=progress
+                    request, launch=launch, storage=storage, dry_run=dry_run, max_memory=max_memory, progress=progress
                 )
             world.finish()  # a rank may fail at the very end
         except BaseException as error:

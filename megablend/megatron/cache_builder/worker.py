@@ -24,6 +24,7 @@ from megablend.megatron.cache_builder.parts import Begun, Message, Parts
 from megablend.megatron.cache_builder.schedule import Assignment, MemoryGate
 from megablend.megatron.cache_builder.work_plan import BlendJob, Job
 from megablend.megatron.request.request import CacheRequest
+from megablend.storage.base import Storage
 
 _TICK_SECONDS = 0.2
 _WIND_DOWN_SECONDS = 1.0
@@ -47,6 +48,7 @@ def build_share(
     request: CacheRequest,
     cache: Path,
     launch: Communicator,
+    storage: Storage,
     progress: Callable[[Progress], None],
 ) -> None:
     """Build the jobs of `share`, and wait for the other ranks.
@@ -57,7 +59,7 @@ def build_share(
 
     Raises: DataError, CacheError of the first job that fails; those that have begun stop at their next piece.
     """
-    crew = _WorkerPool(jobs, needs, share, request, cache)
+    crew = _WorkerPool(jobs, needs, share, request, cache, storage)
     num_bytes = sum(job.artefact.nbytes for job in jobs)
     try:
         finished = False
@@ -78,13 +80,22 @@ class _WorkerPool:
     """The threads of a rank."""
 
     def __init__(
-        self, jobs: Sequence[Job], needs: Sequence[CostEstimate], share: Assignment, request: CacheRequest, cache: Path
+        self,
+        jobs: Sequence[Job],
+        needs: Sequence[CostEstimate],
+        share: Assignment,
+        request: CacheRequest,
+        cache: Path,
+        storage: Storage,
     ) -> None:
         self._jobs, self._needs, self._share, self._request, self._cache = jobs, needs, share, request, cache
+        self._storage = storage
         self._gate = MemoryGate(share.memory)
         self._total_cost = sum(needs[number].cost for number in share.jobs)
         self._wake, self._stop, self._lock = threading.Event(), threading.Event(), threading.Lock()
-        self.parts = Parts(jobs, share.parted, share.part, share.num_parts, request, self._wake.set, self._stop)
+        self.parts = Parts(
+            jobs, share.parted, share.part, share.num_parts, request, storage, self._wake.set, self._stop
+        )
         self._commits = Commits(cache, self._stop) if share.jobs else None
         self._names = names_in(cache)  # another build may have made some while this one waited for the lock
         self._left, self._unfinished = deque(share.jobs), len(share.jobs)
@@ -155,7 +166,7 @@ class _WorkerPool:
         if isinstance(job, BlendJob):
             build_blend(job, commits, threads=threads)
         elif parts is None:
-            build_dataset(job, self._request, commits, threads=threads, overlap=overlap)
+            build_dataset(job, self._request, commits, self._storage, threads=threads, overlap=overlap)
         else:
             begun, rows = partial(_begin, parts, number), partial(parts.await_rows, number)
             build_parted(job, self._request, commits, begun=begun, await_rows=rows)

@@ -34,7 +34,13 @@ from megablend.megatron.cache_builder.completion_marker import Receipt, read_rec
 from megablend.megatron.cache_builder.document_tables import build_table, pinned_address, table_path
 from megablend.megatron.compat import TRIED, assumes_whole_cache, find_unknown_settings, is_tried
 from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig, Split
-from megablend.megatron.plugin.dataset import MegablendGPTDataset, cache_of, data_path_entries, pairs_of
+from megablend.megatron.plugin.dataset import (
+    MegablendGPTDataset,
+    cache_of,
+    data_path_entries,
+    make_dataset_storage,
+    pairs_of,
+)
 from megablend.megatron.plugin.deferred import PrefixOpener, defer, identifiers
 from megablend.megatron.plugin.installed import installed_version, misfit
 from megablend.megatron.plugin.pages import build_pages, open_pages
@@ -168,13 +174,14 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         if self._in_pages:
             build_pages(self.config, self.sizes, launch)
             return
+        storage = make_dataset_storage(self.config)
         if issubclass(self.cls, MegablendGPTDataset):
             for word in data_path_entries(self.config):
                 if (address := parse_address(word)).format != PAIR:
-                    build_table(cache, address, launch=launch)
+                    build_table(cache, address, launch=launch, storage=storage)
             if pairs := pairs_of(self.config):
-                build_catalog(cache, pairs, launch=launch)
-        prepare_cache(self._request(), launch=launch)
+                build_catalog(cache, pairs, launch=launch, storage=storage)
+        prepare_cache(self._request(), launch=launch, storage=storage)
 
     def _request(self) -> CacheRequest:
         """What the cache is to hold: for addresses, under names that tell their index."""

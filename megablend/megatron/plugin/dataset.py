@@ -15,7 +15,8 @@ from megablend.megatron.core import GPTDataset
 from megablend.megatron.plugin.config import MegablendDatasetConfig
 from megablend.megatron.plugin.documents import Documents, PairDocuments, TableDocuments
 from megablend.megatron.request.dataset_uri import PAIR, parse_address
-from megablend.storage import LocalStorage
+from megablend.storage.base import Storage
+from megablend.storage.by_scheme import make_storage
 
 
 class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
@@ -36,12 +37,11 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         Raises: CacheError where they were not prepared; ConfigError for an address that cannot be read.
         """
         address = parse_address(dataset_path)
-        cache = cache_of(config)
-        LocalStorage.pool.resize(config.max_open_files)
+        cache, storage = cache_of(config), make_dataset_storage(config)
         if address.format == PAIR:
-            return PairDocuments(dataset_path, catalog_path(cache, pairs_of(config)))
+            return PairDocuments(dataset_path, catalog_path(cache, pairs_of(config)), storage)
         num_tables = len(data_path_entries(config)) - len(pairs_of(config))
-        return TableDocuments(cache, pinned_address(cache, dataset_path), config.memory // num_tables)
+        return TableDocuments(cache, pinned_address(cache, dataset_path), config.memory // num_tables, storage)
 
     def __len__(self) -> int:
         return len(self._arrays[1]) - 1
@@ -57,7 +57,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
             for name in ("document_index", "sample_index", "shuffle_index")
         ]
         self.path_to_document_index, self.path_to_sample_index, self.path_to_shuffle_index = paths
-        self._arrays = PooledArray(paths[0]), PooledArray(paths[1]), PooledArray(paths[2])
+        storage = make_dataset_storage(self.config)
+        self._arrays = PooledArray(paths[0], storage), PooledArray(paths[1], storage), PooledArray(paths[2], storage)
         return (None, None, None) if setting(self.config, "defer_npy_index_mmap") else self._arrays
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
@@ -67,11 +68,6 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         found: tuple[Any, ...] = super()._query_document_sample_shuffle_indices(idx)
         return found
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """In a spawned worker, too, files are bounded."""
-        self.__dict__.update(state)
-        LocalStorage.pool.resize(self.config.max_open_files)
-
 
 def cache_of(config: Any) -> str:
     """The config's cache folder. Raises: ConfigError where it has none."""
@@ -80,6 +76,11 @@ def cache_of(config: Any) -> str:
             "path_to_cache (--data-cache-path) is not given; the index and the arrays of these datasets lie there"
         )
     return str(config.path_to_cache)
+
+
+def make_dataset_storage(config: Any) -> Storage:
+    """Make the storage that the config's datasets are read from; it bounds the files that the process keeps open."""
+    return make_storage(max_open_files=getattr(config, "max_open_files", None))
 
 
 def data_path_entries(config: Any) -> list[str]:

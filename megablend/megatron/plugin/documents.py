@@ -19,7 +19,7 @@ from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
 from megablend.megatron.plugin.sequence_index import SequenceIndex
 from megablend.megatron.request.dataset_uri import DatasetURI
 from megablend.reader.block_cache import BlockCache
-from megablend.storage import LocalStorage
+from megablend.storage.base import Storage
 
 
 class Documents(ABC):
@@ -85,11 +85,11 @@ class PairDocuments(Documents):
     Lengths are the catalog's; a document's place in the `.bin` is read from the `.idx` when it is asked for.
     """
 
-    def __init__(self, prefix: str, catalog: Path) -> None:
+    def __init__(self, prefix: str, catalog: Path, storage: Storage) -> None:
         pair = open_catalog(catalog).pair(prefix)
         self.path_prefix = prefix
         self.sequence_lengths = pair.lengths
-        self._catalog, self._etag = catalog, pair.etag
+        self._catalog, self._storage, self._etag = catalog, storage, pair.etag
         self._checked = False
         self._dtype = np.dtype(pair.token_dtype).newbyteorder("<")
 
@@ -101,7 +101,7 @@ class PairDocuments(Documents):
         """
         if not self._checked:
             self._check()
-        storage, width, number = LocalStorage(), self._dtype.itemsize, self._number(idx)
+        storage, width, number = self._storage, self._dtype.itemsize, self._number(idx)
         place = HEADER_BYTES + 4 * len(self) + 8 * number
         pointer = int.from_bytes(storage.read(f"{self.path_prefix}.idx", place, 8), "little", signed=True)
         count = int(self.sequence_lengths[number]) - offset if length is None else int(length)
@@ -131,9 +131,9 @@ class PairDocuments(Documents):
         One that was copied or touched is read through, once a process.
         """
         path = f"{self.path_prefix}.idx"
-        LocalStorage().stat(f"{self.path_prefix}.bin")  # the pool lets go of a file that was replaced
-        if LocalStorage().stat(path).etag != self._etag:
-            stored = lengths_of(self.path_prefix)
+        self._storage.stat(f"{self.path_prefix}.bin")  # the pool lets go of a file that was replaced
+        if self._storage.stat(path).etag != self._etag:
+            stored = lengths_of(self.path_prefix, storage=self._storage)
             if not np.array_equal(read_lengths(stored, 0, stored.num_sequences), self.sequence_lengths):
                 raise ChangedFileError(
                     path,
@@ -143,16 +143,16 @@ class PairDocuments(Documents):
         self._checked = True
 
     def __reduce__(self) -> tuple[Callable[..., PairDocuments], tuple[Any, ...]]:
-        return PairDocuments, (self.path_prefix, self._catalog)
+        return PairDocuments, (self.path_prefix, self._catalog, self._storage)
 
 
 class TableDocuments(Documents):
     """Documents of Parquet or Arrow files, found through the index and their table; decoded pages are kept in a window."""
 
-    def __init__(self, cache: str, address: DatasetURI, memory: int) -> None:
-        store, self.sequence_lengths = open_table(cache, address)
+    def __init__(self, cache: str, address: DatasetURI, memory: int, storage: Storage) -> None:
+        store, self.sequence_lengths = open_table(cache, address, storage)
         self.path_prefix = str(address)
-        self._made_of = (cache, address, memory)
+        self._made_of = (cache, address, memory, storage)
         self._window = BlockCache(store, memory)
         self._generation = store.generation
 
@@ -203,7 +203,7 @@ class TableDocuments(Documents):
     @cached_property
     def _tokens_before(self) -> Array:
         """int64 [num_blocks + 1], end-of-document tokens included; not verified."""
-        generation, (_, address, _) = self._generation, self._made_of
+        generation, address = self._generation, self._made_of[1]
         if address.append_eod is None:
             return generation.tokens_before
         tokens: Array = generation.tokens_before + generation.ends_before

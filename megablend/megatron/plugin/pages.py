@@ -18,9 +18,10 @@ from megablend.megatron.cache_builder.document_tables import INDEX_FOLDER
 from megablend.megatron.compat import query_result, setting
 from megablend.megatron.core import Split
 from megablend.megatron.plugin.config import MegablendDatasetConfig
-from megablend.megatron.plugin.dataset import MegablendGPTDataset, cache_of
+from megablend.megatron.plugin.dataset import MegablendGPTDataset, cache_of, make_dataset_storage
 from megablend.megatron.request.dataset_uri import PAIR, parse_address
 from megablend.reader import Dataset
+from megablend.storage.location import make_absolute
 
 Blend = tuple[Sequence[str], Sequence[float] | None]
 
@@ -53,19 +54,19 @@ class PageOrderDataset(MegablendGPTDataset):
 
 def build_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None], launch: Communicator) -> None:
     """Index the data and promise the run's order. Called by all ranks of the launch. Raises: as megablend.build does."""
-    build(run_config(config, sizes), launch=launch)
+    build(run_config(config, sizes), launch=launch, storage=make_dataset_storage(config))
 
 
 def open_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> list[PageOrderDataset | None]:
     """The splits that have data. Raises: CacheError where the run was not built, or is to be lengthened; PlanError."""
-    checked = run_config(config, sizes)
+    checked, storage = run_config(config, sizes), make_dataset_storage(config)
     found: list[PageOrderDataset | None] = []
     for split, name in enumerate(("train", "valid", "test")):
         listed = name in checked.sources if checked.listed_by_split else checked.shares[split] > 0
         if sizes[split] == 0 or not listed:
             found.append(None)
         else:
-            found.append(PageOrderDataset(Dataset(open_run(checked, name)), Split(split), config))
+            found.append(PageOrderDataset(Dataset(open_run(checked, name, storage=storage)), Split(split), config))
     return found
 
 
@@ -111,6 +112,6 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
 def _source(number: int, word: str, weights: Sequence[float] | None) -> dict[str, Any]:
     """A source by its place in the blend, so that data may move; without weights, its tokens count."""
     address = parse_address(word)
-    path = str(Path(address.pattern).absolute()) if address.format == PAIR else address.pattern
+    path = make_absolute(address.pattern, str(Path.cwd())) if address.format == PAIR else address.pattern
     share = {"epochs": 1} if weights is None else {"weight": str(weights[number])}
     return {"name": f"{number}", "path": path, "column": address.column, "append_eod": address.append_eod, **share}

@@ -35,6 +35,7 @@ from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, G
 from megablend.megatron.plugin.config import MegablendDatasetConfig
 from megablend.megatron.plugin.dataset import MegablendGPTDataset
 from megablend.megatron.plugin.probe_data import CASES, ProbeTokenizer, write_pairs
+from megablend.storage.by_scheme import make_storage
 
 _BUILDER_METHODS = (
     "__init__",
@@ -150,7 +151,7 @@ def _compare(builder: type[Any], cache: Path, options: dict[str, Any], sizes: li
     known = {field.name for field in fields(GPTDatasetConfig)}
     options = {name: value for name, value in options.items() if name in known or not has_default(name)}
     config = _config(GPTDatasetConfig, cache, options)
-    prepare_cache(request_of(config, sizes), launch=SingleProcess())
+    prepare_cache(request_of(config, sizes), launch=SingleProcess(), storage=make_storage())
     made = _contents(cache)
     built: list[tuple[Any, tuple[Any, ...]]] = []
     found = _recorder(builder, built)(GPTDataset, sizes, lambda: True, config)._open()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megablend.errors import ConfigError
+from megablend.storage.location import make_absolute
 
 PAIR = "megatron"
 _SCHEME = re.compile(r"(parquet|arrow):(?!//)")
@@ -51,7 +52,7 @@ def parse_address(text: str) -> DatasetURI:
     options = _options(text, query)
     return DatasetURI(
         format=found[1],
-        pattern=str(Path(pattern).absolute()),
+        pattern=make_absolute(pattern, str(Path.cwd())),
         column=options.get("column"),
         append_eod=_token(text, options.get("append_eod")),
         index=options.get("index"),

@@ -17,45 +17,33 @@ import numpy as np
 from pipeline import make_corpus
 
 import megablend
-from megablend.blocks import block_store as store
 from megablend.prefetch.read_amplification import read_amplification
-from megablend.storage.base import Allocate, FileStat
-from megablend.storage.local import LocalStorage
+from megablend.storage.base import Allocate, Bytes, Int64s
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.wrapper import WrapperStorage
 
 LANES, CYCLE, SAMPLE_TOKENS = 8, 512, 4096
 
 
-class CountingStorage:
+class CountingStorage(WrapperStorage):
     """Local files; bytes of pages that are read are counted."""
 
     def __init__(self) -> None:
-        self.local, self.bytes = LocalStorage(), 0
+        super().__init__(make_storage())
+        self.bytes = 0
 
-    def read_ranges(self, path: str, offsets: Any, sizes: Any, allocate: Allocate) -> tuple[Any, Any]:
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         """Pages."""
         self.bytes += int(sizes.sum())
-        return self.local.read_ranges(path, offsets, sizes, allocate)
-
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        """Footers."""
-        return self.local.read(path, offset, size)
-
-    def stat(self, path: str) -> FileStat:
-        """As of the file."""
-        return self.local.stat(path)
-
-    def glob(self, pattern: str) -> list[str]:
-        """As of the folder."""
-        return self.local.glob(pattern)
+        return super().read_ranges(path, offsets, sizes, allocate)
 
 
 def measured(config: dict[str, Any], micro_batch: int, ranks: int) -> float:
     """Bytes that the loaders of all ranks read, over those of the blocks used."""
     counting = CountingStorage()
-    vars(store)["storage_for"] = lambda path, **options: counting
     for rank in range(ranks):
         loader = megablend.Loader(
-            megablend.open(config),
+            megablend.open(config, storage=counting),
             micro_batch_size=micro_batch,
             data_parallel_rank=rank,
             data_parallel_size=ranks,

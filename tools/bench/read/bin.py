@@ -96,6 +96,7 @@ def measure(config: Path, reads: int) -> dict[str, float]:
     import megablend
     from megablend.blocks.block_store import BlockStore
     from megablend.index.snapshot import list_snapshots, open_snapshot
+    from megablend.storage.by_scheme import make_storage
 
     _ = megablend.Loader  # imports torch
     start, cpu = time.perf_counter(), time.process_time()
@@ -105,7 +106,7 @@ def measure(config: Path, reads: int) -> dict[str, float]:
     found = {"first batch s": time.perf_counter() - start, "CPU s": time.process_time() - cpu}
     found["peak MiB"] = (peak.bytes - peak.before) / 2**20
     cache = json.loads(config.read_text())["cache"]
-    store = BlockStore(open_snapshot(cache, list_snapshots(cache)[-1]))
+    store = BlockStore(open_snapshot(cache, list_snapshots(cache)[-1]), storage=make_storage())
     num_blocks = len(store.generation.tokens_before) - 1
     store.read([0])
     ids = np.random.default_rng(1).integers(0, num_blocks, reads)

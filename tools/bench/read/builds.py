@@ -47,14 +47,17 @@ def build(folder: Path, cache: Path) -> tuple[float, float]:
     """Seconds of wall and CPU time of a build in this process, imports and kernels left out."""
     from megablend.distributed.base import SingleProcess
     from megablend.index.build import SourceSpec, build_index
+    from megablend.storage.by_scheme import make_storage
 
     def source(pattern: str) -> SourceSpec:
         return SourceSpec(name="many", patterns=(pattern,), column=None, documents=True, block_bytes=0)
 
     with tempfile.TemporaryDirectory() as warm:  # loads the kernels
-        build_index(warm, [source(str(next(folder.rglob("*.parquet"))))], launch=SingleProcess())
+        build_index(
+            warm, [source(str(next(folder.rglob("*.parquet"))))], launch=SingleProcess(), storage=make_storage()
+        )
     cpu, wall = time.process_time(), time.perf_counter()
-    build_index(str(cache), [source(f"{folder}/**/*.parquet")], launch=SingleProcess())
+    build_index(str(cache), [source(f"{folder}/**/*.parquet")], launch=SingleProcess(), storage=make_storage())
     return time.perf_counter() - wall, time.process_time() - cpu
 
 

@@ -24,7 +24,7 @@ from documents import CODECS, make_documents, write_parquet
 from megablend.formats import format_of
 from megablend.formats.base import BlockReader, FileIndex, FileToIndex, OpenedFile
 from megablend.formats.decoded import DecodedBlocks
-from megablend.storage import storage_for
+from megablend.storage.by_scheme import make_storage
 
 PAGES = {"8 KB": 8 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20}
 BATCH_BYTES = 4 << 20
@@ -33,7 +33,7 @@ BATCH_BYTES = 4 << 20
 
 def open_file(path: Path) -> tuple[FileIndex, BlockReader]:
     """Our index of a file, and a reader of it."""
-    kind, storage = format_of(str(path)), storage_for(str(path))
+    kind, storage = format_of(str(path), storage=make_storage()), make_storage()
     asked = FileToIndex(path=str(path), column="tokens", documents=True, block_bytes=0)
     found = kind.index(asked, storage=storage)
     size = storage.stat(str(path)).size

@@ -28,7 +28,7 @@ from megablend.formats.parquet.metadata.column_chunk import column_chunks
 from megablend.formats.parquet.metadata.footer import read_footer
 from megablend.formats.parquet.metadata.schema import find_column
 from megablend.formats.parquet.metadata.source import ByteSource
-from megablend.storage import storage_for
+from megablend.storage.by_scheme import make_storage
 
 
 def write_pages(path: Path, pages: int, tokens: int, **options: object) -> None:
@@ -51,12 +51,12 @@ def write_columns(path: Path, columns: int, groups: int, *, page_index: bool) ->
 def index(path: Path, *, documents: bool) -> FileIndex:
     """As `build` does it."""
     file = FileToIndex(path=str(path), column="ids", documents=documents, block_bytes=0)
-    return format_of(file.path).index(file, storage=storage_for(file.path))
+    return format_of(file.path, storage=make_storage()).index(file, storage=make_storage())
 
 
 def parse_page_index(path: Path) -> Callable[[], int]:
     """Reads and parses OffsetIndex and ColumnIndex."""
-    storage = storage_for(str(path))
+    storage = make_storage()
     source = ByteSource(str(path), storage, storage.stat(str(path)).size)
     footer = read_footer(source)
     column, num_leaves = find_column(footer.schema, "ids", str(path))

@@ -104,7 +104,7 @@ class ParquetReader:
     def _fetch(self, blocks: Array) -> tuple[pa.Buffer, Int64s]:
         """Pages, in one buffer; where in it each begins, int64 [n]."""
         offsets, sizes = blocks["offset"].tolist(), blocks["stored_bytes"].tolist()
-        runs = plan_reads(offsets, sizes, sizes)
+        runs = plan_reads(offsets, sizes, sizes, self._source.limits)
         starts, stops = (np.array([run[i] for run in runs], np.int64) for i in (1, 2))
         data, begins = self._source.read_ranges(starts, stops - starts, "a run of pages")
         shifts = np.repeat(begins - starts, [len(pages) for pages, _, _ in runs])

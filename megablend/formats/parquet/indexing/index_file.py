@@ -20,7 +20,6 @@ from megablend.storage.base import Storage
 
 Int64s = npt.NDArray[np.int64]
 
-CHUNKS_IN_FLIGHT = 8
 THREADED_BYTES = 64 << 20
 """A column of less is indexed before threads would pay."""
 
@@ -49,7 +48,7 @@ def index_file(file: FileToIndex, storage: Storage, *, span: tuple[int, int] | N
             column=leaf,
             limit=footer.offset,
             documents=file.documents,
-            in_flight=CHUNKS_IN_FLIGHT if large else 1,
+            in_flight=source.limits.max_reads if large else 1,
         ),
         chunks,
     )

@@ -46,7 +46,7 @@ def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, p
                 check_levels(levels[i], column)
         count_levels(pages[run], levels)
 
-    parallel_map(count, plan_reads(offsets.tolist(), sizes.tolist(), loads.tolist()), in_flight)
+    parallel_map(count, plan_reads(offsets.tolist(), sizes.tolist(), loads.tolist(), source.limits), in_flight)
     return int(sizes.sum())
 
 

@@ -8,29 +8,29 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from megablend.storage.base import ReadLimits
+
 Int64s = npt.NDArray[np.int64]
 
-MERGED_BYTES = 4 << 20
-"""Pages are read together up to so many bytes; one alone may be larger."""
-GAP_BYTES = 2 << 10
-"""Bytes between two pages are read along up to so many: a read of its own costs more. Pages themselves are larger."""
 
-
-def plan_reads(offsets: Sequence[int], sizes: Sequence[int], loads: Sequence[int]) -> list[tuple[range, int, int]]:
+def plan_reads(
+    offsets: Sequence[int], sizes: Sequence[int], loads: Sequence[int], limits: ReadLimits
+) -> list[tuple[range, int, int]]:
     """Runs of pages that are close enough to be read together.
 
     Args:
         offsets: of each page, its first byte; ascending.
         sizes: of each page, in bytes.
-        loads: what each page adds to the MERGED_BYTES of its run.
+        loads: what each page adds to the `max_merged_bytes` of its run.
+        limits: those of the storage.
 
     Returns: for each run its pages, the first byte, the byte after the last.
     """
-    runs = []
+    runs, max_gap_bytes, max_merged_bytes = [], limits.max_gap_bytes, limits.max_merged_bytes
     begin = first = stop = load = 0
     for i, (offset, size, adds) in enumerate(zip(offsets, sizes, loads, strict=True)):
         load += adds
-        if i == begin or not 0 <= offset - stop <= GAP_BYTES or load > MERGED_BYTES:
+        if i == begin or not 0 <= offset - stop <= max_gap_bytes or load > max_merged_bytes:
             if i > begin:
                 runs.append((range(begin, i), first, stop))
             begin, first, load = i, offset, adds
@@ -47,8 +47,8 @@ def portions(sizes: Int64s, max_bytes: int) -> list[slice]:
     return [slice(begin, end) for begin, end in itertools.pairwise(bounds) if end > begin]
 
 
-def merge_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Join ranges with no more than GAP_BYTES between them.
+def merge_ranges(offsets: Int64s, sizes: Int64s, max_gap_bytes: int) -> tuple[Int64s, Int64s, Int64s]:
+    """Join ranges with no more than `max_gap_bytes` between them.
 
     Args:
         offsets, sizes: int64 [n], in bytes, in any order.
@@ -58,7 +58,7 @@ def merge_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s, Int64s
     order = np.argsort(offsets, kind="stable")
     starts, stops = offsets[order], np.maximum.accumulate((offsets + sizes)[order])
     begins = np.ones(len(order), bool)
-    begins[1:] = starts[1:] - stops[:-1] > GAP_BYTES
+    begins[1:] = starts[1:] - stops[:-1] > max_gap_bytes
     runs = np.empty(len(order), np.int64)
     runs[order] = np.cumsum(begins) - 1
     return starts[begins], stops[np.append(begins[1:], True)[: len(order)]], runs

@@ -13,7 +13,7 @@ from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.parquet.metadata.memory import empty_from_arrow_pool
 from megablend.formats.parquet.metadata.ranges import merge_ranges
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
-from megablend.storage.base import Bytes, Int64s, Storage
+from megablend.storage.base import Bytes, Int64s, ReadLimits, Storage
 
 
 @dataclass(slots=True)
@@ -30,6 +30,11 @@ class ByteSource:
     path: str
     storage: Storage
     size: int
+
+    @property
+    def limits(self) -> ReadLimits:
+        """How the storage likes to be read."""
+        return self.storage.limits(self.path)
 
     def read(self, offset: int, size: int, what: str) -> bytes:
         """Exactly `size` bytes from `offset`. Raises CorruptFileError where `what` does not lie within the file."""
@@ -57,7 +62,7 @@ class ByteSource:
 
         Returns: uint8; where in it each range begins, int64 [n].
         """
-        starts, stops, runs = merge_ranges(offsets, sizes)
+        starts, stops, runs = merge_ranges(offsets, sizes, self.limits.max_gap_bytes)
         data, begins = self.read_ranges(starts, stops - starts, what)
         return np.frombuffer(data, np.uint8), begins[runs] + offsets - starts[runs]
 

@@ -1,0 +1,104 @@
+"""`make_storage` makes the storage of a config: it finds and reads each location through the storage of its scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from megablend.errors import ConfigError
+from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
+from megablend.storage.find import Found
+from megablend.storage.location import find_scheme
+from megablend.storage.registry import StorageOptions, find_storage
+
+
+def make_storage(*, direct: bool = False, max_open_files: int | None = None) -> Storage:
+    """The storage of a config, for locations of any scheme; those of a scheme are opened when the first is used.
+
+    Called where a command or a Python user begins; all else is handed what it made.
+
+    Args:
+        direct: read blocks past the system's page cache.
+        max_open_files: descriptors of local files that the process keeps; None leaves that as it is.
+    """
+    return StorageByScheme(StorageOptions(direct=direct, max_open_files=max_open_files))
+
+
+class StorageByScheme:
+    """The storages of several schemes as one, each made on first use. Picklable: its options are.
+
+    Raises, from any call: ConfigError for a location of a scheme that has no storage.
+    """
+
+    def __init__(self, options: StorageOptions, *, checking: bool = False) -> None:
+        self._options, self._checking = options, checking
+        self._made = {"": self._make("", "")}  # a plain path costs one look
+
+    def __reduce__(self) -> tuple[Callable[..., Storage], tuple[StorageOptions, bool]]:
+        return _restore, (self._options, self._checking)
+
+    def limits(self, path: str) -> ReadLimits:
+        """See Storage.limits."""
+        return self._of(path).limits(path)
+
+    def for_checking(self) -> Storage:
+        """See Storage.for_checking."""
+        return StorageByScheme(self._options, checking=True)
+
+    def find(self, pattern: str) -> Found:
+        """See Storage.find."""
+        return self._of(pattern).find(pattern)
+
+    def glob(self, pattern: str) -> list[str]:
+        """See Storage.glob."""
+        return self._of(pattern).glob(pattern)
+
+    def is_folder(self, path: str) -> bool:
+        """See Storage.is_folder."""
+        return self._of(path).is_folder(path)
+
+    def is_readable(self, path: str) -> bool:
+        """See Storage.is_readable."""
+        return self._of(path).is_readable(path)
+
+    def stat(self, path: str) -> FileStat:
+        """See Storage.stat."""
+        return self._of(path).stat(path)
+
+    def stat_opened(self, path: str) -> FileStat:
+        """See Storage.stat_opened."""
+        return self._of(path).stat_opened(path)
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """See Storage.read."""
+        return self._of(path).read(path, offset, size)
+
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        """See Storage.read_ranges."""
+        return self._of(path).read_ranges(path, offsets, sizes, allocate)
+
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
+        """See Storage.descriptor."""
+        return self._of(path).descriptor(path)
+
+    def _of(self, location: str) -> Storage:
+        scheme = find_scheme(location)
+        made = self._made.get(scheme)
+        if made is None:  # another thread may make one, too: that of the faster one serves
+            made = self._made.setdefault(scheme, self._make(scheme, location))
+        return made
+
+    def _make(self, scheme: str, location: str) -> Storage:
+        if scheme == "file":
+            raise ConfigError(f"{location}: write a plain path, without file://")
+        if (factory := find_storage(scheme)) is None:
+            raise ConfigError(
+                f"{location}: object stores ({scheme}://) come in a later version; local and mounted paths work now: "
+                "copy the data to one, or mount the store"
+            )
+        made = factory(self._options)
+        return made.for_checking() if self._checking else made
+
+
+def _restore(options: StorageOptions, checking: bool) -> Storage:
+    return StorageByScheme(options, checking=checking)

@@ -1,0 +1,121 @@
+"""Locations of data files, as strings: plain paths, and `scheme://` ones of other storages.
+
+Plain paths are normalised as `pathlib` does it. What follows `scheme://` is taken as it is, since keys of object stores may
+have empty or dotted parts; `scheme://` itself is the root of all that have this scheme.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def find_scheme(location: str) -> str:
+    """The scheme in small letters; "" for a plain path."""
+    if location.startswith("/") or (found := _SCHEME.match(location)) is None:
+        return ""
+    return found[1].lower()
+
+
+def join(folder: str, name: str) -> str:
+    """The location of `name`, which is relative to a folder."""
+    if not find_scheme(folder):
+        return str(PurePath(folder, name))
+    return f"{folder}{name}" if folder.endswith("/") else f"{folder}/{name}"
+
+
+def get_parent(location: str) -> str:
+    """The folder that holds a location; a root is its own."""
+    if not find_scheme(location):
+        return str(PurePath(location).parent)
+    root, parts = _split(location)
+    return root + "/".join(parts[:-1])
+
+
+def get_name(location: str) -> str:
+    """The last part of a location; "" of a root."""
+    if not find_scheme(location):
+        return PurePath(location).name
+    return (_split(location)[1] or [""])[-1]
+
+
+def make_relative(location: str, folder: str) -> str:
+    """The name by which `join` finds a location from a folder. Raises: ValueError where there is none."""
+    if not find_scheme(folder):
+        return _relative_path(location, folder)
+    start = folder if folder.endswith("/") else f"{folder}/"
+    if not location.startswith(start):
+        raise ValueError(f"{location} is not in {folder}")
+    return location[len(start) :]
+
+
+def make_absolute(location: str, folder: str) -> str:
+    """A location as it is where it has a scheme; a plain path relative to a folder."""
+    return location if find_scheme(location) else join(folder, location)
+
+
+def has_wildcard(pattern: str) -> bool:
+    """Whether a location is a pattern of several: it has `*`, `?` or `[`."""
+    return glob.has_magic(pattern)
+
+
+def escape_wildcards(location: str) -> str:
+    """A pattern that matches this location alone."""
+    root = _root_of(location)
+    return root + glob.escape(location[len(root) :])
+
+
+def check_schemes(locations: Sequence[str]) -> None:
+    """Refuse locations of several schemes. Raises: ValueError."""
+    schemes = sorted({find_scheme(each) for each in locations})
+    if len(schemes) > 1:
+        listed = ", ".join(f"{scheme}://" if scheme else "plain paths" for scheme in schemes)
+        raise ValueError(f"its paths are of different storages ({listed}): make each a source of its own")
+
+
+def find_root(patterns: Sequence[str]) -> str:
+    """The folder that all patterns share before their first wildcard. Raises: ValueError where their schemes differ."""
+    check_schemes(patterns)
+    folders = [_folder_of(pattern) for pattern in patterns]
+    if not find_scheme(patterns[0]):
+        return os.path.commonpath(folders)
+    shared = []
+    for first, *others in zip(*(_split(folder)[1] for folder in folders), strict=False):
+        if any(part != first for part in others):
+            break
+        shared.append(first)
+    return _root_of(patterns[0]) + "/".join(shared)
+
+
+def _folder_of(pattern: str) -> str:
+    """The folder above the first part with a wildcard, or above the last part."""
+    folder = get_parent(pattern)
+    while has_wildcard(folder):
+        folder = get_parent(folder)
+    return folder
+
+
+def _root_of(location: str) -> str:
+    """`scheme://`, or "" of a plain path."""
+    found = _SCHEME.match(location)
+    return found[0] if found else ""
+
+
+def _split(location: str) -> tuple[str, list[str]]:
+    """The root, and the parts behind it."""
+    root = _root_of(location)
+    rest = location[len(root) :]
+    return root, rest.split("/") if rest else []
+
+
+def _relative_path(path: str, folder: str) -> str:
+    """Of a plain path below the folder, what is behind it: relpath takes much longer."""
+    inside = path[len(folder) + 1 :]
+    if path.startswith(f"{folder}/") and os.path.normpath(inside) == inside and not inside.startswith(("..", "/")):
+        return inside
+    return os.path.relpath(path, folder)

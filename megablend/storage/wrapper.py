@@ -1,0 +1,62 @@
+"""A storage around another one: caches, meters and the doubles of tests override what they change."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
+from megablend.storage.find import Found
+
+
+class WrapperStorage:
+    """Hands every call on to `inner`. Picklable where `inner` and what a subclass adds are.
+
+    One that must see all reads also overrides `descriptor`, to lend -1: kernels read through what it lends by themselves.
+    """
+
+    def __init__(self, inner: Storage) -> None:
+        self.inner = inner
+
+    def limits(self, path: str) -> ReadLimits:
+        """See Storage.limits."""
+        return self.inner.limits(path)
+
+    def for_checking(self) -> Storage:
+        """See Storage.for_checking: that of `inner`, without this wrapper."""
+        return self.inner.for_checking()
+
+    def find(self, pattern: str) -> Found:
+        """See Storage.find."""
+        return self.inner.find(pattern)
+
+    def glob(self, pattern: str) -> list[str]:
+        """See Storage.glob."""
+        return self.inner.glob(pattern)
+
+    def is_folder(self, path: str) -> bool:
+        """See Storage.is_folder."""
+        return self.inner.is_folder(path)
+
+    def is_readable(self, path: str) -> bool:
+        """See Storage.is_readable."""
+        return self.inner.is_readable(path)
+
+    def stat(self, path: str) -> FileStat:
+        """See Storage.stat."""
+        return self.inner.stat(path)
+
+    def stat_opened(self, path: str) -> FileStat:
+        """See Storage.stat_opened."""
+        return self.inner.stat_opened(path)
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """See Storage.read."""
+        return self.inner.read(path, offset, size)
+
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        """See Storage.read_ranges."""
+        return self.inner.read_ranges(path, offsets, sizes, allocate)
+
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
+        """See Storage.descriptor."""
+        return self.inner.descriptor(path)

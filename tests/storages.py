@@ -1,0 +1,5 @@
+"""The storage that tests read from, where it does not matter which."""
+
+from megablend.storage.by_scheme import make_storage
+
+STORAGE = make_storage()
