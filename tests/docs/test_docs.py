@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
-import make_cli_docs
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,9 +40,10 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
 
 
 def test_the_page_of_commands_is_current() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == make_cli_docs.make_page(), (
-        "run python tools/make_cli_docs.py"
-    )
+    """In a process of its own: click's commands keep the names of the help option that they were first asked with."""
+    command = [sys.executable, str(ROOT / "tools" / "make_cli_docs.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_readme_is_short() -> None:

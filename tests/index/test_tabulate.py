@@ -228,6 +228,7 @@ import megablend.blocks.build_document_tables as tabulate
 from megablend.index.snapshot import open_snapshot
 from megablend.distributed.launch import detect
 from megablend.blocks.block_store import BlockStore
+from tests.storages import STORAGE
 tabulate.STRETCH_BYTES = 1000
 launch = detect()
 store = BlockStore(open_snapshot(sys.argv[1], sys.argv[2]), storage=STORAGE)
