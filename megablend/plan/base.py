@@ -33,6 +33,12 @@ class Plan(Protocol):
         """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
         ...
 
+    def samples_of(
+        self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; -1 where the plan has none."""
+        ...
+
 
 def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> npt.NDArray[np.int64]:
     """Sample numbers as int64 [n]. Raises IndexError outside [0, num_samples), TypeError where they are not integers."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import PlanError
+from megablend.kernels.plan.inverse import find_samples
 from megablend.kernels.plan.keyed_hash import MASK
 from megablend.kernels.plan.lanes import cycle_shift, locate
 from megablend.kernels.plan.periods import period_of
@@ -116,6 +118,51 @@ class BlendPlan:
             if len(hits):
                 return int(hits[0])
         return None
+
+    def samples_of(
+        self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; -1 where the plan has none.
+
+        The inverse of `locate_many`; fastest where neighbours are of one source and ascend.
+        """
+        ks = np.empty(len(ordinals), np.int64)
+        sources = np.ascontiguousarray(sources, np.int32)
+        if len(sources) and not 0 <= sources.min() <= sources.max() < self.num_sources:
+            raise IndexError(f"sources are numbered from 0 to {self.num_sources - 1}")
+        find_samples(
+            sources,
+            np.ascontiguousarray(ordinals, np.int64),
+            *self._leaves_by_source,
+            self._starts,
+            self._leaf_offsets,
+            self._left_leaves,
+            self._left_samples,
+            self._leaf_ordinals,
+            self._leaf_samples,
+            self._weaves,
+            self._firsts,
+            *self._inverse_weaves,
+            self._spans,
+            self._epoch_tokens,
+            self._sample_tokens,
+            self._slots,
+            self._seed,
+            ks,
+        )
+        return ks
+
+    @cached_property
+    def _leaves_by_source(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """int64 [num_sources + 1] into int64 [leaves of all stages]: the leaves of each source, stage after stage."""
+        counts = np.bincount(self._leaf_sources, minlength=self.num_sources)
+        return _offsets(counts.tolist()), np.argsort(self._leaf_sources, kind="stable")
+
+    @cached_property
+    def _inverse_weaves(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Of each weave, which lane has each residue, int64 [num_weaves, K]; and its stride's inverse, int64 [num_weaves]."""
+        owners = np.argsort(self._firsts % self._lanes, axis=1)
+        return owners, np.array([pow(kind.stride, -1, kind.slots) for kind in self._kinds], np.int64)
 
     def _samples_about(self, leaf: int, ordinal: int) -> Iterator[npt.NDArray[np.int64]]:
         """Samples int64 [n], ascending: a leaf's in each cycle of the period that has its `ordinal`, then the stage's tail."""

@@ -73,7 +73,7 @@ def locate(
     heads = np.zeros((2, len(leaf_sources), HEAD), np.int64)
     parts = np.empty((2, len(leaf_sources), max(spans), 4), np.int64)
     for i in range(len(ks)):
-        stage = _interval(starts, int(ks[i]))
+        stage = interval(starts, int(ks[i]))
         start, leaf = int(starts[stage]), int(leaf_offsets[stage])
         size, total = int(leaf_offsets[stage + 1]) - leaf, int(starts[stage + 1]) - start
         j = int(ks[i]) - start
@@ -88,7 +88,7 @@ def locate(
         low, high = cycle * cycle_samples, min((cycle + 1) * cycle_samples, dealt)
         full = high - low == cycle_samples
         weave = 0 if full else int(weaves[stage])
-        key = _cycle_key(seed, start, cycle)
+        key = cycle_key(seed, start, cycle)
         slot, lane = (j - low) // lanes, (j - low) % lanes
         turns = (high - low) // lanes
         turn = (int(strides[weave]) * slot + bounded_hash(key, 0, turns)) % turns
@@ -157,16 +157,16 @@ def locate(
 @kernel
 def cycle_shift(seed: int, start: int, cycle: int, turns: int) -> int:
     """By how many turns the lanes of a cycle of `turns` slots are ahead; `start` is the stage's first sample."""
-    return bounded_hash(_cycle_key(seed, start, cycle), 0, turns)
+    return bounded_hash(cycle_key(seed, start, cycle), 0, turns)
 
 
 @device
-def _cycle_key(seed: int, start: int, cycle: int) -> int:
+def cycle_key(seed: int, start: int, cycle: int) -> int:
     return hash_combine(hash_combine(seed, start), cycle)
 
 
 @device
-def _interval(edges: Int64s, value: int) -> int:
+def interval(edges: Int64s, value: int) -> int:
     """The i with edges[i] <= value < edges[i + 1]; edges ascend strictly."""
     low, high = 0, len(edges) - 1
     while high - low > 1:

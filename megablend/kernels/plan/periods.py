@@ -27,7 +27,8 @@ Int64s = npt.NDArray[np.int64]
 BEGIN, END, EPOCH, PURE_BEGIN, PURE_END, ORDINAL, LOW, HIGH, HEAD = range(9)
 """What is kept of a period: its cycles; its epoch; those of its cycles that have no other epoch; its first ordinal; the first of
 its ranks in its first cycle, and the end of its ranks in its last cycle."""
-_ALL = 1 << 62
+ALL = 1 << 62
+"""An ordinal beyond all."""
 
 
 @kernel
@@ -115,7 +116,7 @@ def enter_period(
     """
     lanes, step = int(lanes), int(lanes) * int(slots)
     dealt = int(total) - int(total) % lanes
-    epoch, epoch_first, epoch_stop = 0, 0, _ALL
+    epoch, epoch_first, epoch_stop = 0, 0, ALL
     if epoch_tokens > 0:
         stop = min((cycle + 1) * step, dealt)
         pace = float(leaf_total) / float(total)  # counts are within 2 of the share
@@ -135,6 +136,54 @@ def enter_period(
     if heads[which, at, EPOCH] == epoch and heads[which, at, BEGIN] <= cycle < heads[which, at, END]:
         return which
 
+    fill_period(
+        left_leaves,
+        left_samples,
+        first,
+        size,
+        total,
+        rank,
+        leaf_total,
+        leaf_ordinal,
+        lanes,
+        slots,
+        cycle,
+        span,
+        epoch,
+        epoch_first,
+        epoch_stop,
+        heads[which, at],
+        parts[which, at],
+    )
+    return which
+
+
+@device
+def fill_period(
+    left_leaves: Int32s,
+    left_samples: Int64s,
+    first: int,
+    size: int,
+    total: int,
+    rank: int,
+    leaf_total: int,
+    leaf_ordinal: int,
+    lanes: int,
+    slots: int,
+    cycle: int,
+    span: int,
+    epoch: int,
+    epoch_first: int,
+    epoch_stop: int,
+    head: Int64s,
+    parts: Int64s,
+) -> None:
+    """Fill head int64 [HEAD] and parts int64 [span, 4] with the period that has a leaf's samples of an epoch in cycle `cycle`.
+
+    Of the epoch: its first ordinal, and the next one's. Others as in `enter_period`.
+    """
+    step = int(lanes) * int(slots)
+    dealt = int(total) - int(total) % int(lanes)
     begin, end = find_period(
         left_leaves,
         left_samples,
@@ -151,7 +200,7 @@ def enter_period(
     )
     passed, seen = leaf_counts(left_leaves, left_samples, first, size, total, begin * step, rank)
     low = max(0, epoch_first - leaf_ordinal - seen)
-    heads[which, at, ORDINAL] = leaf_ordinal + seen + low
+    head[ORDINAL] = leaf_ordinal + seen + low
     high, other = 0, begin
     while other < end and leaf_ordinal + seen < epoch_stop:
         stop = min((other + 1) * step, dealt)
@@ -159,14 +208,13 @@ def enter_period(
         left = passed_stop - passed  # the leaf's positions in that cycle are [left, right)
         right = left + seen_stop - seen
         high = min(right - left, epoch_stop - leaf_ordinal - seen)
-        part = parts[which, at, other - begin]
+        part = parts[other - begin]
         part[0], part[1], part[2], part[3] = left // lanes, left % lanes, right // lanes, right % lanes
         passed, seen, other = passed_stop, seen_stop, other + 1
-    heads[which, at, BEGIN], heads[which, at, END], heads[which, at, EPOCH] = begin, other, epoch
-    heads[which, at, LOW], heads[which, at, HIGH] = low, high
-    heads[which, at, PURE_BEGIN] = begin + (low > 0)
-    heads[which, at, PURE_END] = other - (leaf_ordinal + seen > epoch_stop)
-    return which
+    head[BEGIN], head[END], head[EPOCH] = begin, other, epoch
+    head[LOW], head[HIGH] = low, high
+    head[PURE_BEGIN] = begin + (low > 0)
+    head[PURE_END] = other - (leaf_ordinal + seen > epoch_stop)
 
 
 @device
