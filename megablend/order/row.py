@@ -8,7 +8,7 @@ flat. Both numbers are part of the order: another value gives another sequence o
 
 from __future__ import annotations
 
-from megablend.order.base import Int64s, RowBlocks, Spans
+from megablend.order.base import Int64s, Placed, RowBlocks, Spans
 from megablend.order.page import PageOrder
 from megablend.order.sequential import SequentialOrder
 
@@ -38,3 +38,7 @@ class RowOrder:
         before = self._documents.before(documents)
         found = self._in_place.cut(before + first, before + stop)
         return Spans(rows[found.rows], epochs[found.rows], found.blocks, found.starts, found.stops)
+
+    def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
+        """Where stored tokens [starts, stops), int64 [n] each, come in an epoch; see Order.find_tokens."""
+        return self._shuffled.find_tokens(epoch, starts, stops)

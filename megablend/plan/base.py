@@ -33,9 +33,7 @@ class Plan(Protocol):
         """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
         ...
 
-    def samples_of(
-        self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
+    def samples_of(self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; -1 where the plan has none."""
         ...
 

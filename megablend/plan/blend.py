@@ -119,9 +119,7 @@ class BlendPlan:
                 return int(hits[0])
         return None
 
-    def samples_of(
-        self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
+    def samples_of(self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; -1 where the plan has none.
 
         The inverse of `locate_many`; fastest where neighbours are of one source and ascend.

@@ -50,9 +50,7 @@ class SequentialPlan:
         sample = int(start + max(0, ordinal))
         return sample if sample < stop else None
 
-    def samples_of(
-        self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
+    def samples_of(self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; -1 where the plan has none."""
         starts, stops = self._offsets[sources], self._offsets[np.asarray(sources) + 1]
         return np.where((ordinals >= 0) & (ordinals < stops - starts), starts + ordinals, -1)
