@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from megablend.api.build import BuildResult, BuiltIndex, build, build_index
     from megablend.api.check import Checked, check
     from megablend.api.describe import describe
+    from megablend.api.find import find
     from megablend.api.gc import gc
     from megablend.api.manage_runs import list_runs, remove_run, rename_run, reset_run, show_run
     from megablend.api.open import open_dataset as open
@@ -49,6 +50,7 @@ _HOMES = {
     "BuiltIndex": "megablend.api.build",
     "build_index": "megablend.api.build",
     "describe": "megablend.api.describe",
+    "find": "megablend.api.find",
     "gc": "megablend.api.gc",
     "list_runs": "megablend.api.manage_runs",
     "remove_run": "megablend.api.manage_runs",
@@ -100,6 +102,7 @@ __all__ = [
     "build_index",
     "check",
     "describe",
+    "find",
     "gc",
     "list_runs",
     "load_config",

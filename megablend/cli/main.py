@@ -18,6 +18,7 @@ import click
 from megablend import __version__
 from megablend.cli.check import check
 from megablend.cli.describe import describe
+from megablend.cli.find import find
 from megablend.cli.megatron_cache import megatron_cache
 from megablend.cli.options import as_json, in_cache, of_split, print_json
 from megablend.cli.runs import runs
@@ -175,6 +176,7 @@ def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
 
 cli.add_command(check)
 cli.add_command(describe)
+cli.add_command(find)
 cli.add_command(megatron_cache)
 cli.add_command(runs)
 

@@ -162,6 +162,7 @@ def cycle_shift(seed: int, start: int, cycle: int, turns: int) -> int:
 
 @device
 def cycle_key(seed: int, start: int, cycle: int) -> int:
+    """The key of a cycle; `start` is its stage's first sample."""
     return hash_combine(hash_combine(seed, start), cycle)
 
 
