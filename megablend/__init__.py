@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from megablend.api.manage_runs import list_runs, remove_run, rename_run, reset_run, show_run
     from megablend.api.open import open_dataset as open
     from megablend.api.runs import open_index
-    from megablend.api.show import show
+    from megablend.api.show import show, show_step
     from megablend.api.verify import verify
     from megablend.blocks.block_store import BlockBatch, BlockStore
     from megablend.config import Config, load_config
@@ -60,6 +60,7 @@ _HOMES = {
     "open": "megablend.api.open",
     "open_index": "megablend.api.runs",
     "show": "megablend.api.show",
+    "show_step": "megablend.api.show",
     "Config": "megablend.config",
     "load_config": "megablend.config",
     "BlockStore": "megablend.blocks.block_store",
@@ -113,6 +114,7 @@ __all__ = [
     "reset_run",
     "show",
     "show_run",
+    "show_step",
     "verify",
 ]
 

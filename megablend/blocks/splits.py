@@ -158,7 +158,7 @@ class SplitBlocks:
         return PartDocuments(open_table(self.generation, source), self._documents, eod=self.eod)
 
     def stored_position(self, block: int, token: int) -> int:
-        """The place, among the part's stored tokens, of a token of a block of the index; of the nearer end, outside of the part."""
+        """The place among the part's stored tokens of a token of a block of the index; outside of the part, of the nearer end."""
         local = min(max(block - self.first_block, 0), self.num_blocks)
         if local != block - self.first_block or local == self.num_blocks:
             return int(self.before(np.array([local]))[0])
