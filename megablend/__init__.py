@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from megablend.api.build import BuildResult, BuiltIndex, build, build_index
     from megablend.api.check import Checked, check
     from megablend.api.describe import describe
+    from megablend.api.diff import diff
+    from megablend.api.export import export
     from megablend.api.find import find
     from megablend.api.gc import gc
     from megablend.api.manage_runs import list_runs, remove_run, rename_run, reset_run, show_run
@@ -50,6 +52,8 @@ _HOMES = {
     "BuiltIndex": "megablend.api.build",
     "build_index": "megablend.api.build",
     "describe": "megablend.api.describe",
+    "diff": "megablend.api.diff",
+    "export": "megablend.api.export",
     "find": "megablend.api.find",
     "gc": "megablend.api.gc",
     "list_runs": "megablend.api.manage_runs",
@@ -103,6 +107,8 @@ __all__ = [
     "build_index",
     "check",
     "describe",
+    "diff",
+    "export",
     "find",
     "gc",
     "list_runs",

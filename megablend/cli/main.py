@@ -18,6 +18,8 @@ import click
 from megablend import __version__
 from megablend.cli.check import check
 from megablend.cli.describe import describe
+from megablend.cli.diff import diff
+from megablend.cli.export import export
 from megablend.cli.find import find
 from megablend.cli.megatron_cache import megatron_cache
 from megablend.cli.options import as_json, in_cache, print_json
@@ -151,6 +153,8 @@ def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
 
 cli.add_command(check)
 cli.add_command(describe)
+cli.add_command(diff)
+cli.add_command(export)
 cli.add_command(find)
 cli.add_command(megatron_cache)
 cli.add_command(runs)
