@@ -22,8 +22,8 @@ from megablend.blocks.splits import SplitBlocks, parts_of
 from megablend.config import SPLITS, Config, Source
 from megablend.errors import ConfigError, PlanError
 from megablend.index.snapshot import Snapshot, SourceEntry
-from megablend.order import ORDERS, Order
-from megablend.order.base import Spans, by_value, joined
+from megablend.order.base import Order, Spans, by_value, join_spans
+from megablend.order.registry import UNSHUFFLED, OrderKind, find_order
 from megablend.plan.allocate import cycles_per_run, stage_totals
 from megablend.plan.blend import BlendPlan
 from megablend.plan.ledger import PLAN_VERSION, Ledger, digest_of
@@ -150,12 +150,16 @@ class Run:
         eod = self.sources[source].append_eod is not None
         return SplitBlocks(self.store.generation, self.parts[source], eod=eod)
 
+    @property
+    def order_kind(self) -> OrderKind:
+        """The order of all sources, and what it needs."""
+        return find_order(self.config.order if self.weights else UNSHUFFLED)
+
     def order(self, source: int) -> Order:
         """How the source's samples are laid over its blocks."""
         if source not in self._orders:
             key = int(digest_of([self.config.seed, self.split, self.sources[source].name])[:16], 16)
-            name = self.config.order if self.weights else "sequential"
-            self._orders[source] = ORDERS[name](self.blocks(source), key)
+            self._orders[source] = self.order_kind.make(self.blocks(source), key)
         return self._orders[source]
 
     def stretches(self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]) -> Spans:
@@ -181,7 +185,7 @@ class Run:
                     spans.stops + clips,
                 )
             )
-        return joined(found)
+        return join_spans(found)
 
     @property
     def extra_columns(self) -> tuple[ExtraColumn, ...]:
@@ -256,7 +260,8 @@ def precompute_orders(config: Config, store: BlockStore) -> None:
             part = parts[entries[name], 0 if config.listed_by_split else number]
             if part["tokens"] == 0:
                 continue  # refused where the split is opened
-            ORDERS[config.order](SplitBlocks(store.generation, part, eod=source.append_eod is not None), 0).keep()
+            blocks = SplitBlocks(store.generation, part, eod=source.append_eod is not None)
+            find_order(config.order).make(blocks, 0).precompute()
 
 
 def check_run(run: Run) -> None:
@@ -273,7 +278,7 @@ def _one_pass(config: Config, tokens: Sequence[int]) -> list[int]:
 
 def _cycles(config: Config, part: np.void, weight: Fraction) -> int:
     """Over how many cycles a lane's run of the source is dealt, so that it spans whole blocks; or, by row, documents."""
-    in_one_piece = part["documents"] if config.order == "row" else part["stop_block"] - part["first_block"]
+    in_one_piece = part["documents"] if config.moves_documents else part["stop_block"] - part["first_block"]
     mean_tokens = Fraction(int(part["tokens"]), max(1, int(in_one_piece)))
     return cycles_per_run(mean_tokens, weight, config.sequence_length, config.cycle)
 

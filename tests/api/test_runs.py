@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import megablend
-from megablend.order import ORDERS
-from megablend.order.page import PageOrder
+from megablend.order.block import BlockOrder
+from megablend.order.registry import ORDERS, OrderKind
 from tests.formats.writers import KINDS
 from tests.runs import EOD, documents, make_config, write_source
 
@@ -279,7 +279,7 @@ def test_pages_of_any_blocks(config: dict[str, Any]) -> None:
 def test_a_build_keeps_what_the_order_of_large_sources_needs(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ORDERS, "page", partial(PageOrder, threshold=3, groups=4))
+    monkeypatch.setitem(ORDERS, "block", OrderKind(partial(BlockOrder, threshold=3, groups=4)))
     blended = config | {"split": "50,50,0", "valid_samples": 20}
     megablend.build(blended)
     expected = {split: tokens(megablend.open(blended, split)) for split in ("train", "valid")}

@@ -95,7 +95,7 @@ def measure(config: Path) -> dict[str, float]:
 
 def _load_kernels() -> None:
     """Load what opening and reading call, from the node's cache of kernels."""
-    from megablend.order.page import PageOrder
+    from megablend.order.block import BlockOrder
     from megablend.plan.blend import BlendPlan
 
     class Two:
@@ -110,7 +110,7 @@ def _load_kernels() -> None:
         def keep_group_totals(self, num_groups: int, run: int) -> None:
             pass
 
-    PageOrder(Two(), 1).spans(np.zeros(1, np.int64), 2)
+    BlockOrder(Two(), 1).spans(np.zeros(1, np.int64), 2)
     plan = BlendPlan([[2, 1]], lanes=1, slots=2, spans=[1, 1], seed=0)
     plan.locate(0), plan.locate_many(np.arange(3)), plan.counts(2)
 
