@@ -65,7 +65,9 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     width = run.config.sequence_length + run.config.add_extra_token_to_sequence
     extra = width * sum(16 + each.dtype.itemsize for each in run.extra_columns)  # as it is, and as it is gathered
     budget = split_budget(run, num_batches * micro_batch_size * (sample_bytes(run.config) + extra))
-    if not run.weights or not run.order_kind.consumes_whole_blocks:  # no lane continues in its block: one step must fit
+    if (
+        not run.has_lanes or not run.order_kind.consumes_whole_blocks
+    ):  # no lane continues in its block: one step must fit
         return budget
     lanes = lanes_of(run.config.lanes, micro_batch_size, stride)
     held = np.minimum(lane_bytes(run) * lanes, _source_bytes(run))
