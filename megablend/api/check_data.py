@@ -24,8 +24,8 @@ from megablend.formats.base import STARTS_MID_DOCUMENT, FileToIndex, OpenedFile
 from megablend.formats.blocks import place_blocks
 from megablend.index.build import Progress
 from megablend.index.snapshot import FileEntry, Snapshot, SourceEntry
-from megablend.plan.ledger import load_ledger
-from megablend.plan.run import open_block_store
+from megablend.plan.ledger_file import load_ledger
+from megablend.plan.open_store import open_block_store
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 
