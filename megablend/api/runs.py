@@ -10,7 +10,8 @@ from typing import Any
 from megablend.blocks.block_store import BlockStore
 from megablend.config import SPLITS, Config, load_config
 from megablend.errors import CacheError, ConfigError, StateError
-from megablend.index.snapshot import Snapshot, list_snapshots, open_snapshot
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.plan.ledger import PLAN_VERSION, Ledger, load_ledger
 from megablend.plan.run import Run, as_promised, open_block_store, plan_run
 from megablend.plan.state import State
