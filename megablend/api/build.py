@@ -12,18 +12,20 @@ from megablend.api.check import check_store
 from megablend.api.runs import make_run_storage
 from megablend.api.warn import find_warnings
 from megablend.blocks.build_document_tables import TablesReport, build_tables
-from megablend.blocks.extra_columns import SEPARATOR
 from megablend.config import Config, load_config
 from megablend.distributed.base import Communicator
 from megablend.distributed.launch import detect
 from megablend.errors import CacheError
 from megablend.fs.build_lock import build_lock
-from megablend.index.build import BuildReport, Progress, report_waiting
+from megablend.index.build import BuildReport, Progress
 from megablend.index.build import build_index as index_files
+from megablend.index.build_report import report_waiting
 from megablend.index.snapshot import Snapshot, open_snapshot
-from megablend.index.sources import SourceSpec
-from megablend.plan.ledger import Ledger, load_ledger, save_ledger
-from megablend.plan.run import as_promised, check_run, open_block_store, plan_run, precompute_orders
+from megablend.index.source_spec import SourceSpec
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import load_ledger, save_ledger
+from megablend.plan.open_store import open_block_store
+from megablend.plan.run import as_promised, check_run, plan_run, precompute_orders
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
@@ -143,34 +145,18 @@ def _index(
 
 
 def list_specs(checked: Config) -> list[SourceSpec]:
-    """What a config asks to be indexed: its sources, and their extra columns."""
-    sources = [
+    """The sources that a config requests to be indexed, with their extra columns."""
+    return [
         SourceSpec(
             name=name,
             patterns=source.path,
-            column=source.column,
-            documents=checked.needs_documents(source),
-            block_bytes=checked.block_bytes,
+            read=checked.read_spec(source),
+            extra_columns=source.extra_columns,
             skip_unreadable=checked.on_unreadable == "skip",
             place=source.place,
         )
         for name, source in checked.all_sources.items()
     ]
-    for name, source in checked.all_sources.items():
-        sources += [
-            SourceSpec(
-                name=f"{name}{SEPARATOR}{column}",
-                patterns=source.path,
-                column=column,
-                documents=True,
-                block_bytes=checked.block_bytes,
-                extra_of=name,
-                skip_unreadable=checked.on_unreadable == "skip",
-                place=source.place,
-            )
-            for column in sorted(source.extra_columns)
-        ]
-    return sources
 
 
 def _tabulate(config: Config, digest: str, launch: Communicator, storage: Storage | None) -> TablesReport:
@@ -199,13 +185,13 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
     generation = _open_promised(config, ledger, report) if ledger else open_snapshot(config.cache, report.digest)
     store = open_block_store(config, generation, storage)
     run = plan_run(config, "train", store, keep=True)
-    extended = ledger.extended(as_promised(run, ledger).ledger.blend, run.num_samples) if ledger else run.ledger
+    extended = ledger.extended(as_promised(run, ledger).ledger) if ledger else run.ledger
     run = dataclasses.replace(run, ledger=extended)
     check_run(run)
     precompute_orders(config, store)
     if extended != ledger:
         save_ledger(config.cache, extended)
-    stages_before = len(ledger.ends) if ledger else 0
+    stages_before = len(ledger.stages) if ledger else 0
     # Of the files of an index that was built now, all has just been looked at.
     problems = check_store(config, store).problems if generation.digest != report.digest else ()
     return BuildResult(

@@ -5,6 +5,7 @@ Every block of the run's index is read once, files in parallel. What is found of
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +20,14 @@ from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
 from megablend.config.vocab import read_vocab_size
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
-from megablend.formats import FORMATS
-from megablend.formats.base import STARTS_MID_DOCUMENT, FileToIndex, OpenedFile
+from megablend.formats.base import STARTS_MID_DOCUMENT, OpenedFile
 from megablend.formats.blocks import place_blocks
 from megablend.index.build import Progress
-from megablend.index.snapshot import FileEntry, Snapshot, SourceEntry
-from megablend.plan.ledger import load_ledger
-from megablend.plan.run import open_block_store
+from megablend.index.file_table import FileEntry
+from megablend.index.snapshot import Snapshot
+from megablend.index.source_entry import SourceEntry
+from megablend.plan.ledger_file import load_ledger
+from megablend.plan.open_store import open_block_store
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 
@@ -88,7 +90,7 @@ def check_data(
     found: dict[int, _FileTokens] = {}
 
     def check(number: int) -> _FileTokens:
-        entry = generation.sources[generation.file(number).source]
+        entry = generation.sources[generation.file(number).column]
         return _check_file(store, entry, number, sizes[entry.name])
 
     numbers = [i for entry in entries for i in entry.files]
@@ -190,8 +192,9 @@ def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int, storage
 
     Raises: as `Format.index` does; ChangedFileError where the file is not the one that was indexed.
     """
-    column, kind = entry.column_taken, FORMATS[entry.format]
-    index = kind.index(FileToIndex(path=path, column=column, documents=True, block_bytes=1 << 20), storage=storage)
+    column, kind = entry.column_taken, entry.kind
+    read = dataclasses.replace(entry.read, column=column, count_documents=True)
+    index = kind.index(path, read, storage=storage)
     if index.tokens != num_tokens:
         raise ChangedFileError(path, f"has {index.tokens:,} tokens, {num_tokens:,} were indexed; {CHANGED_REMEDY}")
     block = int(np.searchsorted(index.blocks["first_token"], place, side="right")) - 1

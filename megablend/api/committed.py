@@ -9,9 +9,12 @@ from typing import Any
 from megablend.api.runs import ConfigLike, open_run, resolve_cache, resolve_run
 from megablend.config import Config, load_config
 from megablend.errors import CacheError, ConfigError, PlanError
-from megablend.index.snapshot import Snapshot, SourceEntry, open_snapshot
-from megablend.plan.ledger import Ledger, load_ledger
+from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.index.source_entry import SourceEntry
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import load_ledger
 from megablend.plan.run import Run
+from megablend.plan.stage import SourceShare
 from megablend.storage.location import escape_wildcards, join
 
 
@@ -56,36 +59,42 @@ def open_ledger(cache: str, ledger: Ledger) -> Run:
 def make_config(cache: str, ledger: Ledger, generation: Snapshot) -> Config:
     """A config that asks for just what a ledger promises, of the files that its index holds."""
     blend, entries = ledger.blend, {entry.name: entry for entry in generation.sources}
-    by_split = any(source["name"] not in entries for source in blend["sources"])
+    by_split = any(source.name not in entries for source in blend.sources)
     prefix = "train/" if by_split else ""
     listed = []
-    for source in blend["sources"]:
-        entry = entries.get(prefix + source["name"])
+    for source in blend.sources:
+        entry = entries.get(prefix + source.name)
         if entry is None:
             raise CacheError(
-                f"{generation.folder}: lacks source {source['name']!r} of run {ledger.run!r}; restore the cache from a backup"
+                f"{generation.folder}: lacks source {source.name!r} of run {ledger.run!r}; restore the cache from a backup"
             )
         listed.append(_source(entry, source))
     settings: dict[str, Any] = {
         "cache": str(cache),
         "run": ledger.run,
-        "samples": ledger.ends[-1],
+        "samples": ledger.num_samples,
         "sources": {"train": listed, "valid": []} if by_split else listed,
+        "sequence_length": blend.sequence_length,
+        "add_extra_token_to_sequence": blend.add_extra_token_to_sequence,
+        "seed": blend.seed,
+        "order": blend.order,
+        "lanes": blend.lanes,
+        "cycle": blend.shuffle_window,
     }
-    settings |= {key: blend[key] for key in ("sequence_length", "add_extra_token_to_sequence", "seed", "order")}
-    settings |= {key: blend[key] for key in ("lanes", "cycle")}
     if not by_split:
-        settings["split"] = _shares(blend["split"])
+        settings["split"] = _shares(blend.split)
     return load_config(settings)
 
 
-def _source(entry: SourceEntry, source: dict[str, Any]) -> dict[str, Any]:
+def _source(entry: SourceEntry, source: SourceShare) -> dict[str, Any]:
     return {
-        "name": source["name"],
+        "name": source.name,
         "path": join(escape_wildcards(entry.root), "*"),
         "column": entry.column,
-        "append_eod": source["append_eod"],
-        "weight": Fraction(source["share"]),
+        "format": entry.format,
+        "format_options": dict(entry.read.options),
+        "append_eod": source.append_eod,
+        "weight": source.share,
     }
 
 

@@ -12,7 +12,9 @@ from megablend.api.committed import open_ledger
 from megablend.api.what_if import foresee_run
 from megablend.config import load_config
 from megablend.errors import ConfigError
-from megablend.plan.ledger import Ledger, load_ledger
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import load_ledger
+from megablend.plan.ledger_format import blend_record
 from megablend.plan.run import Run
 from megablend.plan.state import State
 from megablend.system.failures import translating
@@ -63,9 +65,10 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
     """What two ledgers say differently; of a state, index and stages alone are known."""
     found = [Difference("index", a.index, b.index)]
     if isinstance(a, Ledger) and isinstance(b, Ledger):
-        keys = sorted((a.blend.keys() | b.blend.keys()) - {"sources"})
-        found += [Difference(key, a.blend.get(key), b.blend.get(key)) for key in keys]
-        found += _differences_of_sources(a.blend["sources"], b.blend["sources"])
+        blends = blend_record(a.blend), blend_record(b.blend)
+        keys = sorted((blends[0].keys() | blends[1].keys()) - {"sources"})
+        found += [Difference(key, blends[0].get(key), blends[1].get(key)) for key in keys]
+        found += _differences_of_sources(blends[0]["sources"], blends[1]["sources"])
         found.append(Difference("stage ends", list(a.ends), list(b.ends)))
     else:
         stages = [[list(stage) for stage in _chain(each)] for each in (a, b)]
@@ -140,7 +143,7 @@ def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
     other = next((i for i, each in enumerate(b.sources) if each.name == name), None)
     if other is None or a.store.generation.digest != b.store.generation.digest:
         return False
-    same = all(a.ledger.blend.get(key) == b.ledger.blend.get(key) for key in ("seed", "order"))
+    same = (a.ledger.blend.seed, a.ledger.blend.order) == (b.ledger.blend.seed, b.ledger.blend.order)
     eods = a.sources[source].append_eod == b.sources[other].append_eod
     return bool(same and eods and a.split == b.split and a.parts[source] == b.parts[other])
 
@@ -168,7 +171,8 @@ def _first_epoch_end(a: Run, b: Run) -> int:
     for source, tokens in enumerate(a.tokens):
         sample = a.plan.first_sample_from(source, tokens // a.config.sequence_length)
         if sample is not None:
-            period = a.ledger.blend["sources"][source]["cycles"] * a.config.lanes * a.config.cycle
+            blend = a.ledger.blend
+            period = (blend.sources[source].cycles or 1) * blend.lanes * blend.shuffle_window
             first = min(first, max(0, sample - 2 * period))
     return first
 
@@ -203,7 +207,7 @@ def _json_of(path: Path) -> dict[str, Any] | None:
 
 def _chain(which: Ledger | State) -> list[tuple[int, str]]:
     """End of each stage, and the plan's digest after it."""
-    return list(zip(which.ends, which.digests, strict=True)) if isinstance(which, Ledger) else list(which.stages)
+    return list(which.links if isinstance(which, Ledger) else which.stages)
 
 
 def _differences_of_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Difference]:

@@ -15,7 +15,7 @@ from megablend.api.runs import ConfigLike
 from megablend.blocks.splits import find_document
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
-from megablend.index.snapshot import FileEntry
+from megablend.index.file_table import FileEntry
 from megablend.plan.run import Run
 from megablend.system.failures import translating
 
@@ -94,11 +94,11 @@ def match_files(run: Run, file: str) -> list[int]:
     Raises: ConfigError where it means none, or different ones.
     """
     generation, roots = run.store.generation, run.store.roots
-    names, owners = generation.file_names(), generation.file_sources
-    is_tokens = [entry.extra_of is None for entry in generation.sources]
+    names = generation.file_names()
+    is_tokens = generation.file_columns < len(generation.sources)  # extra columns list their files again
     meant = (file, f"{file.removesuffix('.idx')}.bin")  # a pair is named by its .bin, and often by its prefix
     tails = tuple(each.rpartition("/")[2] for each in meant)
-    likely = [i for i, name in enumerate(names) if name.endswith(tails) and is_tokens[owners[i]]]
+    likely = [i for i, name in enumerate(names) if name.endswith(tails) and is_tokens[i]]
     paths = {i: generation.path(i, roots) for i in likely}
     wanted = [each if "://" in each else str(Path(each).absolute()) for each in meant]
     if exact := [i for i, path in paths.items() if path in wanted]:
@@ -127,7 +127,7 @@ def stored_tokens(run: Run, source: int, entry: FileEntry, row: int | None) -> t
         edges = np.array([entry.first_block, entry.first_block + entry.num_blocks])
         start, stop = blocks.before(np.clip(edges - blocks.first_block, 0, blocks.num_blocks)).tolist()
         return start, stop
-    listed = generation.sources[entry.source]
+    listed = generation.sources[entry.column]
     if not listed.documents:
         raise ConfigError(
             f"{entry.name}: the index does not know the rows of source {listed.name!r} (they are counted for append_eod, split, "
@@ -137,7 +137,7 @@ def stored_tokens(run: Run, source: int, entry: FileEntry, row: int | None) -> t
         raise ConfigError(f"{entry.name}: found row {row:,}, expected 0 to {entry.rows - 1:,}")
     before = generation.running("rows_before", [listed.blocks.start, entry.first_block])
     document = int(before[1] - before[0]) + row
-    edges = np.array([blocks.stored_position(*find_document(run.store, entry.source, document + i)) for i in (0, 1)])
+    edges = np.array([blocks.stored_position(*find_document(run.store, entry.column, document + i)) for i in (0, 1)])
     start, stop = np.clip(edges, 0, blocks.num_tokens).tolist()
     return start, stop
 
@@ -151,6 +151,7 @@ def find_tokens(run: Run, source: int, epoch: int, start: int, stop: int) -> Hit
     which = np.repeat(np.arange(len(first)), counts)
     ordinals = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
     order = np.argsort(ordinals, kind="stable")
+    order = order[ordinals[order] < int(run.plan.counts(run.num_samples)[source])]
     which, ordinals = which[order], ordinals[order]
     samples = run.plan.samples_of(np.full(len(ordinals), source, np.int32), ordinals)
     begins = ordinals * length
@@ -162,9 +163,8 @@ def find_tokens(run: Run, source: int, epoch: int, start: int, stop: int) -> Hit
         np.minimum(placed.stops[which], begins + width) - begins,
         placed.stored[which] + starts - placed.starts[which] - start,
     )
-    kept = np.flatnonzero(samples >= 0)
-    kept = kept[np.lexsort((hits.starts[kept], samples[kept]))]
-    return Hits(*(column[kept] for column in hits))
+    order = np.lexsort((hits.starts, samples))
+    return Hits(*(column[order] for column in hits))
 
 
 def list_epochs(run: Run, source: int) -> range:
@@ -178,7 +178,7 @@ def list_epochs(run: Run, source: int) -> range:
 
 def _source_of(run: Run, entry: FileEntry) -> int | None:
     """The number in the split of the source that has a file; None where the split does not read it."""
-    name = run.store.generation.sources[entry.source].name
+    name = run.store.generation.sources[entry.column].name
     names = list(run.config.sources_of(run.split))
     return names.index(name) if name in names else None
 

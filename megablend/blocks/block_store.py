@@ -14,14 +14,15 @@ import numpy.typing as npt
 
 from megablend.blocks.extra_columns import ExtraColumn, read_extra_columns
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
-from megablend.formats import FORMATS
 from megablend.formats.base import NO_OFFSETS, Array, BlockReader, DecodedBlock
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.eod import with_eod
 from megablend.formats.parquet.decoding.values import is_by_dictionary
+from megablend.index.file_table import FileEntry
 from megablend.index.file_versions import check_body, join_etags, number_of, tell_moved
 from megablend.index.idx_digests import read_digests
-from megablend.index.snapshot import FileEntry, Snapshot, SourceEntry
+from megablend.index.snapshot import Snapshot
+from megablend.index.source_entry import ColumnEntry, SourceEntry
 from megablend.lru import LRUCache
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
@@ -55,7 +56,7 @@ class _Opened(NamedTuple):
     chunks: Array
     """CHUNK_DTYPE [num_chunks], the file's."""
     eod: int | None
-    source: SourceEntry
+    column: ColumnEntry
 
 
 class _ByFile(NamedTuple):
@@ -94,6 +95,8 @@ class BlockStore:
         self.storage = storage
         self.generation = generation
         self.eods = tuple(eods) or (None,) * len(generation.sources)
+        self.column_eods = (*self.eods, *[None] * (len(generation.columns) - len(self.eods)))
+        """[num_columns]: those of the sources, and None for each extra column."""
         self.roots = dict(roots or {})
         self.extra = {name: columns for name, columns in (extra or {}).items() if columns}
         self.extra_bytes = extra_bytes
@@ -123,15 +126,17 @@ class BlockStore:
 
     def _read(self, opened: _Opened, ids: npt.NDArray[np.int64], rows: Array, *, pieces: bool) -> DecodedBlocks:
         """Blocks of a file, with what is put in and what lies beside."""
-        columns, eod = self.extra.get(opened.source.name), opened.eod
+        source, eod = opened.column, opened.eod
+        columns = self.extra.get(source.name) if isinstance(source, SourceEntry) else None
         blocks = opened.reader.read(rows, opened.chunks, pieces=pieces or eod is not None or columns is not None)
         if eod is None and columns is None:
             found = DecodedBlocks.of(blocks)
             return found if pieces else found.without_offsets()
         extra: list[tuple[Array, ...]] = [()] * len(ids)
         if columns is not None:
+            assert isinstance(source, SourceEntry)
             extra = read_extra_columns(
-                self.generation, columns, opened.source, self._read_extra, ids, blocks, eod=eod is not None
+                self.generation, columns, source, self._read_extra, ids, blocks, eod=eod is not None
             )
         if eod is not None:
             blocks = [with_eod(block, flag, eod) for block, flag in zip(blocks, rows["flags"].tolist(), strict=True)]
@@ -222,12 +227,13 @@ class BlockStore:
 
     @cached_property
     def _by_file(self) -> _ByFile:
-        eods = np.array([eod is not None for eod in self.eods], np.bool_)
+        eods = np.array([eod is not None for eod in self.column_eods], np.bool_)
         sizes = [
             sum(each.dtype.itemsize for each in self.extra.get(source.name, ())) for source in self.generation.sources
         ]
-        extra = np.array(sizes, np.int64)[self.generation.file_sources]
-        return _ByFile(eods[self.generation.file_sources], self.generation.file_token_bytes, extra)
+        sizes += [0] * (len(eods) - len(sizes))  # extra columns
+        extra = np.array(sizes, np.int64)[self.generation.file_columns]
+        return _ByFile(eods[self.generation.file_columns], self.generation.file_token_bytes, extra)
 
     def _read_extra(self, ids: npt.NDArray[np.int64]) -> list[DecodedBlock]:
         """Blocks of extra columns, of which the last ones are kept. Needs no lock: each step on the dict is one of Python's."""
@@ -267,26 +273,21 @@ class BlockStore:
     def _open(self, file: int) -> _Opened:
         def enter() -> _Opened:
             entry = self.generation.file(file)
-            source = self.generation.sources[entry.source]
-            path, kind, chunks = (
-                self.generation.path(file, self.roots),
-                FORMATS[source.format],
-                self.generation.chunks(entry),
-            )
-            digests = read_digests(self.generation.cache, source.format, entry)
+            column = self.generation.columns[entry.column]
+            path, kind, chunks = self.generation.path(file, self.roots), column.kind, self.generation.chunks(entry)
+            digests = read_digests(self.generation.cache, kind, entry)
             checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
             self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
             known = dataclasses.replace(entry.opened, group_digests=digests)
-            reader = kind.open(path, source.column, known, storage=self.storage)
+            reader = kind.open(path, column.column, known, storage=self.storage)
             self._check_version(file, entry, path)
-            return _Opened(reader, chunks, self.eods[entry.source], source)
+            return _Opened(reader, chunks, self.column_eods[entry.column], column)
 
         return self._opened.get(file, enter)
 
     def _check_version(self, number: int, file: FileEntry, path: str) -> None:
         """The file that was opened must be the one that was indexed. Raises: ChangedFileError; as Storage.read does."""
-        source = self.generation.sources[file.source]
-        paths = FORMATS[source.format].files(path)
+        paths = self.generation.columns[file.column].kind.files(path)
         version = number_of(join_etags([self.storage.stat_opened(each) for each in paths]))
         seen = int(self.generation.seen[number])
         if version in (seen, self._same.get(number)):

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from megablend.blocks.block_store import BlockStore
 from megablend.formats.base import STARTS_MID_DOCUMENT
 from megablend.fs.atomic_write import replace_file, translate_os_errors
+from megablend.index.cache_folders import splits
 from megablend.index.document_table import PartDocuments, open_table
 from megablend.index.group_totals import count, load_group_totals, save_group_totals
-from megablend.index.snapshot import Snapshot, splits
+from megablend.index.snapshot import Snapshot
 
 VERSION = 2
 PART_DTYPE = np.dtype(
@@ -48,18 +49,17 @@ def parts_of(cache: str, store: BlockStore, shares: Sequence[Fraction], *, keep:
     Raises: as `cut` does; CacheError where they cannot be written.
     """
     generation = store.generation
-    asked = json.dumps([VERSION, generation.digest, [str(share) for share in shares], store.eods])
+    asked = json.dumps([VERSION, generation.digest, [str(share) for share in shares], store.column_eods])
     key = hashlib.blake2b(asked.encode(), digest_size=16).digest()
     path = splits(cache) / f"{generation.digest}-{key.hex()}"
-    shape = (len(generation.sources), len(shares))
+    shape = (len(generation.columns), len(shares))  # extra columns have rows of zeros
     with contextlib.suppress(OSError):
         data, checksum = (whole := path.read_bytes())[:-16], whole[-16:]
         if len(data) == shape[0] * shape[1] * PART_DTYPE.itemsize and _checksum(key, data) == checksum:
             return np.frombuffer(data, PART_DTYPE).reshape(shape)
     parts = np.zeros(shape, PART_DTYPE)
-    for number, entry in enumerate(generation.sources):
-        if entry.extra_of is None:
-            parts[number] = compute_split_ranges(store, number, shares)
+    for number in range(len(generation.sources)):
+        parts[number] = compute_split_ranges(store, number, shares)
     if keep:
         with translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ class SplitBlocks:
     @property
     def documents(self) -> PartDocuments:
         """The part's documents. Raises: CacheError where the index has no table of them."""
-        source = int(self.generation.file_sources[self.generation.file_of([self.first_block])[0]])
+        source = int(self.generation.file_columns[self.generation.file_of([self.first_block])[0]])
         return PartDocuments(open_table(self.generation, source), self._documents, eod=self.eod)
 
     def stored_position(self, block: int, token: int) -> int:

@@ -16,7 +16,7 @@ from megablend.api.open import open_dataset
 from megablend.api.runs import open_run
 from megablend.config import load_config
 from megablend.errors import ConfigError
-from megablend.plan.ledger import ledger_path
+from megablend.plan.ledger_file import ledger_path
 from megablend.reader import Dataset
 from tests.api.test_find import make_run
 from tests.runs import documents, write_source
@@ -56,15 +56,14 @@ def test_settings_that_part_runs(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
     other = config | {"run": "other"}
     assert compared(tmp_path, config, other)["parts_at"] is None
-    for number, (change, differing) in enumerate(
-        [
-            ({"seed": 8}, {"seed": (7, 8)}),
-            ({"lanes": 8}, {"lanes": (4, 8)}),
-            ({"order": "row"}, {"order"}),
-            ({"sequence_length": 4}, {"sequence_length": (8, 4)}),
-            ({"split": "70,30,0"}, {"split"}),
-        ]
-    ):
+    changes: list[tuple[dict[str, Any], dict[str, Any] | set[str]]] = [
+        ({"seed": 8}, {"seed": (7, 8)}),
+        ({"lanes": 8}, {"lanes": (4, 8)}),
+        ({"order": "row"}, {"order"}),
+        ({"sequence_length": 4}, {"sequence_length": (8, 4)}),
+        ({"split": "70,30,0"}, {"split"}),
+    ]
+    for number, (change, differing) in enumerate(changes):
         found = compared(tmp_path, config, other | {"run": f"other{number}"} | change)
         assert found["parts_at"] is not None
         listed = named(found)

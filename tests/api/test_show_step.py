@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_ranks_read_what_is_shown(tmp_path: Path) -> None:
 
 def test_steps_that_there_are_not(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
-    sizes = {"micro_batch_size": 4, "data_parallel_size": 2}
+    sizes: dict[str, Any] = {"micro_batch_size": 4, "data_parallel_size": 2}
     assert len(megablend.show_step(config, 24, rank=1, **sizes)["samples"]) == 4
     with pytest.raises(ConfigError, match="found step 25, expected 0 to 24: train has 200 samples, 8 a step"):
         megablend.show_step(config, 25, **sizes)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.order.base import Order, RowBlocks
-from megablend.order.page import PageOrder
-from megablend.order.row import RowOrder
+from megablend.order.base import DocumentBlocks, Order
+from megablend.order.block import BlockOrder
+from megablend.order.document import DocumentOrder
 from megablend.order.sequential import SequentialOrder
 from tests import naive
+from tests.order.test_document_order import LENGTHS, cut_into_blocks
 from tests.order.test_orders import SIZES, ListedBlocks
-from tests.order.test_row_order import LENGTHS, cut_into_blocks
 
 EPOCHS = 3
 
@@ -50,7 +50,7 @@ def test_blocks(
 ) -> None:
     settings_of = {"threshold": threshold, "groups": groups, "runs": runs}
     blocks, walk = ListedBlocks(sizes), naive.page_tokens(sizes, key, EPOCHS, **settings_of)
-    check_ranges(PageOrder(blocks, key, **settings_of), blocks, epoch, walk, data)
+    check_ranges(BlockOrder(blocks, key, **settings_of), blocks, epoch, walk, data)
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -58,7 +58,7 @@ def test_blocks(
 def test_documents(documents: list[int], edges: list[int], key: int, epoch: int, data: st.DataObject) -> None:
     blocks = cut_into_blocks(documents, edges)
     walk = naive.row_tokens(documents, blocks.listed, key, EPOCHS, threshold=5, group=3)
-    check_ranges(RowOrder(blocks, key, threshold=5, group=3), blocks, epoch, walk, data)
+    check_ranges(DocumentOrder(blocks, key, threshold=5, group=3), blocks, epoch, walk, data)
 
 
 @settings(max_examples=20, derandomize=True, deadline=None)
@@ -68,8 +68,8 @@ def test_sequential(sizes: list[int], epoch: int, data: st.DataObject) -> None:
     check_ranges(SequentialOrder(ListedBlocks(sizes), 0), ListedBlocks(sizes), epoch, walk, data)
 
 
-@pytest.mark.parametrize("make", [PageOrder, partial(PageOrder, threshold=3, groups=4), SequentialOrder])
-def test_far_epochs(make: Callable[[RowBlocks, int], Order]) -> None:
+@pytest.mark.parametrize("make", [BlockOrder, partial(BlockOrder, threshold=3, groups=4), SequentialOrder])
+def test_far_epochs(make: Callable[[DocumentBlocks, int], Order]) -> None:
     order, epoch = make(ListedBlocks([5, 3, 8, 2, 6]), 1), 2**50
     found = order.find_tokens(epoch, np.array([16]), np.array([18]))  # all of block 3
     (start,), (stop,) = found.starts.tolist(), found.stops.tolist()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from megablend.config.read_spec import ReadSpec
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.buffers import MAX_BYTES, Buffers
 from megablend.formats.arrow.column import Column, find_column
@@ -22,35 +23,29 @@ from megablend.formats.base import (
     BLOCK_DTYPE,
     ENDS_AT_DOCUMENT_END,
     Array,
+    BaseFormat,
     BlockReader,
     DecodedBlock,
     FileIndex,
-    FileToIndex,
     OpenedFile,
 )
 from megablend.formats.blocks import single_chunk
 from megablend.storage.base import Storage
 
 
-class ArrowFormat:
+class ArrowFormat(BaseFormat):
     """Arrow IPC files (also called Feather V2)."""
 
     name = "arrow"
     suffixes: Sequence[str] = (".arrow", ".feather", ".ipc")
-    documents_known: bool = True
     reader_block_bytes: int = 32
 
-    def files(self, path: str) -> Sequence[str]:
-        """The file itself."""
-        return [path]
-
-    def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
+    def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Find the record batches and count their tokens from offsets and validity bitmaps; see Format.index."""
-        path = file.path
         size = storage.stat(path).size
         footer = read_footer(path, size, storage)
         places = batch_places(path, size, footer)
-        name, found = find_column(path, file.column, read_schema(path, size, footer), numbers=file.numbers)
+        name, found = find_column(path, read.column, read_schema(path, size, footer), numbers=read.allow_float)
         blocks = np.zeros(len(places), BLOCK_DTYPE)
         scanned_bytes = 0
         for block, place in zip(blocks, places, strict=True):

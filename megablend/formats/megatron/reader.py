@@ -13,49 +13,48 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from megablend.config.read_spec import ReadSpec
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, CorruptFileError, UnsupportedFileError
 from megablend.formats.base import (
     BLOCK_DTYPE,
     ENDS_AT_DOCUMENT_END,
     Array,
+    BaseFormat,
     BlockReader,
     DecodedBlock,
     FileIndex,
-    FileToIndex,
     OpenedFile,
 )
 from megablend.formats.blocks import single_chunk
 from megablend.formats.megatron.idx import Sequences, block_starts, parse_idx
-from megablend.formats.megatron.lengths import LengthReader
+from megablend.formats.megatron.lengths import WHOLE_BYTES, LengthReader, digest_idx
 from megablend.storage.base import Storage
 
 _MAX_BYTES = (1 << 32) - 1
 """Sizes of blocks are kept in 32 bits."""
 
 
-class MegatronFormat:
+class MegatronFormat(BaseFormat):
     """Pairs of a `.bin` and an `.idx`, named by either or by their common prefix."""
 
     name = "megatron"
     suffixes: Sequence[str] = (".bin", ".idx")
-    documents_known: bool = True
-    reader_block_bytes: int = 0
 
     def files(self, path: str) -> Sequence[str]:
         """The `.bin` and the `.idx`."""
         prefix = path[:-4] if path.endswith(tuple(self.suffixes)) else path
         return [f"{prefix}.bin", f"{prefix}.idx"]
 
-    def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
+    def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Cut the sequences into blocks of about `block_bytes`; see Format.index."""
-        if file.column is not None:
-            key = "extra_columns" if file.numbers else "column"
-            raise ConfigError(f"{file.path}: .bin/.idx files have no columns; leave out {key}: {file.column}")
-        data_path, idx_path = self.files(file.path)
+        if read.column is not None:
+            key = "extra_columns" if read.allow_float else "column"
+            raise ConfigError(f"{path}: .bin/.idx files have no columns; leave out {key}: {read.column}")
+        data_path, idx_path = self.files(path)
         bin_bytes, idx_bytes = storage.stat(data_path).size, storage.stat(idx_path).size
         data = storage.read(idx_path, 0, idx_bytes)
         sequences = parse_idx(idx_path, data, bin_bytes)
-        blocks = _block_table(data_path, sequences, block_starts(sequences, file.block_bytes))
+        blocks = _block_table(data_path, sequences, block_starts(sequences, read.block_bytes))
         return FileIndex(
             rows=len(sequences.lengths),
             tokens=int(blocks["tokens"].sum()),
@@ -63,7 +62,7 @@ class MegatronFormat:
             chunks=single_chunk(),
             blocks=blocks,
             structure=_digest(data),
-            meta={"idx_bytes": idx_bytes, "block_bytes": file.block_bytes},
+            meta={"idx_bytes": idx_bytes, "block_bytes": read.block_bytes},
             scanned_bytes=0,
         )
 
@@ -81,6 +80,30 @@ class MegatronFormat:
             token_dtype=file.token_dtype,
             lengths=lengths,
             storage=storage,
+        )
+
+    def needs_group_digests(self, file: OpenedFile) -> bool:
+        """Whether the `.idx` is long; see GroupDigestFormat."""
+        return int(file.meta["idx_bytes"]) > WHOLE_BYTES
+
+    def make_group_digests(self, path: str, file: OpenedFile, *, storage: Storage) -> npt.NDArray[np.uint64]:
+        """Digests of groups of the `.idx`; see GroupDigestFormat."""
+        idx_path = self.files(path)[1]
+        found, digests = digest_idx(idx_path, file.meta["idx_bytes"], storage)
+        if found != file.structure:
+            raise ChangedFileError(
+                idx_path, "changed while it was being indexed; let its writer finish, then build again"
+            )
+        return digests
+
+    def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
+        """A warning about bytes at the end of a `.bin` that belong to no sequence: Megatron accepts such a pair silently."""
+        used = int((blocks["offset"] + blocks["stored_bytes"]).max(initial=0))
+        if used >= size:
+            return None
+        return (
+            f"{path}: has {size:,} bytes, of which {self.files(path)[1]} describes the first {used:,}; the rest is never read: "
+            "check that the two belong together"
         )
 
 
@@ -134,23 +157,6 @@ class MegatronReader:
                 offset=offset,
             )
         return offsets
-
-
-def describe_rest(path: str, blocks: Array, bin_bytes: int) -> str | None:
-    """A note about bytes at the end of a `.bin` that no sequence lies in: Megatron takes such a pair without a word.
-
-    Args:
-        path: of the `.bin`.
-        blocks: BLOCK_DTYPE [num_blocks], of the whole file.
-    """
-    used = int((blocks["offset"] + blocks["stored_bytes"]).max(initial=0))
-    if used >= bin_bytes:
-        return None
-    idx_path = MEGATRON.files(path)[1]
-    return (
-        f"{path}: has {bin_bytes:,} bytes, of which {idx_path} describes the first {used:,}; the rest is never read: check that "
-        "the two belong together"
-    )
 
 
 def _digest(data: bytes) -> str:

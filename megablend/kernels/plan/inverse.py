@@ -1,4 +1,4 @@
-"""(source, ordinal) -> sample number: the inverse of megablend.kernels.plan.lanes.locate, in closed form.
+"""(source, ordinal) -> sample number in a stage: the inverse of megablend.kernels.plan.lanes.locate, in closed form.
 
 Counts at the edges of cycles give an ordinal's period. In a period ordinals are dealt to lanes by residue, so a bisection over
 residues finds the lane, a walk over the period's cycles the cycle, and the inverse of the keyed permutation the turn; the
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from megablend.jit import device, kernel
 from megablend.kernels.plan.bijection import unpermuted
 from megablend.kernels.plan.keyed_hash import bounded_hash, hash_combine
-from megablend.kernels.plan.lanes import cycle_key, interval
+from megablend.kernels.plan.lanes import cycle_edges, cycle_key
 from megablend.kernels.plan.periods import (
     ALL,
     BEGIN,
@@ -23,10 +23,14 @@ from megablend.kernels.plan.periods import (
     HIGH,
     LOW,
     ORDINAL,
+    Leaf,
+    Stage,
     count_ranks,
+    dealt_samples,
     epoch_of,
     epoch_start,
     fill_period,
+    find_period,
 )
 from megablend.kernels.plan.tree import leaf_counts, least_multiple
 
@@ -36,159 +40,129 @@ Int64s = npt.NDArray[np.int64]
 
 @kernel
 def find_samples(
-    sources: Int32s,
+    ranks: Int64s,
     ordinals: Int64s,
-    source_offsets: Int64s,
-    source_leaves: Int64s,
-    starts: Int64s,
-    leaf_offsets: Int64s,
     left_leaves: Int32s,
     left_samples: Int64s,
-    leaf_ordinals: Int64s,
+    leaf_sources: Int32s,
     leaf_samples: Int64s,
-    weaves: Int64s,
+    leaf_ordinals: Int64s,
+    leaf_spans: Int64s,
+    leaf_epochs: Int64s,
+    sample_tokens: int,
     firsts: Int64s,
     owners: Int64s,
     inverse_strides: Int64s,
-    spans: Int64s,
-    epoch_tokens: Int64s,
-    sample_tokens: int,
     slots: int,
     seed: int,
+    start: int,
     ks: Int64s,
 ) -> None:
-    """Fill ks int64 [n] with the samples of (sources int32 [n], ordinals int64 [n]); -1 where there is none.
+    """Fill ks int64 [n] with the stage's samples of leaves ranks int64 [n] and ordinals int64 [n], counted from its start.
 
-    Fastest where neighbours are of one source and ascend. Of sources: source_offsets [num_sources + 1] into source_leaves
-    [leaves of all stages], their leaves, stage after stage. Of weaves: owners [num_weaves, K], which lane has each residue;
-    inverse_strides [num_weaves], modulo their turns. Others as `locate` has them.
+    Each ordinal is from 0 to the leaf's samples. Fastest where neighbours are of one leaf and ascend.
+
+    owners [1 or 2, K]: which lane has each residue of a full cycle and, where there is one, of the cut cycle.
+    inverse_strides [1 or 2]: of their strides, modulo their slots. Others as `locate` has them.
     """
-    lanes = firsts.shape[1]
-    step = lanes * slots
+    lanes, total = firsts.shape[1], int(leaf_samples.sum())
+    stage = Stage(left_leaves, left_samples, total, lanes, lanes * int(slots))
     kept, kept_stop = -1, 0  # the leaf of the period that is kept, and the end of its ordinals
-    head, parts = np.zeros(HEAD, np.int64), np.empty((max(spans), 4), np.int64)
+    heads = np.zeros((1, len(leaf_samples), HEAD), np.int64)
+    parts = np.empty((1, len(leaf_samples), max(leaf_spans), 4), np.int64)
     for i in range(len(ks)):
-        source, ordinal = int(sources[i]), int(ordinals[i])
-        leaf = _leaf_of(source_leaves, source_offsets, leaf_ordinals, leaf_samples, source, ordinal)
-        if leaf < 0:
-            ks[i] = -1
-            continue
-        stage = interval(leaf_offsets, leaf)
-        start, first = int(starts[stage]), int(leaf_offsets[stage])
-        size, total = int(leaf_offsets[stage + 1]) - first, int(starts[stage + 1]) - start
-        rank, leaf_total, leaf_ordinal = leaf - first, int(leaf_samples[leaf]), int(leaf_ordinals[leaf])
-        dealt = total - total % lanes
-        if kept != leaf or not head[ORDINAL] <= ordinal < kept_stop:
-            missing = ordinal - leaf_ordinal + 1
-            cycle = least_multiple(left_leaves, left_samples, first, size, total, leaf_total, rank, missing, step) - 1
-            if (cycle + 1) * step > dealt:
-                _, seen = leaf_counts(left_leaves, left_samples, first, size, total, dealt, rank)
+        rank, missing = int(ranks[i]), int(ordinals[i]) + 1
+        leaf = Leaf(
+            rank,
+            int(leaf_samples[rank]),
+            int(leaf_ordinals[rank]),
+            int(leaf_spans[rank]),
+            int(leaf_epochs[rank]),
+            int(sample_tokens),
+        )
+        ordinal = leaf.ordinal + missing - 1
+        if kept != rank or not heads[0, rank, ORDINAL] <= ordinal < kept_stop:
+            cycle = least_multiple(left_leaves, left_samples, total, leaf.total, rank, missing, stage.step) - 1
+            if (cycle + 1) * stage.step > dealt_samples(stage):
+                _, seen = leaf_counts(left_leaves, left_samples, total, dealt_samples(stage), rank)
                 if seen < missing:  # in the tail, which follows the tree's own order
-                    ks[i] = (
-                        start
-                        + least_multiple(left_leaves, left_samples, first, size, total, leaf_total, rank, missing, 1)
-                        - 1
-                    )
+                    ks[i] = least_multiple(left_leaves, left_samples, total, leaf.total, rank, missing, 1) - 1
                     continue
-            epoch, epoch_first, epoch_stop = 0, 0, ALL
-            if epoch_tokens[source] > 0:
-                epoch = epoch_of(ordinal, epoch_tokens[source], sample_tokens)
-                epoch_first = epoch_start(epoch, epoch_tokens[source], sample_tokens)
-                epoch_stop = epoch_start(epoch + 1, epoch_tokens[source], sample_tokens)
-            fill_period(
-                left_leaves,
-                left_samples,
-                first,
-                size,
-                total,
+            _fill_period_of(stage, leaf, cycle, ordinal, heads, parts)
+            kept, kept_stop = (
                 rank,
-                leaf_total,
-                leaf_ordinal,
-                lanes,
-                slots,
-                cycle,
-                int(spans[source]),
-                epoch,
-                epoch_first,
-                epoch_stop,
-                head,
-                parts,
+                int(heads[0, rank, ORDINAL]) + _dealt_below(heads[0, rank], parts[0, rank], lanes, lanes),
             )
-            kept, kept_stop = leaf, int(head[ORDINAL]) + _dealt_before(head, parts, lanes, lanes)
 
+        head, part = heads[0, rank], parts[0, rank]
         place = ordinal - int(head[ORDINAL])
-        residue = _residue_of(head, parts, lanes, place)
-        place -= _dealt_before(head, parts, lanes, residue)
+        residue = _residue_of(head, part, lanes, place)
+        place -= _dealt_below(head, part, lanes, residue)
         for other in range(int(head[END] - head[BEGIN])):
-            low, high, first_turn = _lane_ranks(head, parts, lanes, other, residue)
+            low, high, turn = _lane_ranks(head, part, lanes, other, residue)
             if place < high - low:
                 cycle = int(head[BEGIN]) + other
-                turns = (min((cycle + 1) * step, dealt) - cycle * step) // lanes
-                weave = 0 if turns == slots else int(weaves[stage])
-                lane, key = int(owners[weave, residue]), cycle_key(seed, start, cycle)
-                chosen = hash_combine(hash_combine(key, source), lane)
-                if _is_cut(head, parts, lanes, other):
+                cycle_low, cycle_high = cycle_edges(stage, cycle)
+                turns = (cycle_high - cycle_low) // lanes
+                schedule = 0 if turns == slots else len(inverse_strides) - 1
+                lane, key = int(owners[schedule, residue]), cycle_key(seed, start, cycle)
+                chosen = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
+                if _is_mixed(head, part, lanes, other):
                     chosen = hash_combine(chosen, head[EPOCH])
-                turn = first_turn + unpermuted(place, high - low, chosen)
-                ahead = (turn * lanes + residue - int(firsts[weave, lane])) // lanes
-                slot = (ahead - bounded_hash(key, 0, turns)) % turns * int(inverse_strides[weave]) % turns
-                ks[i] = start + cycle * step + slot * lanes + lane
+                turn += unpermuted(place, high - low, chosen)
+                ahead = (turn * lanes + residue - int(firsts[schedule, lane])) // lanes
+                slot = (ahead - bounded_hash(key, 0, turns)) % turns * int(inverse_strides[schedule]) % turns
+                ks[i] = cycle_low + slot * lanes + lane
                 break
             place -= high - low
 
 
 @device
-def _leaf_of(
-    source_leaves: Int64s,
-    source_offsets: Int64s,
-    leaf_ordinals: Int64s,
-    leaf_samples: Int64s,
-    source: int,
-    ordinal: int,
-) -> int:
-    """The leaf that has a source's ordinal, or -1."""
-    low, high = int(source_offsets[source]), int(source_offsets[source + 1])
-    if low == high or ordinal < 0:
-        return -1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if leaf_ordinals[source_leaves[middle]] <= ordinal:
-            low = middle
-        else:
-            high = middle
-    leaf = int(source_leaves[low])
-    return leaf if ordinal < leaf_ordinals[leaf] + leaf_samples[leaf] else -1
+def _fill_period_of(stage: Stage, leaf: Leaf, cycle: int, ordinal: int, heads: Int64s, parts: Int64s) -> None:
+    """Fill in the period that has an ordinal, which is one of cycle `cycle` by the counts at its edges."""
+    epoch, epoch_first, epoch_stop = 0, 0, ALL
+    if leaf.epoch_tokens > 0:
+        epoch = epoch_of(leaf, ordinal)
+        epoch_first, epoch_stop = epoch_start(leaf, epoch), epoch_start(leaf, epoch + 1)
+    begin, end = find_period(stage, leaf, cycle, epoch_first)
+    heads[0, leaf.rank, EPOCH] = epoch
+    fill_period(stage, leaf, begin, end, epoch_first, epoch_stop, 0, heads, parts)
 
 
 @device
-def _is_cut(head: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
-    """Whether a cycle of the period has ranks that are of another epoch."""
+def _epoch_edges(head: Int64s, other: int) -> tuple[int, int]:
+    """The ranks [lowest, highest) of the period's epoch in its cycle number `other`; ALL where the epoch does not end there."""
+    lowest = int(head[LOW]) if other == 0 else 0
+    highest = int(head[HIGH]) if other == int(head[END] - head[BEGIN]) - 1 else ALL
+    return lowest, highest
+
+
+@device
+def _is_mixed(head: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
+    """Whether a cycle of the period has ranks of another epoch."""
+    lowest, highest = _epoch_edges(head, other)
     left, left_rest, right, right_rest = parts[other]
-    count = (right - left) * lanes + right_rest - left_rest
-    last = other == int(head[END] - head[BEGIN]) - 1
-    return bool((other == 0 and head[LOW] > 0) or (last and head[HIGH] < count))
+    return bool(lowest > 0 or highest < (right - left) * lanes + right_rest - left_rest)
 
 
 @device
 def _lane_ranks(head: Int64s, parts: Int64s, lanes: int, other: int, residue: int) -> tuple[int, int, int]:
-    """In a cycle of the period, of a residue: (its ranks [low, high), the turn that rank `low` stands for)."""
+    """In a cycle of the period, of a residue: (its ranks [low, high), the turn of rank `low`)."""
     left, left_rest, right, right_rest = parts[other]
     before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
-    lowest = int(head[LOW]) if other == 0 else 0
-    highest = int(head[HIGH]) if other == int(head[END] - head[BEGIN]) - 1 else ALL
+    lowest, highest = _epoch_edges(head, other)
     low = min(max(before, lowest), highest)
     return low, min(max(before + mine, lowest), highest), first + low - before
 
 
 @device
-def _dealt_before(head: Int64s, parts: Int64s, lanes: int, residue: int) -> int:
+def _dealt_below(head: Int64s, parts: Int64s, lanes: int, residue: int) -> int:
     """How many of the period's ordinals go to residues below `residue`, which is from 0 to `lanes`."""
     count = 0
     for other in range(int(head[END] - head[BEGIN])):
         left, left_rest, right, right_rest = parts[other]
         before, _, _ = count_ranks(left, left_rest, right, right_rest, residue)
-        lowest = int(head[LOW]) if other == 0 else 0
-        highest = int(head[HIGH]) if other == int(head[END] - head[BEGIN]) - 1 else ALL
+        lowest, highest = _epoch_edges(head, other)
         count += min(max(before, lowest), highest) - lowest
     return count
 
@@ -199,7 +173,7 @@ def _residue_of(head: Int64s, parts: Int64s, lanes: int, place: int) -> int:
     low, high = 0, lanes
     while high - low > 1:
         middle = (low + high) // 2
-        if _dealt_before(head, parts, lanes, middle) <= place:
+        if _dealt_below(head, parts, lanes, middle) <= place:
             low = middle
         else:
             high = middle

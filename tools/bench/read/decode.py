@@ -21,8 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from documents import CODECS, make_documents, write_parquet
 
+from megablend.config.read_spec import ReadSpec
 from megablend.formats import format_of
-from megablend.formats.base import BlockReader, FileIndex, FileToIndex, OpenedFile
+from megablend.formats.base import BlockReader, FileIndex, OpenedFile
 from megablend.formats.decoded import DecodedBlocks
 from megablend.storage.by_scheme import make_storage
 
@@ -34,8 +35,7 @@ BATCH_BYTES = 4 << 20
 def open_file(path: Path) -> tuple[FileIndex, BlockReader]:
     """Our index of a file, and a reader of it."""
     kind, storage = format_of(str(path), storage=make_storage()), make_storage()
-    asked = FileToIndex(path=str(path), column="tokens", documents=True, block_bytes=0)
-    found = kind.index(asked, storage=storage)
+    found = kind.index(str(path), ReadSpec(column="tokens"), storage=storage)
     size = storage.stat(str(path)).size
     file = OpenedFile(size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta)
     return found, kind.open(str(path), "tokens", file, storage=storage)
