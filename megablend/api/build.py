@@ -22,8 +22,10 @@ from megablend.index.build import build_index as index_files
 from megablend.index.build_report import report_waiting
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.source_spec import SourceSpec
-from megablend.plan.ledger import Ledger, load_ledger, save_ledger
-from megablend.plan.run import as_promised, check_run, open_block_store, plan_run, precompute_orders
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import load_ledger, save_ledger
+from megablend.plan.open_store import open_block_store
+from megablend.plan.run import as_promised, check_run, plan_run, precompute_orders
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
@@ -183,13 +185,13 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
     generation = _open_promised(config, ledger, report) if ledger else open_snapshot(config.cache, report.digest)
     store = open_block_store(config, generation, storage)
     run = plan_run(config, "train", store, keep=True)
-    extended = ledger.extended(as_promised(run, ledger).ledger.blend, run.num_samples) if ledger else run.ledger
+    extended = ledger.extended(as_promised(run, ledger).ledger) if ledger else run.ledger
     run = dataclasses.replace(run, ledger=extended)
     check_run(run)
     precompute_orders(config, store)
     if extended != ledger:
         save_ledger(config.cache, extended)
-    stages_before = len(ledger.ends) if ledger else 0
+    stages_before = len(ledger.stages) if ledger else 0
     # Of the files of an index that was built now, all has just been looked at.
     problems = check_store(config, store).problems if generation.digest != report.digest else ()
     return BuildResult(

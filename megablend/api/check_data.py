@@ -26,8 +26,8 @@ from megablend.index.build import Progress
 from megablend.index.file_table import FileEntry
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import SourceEntry
-from megablend.plan.ledger import load_ledger
-from megablend.plan.run import open_block_store
+from megablend.plan.ledger_file import load_ledger
+from megablend.plan.open_store import open_block_store
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 

@@ -17,8 +17,7 @@ from megablend.errors import CacheError, ConfigError, PlanError, ResourceError
 from megablend.index.document_table import table_bytes
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
-from megablend.plan.blend import BlendPlan
-from megablend.plan.lanes import fitting_lanes, unfit_lanes
+from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
 from megablend.plan.run import Run, as_promised, plan_run
 from megablend.plan.shares import samples_in
 from megablend.prefetch.read_amplification import read_amplification
@@ -139,7 +138,7 @@ def describe_run(run: Run) -> dict[str, Any]:
         one_pass = samples_in(
             tokens, length, extra
         )  # the next one reads a token again, and may come before some of these
-        if isinstance(run.plan, BlendPlan) and (again := run.plan.first_sample_from(number, one_pass)) is not None:
+        if run.is_blended and (again := run.plan.first_sample_from(number, one_pass)) is not None:
             run_out.append((again, source.name))
         wanted = run.weights[number] if run.weights else Fraction(samples, run.num_samples)
         sources.append(
@@ -160,7 +159,7 @@ def describe_run(run: Run) -> dict[str, Any]:
     return {
         "samples": run.num_samples,
         "tokens": run.num_samples * length,
-        "blended": bool(run.weights),
+        "blended": run.is_blended,
         "first_to_run_out": None if first is None else {"source": first[1], "sample": first[0]},
         "sources": sources,
     }

@@ -21,7 +21,9 @@ from megablend.errors import CacheError, ConfigError
 from megablend.fs.atomic_write import flush_folder, translate_os_errors
 from megablend.fs.build_lock import build_lock
 from megablend.index.list_snapshots import list_snapshots
-from megablend.plan.ledger import Ledger, ledger_path, load_ledger, run_names, save_ledger
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import ledger_path, load_ledger, run_names, save_ledger
+from megablend.plan.ledger_format import blend_record
 
 SET_ASIDE = "reset"
 """Folder below `runs` of the ledgers of runs that were reset."""
@@ -46,7 +48,7 @@ def show_run(what: ConfigLike, run: str) -> dict[str, Any]:
     """A run as `list_runs` tells it, with its `blend`: all that decides its order. Raises: CacheError, ConfigError."""
     cache = _cache_of(what)
     ledger = _load(cache, run)
-    return _summary(ledger, set(list_snapshots(cache))) | {"blend": ledger.blend}
+    return _summary(ledger, set(list_snapshots(cache))) | {"blend": blend_record(ledger.blend)}
 
 
 def rename_run(what: ConfigLike, run: str, new: str) -> None:

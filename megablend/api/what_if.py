@@ -13,8 +13,10 @@ from megablend.errors import PlanError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import open_snapshot
 from megablend.index.sources import list_source
-from megablend.plan.ledger import Ledger, load_ledger
-from megablend.plan.run import Run, as_promised, check_run, open_block_store, plan_run
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import load_ledger
+from megablend.plan.open_store import open_block_store
+from megablend.plan.run import Run, as_promised, check_run, plan_run
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.by_scheme import make_storage
 
@@ -97,13 +99,13 @@ def _by_ledger(config: Config, ledger: Ledger) -> Foreseen:
         ledger,
     )
     committed = ledger.until(run.num_samples)
-    extended = committed.extended(run.ledger.blend, run.num_samples)
+    extended = committed.extended(run.ledger)
     run = dataclasses.replace(run, ledger=extended)
     if extended == committed:
         return Foreseen(run=run, committed=True, note=None)
     check_run(run)
     note = (
-        f"run {config.run!r} is committed to {ledger.ends[-1]:,} samples; `megablend build` lengthens it to "
+        f"run {config.run!r} is committed to {ledger.num_samples:,} samples; `megablend build` lengthens it to "
         f"{run.num_samples:,}, as described here"
     )
     return Foreseen(run=run, committed=False, note=note)

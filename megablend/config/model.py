@@ -10,8 +10,10 @@ from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
+from megablend.order.registry import OLD_NAMES, ORDERS, find_order
 
 UNITS = ("weight", "tokens", "samples", "epochs")
 """What a source's share may be given in; one for all sources of a blend."""
@@ -106,6 +108,17 @@ def _split(value: object) -> tuple[Fraction, Fraction, Fraction]:
     return (numbers[0] / total, numbers[1] / total, numbers[2] / total)
 
 
+def _order(value: object) -> object:
+    """The name of an order of megablend.order.registry, as it is written."""
+    try:
+        find_order(str(value))
+    except ValueError:
+        written = {new: old for old, new in OLD_NAMES.items()}
+        *names, last = (repr(written.get(name, name)) for name in ORDERS)
+        raise PydanticKnownError("literal_error", {"expected": f"{', '.join(names)} or {last}"}) from None
+    return value
+
+
 Number = Annotated[Fraction, BeforeValidator(_number)]
 Positive = Annotated[Fraction, BeforeValidator(_positive)]
 Count = Annotated[int, BeforeValidator(_count)]
@@ -113,6 +126,7 @@ Token = Annotated[int, BeforeValidator(_token)]
 Size = Annotated[int, BeforeValidator(_size)]
 VocabSize = Annotated[int | str, BeforeValidator(_vocab_size)]
 PathText = Annotated[str, BeforeValidator(_path)]
+OrderName = Annotated[str, BeforeValidator(_order)]
 Split = Annotated[tuple[Fraction, Fraction, Fraction], BeforeValidator(_split)]
 
 
@@ -213,7 +227,7 @@ class Config(_Model):
     """Length of a blended test split; where absent, test is one unblended pass."""
     split: Split | None = None
     """Shares of train, valid and test by document, such as 95,5,0; all train where absent."""
-    order: Literal["page", "row", "sequential"] = "page"
+    order: OrderName = "page"
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
     """K: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
     cycle: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
@@ -348,7 +362,7 @@ class Config(_Model):
     def needs_documents(self, source: Source) -> bool:
         """Whether the index must know where the source's documents end."""
         return (
-            source.append_eod is not None or max(self.shares) != 1 or self.order == "row" or bool(source.extra_columns)
+            source.append_eod is not None or max(self.shares) != 1 or self.moves_documents or bool(source.extra_columns)
         )
 
     def read_spec(self, source: Source) -> ReadSpec:
@@ -361,6 +375,11 @@ class Config(_Model):
             options=make_options(source.format_options),
         )
 
+    @property
+    def moves_documents(self) -> bool:
+        """Whether the order arranges single documents, so that the length of each must be known."""
+        return find_order(self.order).unit == "document"
+
     def is_blended(self, split: str) -> bool:
         """Whether a split is a blend, laid out in the order; otherwise it is one pass over its sources as they lie."""
         return split == "train" or getattr(self, f"{split}_samples") is not None
@@ -368,7 +387,7 @@ class Config(_Model):
     @property
     def tabled(self) -> list[str]:
         """Names in the index of the sources of which every document's length must be known."""
-        if self.order != "row":
+        if not self.moves_documents:
             return []
         return [name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)]
 

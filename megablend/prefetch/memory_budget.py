@@ -66,8 +66,8 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     extra = width * sum(16 + each.dtype.itemsize for each in run.extra_columns)  # as it is, and as it is gathered
     budget = split_budget(run, num_batches * micro_batch_size * (sample_bytes(run.config) + extra))
     if (
-        not run.weights or run.config.order == "row"
-    ):  # no lanes, or none that goes on in its block: a step at a time will do
+        not run.has_lanes or not run.order_kind.consumes_whole_blocks
+    ):  # no lane continues in its block: one step must fit
         return budget
     lanes = lanes_of(run.config.lanes, micro_batch_size, stride)
     held = np.minimum(lane_bytes(run) * lanes, _source_bytes(run))

@@ -126,7 +126,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
             run=ledger.run,
             split=self.run.split,
             index=ledger.index,
-            stages=tuple(zip(ledger.ends, ledger.digests, strict=True)),
+            stages=ledger.links,
             consumed_samples=self.consumed_samples if consumed_samples is None else operator.index(consumed_samples),
         ).to_dict()
 
@@ -137,8 +137,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     def check_state(self, state: Mapping[str, Any]) -> int:
         """The samples that a state of this run has consumed. Raises StateError where its index or plan is another."""
         taken, ledger = State.from_dict(state), self.run.ledger
-        stages = tuple(zip(ledger.ends, ledger.digests, strict=True))
-        taken.check(split=self.run.split, index=ledger.index, stages=stages)
+        taken.check(split=self.run.split, index=ledger.index, stages=ledger.links)
         return self.check_position(taken.consumed_samples)
 
     def check_position(self, consumed_samples: int) -> int:

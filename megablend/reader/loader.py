@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from megablend.errors import ConfigError, MegablendError, StateError
 from megablend.index.check_files import FileChecker, files_of
-from megablend.plan.lanes import unfit_lanes
+from megablend.plan.fitting_lanes import unfit_lanes
 from megablend.prefetch.memory_budget import batches_of, budget_of
 from megablend.reader.batch_dataset import BatchDataset
 from megablend.reader.dataset import Dataset
@@ -200,7 +200,7 @@ class Loader:
 
     def _check_lanes(self, num_workers: int) -> None:
         run = self.dataset.run
-        if not run.weights or self.sampler.data_parallel_rank > 0:  # one rank says it for all
+        if not run.has_lanes or self.sampler.data_parallel_rank > 0:  # one rank says it for all
             return
         problem = unfit_lanes(
             run.config.lanes,

@@ -65,7 +65,7 @@ def test_other_settings_of_a_run_are_described_and_what_refuses_them(config: dic
     assert longer["plan"] == megablend.build(config | {"samples": 170}).ledger.digest
     shorter = megablend.describe(config | {"samples": 60})
     assert (shorter["committed"], shorter["stages"]) == (False, [60])
-    assert "`megablend build` refuses it: run 'demo' is under way: it was promised 170 samples" in shorter["note"]
+    assert "`megablend build` refuses it: run 'demo' was built for 170 samples, now 60 are requested" in shorter["note"]
     assert "`megablend runs reset CONFIG`" in shorter["note"]
     megablend.reset_run(config, "demo")  # the remedy
     assert megablend.build(config | {"samples": 60}).ledger.digest == shorter["plan"]

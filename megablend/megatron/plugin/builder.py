@@ -34,6 +34,7 @@ from megablend.megatron.cache_builder.completion_marker import Receipt, read_rec
 from megablend.megatron.cache_builder.document_tables import build_table, pinned_address, table_path
 from megablend.megatron.compat import TRIED, assumes_whole_cache, find_unknown_settings, is_tried
 from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig, Split
+from megablend.megatron.plugin.config import uses_own_plan
 from megablend.megatron.plugin.dataset import (
     MegablendGPTDataset,
     cache_of,
@@ -209,7 +210,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     @cached_property
     def _in_pages(self) -> bool:
-        return getattr(self.config, "order", "megatron") != "megatron" and issubclass(self.cls, MegablendGPTDataset)
+        return uses_own_plan(self.config) and issubclass(self.cls, MegablendGPTDataset)
 
     def _build_megatron_datasets_parallel(
         self, prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]

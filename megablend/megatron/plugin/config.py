@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from megablend.distributed.folder_groups import SHARED_FS
 from megablend.errors import ConfigError
 from megablend.megatron.core import GPTDatasetConfig
+from megablend.order.registry import find_order
 
-ORDERS = ("megatron", "page", "row")
+MEGATRON_ORDER = "megatron"
+"""Megatron's own shuffles; every other order is one of megablend's (megablend.order.registry)."""
+
+
+def uses_own_plan(config: GPTDatasetConfig) -> bool:
+    """Whether samples come from megablend's plan, not from Megatron's index arrays."""
+    return getattr(config, "order", MEGATRON_ORDER) != MEGATRON_ORDER
 
 
 @dataclass(kw_only=True)
@@ -18,7 +25,7 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     Prefixes may be addresses of other formats: `parquet:/data/web/*.parquet?column=input_ids&append_eod=0`, `arrow:...`.
     """
 
-    order: str = "megatron"
+    order: str = MEGATRON_ORDER
     """"megatron": Megatron's own shuffles, sample by sample the same over any format; "page": megablend's plan, which reads
     whole pages, needs no arrays and reads nothing twice; "row": megablend's plan over single documents, fully shuffled, which
     reads a page for each."""
@@ -44,8 +51,11 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     def __post_init__(self) -> None:
         """Check what Megatron does not know."""
         super().__post_init__()
-        if self.order not in ORDERS:
-            raise ConfigError(f"order is {self.order!r}; choose one of {', '.join(ORDERS)}")
+        if uses_own_plan(self):
+            try:
+                find_order(self.order)
+            except ValueError as error:
+                raise ConfigError(f"order: {error}, or {MEGATRON_ORDER}") from None
         if self.shared_fs not in SHARED_FS:
             raise ConfigError(f"shared_fs is {self.shared_fs!r}; choose one of {', '.join(SHARED_FS)}")
         for name in ("lanes", "cycle", "max_open_files", "memory"):

@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
-from megablend.plan.blend import BlendPlan
+from megablend.plan.stages_plan import StagesPlan
 from tests import oracle
+from tests.plan.plans import lane_plan
 
 
 def make(
     totals: list[list[int]], *, lanes: int = 4, slots: int = 8, spans: list[int] | None = None, seed: int = 1
-) -> BlendPlan:
-    return BlendPlan(totals, lanes=lanes, slots=slots, spans=spans or [1] * len(totals[0]), seed=seed)
+) -> StagesPlan:
+    return lane_plan(totals, lanes=lanes, slots=slots, spans=spans or [1] * len(totals[0]), seed=seed)
 
 
 @st.composite
@@ -37,7 +38,7 @@ def plans(draw: st.DrawFn) -> oracle.Plan:
 @settings(max_examples=80, derandomize=True, deadline=None)
 @given(plans())
 def test_equals_the_oracle(arguments: oracle.Plan) -> None:
-    plan = BlendPlan(**arguments)
+    plan = lane_plan(**arguments)
     found = np.stack(plan.locate_many(np.arange(plan.num_samples)), axis=1)
     assert [tuple(sample) for sample in found.tolist()] == oracle.walk(**arguments)
 
@@ -45,7 +46,7 @@ def test_equals_the_oracle(arguments: oracle.Plan) -> None:
 @settings(max_examples=40, derandomize=True, deadline=None)
 @given(plans(), st.data())
 def test_every_ordinal_once_and_counts_agree(arguments: oracle.Plan, data: st.DataObject) -> None:
-    plan = BlendPlan(**arguments)
+    plan = lane_plan(**arguments)
     sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
     totals = np.sum(arguments["totals"], axis=0)
     for source, total in enumerate(totals):
@@ -63,9 +64,9 @@ def test_every_ordinal_once_and_counts_agree(arguments: oracle.Plan, data: st.Da
 @settings(max_examples=25, derandomize=True, deadline=None)
 @given(plans())
 def test_appending_a_stage_changes_nothing_before(arguments: oracle.Plan) -> None:
-    longer = BlendPlan(**arguments)
+    longer = lane_plan(**arguments)
     arguments["totals"] = arguments["totals"][:-1] or arguments["totals"]
-    shorter = BlendPlan(**arguments)
+    shorter = lane_plan(**arguments)
     ks = np.arange(shorter.num_samples)
     assert np.array_equal(np.stack(shorter.locate_many(ks)), np.stack(longer.locate_many(ks)))
 
@@ -189,7 +190,7 @@ def test_outside_is_refused(k: int) -> None:
 
 def test_wrong_plans_are_refused() -> None:
     with pytest.raises(PlanError, match="at least one stage"):
-        BlendPlan([], lanes=1, slots=1, spans=[1], seed=0)
+        lane_plan([], lanes=1, slots=1, spans=[1], seed=0)
     with pytest.raises(PlanError, match="stage 1 has no samples"):
         make([[1, 2], [0, 0]])
     with pytest.raises(PlanError, match="stage 0 gives source 1 -2 samples"):
@@ -198,16 +199,16 @@ def test_wrong_plans_are_refused() -> None:
         make([[1, 2], [1]])
     with pytest.raises(PlanError, match="a plan holds at most 1125899906842623"):
         make([[2**49], [2**49]])
-    with pytest.raises(PlanError, match="0 lanes of 8 slots"):
+    with pytest.raises(PlanError, match="0 lanes of 8 samples a cycle; expected 1 to 1048576"):
         make([[1]], lanes=0)
     with pytest.raises(PlanError, match="source 1 is dealt over 0 cycles"):
         make([[1, 1]], spans=[1, 0])
     epochs: Any = {"lanes": 1, "slots": 1, "spans": [1, 1], "seed": 0}
     with pytest.raises(PlanError, match="source 1 has epochs of 0 tokens; expected at least 1"):
-        BlendPlan([[1, 1]], **epochs, epoch_tokens=[1, 0])
+        lane_plan([[1, 1]], **epochs, epoch_tokens=[1, 0])
     with pytest.raises(PlanError, match="samples advance by 0 tokens; expected at least 1"):
-        BlendPlan([[1, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=0)
+        lane_plan([[1, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=0)
     with pytest.raises(
         PlanError, match="source 0 has 1099511627776 samples of 8388608 tokens and epochs of 1; a plan counts"
     ):
-        BlendPlan([[2**40, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=2**23)
+        lane_plan([[2**40, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=2**23)

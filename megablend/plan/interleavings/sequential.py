@@ -1,4 +1,4 @@
-"""One unblended pass: source 0's samples, then source 1's, and so on."""
+"""Source 0's samples, then source 1's, and so on."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import PlanError
-from megablend.plan.base import prefix_length, sample_numbers
+from megablend.plan.interleavings.base import Int32s, Int64s, StageRequest, prefix_length, sample_numbers
 
 
 class SequentialPlan:
     """Sources one after the other; sources without samples are passed over.
 
     Args:
-        counts: samples of each source, not negative.
+        totals: samples of each source, [num_sources], not negative.
 
     Raises: PlanError.
     """
 
-    def __init__(self, counts: Sequence[int]) -> None:
-        for source, count in enumerate(counts):
-            if count < 0:
-                raise PlanError(f"source {source} has {count} samples; expected 0 or more")
-        self._offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(counts, np.int64))])
-        self.num_sources = len(counts)
+    def __init__(self, totals: Sequence[int] | Int64s) -> None:
+        for source, total in enumerate(totals):
+            if total < 0:
+                raise PlanError(f"source {source} has {total} samples; expected 0 or more")
+        self._offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(totals, np.int64))])
+        self.num_sources = len(totals)
         self.num_samples = int(self._offsets[-1])
 
     def locate(self, k: int) -> tuple[int, int]:
@@ -33,15 +33,15 @@ class SequentialPlan:
         sources, ordinals = self.locate_many([k])
         return int(sources[0]), int(ordinals[0])
 
-    def locate_many(self, ks: npt.ArrayLike) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
         """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
         numbers = sample_numbers(ks, self.num_samples)
         sources = np.searchsorted(self._offsets, numbers, side="right") - 1
         return sources.astype(np.int32), numbers - self._offsets[sources]
 
-    def counts(self, n: int) -> npt.NDArray[np.int64]:
+    def counts(self, n: int) -> Int64s:
         """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
-        reached: npt.NDArray[np.int64] = np.minimum(self._offsets, prefix_length(n, self.num_samples))
+        reached: Int64s = np.minimum(self._offsets, prefix_length(n, self.num_samples))
         return reached[1:] - reached[:-1]
 
     def first_sample_from(self, source: int, ordinal: int) -> int | None:
@@ -49,3 +49,8 @@ class SequentialPlan:
         start, stop = self._offsets[source : source + 2].tolist()
         sample = int(start + max(0, ordinal))
         return sample if sample < stop else None
+
+
+def plan_one_after_another(stage: StageRequest) -> SequentialPlan:
+    """The sources of a stage one after the other. Raises PlanError."""
+    return SequentialPlan(stage.totals)

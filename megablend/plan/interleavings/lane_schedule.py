@@ -16,6 +16,7 @@ Over slots the error is the discrepancy of the multiples of a well chosen stride
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +43,8 @@ class LaneSchedule(NamedTuple):
         return slots * len(self.firsts) + lanes
 
 
-def weave(lanes: int, slots: int) -> LaneSchedule:
+@lru_cache(maxsize=16)
+def make_lane_schedule(lanes: int, slots: int) -> LaneSchedule:
     """The pattern of a cycle of `lanes` lanes and `slots` slots, both at least 1."""
     windows = bit_reversal_permutation(lanes)
     common = math.gcd(lanes, slots)

@@ -1,4 +1,4 @@
-"""Blocks shuffled anew in every epoch, each read once and as a whole: the order that costs one read a page.
+"""Blocks in a new random order every epoch, each read once and as a whole: the order that reads every block once.
 
 Up to THRESHOLD blocks an epoch is one exact shuffle of them, with running token counts, made on entering the epoch. Above, it has
 two levels, so that memory and time stay flat, for one source of 10^8 blocks and for a hundred of 10^6: blocks are dealt to GROUPS
@@ -21,7 +21,7 @@ from megablend.kernels.plan.bijection import shuffle
 from megablend.kernels.plan.keyed_hash import MASK
 from megablend.kernels.plan.spans import count_cuts, cut
 from megablend.lru import LRUCache
-from megablend.order.base import Blocks, Int64s, Spans, by_value, joined
+from megablend.order.base import Blocks, Int64s, Spans, by_value, join_spans
 
 THRESHOLD = 1 << 16
 GROUPS = 1021
@@ -31,16 +31,16 @@ _KEPT = 2
 
 
 class Shuffled(NamedTuple):
-    """Things with token counts in a shuffled order."""
+    """Items with token counts, in a shuffled order."""
 
     entries: npt.NDArray[Any]
-    """[n], which thing comes i-th; of the narrowest type, since all of a large source are kept."""
+    """[n], which item comes i-th; of the narrowest type, since all of a large source are kept."""
     offsets: Int64s
     """int64 [n + 1], tokens before the i-th."""
 
 
-class PageOrder:
-    """Every epoch a permutation of the blocks, chosen by (key, epoch). The keywords are changed by tests alone."""
+class BlockOrder:
+    """Every epoch is a permutation of the blocks, chosen by (key, epoch). Only tests change the keywords."""
 
     def __init__(
         self, blocks: Blocks, key: int, *, threshold: int = THRESHOLD, groups: int = GROUPS, runs: int = RUNS
@@ -53,8 +53,8 @@ class PageOrder:
         entries = self._num_groups + blocks.num_blocks // self._num_groups + self._run
         self.memory_bytes = _KEPT * entries * (8 + np.min_scalar_type(blocks.num_blocks).itemsize)
 
-    def keep(self) -> None:
-        """Keep the totals of the groups with the index, where there are groups. Raises CacheError."""
+    def precompute(self) -> None:
+        """Store the totals of the groups with the index, where there are groups. Raises CacheError."""
         if self._num_groups > 1:
             self._blocks.keep_group_totals(self._num_groups, self._run)
 
@@ -63,14 +63,14 @@ class PageOrder:
         found, rows, stops = list[Spans](), np.arange(len(starts)), starts + length
         while len(rows := rows[(left := starts < stops)]):
             starts, stops = starts[left].copy(), stops[left]
-            for mine, epoch, first, shuffled in self._entered_by(starts):
+            for mine, epoch, first, shuffled in self._groups_containing(starts):
                 ends = np.minimum(stops[mine] - first, shuffled.offsets[-1])
                 found.append(_cut(shuffled, epoch, rows[mine], starts[mine] - first, ends))
                 starts[mine] = first + ends
-        return joined(found)
+        return join_spans(found)
 
-    def _entered_by(self, starts: Int64s) -> Iterator[tuple[Int64s, int, int, Shuffled]]:
-        """The groups that tokens `starts` lie in: which of them, the epoch, the group's first token, its blocks."""
+    def _groups_containing(self, starts: Int64s) -> Iterator[tuple[Int64s, int, int, Shuffled]]:
+        """The groups that contain tokens `starts`: which of the tokens, the epoch, the group's first token, its blocks."""
         for epoch, inside in by_value(starts // self._blocks.num_tokens):
             groups, first = self._groups(epoch), epoch * self._blocks.num_tokens
             places = np.searchsorted(groups.offsets, starts[inside] - first, side="right") - 1
@@ -80,7 +80,7 @@ class PageOrder:
 
     def _groups(self, epoch: int) -> Shuffled:
         return self._epochs.get(
-            epoch, lambda: _shuffled(np.arange(self._num_groups), self._totals(), self._key, epoch, 0)
+            epoch, lambda: _shuffle(np.arange(self._num_groups), self._totals(), self._key, epoch, 0)
         )
 
     def _members(self, epoch: int, group: int) -> Shuffled:
@@ -91,7 +91,7 @@ class PageOrder:
             else:
                 members = self._members_of(group)
                 tokens = self._blocks.before(members + 1) - self._blocks.before(members)
-            return _shuffled(members, tokens, self._key, epoch, group + 1)
+            return _shuffle(members, tokens, self._key, epoch, group + 1)
 
         return self._entered.get((epoch, group), enter)
 
@@ -111,11 +111,11 @@ class PageOrder:
         return self._group_totals
 
 
-def _shuffled(things: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Shuffled:
-    """Things [n], ascending, with `tokens` [n] each, shuffled as (key, epoch, group) choose."""
-    order = np.arange(len(things))
+def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Shuffled:
+    """Items [n], ascending, of `tokens` [n] each, in the random order of (key, epoch, group)."""
+    order = np.arange(len(items))
     shuffle(order, key, epoch, group)
-    entries = things[order].astype(np.min_scalar_type(things[-1] if len(things) else 0))
+    entries = items[order].astype(np.min_scalar_type(items[-1] if len(items) else 0))
     return Shuffled(entries, np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens[order])]))
 
 

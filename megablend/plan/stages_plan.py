@@ -1,0 +1,106 @@
+"""The plan of a run: its stages' plans, one after the other. A stage's plan is made when one of its samples is first needed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import PlanError
+from megablend.plan.interleavings.base import (
+    MAX_SAMPLES,
+    Int32s,
+    Int64s,
+    Plan,
+    StageRequest,
+    prefix_length,
+    sample_numbers,
+)
+from megablend.plan.interleavings.registry import find_interleaving
+
+
+class StagesPlan:
+    """A source's ordinals continue from stage to stage.
+
+    Args:
+        stages: in order; `first_sample` and `first_ordinals` of each say what the ones before have.
+        interleavings: the name of each stage's, in `INTERLEAVINGS`.
+
+    Raises: PlanError, naming the stage, where there is none, one has no samples, or they have too many.
+    """
+
+    def __init__(self, stages: Sequence[StageRequest], interleavings: Sequence[str]) -> None:
+        if not stages:
+            raise PlanError("a plan has at least one stage")
+        self._stages, self._interleavings = tuple(stages), tuple(interleavings)
+        self._plans: list[Plan | None] = [None] * len(stages)
+        self.num_sources = len(stages[0].totals)
+        self._starts = [stage.first_sample for stage in stages]
+        for number, stage in enumerate(stages):
+            _check(number, stage, self.num_sources)
+        self.num_samples = self._starts[-1] + stages[-1].num_samples
+        if self.num_samples > MAX_SAMPLES:
+            raise PlanError(f"{self.num_samples} samples; a plan holds at most {MAX_SAMPLES}")
+
+    def locate(self, k: int) -> tuple[int, int]:
+        """(source, ordinal over all stages and epochs) of sample k. Raises IndexError outside [0, num_samples)."""
+        sources, ordinals = self.locate_many([k])
+        return int(sources[0]), int(ordinals[0])
+
+    def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
+        """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
+        if len(self._starts) == 1:
+            return self.plan_of(0).locate_many(ks)
+        numbers = sample_numbers(ks, self.num_samples)
+        if not numbers.size:
+            return np.zeros(numbers.shape, np.int32), np.zeros(numbers.shape, np.int64)
+        first, last = (self._stage_of(int(edge(numbers))) for edge in (np.min, np.max))
+        if first == last:
+            return self._locate_in(first, numbers)
+        sources, ordinals = np.empty(numbers.shape, np.int32), np.empty(numbers.shape, np.int64)
+        stages = np.searchsorted(self._starts, numbers, side="right") - 1
+        for stage in range(first, last + 1):
+            mine = stages == stage
+            sources[mine], ordinals[mine] = self._locate_in(stage, numbers[mine])
+        return sources, ordinals
+
+    def counts(self, n: int) -> Int64s:
+        """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
+        stage = self._stage_of(prefix_length(n, self.num_samples))
+        counts: Int64s = self._stages[stage].first_ordinals + self.plan_of(stage).counts(n - self._starts[stage])
+        return counts
+
+    def first_sample_from(self, source: int, ordinal: int) -> int | None:
+        """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
+        for number, stage in enumerate(self._stages):
+            first = int(stage.first_ordinals[source])
+            if ordinal < first + int(stage.totals[source]):
+                found = self.plan_of(number).first_sample_from(source, max(0, ordinal - first))
+                return None if found is None else self._starts[number] + found
+        return None
+
+    def plan_of(self, stage: int) -> Plan:
+        """The plan of a stage, by its number. Raises: PlanError where the stage cannot be planned."""
+        plan = self._plans[stage]
+        if plan is None:
+            plan = self._plans[stage] = find_interleaving(self._interleavings[stage]).plan(self._stages[stage])
+        return plan
+
+    def _stage_of(self, k: int) -> int:
+        return bisect_right(self._starts, k) - 1
+
+    def _locate_in(self, stage: int, ks: Int64s) -> tuple[Int32s, Int64s]:
+        sources, ordinals = self.plan_of(stage).locate_many(ks - self._starts[stage])
+        return sources, ordinals + self._stages[stage].first_ordinals[sources]
+
+
+def _check(number: int, stage: StageRequest, num_sources: int) -> None:
+    if len(stage.totals) != num_sources:
+        raise PlanError(f"stage {number} has totals of {len(stage.totals)} sources; expected {num_sources}")
+    if len(stage.totals) and stage.totals.min() < 0:
+        source = int(stage.totals.argmin())
+        raise PlanError(f"stage {number} gives source {source} {stage.totals[source]} samples; expected 0 or more")
+    if stage.num_samples == 0:
+        raise PlanError(f"stage {number} has no samples; expected at least one")
