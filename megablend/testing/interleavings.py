@@ -55,7 +55,7 @@ class InterleavingContract:
             plan = self.kind.plan(stage)
             assert (plan.num_samples, plan.num_sources) == (stage.num_samples, len(stage.totals))
             sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
-            assert (sources.dtype, ordinals.dtype) == (np.int32, np.int64)
+            assert [sources.dtype, ordinals.dtype] == [np.dtype(np.int32), np.dtype(np.int64)]
             for source, total in enumerate(stage.totals):
                 assert np.array_equal(np.sort(ordinals[sources == source]), np.arange(total)), stage
 

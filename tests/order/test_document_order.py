@@ -107,6 +107,8 @@ def test_row_order_is_frozen() -> None:
     """Runs resume by sample number alone: another order here would break every run in progress."""
     blocks = ListedBlocks([5, 7], [1] * 12)
     one = [5 * block + token for _, block, token in list_tokens(DocumentOrder(blocks, 1234), 12, 24)]
-    two = [5 * block + token for _, block, token in list_tokens(DocumentOrder(blocks, 1234, threshold=3, group=3), 12, 24)]
+    two = [
+        5 * block + token for _, block, token in list_tokens(DocumentOrder(blocks, 1234, threshold=3, group=3), 12, 24)
+    ]
     assert one == [8, 1, 9, 0, 5, 2, 11, 10, 7, 3, 6, 4]
     assert two == [9, 5, 1, 2, 10, 6, 11, 7, 3, 8, 4, 0]

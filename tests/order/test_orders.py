@@ -1,17 +1,14 @@
 """What single orders promise beyond the contract: their twins, their constants, what they hold in memory."""
 
-import pickle
-import threading
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megablend.order.base import Blocks, DocumentBlocks, Order
+from megablend.order.base import DocumentBlocks, Order
 from megablend.order.block import BlockOrder
 from megablend.order.document import DocumentOrder
 from megablend.order.registry import ORDERS
@@ -90,4 +87,19 @@ def test_large_sources_are_frozen_too() -> None:
     order = BlockOrder(ListedBlocks([1] * 70_000), 1234)
     assert [block for _, block, _ in list_tokens(order, 70_000, 70_006)] == [53753, 38438, 24144, 40480, 69068, 32312]
     runs = BlockOrder(ListedBlocks([1] * 70), 1234, threshold=3, groups=5, runs=2)
-    assert [block for _, block, _ in list_tokens(runs, 0, 14)] == [63, 68, 67, 64, 66, 28, 31, 32, 34, 33, 29, 30, 69, 65]
+    assert [block for _, block, _ in list_tokens(runs, 0, 14)] == [
+        63,
+        68,
+        67,
+        64,
+        66,
+        28,
+        31,
+        32,
+        34,
+        33,
+        29,
+        30,
+        69,
+        65,
+    ]

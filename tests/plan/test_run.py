@@ -74,6 +74,6 @@ def test_sources_one_after_the_other_are_a_choice_of_the_config(tmp_path: Path) 
 
 def test_an_unknown_interleaving_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(
-        megablend.ConfigError, match="interleaving: found 'greedy', expected one of lanes, sequential$"
+        megablend.ConfigError, match=r"interleaving: found 'greedy', expected one of lanes, sequential$"
     ):
         megablend.build(config | {"interleaving": "greedy"})
