@@ -228,6 +228,8 @@ class Config(_Model):
     split: Split | None = None
     """Shares of train, valid and test by document, such as 95,5,0; all train where absent."""
     order: OrderName = "page"
+    interleaving: str = "lanes"
+    """How the samples of the sources alternate; a name of megablend.plan.interleavings.registry."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
     """K: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
     cycle: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
