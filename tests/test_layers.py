@@ -24,6 +24,7 @@ LAYERS = [
     "index",
     "blocks",
     "plan",
+    "testing",
     "prefetch",
     "exact",
     "reader",

@@ -22,6 +22,7 @@ from megablend.config.vocab import read_vocab_size
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
 from megablend.formats.base import STARTS_MID_DOCUMENT, OpenedFile
 from megablend.formats.blocks import place_blocks
+from megablend.formats.fetch import read_pieces
 from megablend.index.build import Progress
 from megablend.index.file_table import FileEntry
 from megablend.index.snapshot import Snapshot
@@ -203,7 +204,7 @@ def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int, storage
         size=storage.stat(path).size, token_dtype=index.token_dtype, structure=index.structure, meta=index.meta
     )
     reader = kind.open(path, column, opened, storage=storage)
-    (offsets,), _ = reader.pieces(place_blocks(index.blocks)[block : block + 1], index.chunks)
+    (offsets,), _ = read_pieces(reader, place_blocks(index.blocks)[block : block + 1], index.chunks, storage)
     return (
         rows_before + int(np.searchsorted(offsets, place - int(index.blocks["first_token"][block]), side="right")) - 1
     )

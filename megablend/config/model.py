@@ -228,6 +228,8 @@ class Config(_Model):
     split: Split | None = None
     """Shares of train, valid and test by document, such as 95,5,0; all train where absent."""
     order: OrderName = "page"
+    interleaving: str = "lanes"
+    """How the samples of the sources alternate; a name of megablend.plan.interleavings.registry."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
     """K: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
     cycle: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
@@ -365,11 +367,6 @@ class Config(_Model):
             source.append_eod is not None or max(self.shares) != 1 or self.moves_documents or bool(source.extra_columns)
         )
 
-    @property
-    def moves_documents(self) -> bool:
-        """Whether the order arranges single documents, so that the length of each must be known."""
-        return find_order(self.order).unit == "document"
-
     def read_spec(self, source: Source) -> ReadSpec:
         """How the source's tokens are indexed and read."""
         return ReadSpec(
@@ -379,6 +376,11 @@ class Config(_Model):
             block_bytes=self.block_bytes,
             options=make_options(source.format_options),
         )
+
+    @property
+    def moves_documents(self) -> bool:
+        """Whether the order arranges single documents, so that the length of each must be known."""
+        return find_order(self.order).unit == "document"
 
     def is_blended(self, split: str) -> bool:
         """Whether a split is a blend, laid out in the order; otherwise it is one pass over its sources as they lie."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from megablend.config.read_spec import OptionValue, ReadSpec
 from megablend.storage.base import Storage
+from megablend.storage.ranges import FetchedRanges, FileRanges
 
 STARTS_MID_DOCUMENT = 1
 """Flag: the block's first piece continues a document of the block before it."""
@@ -122,26 +123,45 @@ NO_OFFSETS.setflags(write=False)
 
 
 class BlockReader(Protocol):
-    """Reads blocks of one indexed file. Safe to share between threads, and after a fork."""
+    """Knows which bytes the blocks of one indexed file need, and decodes them. Safe to share between threads, and after a fork.
 
-    def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> Sequence[DecodedBlock]:
-        """Decode blocks.
+    What it is given are blocks: PLACED_BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes `chunks`); any order,
+    repeats allowed; and chunks: CHUNK_DTYPE [m], the file's chunk table. `formats.fetch` has what calls these methods in turn.
+    """
+
+    def byte_ranges(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges] = (), *, tokens: bool = True
+    ) -> Sequence[FileRanges]:
+        """What is to be fetched next. Nothing is read here: what was fetched may say where the rest is.
 
         Args:
-            blocks: PLACED_BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes `chunks`); any order, repeats allowed.
-            chunks: CHUNK_DTYPE [m], the file's chunk table.
+            fetched: what came of all that was asked for before, in the same order.
+            tokens: for `decode`; otherwise for `find_pieces`.
+
+        Returns: nothing when all is there.
+        Raises: CorruptFileError where it is not in the file, or what came contradicts itself.
+        """
+        ...
+
+    def decode(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
+    ) -> Sequence[DecodedBlock]:
+        """Decode blocks whose bytes were fetched.
+
+        Args:
             pieces: whether somebody will look at the blocks' `offsets`; otherwise they may be NO_OFFSETS.
 
         Raises: CorruptFileError (CRC, counts, truncation), naming path and byte offset.
         """
         ...
 
-    def pieces(self, blocks: Array, chunks: Array) -> tuple[list[npt.NDArray[np.int64]], int]:
+    def find_pieces(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
+    ) -> tuple[list[npt.NDArray[np.int64]], int]:
         """Where the documents' pieces lie in blocks, without their tokens where the format can tell.
 
-        Args and raises: as of `read`.
-
         Returns: `offsets` of each DecodedBlock; the bytes of bodies that had to be read.
+        Raises: as `decode` does.
         """
         ...
 

@@ -16,6 +16,7 @@ from megablend.formats.base import (
     BlockReader,
     DecodedBlock,
 )
+from megablend.formats.fetch import read_blocks
 from megablend.fs.atomic_write import list_committed
 from megablend.index.build_report import Progress
 from megablend.index.cache_folders import fragments, generations
@@ -176,21 +177,21 @@ def _file_problems(generation: Snapshot, number: int, seen: set[tuple[object, ..
         if found != file.body:
             yield f"{path}: its sampled ranges have digest {found}, indexed were {file.body}: not the same file"
         for start in range(0, len(blocks), _BATCH_BLOCKS):
-            yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks)
+            yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks, storage)
     except DataError as error:
         yield str(error)
 
 
-def _block_problems(reader: BlockReader, path: str, blocks: Array, chunks: Array) -> Iterator[str]:
+def _block_problems(reader: BlockReader, path: str, blocks: Array, chunks: Array, storage: Storage) -> Iterator[str]:
     """Problems of some blocks; where they cannot be read together, each is read alone, so that each bad one is named."""
     try:
-        decoded = reader.read(blocks, chunks)
+        decoded = read_blocks(reader, blocks, chunks, storage)
     except DataError as error:
         if len(blocks) == 1:
             yield str(error)
         else:
             for i in range(len(blocks)):
-                yield from _block_problems(reader, path, blocks[i : i + 1], chunks)
+                yield from _block_problems(reader, path, blocks[i : i + 1], chunks, storage)
         return
     for block, found in zip(blocks, decoded, strict=True):
         counts = _counts(found, int(block["flags"]))

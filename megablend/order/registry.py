@@ -48,8 +48,6 @@ ORDERS: dict[str, OrderKind] = {
     "document": OrderKind(_make_document, unit="document", consumes_whole_blocks=False),
     "sequential": OrderKind(_make_sequential),
 }
-UNSHUFFLED = "sequential"
-"""The order of splits that are not blended."""
 OLD_NAMES = {"page": "block", "row": "document"}
 """What release 0.1.0 calls some orders, in configs and in ledgers."""
 

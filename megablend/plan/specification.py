@@ -12,10 +12,11 @@ import numpy.typing as npt
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.splits import parts_of
 from megablend.config import SPLITS, Config, Source
-from megablend.errors import PlanError
+from megablend.errors import ConfigError, PlanError
 from megablend.order.registry import current_name
 from megablend.plan.allocate import cycles_per_run
-from megablend.plan.ledger_format import LANES, PLAN_VERSION
+from megablend.plan.interleavings.registry import find_interleaving
+from megablend.plan.ledger_format import PLAN_VERSION
 from megablend.plan.shares import shares_of
 from megablend.plan.stage import Blend, SourceShare
 from megablend.plan.stage_requests import samples_of_one_pass
@@ -56,7 +57,7 @@ class Specification:
             return blend
         return replace(
             blend,
-            interleaving=LANES,
+            interleaving=config.interleaving,
             order=current_name(config.order),
             plan_version=PLAN_VERSION,
             seed=config.seed,
@@ -71,8 +72,12 @@ def specify(config: Config, split: str, store: BlockStore, *, keep: bool = False
     Args:
         keep: write what was computed about the splits to the cache (`build` does).
 
-    Raises: PlanError where the blend cannot be had.
+    Raises: PlanError where the blend cannot be had; ConfigError where no interleaving has the name that the config gives.
     """
+    try:
+        find_interleaving(config.interleaving)
+    except ValueError as error:
+        raise ConfigError(f"interleaving: {error}") from None
     named = config.sources_of(split)
     if not named:
         raise PlanError(f"the config lists no sources for split {split!r}")

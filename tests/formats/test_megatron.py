@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from megablend.config.read_spec import ReadSpec
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats import format_of
+from megablend.formats.fetch import read_blocks
 from megablend.formats.megatron import MEGATRON
 from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts
 from tests.formats.writers import index, opened, pieces, write_megatron
@@ -140,7 +141,7 @@ def test_an_idx_that_changes_under_its_reader(path: Path) -> None:
     with pytest.raises(
         CorruptFileError, match=r"10[0-9] tokens, where those of .* have 10[0-9]; verify the cache, or build"
     ):
-        reader.read(found.blocks, found.chunks)
+        read_blocks(reader, found.blocks, found.chunks, STORAGE)
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)

@@ -25,6 +25,7 @@ from megablend.formats.base import (
     OpenedFile,
 )
 from megablend.formats.blocks import place_blocks
+from megablend.formats.fetch import read_blocks
 from megablend.storage.base import Storage
 from tests.storages import STORAGE
 
@@ -115,7 +116,7 @@ def pieces(reader: BlockReader, blocks: Array, chunks: Array) -> list[list[list[
     """The pieces of each block, as lists."""
     return [
         [piece.tolist() for piece in np.split(block.tokens, block.offsets[1:-1])] if len(block.offsets) > 1 else []
-        for block in reader.read(blocks, chunks)
+        for block in read_blocks(reader, blocks, chunks, STORAGE)
     ]
 
 

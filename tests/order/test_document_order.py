@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.order.document import DocumentOrder
+from megablend.testing.orders import ListedBlocks, list_tokens
 from tests import naive
-from tests.order.test_orders import ListedBlocks, spans, tokens
+from tests.order.test_orders import spans
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=25).filter(any)
 
@@ -36,7 +37,7 @@ def test_row_equals_its_twin(documents: list[int], edges: list[int], key: int, t
     blocks = cut_into_blocks(documents, edges)
     order = DocumentOrder(blocks, key, threshold=threshold, group=group)
     expected = naive.row_tokens(documents, blocks.listed, key, 3, threshold=threshold, group=group)
-    assert tokens(order, 0, 3 * blocks.num_tokens) == expected
+    assert list_tokens(order, 0, 3 * blocks.num_tokens) == expected
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -45,14 +46,14 @@ def test_every_token_of_every_epoch_once_and_entry_anywhere(
     documents: list[int], edges: list[int], key: int, data: st.DataObject
 ) -> None:
     blocks = cut_into_blocks(documents, edges)
-    walk = tokens(DocumentOrder(blocks, key, threshold=5, group=3), 0, 2 * blocks.num_tokens)
+    walk = list_tokens(DocumentOrder(blocks, key, threshold=5, group=3), 0, 2 * blocks.num_tokens)
     everything = [(block, token) for block, size in enumerate(blocks.listed) for token in range(size)]
     for epoch in range(2):
         part = walk[epoch * blocks.num_tokens : (epoch + 1) * blocks.num_tokens]
         assert sorted(part) == [(epoch, *token) for token in everything]
     start = data.draw(st.integers(0, len(walk)))
     stop = data.draw(st.integers(start, len(walk)))
-    assert tokens(DocumentOrder(blocks, key, threshold=5, group=3), start, stop) == walk[start:stop]
+    assert list_tokens(DocumentOrder(blocks, key, threshold=5, group=3), start, stop) == walk[start:stop]
 
 
 def test_documents_stay_whole_over_blocks() -> None:
@@ -75,7 +76,7 @@ def test_many_stretches_at_once_are_each_by_itself() -> None:
 @pytest.mark.parametrize(("threshold", "group"), [(10, 10), (3, 2)])
 def test_every_document_is_everywhere_about_equally_often(threshold: int, group: int) -> None:
     order, epochs = DocumentOrder(ListedBlocks([3, 3], [1] * 6), 11, threshold=threshold, group=group), 6000
-    found = np.array([3 * block + token for _, block, token in tokens(order, 0, 6 * epochs)]).reshape(epochs, 6)
+    found = np.array([3 * block + token for _, block, token in list_tokens(order, 0, 6 * epochs)]).reshape(epochs, 6)
     counts = np.array([np.bincount(column, minlength=6) for column in found.T])
     assert np.abs(counts - epochs / 6).max() < 150
 
@@ -91,21 +92,23 @@ def test_memory_of_an_epoch_is_that_of_a_group(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(ListedBlocks, "before", counted)
     order = DocumentOrder(blocks, 1, threshold=100, group=50)
-    assert len(tokens(order, 3 * blocks.num_tokens + 7, 3 * blocks.num_tokens + 27)) == 20
+    assert len(list_tokens(order, 3 * blocks.num_tokens + 7, 3 * blocks.num_tokens + 27)) == 20
     assert max(asked) == 50
     assert order.memory_bytes < 16 * (5000 // 50 + 2 * 50 + 10) * 2
 
 
 def test_neighbours_are_never_in_one_group() -> None:
     order = DocumentOrder(ListedBlocks([400], [1] * 400), 1, threshold=10, group=40)
-    found = np.array([token for _, _, token in tokens(order, 0, 400)]).reshape(10, 40)
+    found = np.array([token for _, _, token in list_tokens(order, 0, 400)]).reshape(10, 40)
     assert all(len(set(part % 10)) == 1 for part in found)
 
 
 def test_row_order_is_frozen() -> None:
     """Runs resume by sample number alone: another order here would break every run in progress."""
     blocks = ListedBlocks([5, 7], [1] * 12)
-    one = [5 * block + token for _, block, token in tokens(DocumentOrder(blocks, 1234), 12, 24)]
-    two = [5 * block + token for _, block, token in tokens(DocumentOrder(blocks, 1234, threshold=3, group=3), 12, 24)]
+    one = [5 * block + token for _, block, token in list_tokens(DocumentOrder(blocks, 1234), 12, 24)]
+    two = [
+        5 * block + token for _, block, token in list_tokens(DocumentOrder(blocks, 1234, threshold=3, group=3), 12, 24)
+    ]
     assert one == [8, 1, 9, 0, 5, 2, 11, 10, 7, 3, 6, 4]
     assert two == [9, 5, 1, 2, 10, 6, 11, 7, 3, 8, 4, 0]

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from megablend.config.read_spec import ReadSpec
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, CorruptFileError, UnsupportedFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, UnsupportedFileError
 from megablend.formats.base import (
     BLOCK_DTYPE,
     ENDS_AT_DOCUMENT_END,
     Array,
     BaseFormat,
     BlockReader,
-    DecodedBlock,
     FileIndex,
     OpenedFile,
 )
 from megablend.formats.blocks import single_chunk
 from megablend.formats.megatron.idx import Sequences, block_starts, parse_idx
 from megablend.formats.megatron.lengths import WHOLE_BYTES, LengthReader, digest_idx
+from megablend.formats.megatron.span_reader import MegatronReader
 from megablend.storage.base import Storage
 
 _MAX_BYTES = (1 << 32) - 1
@@ -76,10 +75,10 @@ class MegatronFormat(BaseFormat):
         lengths = LengthReader(idx_path, file.meta["idx_bytes"], file.structure, file.group_digests, storage)
         return MegatronReader(
             data_path=data_path,
+            bin_bytes=file.size,
             idx_path=idx_path,
             token_dtype=file.token_dtype,
             lengths=lengths,
-            storage=storage,
         )
 
     def needs_group_digests(self, file: OpenedFile) -> bool:
@@ -108,55 +107,6 @@ class MegatronFormat(BaseFormat):
 
 
 MEGATRON = MegatronFormat()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MegatronReader:
-    """Reads blocks of one `.bin`."""
-
-    data_path: str
-    idx_path: str
-    token_dtype: str
-    lengths: LengthReader
-    storage: Storage
-
-    def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> list[DecodedBlock]:
-        """Read spans of the `.bin`; see BlockReader.read."""
-        return [self._read(block) for block in blocks]
-
-    def pieces(self, blocks: Array, chunks: Array) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """See BlockReader.pieces; the `.idx` tells."""
-        return [self._offsets(block) for block in blocks], 0
-
-    def _read(self, block: np.void) -> DecodedBlock:
-        tokens, offset = int(block["tokens"]), int(block["offset"])
-        dtype = np.dtype(self.token_dtype).newbyteorder("<")
-        offsets = self._offsets(block)
-        data = self.storage.read(self.data_path, offset, tokens * dtype.itemsize) if tokens else b""
-        return DecodedBlock(np.frombuffer(data, dtype), offsets)
-
-    def _offsets(self, block: np.void) -> npt.NDArray[np.int64]:
-        rows, tokens, offset = int(block["rows"]), int(block["tokens"]), int(block["offset"])
-        if not tokens:
-            return np.zeros(rows + 1, np.int64)
-        first, there = int(block["first_row"]), self.lengths.num_sequences
-        if first < 0 or rows < 0 or first + rows > there:
-            raise CorruptFileError(
-                self.data_path,
-                f"block of {rows} sequences from {first} on, where {self.idx_path} has {there} in all; verify the cache, or "
-                "build again",
-                offset=offset,
-            )
-        offsets = np.zeros(rows + 1, np.int64)
-        np.cumsum(self.lengths.read(first, rows), out=offsets[1:])
-        if offsets[-1] != tokens:
-            raise CorruptFileError(
-                self.data_path,
-                f"block of {rows} sequences and {tokens} tokens, where those of {self.idx_path} have {offsets[-1]}; verify the "
-                "cache, or build again",
-                offset=offset,
-            )
-        return offsets
 
 
 def _digest(data: bytes) -> str:

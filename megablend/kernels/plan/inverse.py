@@ -26,11 +26,11 @@ from megablend.kernels.plan.periods import (
     Leaf,
     Stage,
     count_ranks,
-    dealt_samples,
     epoch_of,
     epoch_start,
     fill_period,
     find_period,
+    make_stage,
 )
 from megablend.kernels.plan.tree import leaf_counts, least_multiple
 
@@ -66,7 +66,7 @@ def find_samples(
     inverse_strides [1 or 2]: of their strides, modulo their slots. Others as `locate` has them.
     """
     lanes, total = firsts.shape[1], int(leaf_samples.sum())
-    stage = Stage(left_leaves, left_samples, total, lanes, lanes * int(slots))
+    stage = make_stage(left_leaves, left_samples, total, lanes, slots)
     kept, kept_stop = -1, 0  # the leaf of the period that is kept, and the end of its ordinals
     heads = np.zeros((1, len(leaf_samples), HEAD), np.int64)
     parts = np.empty((1, len(leaf_samples), max(leaf_spans), 4), np.int64)
@@ -83,8 +83,8 @@ def find_samples(
         ordinal = leaf.ordinal + missing - 1
         if kept != rank or not heads[0, rank, ORDINAL] <= ordinal < kept_stop:
             cycle = least_multiple(left_leaves, left_samples, total, leaf.total, rank, missing, stage.step) - 1
-            if (cycle + 1) * stage.step > dealt_samples(stage):
-                _, seen = leaf_counts(left_leaves, left_samples, total, dealt_samples(stage), rank)
+            if (cycle + 1) * stage.step > stage.dealt:
+                _, seen = leaf_counts(left_leaves, left_samples, total, stage.dealt, rank)
                 if seen < missing:  # in the tail, which follows the tree's own order
                     ks[i] = least_multiple(left_leaves, left_samples, total, leaf.total, rank, missing, 1) - 1
                     continue

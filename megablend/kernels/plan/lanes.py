@@ -24,8 +24,8 @@ from megablend.kernels.plan.periods import (
     PURE_END,
     Leaf,
     Stage,
-    dealt_samples,
     enter_period,
+    make_stage,
     ordinal_in_period,
 )
 from megablend.kernels.plan.tree import leaf_at, leaf_counts
@@ -62,22 +62,24 @@ def locate(
     start: number of the stage's first sample in the run.
     """
     lanes, total = firsts.shape[1], int(leaf_samples.sum())
-    stage = Stage(left_leaves, left_samples, total, lanes, lanes * int(slots))
+    stage = make_stage(left_leaves, left_samples, total, lanes, slots)
     # Of each leaf, two periods and which of them was met last.
     latest = np.zeros(len(leaf_sources), np.int64)
     heads = np.zeros((2, len(leaf_sources), HEAD), np.int64)
     parts = np.empty((2, len(leaf_sources), max(leaf_spans), 4), np.int64)
     for i in range(len(ks)):
         k = int(ks[i])
-        if k >= dealt_samples(stage):
+        if k >= stage.dealt:
             rank = leaf_at(left_leaves, left_samples, total, k, k + 1, 0)
             _, ordinal = leaf_counts(left_leaves, left_samples, total, k, rank)
             sources[i], ordinals[i] = leaf_sources[rank], ordinal
             continue
         cycle = k // stage.step
-        key = cycle_key(seed, start, cycle)
-        position = _position_of(stage, k, key, firsts, strides)
         low, high = cycle_edges(stage, cycle)
+        key, schedule = cycle_key(seed, start, cycle), 0 if high - low == stage.step else len(strides) - 1
+        slot, lane, turns = (k - low) // lanes, (k - low) % lanes, (high - low) // lanes
+        turn = (int(strides[schedule]) * slot + bounded_hash(key, 0, turns)) % turns
+        position = (int(firsts[schedule, lane]) + lanes * turn) % (high - low)
         rank = leaf_at(left_leaves, left_samples, total, low, high, position)
         which = int(latest[rank])
         if not heads[which, rank, PURE_BEGIN] <= cycle < heads[which, rank, PURE_END]:
@@ -90,8 +92,8 @@ def locate(
                 int(sample_tokens),
             )
             which = latest[rank] = enter_period(stage, leaf, cycle, position, heads, parts)
-        key = hash_combine(hash_combine(key, leaf_sources[rank]), k % lanes)
-        ordinal = ordinal_in_period(stage, rank, cycle, position, key, which, heads, parts)
+        key = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
+        ordinal = ordinal_in_period(lanes, rank, cycle, position, key, which, heads, parts)
         sources[i], ordinals[i] = leaf_sources[rank], ordinal - leaf_ordinals[rank]
 
 
@@ -110,14 +112,4 @@ def cycle_key(seed: int, start: int, cycle: int) -> int:
 @device
 def cycle_edges(stage: Stage, cycle: int) -> tuple[int, int]:
     """A cycle's samples [low, high)."""
-    return cycle * stage.step, min((cycle + 1) * stage.step, dealt_samples(stage))
-
-
-@device
-def _position_of(stage: Stage, k: int, key: int, firsts: Int64s, strides: Int64s) -> int:
-    """The position that sample k takes in its cycle."""
-    low, high = cycle_edges(stage, k // stage.step)
-    schedule = 0 if high - low == stage.step else len(strides) - 1
-    turns, slot, lane = (high - low) // stage.lanes, (k - low) // stage.lanes, (k - low) % stage.lanes
-    turn = (int(strides[schedule]) * slot + bounded_hash(key, 0, turns)) % turns
-    return (int(firsts[schedule, lane]) + stage.lanes * turn) % (high - low)
+    return cycle * stage.step, min((cycle + 1) * stage.step, stage.dealt)

@@ -42,6 +42,8 @@ class Stage(NamedTuple):
     left_samples: Int64s
     total: int
     """Samples."""
+    dealt: int
+    """Samples of its cycles, the cut one included; what follows is the tail."""
     lanes: int
     step: int
     """Samples of a full cycle."""
@@ -60,6 +62,13 @@ class Leaf(NamedTuple):
     epoch_tokens: int
     sample_tokens: int
     """Tokens by which samples advance."""
+
+
+@device
+def make_stage(left_leaves: Int32s, left_samples: Int64s, total: int, lanes: int, slots: int) -> Stage:
+    """A stage of `total` samples, whose lanes have `slots` samples in a full cycle."""
+    total, lanes = int(total), int(lanes)
+    return Stage(left_leaves, left_samples, total, total - total % lanes, lanes, lanes * int(slots))
 
 
 @kernel
@@ -82,7 +91,7 @@ def period_of(
 
     Of the stage and the leaf, see `Stage` and `Leaf`; `ordinal` is counted from the stage's start.
     """
-    stage = Stage(left_leaves, left_samples, total, lanes, int(lanes) * int(slots))
+    stage = make_stage(left_leaves, left_samples, total, lanes, slots)
     leaf = Leaf(rank, leaf_total, leaf_ordinal, span, epoch_tokens, sample_tokens)
     epoch_first = 0
     if epoch_tokens > 0:
@@ -146,13 +155,19 @@ def fill_period(
 
     Of each of its cycles, parts has the leaf's positions [left, right), both divided by the lanes: quotient and rest of each.
     """
-    rank, lanes, dealt = leaf.rank, int(stage.lanes), dealt_samples(stage)
-    before, seen = leaf_counts(stage.left_leaves, stage.left_samples, stage.total, begin * stage.step, rank)
+    left_leaves, left_samples, total, rank, lanes = (
+        stage.left_leaves,
+        stage.left_samples,
+        stage.total,
+        leaf.rank,
+        stage.lanes,
+    )
+    before, seen = leaf_counts(left_leaves, left_samples, total, begin * stage.step, rank)
     low, high, cycle = max(0, epoch_first - leaf.ordinal - seen), 0, begin
     heads[which, rank, ORDINAL] = leaf.ordinal + seen + low
     while cycle < end and leaf.ordinal + seen < epoch_stop:
-        stop = min((cycle + 1) * stage.step, dealt)
-        before_stop, seen_stop = leaf_counts(stage.left_leaves, stage.left_samples, stage.total, stop, rank)
+        stop = min((cycle + 1) * stage.step, stage.dealt)
+        before_stop, seen_stop = leaf_counts(left_leaves, left_samples, total, stop, rank)
         left = before_stop - before
         right = left + seen_stop - seen
         high = min(right - left, epoch_stop - leaf.ordinal - seen)
@@ -167,7 +182,7 @@ def fill_period(
 
 @device
 def ordinal_in_period(
-    stage: Stage, rank: int, cycle: int, position: int, key: int, which: int, heads: Int64s, parts: Int64s
+    lanes: int, rank: int, cycle: int, position: int, key: int, which: int, heads: Int64s, parts: Int64s
 ) -> int:
     """The ordinal of a leaf's position in a cycle of a period that has been entered.
 
@@ -176,19 +191,18 @@ def ordinal_in_period(
     Args:
         key: of the cycle, the source and the lane: it orders the lane's part of the cycle.
     """
-    lanes = int(stage.lanes)
     turn, residue = position // lanes, position % lanes
     begin, end = int(heads[which, rank, BEGIN]), int(heads[which, rank, END])
     mixed = heads[which, rank, PURE_BEGIN] > begin or heads[which, rank, PURE_END] < end
     ordinal = int(heads[which, rank, ORDINAL])
     for other in range(begin, end):
-        part = parts[which, rank, other - begin]
-        before, mine, first = count_ranks(part[0], part[1], part[2], part[3], residue)
+        left, left_rest, right, right_rest = parts[which, rank, other - begin]
+        before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
         place, after = before + turn - first, before + mine
         if mixed:
-            count = (part[2] - part[0]) * lanes + part[3] - part[1]
+            count = (right - left) * lanes + right_rest - left_rest
             lowest = int(heads[which, rank, LOW]) if other == begin else 0
-            highest = int(heads[which, rank, HIGH]) if other == end - 1 else int(count)
+            highest = int(heads[which, rank, HIGH]) if other == end - 1 else count
             before, after = min(max(before, lowest), highest), min(max(after, lowest), highest)
             ordinal -= lowest
             if other == cycle and highest - lowest < count:
@@ -210,12 +224,6 @@ def count_ranks(left: int, left_rest: int, right: int, right_rest: int, residue:
 
 
 @device
-def dealt_samples(stage: Stage) -> int:
-    """Samples of a stage's cycles, the cut one included; what follows is its tail."""
-    return int(stage.total) - int(stage.total) % int(stage.lanes)
-
-
-@device
 def epoch_of(leaf: Leaf, ordinal: int) -> int:
     """The epoch in which a sample begins."""
     return int(ordinal) * int(leaf.sample_tokens) // int(leaf.epoch_tokens)
@@ -230,12 +238,12 @@ def epoch_start(leaf: Leaf, epoch: int) -> int:
 @device
 def _epoch_at(stage: Stage, leaf: Leaf, cycle: int, position: int) -> int:
     """The epoch of a leaf's sample at a position of a cycle: estimated, and counted only where the cycle may have two."""
-    stop = min((cycle + 1) * stage.step, dealt_samples(stage))
+    stop = min((cycle + 1) * stage.step, stage.dealt)
     pace = float(leaf.total) / float(stage.total)  # counts are within 2 of the share
     epoch = epoch_of(leaf, leaf.ordinal + max(0, int(float(cycle * stage.step) * pace) - 3))
     if epoch_of(leaf, leaf.ordinal + int(float(stop) * pace) + 3) == epoch:
         return epoch
-    lanes, shape = int(stage.lanes), (stage.left_leaves, stage.left_samples, stage.total)
+    lanes, shape = stage.lanes, (stage.left_leaves, stage.left_samples, stage.total)
     before, seen = leaf_counts(shape[0], shape[1], shape[2], cycle * stage.step, leaf.rank)
     before_stop, seen_stop = leaf_counts(shape[0], shape[1], shape[2], stop, leaf.rank)
     left = before_stop - before

@@ -29,8 +29,6 @@ INTERLEAVINGS: dict[str, InterleavingKind] = {
     "lanes": InterleavingKind(plan_lanes, has_lanes=True),
     "sequential": InterleavingKind(plan_one_after_another),
 }
-UNBLENDED = "sequential"
-"""The interleaving of splits that are not blended."""
 
 
 def find_interleaving(name: str) -> InterleavingKind:
