@@ -8,6 +8,7 @@ from typing import Any
 from megablend.api.runs import ConfigLike, open_run
 from megablend.config import load_config
 from megablend.errors import ConfigError
+from megablend.plan.skips import load_skips
 from megablend.plan.state import State
 from megablend.reader import Dataset
 from megablend.storage.base import Storage
@@ -51,7 +52,8 @@ def open_dataset(
     checked = load_config(config, cache=cache)
     taken = None if state is None else State.from_dict(state)
     run = open_run(checked, split, taken, storage=storage)
-    dataset = Dataset(run, consumed_samples=consumed_samples or 0, transform=transform)
+    skips = load_skips(checked.cache, run.ledger) if split == "train" else None
+    dataset = Dataset(run, consumed_samples=consumed_samples or 0, transform=transform, skips=skips)
     if state is not None:
         dataset.load_state_dict(state)
     return dataset

@@ -16,7 +16,8 @@ from megablend.order.document import DocumentOrder
 from megablend.order.sequential import SequentialOrder
 from tests import naive
 from tests.order.test_document_order import LENGTHS, cut_into_blocks
-from tests.order.test_orders import SIZES, ListedBlocks
+from megablend.testing.orders import ListedBlocks
+from tests.order.test_orders import SIZES
 
 EPOCHS = 3
 
