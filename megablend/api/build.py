@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.api.check import check_store
+from megablend.api.known_ranges import refuse_known_outliers
 from megablend.api.runs import make_run_storage
 from megablend.api.warn import find_warnings
 from megablend.blocks.build_document_tables import TablesReport, build_tables
@@ -139,7 +140,15 @@ def _index(
     except BaseException as error:
         launch.abort(error)
     storage = storage or make_storage()  # through the page cache: what is indexed is often read soon
-    return checked, index_files(checked.cache, list_specs(checked), launch=launch, storage=storage, progress=progress)
+    report = index_files(checked.cache, list_specs(checked), launch=launch, storage=storage, progress=progress)
+    try:
+        with translating(checked.cache):
+            if launch.rank == 0:
+                refuse_known_outliers(checked, open_snapshot(checked.cache, report.digest), storage)
+    except BaseException as error:
+        launch.abort(error)
+    launch.barrier()  # no rank goes on with what rank 0 refuses
+    return checked, report
 
 
 def list_specs(checked: Config) -> list[SourceSpec]:

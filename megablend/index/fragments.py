@@ -113,6 +113,7 @@ def write_fragment(path: Path, fragment: Fragment) -> None:
         "num_blocks": len(index.blocks),
         "body": fragment.body,
         "column": index.column,
+        "token_range": index.token_range,
     }
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     tables = [index.chunks.astype(CHUNK_DTYPE).tobytes(), index.blocks.astype(BLOCK_DTYPE).tobytes()]
@@ -161,6 +162,7 @@ def read_fragment(path: Path) -> Fragment:
         meta=header["meta"],
         scanned_bytes=header["scanned_bytes"],
         column=header.get("column", header["meta"].get("name")),  # Parquet's facts have it, also of older versions
+        token_range=_range_in(header),
     )
     return Fragment(index=index, body=header["body"])
 
@@ -185,6 +187,14 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
         raise CacheError(
             f"{path}: cannot be read ({cause_of(error)}): {remedy_of(error.errno)}, or remove it"
         ) from error
+
+
+def _range_in(header: dict[str, Any]) -> tuple[int, int] | None:
+    """The range of tokens in a fragment's header, which those of older versions do not have."""
+    match header.get("token_range"):
+        case [int(low), int(high)]:
+            return low, high
+    return None
 
 
 def _digest(text: str, size: int) -> str:

@@ -15,7 +15,9 @@ from megablend.system.limited_json import missing_field, parse_json
 FORMAT_VERSION = 1
 BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS = "blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json", "roots.json"
 SEEN = "seen"
-"""See `index.seen`."""
+"""See `file_versions`."""
+TOKEN_RANGES = "token_ranges"
+"""See `token_ranges`."""
 TABLES = (BLOCKS, CHUNKS, FILES)
 Fields = dict[str, type | tuple[type, ...]]
 _FIELDS: Fields = {"format_version": int, "tables": dict}

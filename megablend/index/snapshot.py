@@ -7,6 +7,7 @@
                           roots.json    what the last build of it found: where each source's files lay, which column holds
                                         the tokens, what could not be read and was skipped; replaced atomically
                           seen          sizes and times that the last build of it saw; likewise
+                          token_ranges  smallest and largest tokens of its files, as far as that build knew them; likewise
     <cache>/documents/, lengths/        tables of single documents, where an order needs them: see document_table.py
     <cache>/splits/<digest>-<what>      where the splits of a generation begin and end; tokens of groups of their blocks
     <cache>/idx/                        digests of parts of long `.idx` files: see idx_digests.py
@@ -49,6 +50,7 @@ from megablend.index.checked_table import (
 from megablend.index.file_versions import read_seen, tell_unknown
 from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_generation_manifest, read_roots
 from megablend.index.tables import CHUNK_COLUMNS, FILE_SCHEMA, read_batch
+from megablend.index.token_ranges import read_ranges
 from megablend.storage.location import join
 from megablend.system.limited_json import parse_json
 
@@ -208,7 +210,7 @@ class Snapshot:
 
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
-        """uint64 [num_files]: the version of each file that the last build saw, see `index.seen`; 0 where unknown.
+        """uint64 [num_files]: the version of each file that the last build saw, see `file_versions`; 0 where unknown.
 
         Raises: CacheError.
         """
@@ -217,6 +219,11 @@ class Snapshot:
             tell_unknown(self.folder)
             return np.zeros(self.num_files, np.uint64)
         return found
+
+    @property
+    def token_ranges(self) -> Int64Array:
+        """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where unknown. Raises: CacheError."""
+        return read_ranges(self.folder, self.num_files)
 
     def _meta(self, text: str) -> dict[str, Any]:
         try:
