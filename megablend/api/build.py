@@ -10,6 +10,7 @@ from typing import Any
 
 from megablend.api.check import check_store
 from megablend.api.known_ranges import refuse_known_outliers
+from megablend.api.repair import repair_kept_index
 from megablend.api.runs import make_run_storage
 from megablend.api.warn import find_warnings
 from megablend.blocks.build_document_tables import TablesReport, build_tables
@@ -17,11 +18,10 @@ from megablend.blocks.extra_columns import SEPARATOR
 from megablend.config import Config, load_config
 from megablend.distributed.base import Communicator
 from megablend.distributed.launch import detect
-from megablend.errors import CacheError
 from megablend.fs.build_lock import build_lock
 from megablend.index.build import BuildReport, Progress, report_waiting
 from megablend.index.build import build_index as index_files
-from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.index.snapshot import open_snapshot
 from megablend.index.sources import SourceSpec
 from megablend.plan.ledger import Ledger, load_ledger, save_ledger
 from megablend.plan.run import as_promised, check_run, open_block_store, plan_run, precompute_orders
@@ -111,10 +111,14 @@ def build(
     built = None
     try:
         with translating(checked.cache):
+            ledger = launch.bcast(load_ledger(checked.cache, checked.run) if launch.rank == 0 else None)
+            if ledger is not None and _repair(checked, ledger, report, launch, storage, progress):
+                checked, report = _index(
+                    checked, None, progress, launch, storage
+                )  # the config's own is the newest again
             documents = None
             if checked.tabled:
-                ledger = load_ledger(checked.cache, checked.run) if launch.rank == 0 else None
-                documents = _tabulate(checked, launch.bcast(ledger.index if ledger else report.digest), launch, storage)
+                documents = _tabulate(checked, ledger.index if ledger else report.digest, launch, storage)
             if launch.rank == 0:
                 with build_lock(Path(checked.cache), on_wait=report_waiting(progress)):
                     built = _commit_run(checked, report, documents, storage or make_run_storage(checked))
@@ -189,23 +193,23 @@ def _tabulate(config: Config, digest: str, launch: Communicator, storage: Storag
     return build_tables(store, [numbers[name] for name in config.tabled], launch=launch)
 
 
-def _open_promised(config: Config, ledger: Ledger, report: BuildReport) -> Snapshot:
-    """The index that a run keeps. Raises: CacheError, which says what helps where this build made another one."""
-    try:
-        return open_snapshot(config.cache, ledger.index)
-    except CacheError as error:
-        if ledger.index == report.digest:
-            raise
-        raise CacheError(
-            f"{error}\nrun {ledger.run!r} keeps the index {ledger.index}, but the data as it is now makes {report.digest}: "
-            "restore the data and the config as they were and build again, or build with another run name (`run:`)"
-        ) from error
+def _repair(
+    config: Config,
+    ledger: Ledger,
+    report: BuildReport,
+    launch: Communicator,
+    storage: Storage | None,
+    progress: Callable[[Progress], None] | None,
+) -> bool:
+    return repair_kept_index(
+        config, ledger, report.digest, launch=launch, storage=storage or make_storage(), progress=progress
+    )
 
 
 def _commit_run(config: Config, report: BuildReport, documents: TablesReport | None, storage: Storage) -> BuildResult:
     """Begin the run's ledger, or append a stage to it."""
     ledger = load_ledger(config.cache, config.run)
-    generation = _open_promised(config, ledger, report) if ledger else open_snapshot(config.cache, report.digest)
+    generation = open_snapshot(config.cache, ledger.index if ledger else report.digest)
     store = open_block_store(config, generation, storage)
     run = plan_run(config, "train", store, keep=True)
     extended = ledger.extended(as_promised(run, ledger).ledger.blend, run.num_samples) if ledger else run.ledger

@@ -45,7 +45,7 @@ from megablend.index.merge import write_generation
 from megablend.index.pack_writer import PackWriter
 from megablend.index.packs import FileFacts, Pack, Packed, facts_of, packs
 from megablend.index.snapshot import Snapshot, folders, fragments, generations, list_snapshots, open_snapshot
-from megablend.index.sources import SourceListing, SourceSpec, find_source
+from megablend.index.sources import SourceListing, SourcePaths, SourceSpec, find_source
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
@@ -107,7 +107,7 @@ class _Prepared:
 
 def build_index(
     cache: str,
-    sources: Sequence[SourceSpec],
+    sources: Sequence[SourceSpec | SourcePaths],
     *,
     launch: Communicator,
     storage: Storage,
@@ -117,7 +117,7 @@ def build_index(
 
     Args:
         cache: directory, made where it is not there; on a file system that all ranks share.
-        sources: with names of their own; the same on all ranks.
+        sources: with names of their own; the same on all ranks. SourcePaths are indexed as they are.
         storage: where their files are found and read.
         progress: called on rank 0 now and then.
 
@@ -133,7 +133,7 @@ def build_index(
 
 def _build(
     cache: Path,
-    sources: Sequence[SourceSpec],
+    sources: Sequence[SourceSpec | SourcePaths],
     launch: Communicator,
     storage: Storage,
     progress: Callable[[Progress], None],
@@ -166,19 +166,27 @@ def _build(
 
 
 def _list_files(
-    sources: Sequence[SourceSpec], launch: Communicator, storage: Storage
+    sources: Sequence[SourceSpec | SourcePaths], launch: Communicator, storage: Storage
 ) -> tuple[tuple[SourceListing, ...], tuple[str, ...]]:
     """The sources with their files, on rank 0, and notes; the ranks share the stats, each of which may be slow on a network."""
-    name, count = Counter(spec.name for spec in sources).most_common(1)[0]
+    name, count = Counter(_spec_of(each).name for each in sources).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} sources have the name {name!r}: each needs one of its own")
-    found = launch.bcast(tuple(find_source(each, storage) for each in sources) if launch.rank == 0 else ())
+    found = launch.bcast(tuple(_find(each, storage) for each in sources) if launch.rank == 0 else ())
     mine = [[each.stat(path, storage) for path in each.paths[launch.rank :: launch.size]] for each in found]
     ranks = launch.gather(mine)
     notes = tuple(each.note for each in found if each.note is not None and each.spec.extra_of is None)
     if not ranks:
         return (), notes
     return tuple(each.listing(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)), notes
+
+
+def _spec_of(source: SourceSpec | SourcePaths) -> SourceSpec:
+    return source.spec if isinstance(source, SourcePaths) else source
+
+
+def _find(source: SourceSpec | SourcePaths, storage: Storage) -> SourcePaths:
+    return source if isinstance(source, SourcePaths) else find_source(source, storage)
 
 
 def report_waiting(progress: Callable[[Progress], None] | None) -> Callable[[str], None] | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import ChangedFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError
 from megablend.index.manifest import SEEN
 from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES, sampled_content_digest
 from megablend.index.side_table import pack_numbers, read_numbers
@@ -58,8 +58,8 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
     if (found := sampled_content_digest(path, size, storage)) != body:
         raise ChangedFileError(
             path,
-            f"changed since it was indexed: it has the same size, but its content has digest {found}, was {body}: "
-            "restore the original file, or build the index again for a new run",
+            f"changed since it was indexed: it has the same size, but its content has digest {found}, was {body}; "
+            f"{CHANGED_REMEDY}",
         )
 
 
@@ -83,7 +83,7 @@ def tell_unknown(folder: Path) -> None:
     if _is_first(folder / SEEN):
         _LOG.warning(
             "%s: built by an older version of megablend, which did not keep sizes and times of files: %d KiB of each file are "
-            "compared as it is opened; `megablend build` adds them",
+            "compared as it is opened; `megablend build CONFIG` adds them",
             folder,
             NUM_RANGES * RANGE_BYTES >> 10,
         )

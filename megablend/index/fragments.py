@@ -134,7 +134,7 @@ def read_fragment(path: Path) -> Fragment:
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != trailer:
         raise CacheError(
-            f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); the next build makes it anew"
+            f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); `megablend build CONFIG` makes it again"
         )
     start = len(_MAGIC) + _LENGTH.size
     try:
@@ -151,7 +151,7 @@ def read_fragment(path: Path) -> Fragment:
         chunks = np.frombuffer(body, CHUNK_DTYPE, header["num_chunks"], start + length)
         blocks = np.frombuffer(body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes)
     except (ValueError, struct.error) as error:
-        raise CacheError(f"{path}: damaged fragment ({error}); the next build makes it anew") from error
+        raise CacheError(f"{path}: damaged fragment ({error}); `megablend build CONFIG` makes it again") from error
     index = FileIndex(
         rows=header["rows"],
         tokens=header["tokens"],

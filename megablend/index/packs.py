@@ -98,7 +98,7 @@ class Pack:
             with path.open("rb") as file:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:  # ValueError: of an empty file
-            raise CacheError(f"{path}: cannot be read ({error}); the next build makes it again") from error
+            raise CacheError(f"{path}: cannot be read ({error}); `megablend build CONFIG` makes it again") from error
         body, start = data[:-DIGEST_BYTES], len(MAGIC) + LENGTH.size
         if (
             len(data) < start + DIGEST_BYTES
@@ -106,7 +106,7 @@ class Pack:
             or hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest() != data[-DIGEST_BYTES:]
         ):
             raise CacheError(
-                f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); the next build makes it again"
+                f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); `megablend build CONFIG` makes it again"
             )
         (length,) = LENGTH.unpack_from(body, len(MAGIC))
         self._entries = pa.ipc.open_stream(pa.py_buffer(body[start : start + length])).read_next_batch()

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import CacheError
+from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.formats import FORMATS
 from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, OpenedFile
@@ -131,7 +131,7 @@ class Snapshot:
         if self.num_blocks != manifest["num_blocks"]:
             raise CacheError(
                 f"{folder / BLOCKS}: damaged table: {self.num_blocks} blocks, {manifest['num_blocks']} were committed; "
-                "build again to mend it"
+                f"{REPAIR_REMEDY}"
             )
         self._num_chunks: int = manifest["num_chunks"]
         places = self.file_sources
@@ -171,7 +171,7 @@ class Snapshot:
         """Refuse numbers of chunks outside [low, high)."""
         if ((chunks < low) | (chunks >= high)).any():
             raise CacheError(
-                f"{self.folder / BLOCKS}: damaged table: a block's chunk is none of its file's; build again to mend it"
+                f"{self.folder / BLOCKS}: damaged table: a block's chunk is none of its file's; {REPAIR_REMEDY}"
             )
 
     @cached_property
@@ -180,7 +180,7 @@ class Snapshot:
         if table.num_rows != self._num_chunks:
             raise CacheError(
                 f"{self.folder / CHUNKS}: damaged table: {table.num_rows} rows, {self._num_chunks} were committed; "
-                "build again to mend it"
+                f"{REPAIR_REMEDY}"
             )
         return table
 
@@ -357,7 +357,7 @@ class Snapshot:
         return offsets
 
     def _damaged_files(self, problem: str) -> CacheError:
-        return CacheError(f"{self.folder / FILES}: damaged table: {problem}; build again to mend it")
+        return CacheError(f"{self.folder / FILES}: damaged table: {problem}; {REPAIR_REMEDY}")
 
     def _sources(self, entries: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> tuple[SourceEntry, ...]:
         files = [range(entry["first_file"], entry["first_file"] + entry["num_files"]) for entry in entries]
@@ -394,7 +394,8 @@ def open_snapshot(cache: str | Path, digest: str) -> Snapshot:
         known = ", ".join(list_snapshots(cache)) or "none"
         raise CacheError(
             f"{folder}: there is no such generation of the index (those there are: {known}); "
-            "`megablend build` makes it again if the data is as it was, otherwise give the run another name (`run:`) and build"
+            "`megablend build CONFIG` makes it again if the data is as it was; otherwise give the run another name (`run:`), or "
+            "reset it (`megablend runs reset CONFIG`), and build"
         )
     manifest = read_generation_manifest(folder)
     for name, entry in manifest["tables"].items():
@@ -402,16 +403,14 @@ def open_snapshot(cache: str | Path, digest: str) -> Snapshot:
         with reading(path):
             size = path.stat().st_size if path.is_file() else 0
         if size != entry["bytes"]:
-            raise CacheError(f"{path}: has {size} bytes, {entry['bytes']} were committed; build again to mend it")
+            raise CacheError(f"{path}: has {size} bytes, {entry['bytes']} were committed; {REPAIR_REMEDY}")
     # The table of files is read whole anyway, and what it says is believed; the larger ones would take too long here.
     if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
-        raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong; build again to mend it")
+        raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong; {REPAIR_REMEDY}")
     found = read_roots(folder)
     for entry in manifest["sources"]:
         if not isinstance(found["roots"].get(entry["name"]), str):
-            raise CacheError(
-                f"{folder / ROOTS}: does not say where source {entry['name']!r} lies; build again to mend it"
-            )
+            raise CacheError(f"{folder / ROOTS}: does not say where source {entry['name']!r} lies; {REPAIR_REMEDY}")
         if entry["format"] not in FORMATS:
             raise CacheError(
                 f"{folder / MANIFEST}: source {entry['name']!r} is of a format, {entry['format']!r}, that this "

@@ -110,7 +110,9 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
     for damage in (lambda: made.unlink(), lambda: flip(made, 30), lambda: made.write_bytes(b"")):
         damage()
         problems = (
-            [f"{made}: damaged digests of an .idx file; the next build makes them again"] if made.exists() else []
+            [f"{made}: damaged digests of an .idx file; `megablend build CONFIG` makes them again"]
+            if made.exists()
+            else []
         )
         assert verify(str(pair.parent / "cache"), data=False, storage=STORAGE) == problems
         caplog.clear()
@@ -120,7 +122,7 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
         assert b"".join(block.tokens.tobytes() for block in store.read(ids)) == written[0]
         assert max(sizes) <= 1 << 20 < sum(sizes)
         assert "long.idx: the cache has no digests of its parts" in caplog.text
-        assert "the next `megablend build` makes them" in caplog.text
+        assert "the next `megablend build CONFIG` makes them" in caplog.text
         assert build(pair.parent / "cache", spec(pair)).read == 0
         assert made.read_bytes() == content
     made.unlink()

@@ -150,7 +150,7 @@ class ArrowReader:
             raise CorruptFileError(
                 self.path,
                 f"record batch has {rows} rows and {tokens} tokens, had {block['rows']} and {block['tokens']} when it "
-                "was indexed; restore it, or build again",
+                f"was indexed; {CHANGED_REMEDY}",
                 offset=int(block["offset"]),
             )
 

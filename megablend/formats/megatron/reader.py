@@ -120,8 +120,8 @@ class MegatronReader:
         if first < 0 or rows < 0 or first + rows > there:
             raise CorruptFileError(
                 self.data_path,
-                f"block of {rows} sequences from {first} on, where {self.idx_path} has {there} in all; verify the cache, or "
-                "build again",
+                f"block of {rows} sequences from {first} on, where {self.idx_path} has {there} in all; "
+                f"{CHANGED_REMEDY}",
                 offset=offset,
             )
         offsets = np.zeros(rows + 1, np.int64)
@@ -129,8 +129,8 @@ class MegatronReader:
         if offsets[-1] != tokens:
             raise CorruptFileError(
                 self.data_path,
-                f"block of {rows} sequences and {tokens} tokens, where those of {self.idx_path} have {offsets[-1]}; verify the "
-                "cache, or build again",
+                f"block of {rows} sequences and {tokens} tokens, where those of {self.idx_path} have {offsets[-1]}; "
+                f"{CHANGED_REMEDY}",
                 offset=offset,
             )
         return offsets
