@@ -10,7 +10,7 @@ from megablend.errors import CacheError
 from megablend.fs.atomic_write import checksum
 from megablend.index.file_versions import read_seen
 from megablend.index.manifest import FILES, damaged_tables, read_generation_manifest, read_roots
-from megablend.index.snapshot import generations
+from megablend.index.snapshot import generations, list_snapshots
 from megablend.index.sources import SourcePaths, SourceSpec
 from megablend.index.tables import FILE_SCHEMA, read_batch
 from megablend.index.token_ranges import read_ranges
@@ -20,6 +20,8 @@ from megablend.storage.location import join
 def find_damage(cache: str | Path, digest: str) -> str | None:
     """What is wrong with the files of an index in the cache, all of which are read; None where nothing is."""
     folder = generations(cache) / digest
+    if digest not in list_snapshots(cache):
+        return f"{folder}: there is no such index"
     try:
         manifest = read_generation_manifest(folder)
         read_roots(folder)

@@ -19,6 +19,7 @@ from megablend.fs.atomic_write import flush_folder, list_committed, reading, rep
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import missing_field, parse_json
 
+_REMEDY = "restore it from a backup, or reset the run (`megablend runs reset CONFIG`) and build again"
 VERSION = 1
 PLAN_VERSION = 2
 """Of the plan that new runs get; it is part of their blend, as `plan`. Runs of release 0.1.0 have none: theirs is version 1, in
@@ -155,7 +156,7 @@ def load_ledger(cache: str, run: str) -> Ledger | None:
             f"{path}: cannot read the run's ledger ({cause_of(error)}): {remedy_of(error.errno)}"
         ) from error
     except ValueError as error:
-        raise CacheError(f"{path}: cannot read the run's ledger: {error}; restore it from a backup") from None
+        raise CacheError(f"{path}: cannot read the run's ledger: {error}; {_REMEDY}") from None
     if not isinstance(record, dict) or record.get("version") != VERSION:
         found = record.get("version") if isinstance(record, dict) else record
         raise CacheError(f"{path}: found ledger version {found!r}, expected {VERSION}; use the megablend that wrote it")
@@ -168,7 +169,7 @@ def load_ledger(cache: str, run: str) -> Ledger | None:
     except (KeyError, TypeError, ValueError, IndexError):
         whole = False
     if not whole:
-        raise CacheError(f"{path}: the ledger does not match its own digest: it was edited or damaged; restore it")
+        raise CacheError(f"{path}: the ledger does not match its own digest: it was edited or damaged; {_REMEDY}")
     if ledger.plan_version not in range(1, PLAN_VERSION + 1):
         raise CacheError(
             f"{path}: found plan version {ledger.plan_version!r}, expected {PLAN_VERSION} or an earlier one; use the megablend "

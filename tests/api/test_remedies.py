@@ -397,7 +397,11 @@ def test_an_index_that_is_gone(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "cache" / "generations")
     write(path, rows=[[7] * 50] * 30)
     message = refused(given)
-    assert "restore the data and the config as they were and build again, or build with another run name" in message
+    assert "there is no such index\nrun 'default' keeps the index" in message
+    assert (
+        "restore them as they were, or that index from a backup, and build again; or give the run another name"
+        in message
+    )
     works(given | {"run": "other"})
     write(path)
     works(given)
