@@ -149,7 +149,7 @@ def test_damaged_counts_are_counted_again(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0])
     generation = open_snapshot(cache, build_index(str(cache), [spec], launch=SingleProcess(), storage=STORAGE).digest)
-    with pytest.raises(CacheError, match="'parquet' has no table of its documents; run `megablend build CONFIG`"):
+    with pytest.raises(CacheError, match="'parquet' has no table of its documents; build again"):
         open_table(generation, 0)
     store, _ = make(cache, spec)
     lengths = table_folder(generation, 0) / "lengths.arrow"
