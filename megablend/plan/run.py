@@ -18,6 +18,7 @@ import numpy.typing as npt
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.extra_check import extra_columns
 from megablend.blocks.extra_columns import SEPARATOR, ExtraColumn
+from megablend.blocks.memory_shares import get_extra_bytes
 from megablend.blocks.splits import SplitBlocks, parts_of
 from megablend.config import SPLITS, Config, Source
 from megablend.errors import ConfigError, PlanError
@@ -31,9 +32,6 @@ from megablend.plan.sequential import SequentialPlan
 from megablend.plan.shares import check_totals, samples_in, shares_of
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
-
-EXTRA_SHARE = 16
-"""One part in so many of `memory`: decoded pages of extra columns, kept for the other blocks that need them."""
 
 
 def open_block_store(config: Config, generation: Snapshot, storage: Storage) -> BlockStore:
@@ -69,7 +67,7 @@ def open_block_store(config: Config, generation: Snapshot, storage: Storage) -> 
     extra = {name: extra_columns(plain, name, sorted(each.extra_columns)) for name, each in named.items()}
     for split in SPLITS:
         _check_types([(name, extra[name]) for name in config.sources_of(split)])
-    return BlockStore(generation, eods, roots, extra, config.memory // EXTRA_SHARE, storage=storage)
+    return BlockStore(generation, eods, roots, extra, get_extra_bytes(config.memory), storage=storage)
 
 
 def _check_types(extra: Sequence[tuple[str, Sequence[ExtraColumn]]]) -> None:
