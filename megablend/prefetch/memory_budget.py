@@ -1,4 +1,4 @@
-"""How `memory`, what a process may hold for reading, is divided; and whether that is enough for its lanes.
+"""The memory of a process that reads a split, and whether that is enough for its lanes. `blocks.memory_shares` divides it.
 
 Beside it stands what does not depend on data or config: Python, its libraries, compiled kernels, what is mapped of the index
 (megablend.index.mapped_table), and what the allocator keeps at hand.
@@ -13,15 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.blocks.block_store import BLOCK_OVERHEAD_BYTES
+from megablend.blocks.memory_shares import NUM_SHARES, SHARES, divide_rest
 from megablend.config import Config
 from megablend.errors import ConfigError
 from megablend.plan.run import Run
 
 Int64s = npt.NDArray[np.int64]
 
-SHARES = {"dictionaries": 1, "planning": 1, "window": 1, "reads": 2, "blocks": 11}
-"""Parts of what batches and orders leave."""
-_PARTS = sum(SHARES.values())
 PREFETCH_FACTOR = 2
 """Batches that torch's DataLoader asks of each worker in advance, where nothing else is said."""
 
@@ -74,7 +72,7 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     if held.sum() <= budget.blocks:
         return budget
     most = run.sources[int(held.argmax())].name
-    config, for_lanes = run.config, held.sum() / SHARES["blocks"] * _PARTS
+    config, for_lanes = run.config, held.sum() / SHARES["blocks"] * NUM_SHARES
     needed = format_bytes(for_lanes + budget.batches + budget.orders, up=True)
     raise ConfigError(
         f"memory: found {format_bytes(config.memory)}, expected {needed} or more: each process holds {lanes} of "
@@ -96,8 +94,7 @@ def split_budget(run: Run, batches: int) -> Budget:
     """The memory of a process that makes `batches` bytes of batches; no part is below 0."""
     orders = sum(run.order(source).memory_bytes for source in range(len(run.sources)))
     extra = run.store.extra_bytes if run.extra_columns else 0
-    rest = max(0, run.config.memory - batches - orders - extra)
-    return Budget(batches=batches, orders=orders, **{name: rest * part // _PARTS for name, part in SHARES.items()})
+    return Budget(batches=batches, orders=orders, **divide_rest(run.config.memory - batches - orders - extra))
 
 
 def sample_bytes(config: Config) -> int:

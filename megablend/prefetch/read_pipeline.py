@@ -163,7 +163,10 @@ class ReadPipeline:
             if (known := self._shared.setdefault(key, mine)) is not mine:
                 return known
             task.shared.append(key)
-        forward_result(start_fetch(ranges, self._store.storage), mine)
+        try:
+            forward_result(start_fetch(ranges, self._store.storage), mine)
+        except BaseException as error:  # others may wait for it by now
+            mine.set_exception(error)
         return mine
 
     def _decode(self, task: _Task) -> None:

@@ -31,7 +31,7 @@ from megablend.index import document_table as tables
 from megablend.index.file_versions import join_etags, number_of, seen_bytes
 from megablend.index.manifest import SEEN
 from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES
-from megablend.reader.samples import read_samples
+from megablend.prefetch.samples import read_samples
 from megablend.system.failures import translating
 from tests.formats.writers import write_arrow, write_megatron
 from tests.storages import STORAGE

@@ -228,9 +228,15 @@ def test_files_that_are_written_at_once(
     available: bool, together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[int] = []
+    flush = os.fsync
+
+    def note_flush(fd: int) -> None:
+        flushed.append(fd)
+        flush(fd)
+
     monkeypatch.setattr(commit, "can_flush_together", lambda folder: together)
     monkeypatch.setattr(new_files, "AVAILABLE", available)
-    monkeypatch.setattr(os, "fsync", lambda fd, fsync=os.fsync: (flushed.append(fd), fsync(fd)))
+    monkeypatch.setattr(os, "fsync", note_flush)
     write_at_once(tmp_path)
     assert ARTEFACT.path(tmp_path, "sample_index").read_bytes() == saved(SAMPLES)
     assert ARTEFACT.path(tmp_path, "shuffle_index").read_bytes() == saved(SHUFFLED)

@@ -46,7 +46,8 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     """Descriptors of data files and index arrays that MegablendGPTDataset keeps open in a process."""
 
     memory: int = 512 << 20
-    """Bytes that a process keeps of the decoded pages of Parquet and Arrow files."""
+    """Bytes that a process may hold for reading a split, as `memory` of a config. In Megatron's order they are for the decoded
+    pages of Parquet and Arrow files: an equal part for each of these in the data paths."""
 
     def __post_init__(self) -> None:
         """Check what Megatron does not know."""

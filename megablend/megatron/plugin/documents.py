@@ -18,7 +18,7 @@ from megablend.megatron.cache_builder.document_tables import open_table
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
 from megablend.megatron.plugin.sequence_index import SequenceIndex
 from megablend.megatron.request.dataset_uri import DatasetURI
-from megablend.reader.block_cache import BlockCache
+from megablend.prefetch.block_cache import BlockCache
 from megablend.storage.base import Storage
 
 
