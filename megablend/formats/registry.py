@@ -17,10 +17,11 @@ from megablend.formats.arrow import ARROW
 from megablend.formats.base import Format
 from megablend.formats.megatron import MEGATRON
 from megablend.formats.parquet import PARQUET
+from megablend.formats.raw import RAW
 from megablend.storage.base import Storage
 
 ENTRY_POINTS = "megablend.formats"
-BUILT_IN: tuple[Format, ...] = (PARQUET, ARROW, MEGATRON)
+BUILT_IN: tuple[Format, ...] = (PARQUET, ARROW, MEGATRON, RAW)
 FORMATS: dict[str, Format] = {each.name: each for each in BUILT_IN}
 """Formats by name; those of other packages join them when they are first needed."""
 

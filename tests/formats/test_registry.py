@@ -58,7 +58,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_format_of_another_package_is_found_by_name(packages: None) -> None:
     assert find_format("tokens") is get_format("tokens") is TOKENS
     assert find_format("token") is None
-    assert list_names() == ["parquet", "arrow", "megatron", "tokens", "broken", "misnamed"]
+    assert list_names() == ["parquet", "arrow", "megatron", "raw", "tokens", "broken", "misnamed"]
     with pytest.raises(ConfigError, match=r"unknown format 'token'; did you mean 'tokens'\? known: parquet, arrow, "):
         get_format("token")
 
