@@ -137,7 +137,7 @@ def test_documents_are_those_of_a_naive_split(
             "says uint16, format_options say dtype: int32",
         ),
         (llmc_header("uint16", -1) + b"1234", {}, UnsupportedFileError, "begins as a file of llm.c .* and -1 tokens"),
-        (lit_header("int32", 2)[:15] + b"\x06" + bytes(7), {}, UnsupportedFileError, "lit-gpt of version 1 and dtype"),
+        (lit_header("int32", 2)[:15] + b"\x06" + bytes(8), {}, UnsupportedFileError, "lit-gpt of version 1 and dtype"),
         (b"\x93NUM", {}, CorruptFileError, "its .npy header is of version 0 or truncated"),
         (b"\x93NUMPY\x01\0\xff\xff{}", {}, CorruptFileError, "its .npy header says that it has 65535 bytes"),
         (b"\x93NUMPY\x01\0\x04\0{1:2", {}, UnsupportedFileError, r"its .npy header is '\{1:2'"),

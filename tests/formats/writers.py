@@ -43,6 +43,13 @@ def write_arrow(path: Path, documents: Documents, *, codec: str | None = None, r
         writer.write_table(table, max_chunksize=rows)
 
 
+def write_arrow_stream(path: Path, documents: Documents) -> None:
+    """As Hugging Face's save_to_disk does."""
+    table = pa.table({"text": ["x"] * len(documents), "ids": pa.array(documents, pa.list_(pa.int32()))})
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+
+
 def write_parquet(path: Path, documents: Documents, *, page_index: bool, version: str) -> None:
     table = pa.table({"text": ["x"] * len(documents), "ids": pa.array(documents, pa.list_(pa.int32()))})
     pq.write_table(
@@ -103,6 +110,7 @@ KINDS = {
     ),
     "arrow": Kind(".arrow", "ids", write_arrow),
     "arrow-lz4": Kind(".arrow", "ids", lambda path, docs: write_arrow(path, docs, codec="lz4")),
+    "arrow-stream": Kind(".arrow", "ids", write_arrow_stream),
     "megatron": Kind(".bin", None, write_megatron, lengths_known=True),
 }
 ALL_KINDS = {**KINDS, "raw": Kind(".npy", None, write_raw, separator=(RAW_EOD,))}
