@@ -40,8 +40,8 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
     if head[:4] == _CONTINUATION:
         raise UnsupportedFileError(
             path,
-            "is an Arrow stream, not an Arrow file; set `format: arrow-stream` for its source, and make files and streams sources "
-            "of their own",
+            "is an Arrow stream, not an Arrow file; set `format: arrow-stream` for its source, and make files and streams "
+            "sources of their own",
         )
     if head[: len(MAGIC)] != MAGIC:
         raise CorruptFileError(path, f"begins with {head!r}, not with {MAGIC!r}: no Arrow IPC file", offset=0)
