@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from tests.formats.writers import joined
 from tests.runs import documents, make_config, write_source
 from tests.storages import STORAGE
 
+GOLDEN = Path(__file__).parent / "golden"
+EXPECTED: dict[str, Any] = json.loads((GOLDEN / "raw_expected.json").read_text(encoding="utf-8"))
 TOKENS = [7, 1, 2, 9, 9, 3, 4, 5, 9, 6]
 LLMC = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
 LIT = {"uint16": 8, "int32": 4, "int64": 5}
@@ -222,3 +225,11 @@ def test_a_run_over_raw_files_has_the_samples_of_other_formats(tmp_path: Path) -
     other = raw | {"format_options": options | {"eod_token": 5}}
     with pytest.raises(MegablendError, match=r"read options \{.*'eod_token': 0.*\} of source 's0', the config says"):
         megablend.open(make_config(tmp_path, [other], cache=configs[1]["cache"], **settings))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_golden_files_read_as_they_were_written(name: str) -> None:
+    expected = EXPECTED[name]
+    found = index(GOLDEN / name, **expected["options"])
+    assert found.token_dtype == expected["dtype"]
+    assert read(GOLDEN / name, found) == expected["documents"]
