@@ -86,7 +86,7 @@ def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fracti
     eod = store.eods[source] is not None
     running = [sum(shares[:i], Fraction(0)) for i in range(len(shares) + 1)]
     documents = [round(share * entry.rows) for share in running]
-    borders = [_border(store, source, document) for document in documents]
+    borders = [find_document(store, source, document) for document in documents]
     parts = np.zeros(len(shares), PART_DTYPE)
     for i, ((block, skip), (stop, keep)) in enumerate(pairwise(borders)):
         tokens = (
@@ -105,7 +105,7 @@ def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fracti
     return parts
 
 
-def _border(store: BlockStore, source: int, document: int) -> tuple[int, int]:
+def find_document(store: BlockStore, source: int, document: int) -> tuple[int, int]:
     """Block in which a document of the source begins, and the tokens in that block before it."""
     generation, entry = store.generation, store.generation.sources[source]
     if document == 0:
@@ -156,6 +156,13 @@ class SplitBlocks:
         """The part's documents. Raises: CacheError where the index has no table of them."""
         source = int(self.generation.file_columns[self.generation.file_of([self.first_block])[0]])
         return PartDocuments(open_table(self.generation, source), self._documents, eod=self.eod)
+
+    def stored_position(self, block: int, token: int) -> int:
+        """The place among the part's stored tokens of a token of a block of the index; outside of the part, of the nearer end."""
+        local = min(max(block - self.first_block, 0), self.num_blocks)
+        if local != block - self.first_block or local == self.num_blocks:
+            return int(self.before(np.array([local]))[0])
+        return int(self.before(np.array([local]))[0]) + token - (self._skip if local == 0 else 0)
 
     def clips(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of local blocks' stored form that lie before their first token of this part: int64 [n]."""

@@ -75,7 +75,7 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
         return budget
     most = run.sources[int(held.argmax())].name
     config, for_lanes = run.config, held.sum() / SHARES["blocks"] * _PARTS
-    needed = format_bytes(for_lanes + budget.batches + budget.orders)
+    needed = format_bytes(for_lanes + budget.batches + budget.orders, up=True)
     raise ConfigError(
         f"memory: found {format_bytes(config.memory)}, expected {needed} or more: each process holds {lanes} of "
         f"{config.lanes} lanes, and of each what a cycle of {config.cycle} samples takes from {len(run.sources)} "
@@ -115,8 +115,8 @@ def check_sample(config: Config) -> None:
     """Raises: ConfigError where a single sample takes more than `memory`: nothing could read it."""
     if (size := sample_bytes(config)) > config.memory:
         raise ConfigError(
-            f"memory: found {format_bytes(config.memory)}, expected more than {format_bytes(size)}, which one sample of "
-            f"sequence_length {config.sequence_length:,} takes in a batch; raise memory, or lower sequence_length"
+            f"memory: found {format_bytes(config.memory)}, expected {format_bytes(size, up=True)} or more, which one sample "
+            f"of sequence_length {config.sequence_length:,} takes in a batch; raise memory, or lower sequence_length"
         )
 
 
@@ -152,7 +152,8 @@ def _token_bytes(run: Run) -> Int64s:
     return sizes
 
 
-def format_bytes(size: float) -> str:
-    """Bytes as people write them."""
+def format_bytes(size: float, *, up: bool = False) -> str:
+    """Bytes as people write them; with `up`, never less than they are, for messages that say how much is enough."""
     power = max(1, min(3, int(math.log2(size + 1) / 10)))
-    return f"{size / 1024**power:.1f} {' KMG'[power]}iB"
+    tenths = 10 * size / 1024**power
+    return f"{(math.ceil(tenths) if up else tenths) / 10:.1f} {' KMG'[power]}iB"

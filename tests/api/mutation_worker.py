@@ -105,7 +105,7 @@ def targets_of(folder: Path, runs: list[dict[str, Any]]) -> list[tuple[int, Path
 
 def read(run: dict[str, Any], split: str) -> list[list[int]]:
     """All samples of a split, from files opened anew."""
-    tables._opened.cache_clear()
+    tables._open_once.cache_clear()
     dataset = megablend.open(run, split)
     found: list[list[int]] = []
     for first in range(0, len(dataset), SAMPLES_AT_ONCE):

@@ -112,7 +112,9 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
     for damage in (lambda: made.unlink(), lambda: flip(made, 30), lambda: made.write_bytes(b"")):
         damage()
         problems = (
-            [f"{made}: damaged digests of an .idx file; the next build makes them again"] if made.exists() else []
+            [f"{made}: damaged digests of an .idx file; `megablend build CONFIG` makes them again"]
+            if made.exists()
+            else []
         )
         assert verify(str(pair.parent / "cache"), data=False, storage=STORAGE) == problems
         caplog.clear()
@@ -122,12 +124,14 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
         assert b"".join(block.tokens.tobytes() for block in store.read(ids)) == written[0]
         assert max(sizes) <= 1 << 20 < sum(sizes)
         assert "long.idx: the cache has no digests of its parts" in caplog.text
-        assert "the next `megablend build` makes them" in caplog.text
+        assert "the next `megablend build CONFIG` makes them" in caplog.text
         assert build(pair.parent / "cache", spec(pair)).read == 0
         assert made.read_bytes() == content
     made.unlink()
     flip(pair.with_suffix(".idx"), HEADER_BYTES + 4 * NUM_SEQUENCES + 3)  # a pointer, which no reader looks at
-    with pytest.raises(ChangedFileError, match=r"long\.idx: has digest .*, had .* when it was indexed; build again"):
+    with pytest.raises(
+        ChangedFileError, match=r"long\.idx: has digest .*, had .* when it was indexed; restore the original file"
+    ):
         BlockStore(store.generation, storage=STORAGE).read([0])
 
 

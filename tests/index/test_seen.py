@@ -157,7 +157,7 @@ def test_a_flipped_bit_of_what_was_seen_is_said(small: Path) -> None:
         with pytest.raises(CacheError, match=rf"{seen}: damaged \(its checksum is wrong\); rebuild the index"):
             tokens_of(small)
     (problem,) = verify(str(small), data=False, storage=STORAGE)
-    assert problem == f"{seen}: damaged (its checksum is wrong); rebuild the index to repair it"
+    assert problem == f"{seen}: damaged (its checksum is wrong); build again to repair it (`megablend build CONFIG`)"
     build(small, spec(small.parent / "data"))
     assert tokens_of(small) == expected
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.errors import CacheError
+from megablend.kernels import new_files
 from megablend.megatron.cache_builder import commit
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact, problem_with
 from megablend.megatron.cache_builder.commit import WORK_FOLDER, Commits
@@ -228,7 +229,7 @@ def test_files_that_are_written_at_once(
 ) -> None:
     flushed: list[int] = []
     monkeypatch.setattr(commit, "can_flush_together", lambda folder: together)
-    monkeypatch.setattr(commit.new_files, "AVAILABLE", available)
+    monkeypatch.setattr(new_files, "AVAILABLE", available)
     monkeypatch.setattr(os, "fsync", lambda fd, fsync=os.fsync: (flushed.append(fd), fsync(fd)))
     write_at_once(tmp_path)
     assert ARTEFACT.path(tmp_path, "sample_index").read_bytes() == saved(SAMPLES)
@@ -242,7 +243,7 @@ def test_what_the_kernel_could_not_write_is_written_or_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that the system refused once is tried again; refused again, it is an error and nothing is left."""
-    monkeypatch.setattr(commit.new_files, "write_new_files", lambda *args: 1)
+    monkeypatch.setattr(new_files, "write_new_files", lambda *args: 1)
     with pytest.raises(CacheError, match=r"sample_index\.npy: cannot write the cache \(No space"):
         refuse_new_files(monkeypatch, lambda: write_at_once(tmp_path))
     assert [path.name for path in tmp_path.rglob("*")] == [WORK_FOLDER]

@@ -77,9 +77,10 @@ def reopen(folder: Path, options: argparse.Namespace) -> None:
     build: Callable[[], Any]
     build = megatron_build.megatron(folder, blend_of(folder, options.datasets), sizes_of(options.samples))
     if options.contender == "megablend":
+        from megatron.core.datasets.gpt_dataset import GPTDataset
+
         from megablend.megatron import MegablendDatasetBuilder
         from megablend.megatron.plugin.installed import misfit
-        from megatron.core.datasets.gpt_dataset import GPTDataset
 
         theirs = build.__self__  # type: ignore[attr-defined]
         builder = MegablendDatasetBuilder(GPTDataset, sizes_of(options.samples), lambda: True, theirs.config)
