@@ -142,8 +142,8 @@ class Source(_Model):
     path: tuple[str, ...]
     """Files, globs (`**` too) or Megatron prefixes."""
     format: Annotated[str, Field(min_length=1)] | None = None
-    """Format of the files (`parquet`, `arrow`, `megatron`, or one that another package adds); the suffix of their names decides
-    where absent."""
+    """Format of the files: `parquet`, `arrow`, `arrow-stream`, `megatron`, `raw`, or one that another package adds. Where absent,
+    the suffix of their names decides."""
     format_options: dict[str, OptionValue] = {}
     """Options of the format, such as `dtype`; each format's documentation lists its own."""
     column: str | None = None

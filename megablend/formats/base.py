@@ -36,7 +36,7 @@ CHUNK_DTYPE = np.dtype(
         ("first_token", "<i8"),  # tokens of the file before the chunk
     ]
 )
-"""A column chunk of a Parquet file; other formats have one a file."""
+"""A column chunk of a Parquet file, or a part of a raw one; other formats have one a file."""
 
 BLOCK_DTYPE = np.dtype(
     [
