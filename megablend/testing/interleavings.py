@@ -32,14 +32,14 @@ class InterleavingContract:
             size = rng.randrange(1, 7)
             totals = np.array([rng.choice([0, 1, rng.randrange(60)]) for _ in range(size)])
             totals[rng.randrange(size)] += 1
-            before = np.array([rng.choice([0, rng.randrange(100)]) for _ in range(size)])
+            first = np.array([rng.choice([0, rng.randrange(100)]) for _ in range(size)])
             epochs = np.array([rng.randrange(1, 400) for _ in range(size)])
             yield (
                 rng,
                 StageRequest(
                     totals=totals,
-                    first_sample=int(before.sum()),
-                    first_ordinals=before,
+                    first_sample=int(first.sum()),
+                    first_tokens=first,
                     seed=rng.randrange(2**63),
                     lanes=rng.choice([1, 2, 3, 4, 8, 64]),
                     shuffle_window=rng.randrange(1, 20),

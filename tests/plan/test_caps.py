@@ -29,7 +29,7 @@ def water_level(weights: list[int], caps: list[int | None], total: int) -> list[
 
     below = max(level for level in levels if sum(amounts(level)) <= total)
     rising = [w if cap is None or w * below < cap else 0 for w, cap in zip(weights, caps, strict=True)]
-    rest = total - sum(amounts(below))
+    rest = total - sum(amounts(below), Fraction(0))
     return amounts(below if not sum(rising) else below + rest / sum(rising))
 
 

@@ -1,9 +1,10 @@
-"""Stages that differ: each in its own weights, lanes, window and cycles, and a source's ordinals go on from one to the next."""
+"""Stages that differ: each in its own weights, lanes, window, cycles and sequence length, and ordinals go on."""
 
 from __future__ import annotations
 
 import pickle
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -50,7 +51,7 @@ def draw_blend(rng: random.Random, num_sources: int, *, seed: int, version: int)
     shares = [Fraction(weight, sum(weights)) for weight in weights]
     return Blend(
         split="train of 1,0,0",
-        sequence_length=7,
+        sequence_length=rng.choice([5, 7, 7, 16]),
         add_extra_token_to_sequence=True,
         sources=tuple(
             SourceShare(name=str(number), append_eod=None, share=share, cycles=rng.randrange(1, 5))
@@ -86,22 +87,19 @@ def totals_by_hand(stages: Sequence[Stage]) -> list[list[int]]:
 
 def walk(history: History) -> list[oracle.Sample]:
     """All samples, stage by stage, sample by sample."""
-    samples, given = list[oracle.Sample](), [0] * len(history.tokens)
+    samples, given, cursors = list[oracle.Sample](), [0] * len(history.tokens), [0] * len(history.tokens)
     for stage, totals in zip(history.stages, totals_by_hand(history.stages), strict=True):
         blend = stage.blend
         if blend.interleaving == "sequential":
             samples += [(d, given[d] + i) for d, total in enumerate(totals) for i in range(total)]
         else:
+            epochs = history.tokens if blend.plan_version > 1 else [None] * len(given)
             periods = [
-                oracle.Periods(
-                    source.cycles or 1,
-                    given[d],
-                    history.tokens[d] if blend.plan_version > 1 else None,
-                    blend.sequence_length,
-                )
+                oracle.Periods(source.cycles or 1, given[d], epochs[d], blend.sequence_length, cursors[d])
                 for d, source in enumerate(blend.sources)
             ]
             samples += oracle._walk_stage(totals, blend.lanes, blend.shuffle_window, blend.seed, len(samples), periods)
+        cursors = [read + total * blend.sequence_length for read, total in zip(cursors, totals, strict=True)]
         given = [had + more for had, more in zip(given, totals, strict=True)]
     return samples
 
@@ -128,6 +126,19 @@ def test_a_history_equals_its_walk(history: History) -> None:
         counts = [sum(which == source for which, _ in expected[:n]) for source in range(plan.num_sources)]
         assert plan.counts(n).tolist() == counts
     assert pickle.loads(pickle.dumps(plan)).locate(plan.num_samples - 1) == expected[-1]
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids=range(len(HISTORIES)))
+def test_a_sample_begins_where_the_one_before_ends(history: History) -> None:
+    plan, ends = history.plan, [stage.end for stage in history.stages]
+    lengths = [stage.blend.sequence_length for stage in history.stages]
+    sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
+    starts = plan.token_starts(sources, ordinals)
+    for source in range(plan.num_sources):
+        token = 0
+        for k in sorted(np.flatnonzero(sources == source).tolist(), key=lambda k: int(ordinals[k])):
+            assert starts[k] == token
+            token += lengths[bisect_right(ends, k)]
 
 
 @pytest.mark.parametrize("history", HISTORIES[:20], ids=range(20))
@@ -158,9 +169,11 @@ def test_only_the_stages_that_are_read_are_made() -> None:
 
 
 def test_the_first_sample_chooses_the_order() -> None:
-    def order(**where: int) -> bytes:
+    def order(first_sample: int = 0) -> bytes:
         return (
-            LanePlan([100], lanes=1, window=100, cycles=[1], seed=1, **where).locate_many(np.arange(100))[1].tobytes()
+            LanePlan([100], lanes=1, window=100, cycles=[1], seed=1, first_sample=first_sample)
+            .locate_many(np.arange(100))[1]
+            .tobytes()
         )
 
     assert len({order(), order(first_sample=100), order(first_sample=200)}) == 3
