@@ -238,7 +238,7 @@ def library_function(library: str, name: str, result: str, *arguments: str) -> C
     except (OSError, AttributeError, RuntimeError):
         return None
     if vars(config)["DISABLE_JIT"]:
-        kinds = {"uintp": ctypes.c_size_t, "intc": ctypes.c_int}
+        kinds = {"uintp": ctypes.c_size_t, "intp": ctypes.c_ssize_t, "intc": ctypes.c_int}
         found.restype, found.argtypes = kinds[result], [kinds[argument] for argument in arguments]
         return cast("Callable[..., int]", lambda *values: found(*map(int, values)))
     open_types: Any = types

@@ -35,7 +35,7 @@ LAYERS = [
 HOMES = {
     "numba": {"jit", "jit_cache"},
     "llvmlite": {"jit"},
-    "pyarrow": {"formats", "index"},
+    "pyarrow": {"formats", "index", "api"},
     "mpi4py": {"distributed"},
     "torch": {"distributed", "reader", "megatron"},
     "megatron": {"megatron"},

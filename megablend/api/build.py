@@ -12,16 +12,16 @@ from megablend.api.check import check_store
 from megablend.api.runs import make_run_storage
 from megablend.api.warn import find_warnings
 from megablend.blocks.build_document_tables import TablesReport, build_tables
-from megablend.blocks.extra_columns import SEPARATOR
 from megablend.config import Config, load_config
 from megablend.distributed.base import Communicator
 from megablend.distributed.launch import detect
 from megablend.errors import CacheError
 from megablend.fs.build_lock import build_lock
-from megablend.index.build import BuildReport, Progress, report_waiting
+from megablend.index.build import BuildReport, Progress
 from megablend.index.build import build_index as index_files
+from megablend.index.build_report import report_waiting
 from megablend.index.snapshot import Snapshot, open_snapshot
-from megablend.index.sources import SourceSpec
+from megablend.index.source_spec import SourceSpec
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
 from megablend.plan.open_store import open_block_store
@@ -145,34 +145,18 @@ def _index(
 
 
 def list_specs(checked: Config) -> list[SourceSpec]:
-    """What a config asks to be indexed: its sources, and their extra columns."""
-    sources = [
+    """The sources that a config requests to be indexed, with their extra columns."""
+    return [
         SourceSpec(
             name=name,
             patterns=source.path,
-            column=source.column,
-            documents=checked.needs_documents(source),
-            block_bytes=checked.block_bytes,
+            read=checked.read_spec(source),
+            extra_columns=source.extra_columns,
             skip_unreadable=checked.on_unreadable == "skip",
             place=source.place,
         )
         for name, source in checked.all_sources.items()
     ]
-    for name, source in checked.all_sources.items():
-        sources += [
-            SourceSpec(
-                name=f"{name}{SEPARATOR}{column}",
-                patterns=source.path,
-                column=column,
-                documents=True,
-                block_bytes=checked.block_bytes,
-                extra_of=name,
-                skip_unreadable=checked.on_unreadable == "skip",
-                place=source.place,
-            )
-            for column in sorted(source.extra_columns)
-        ]
-    return sources
 
 
 def _tabulate(config: Config, digest: str, launch: Communicator, storage: Storage | None) -> TablesReport:

@@ -5,6 +5,7 @@ Every block of the run's index is read once, files in parallel. What is found of
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +20,13 @@ from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
 from megablend.config.vocab import read_vocab_size
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
-from megablend.formats import FORMATS
-from megablend.formats.base import STARTS_MID_DOCUMENT, FileToIndex, OpenedFile
+from megablend.formats.base import STARTS_MID_DOCUMENT, OpenedFile
 from megablend.formats.blocks import place_blocks
+from megablend.formats.fetch import read_pieces
 from megablend.index.build import Progress
-from megablend.index.snapshot import FileEntry, Snapshot, SourceEntry
+from megablend.index.file_table import FileEntry
+from megablend.index.snapshot import Snapshot
+from megablend.index.source_entry import SourceEntry
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_block_store
 from megablend.storage.base import Storage
@@ -88,7 +91,7 @@ def check_data(
     found: dict[int, _FileTokens] = {}
 
     def check(number: int) -> _FileTokens:
-        entry = generation.sources[generation.file(number).source]
+        entry = generation.sources[generation.file(number).column]
         return _check_file(store, entry, number, sizes[entry.name])
 
     numbers = [i for entry in entries for i in entry.files]
@@ -190,8 +193,9 @@ def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int, storage
 
     Raises: as `Format.index` does; ChangedFileError where the file is not the one that was indexed.
     """
-    column, kind = entry.column_taken, FORMATS[entry.format]
-    index = kind.index(FileToIndex(path=path, column=column, documents=True, block_bytes=1 << 20), storage=storage)
+    column, kind = entry.column_taken, entry.kind
+    read = dataclasses.replace(entry.read, column=column, count_documents=True)
+    index = kind.index(path, read, storage=storage)
     if index.tokens != num_tokens:
         raise ChangedFileError(path, f"has {index.tokens:,} tokens, {num_tokens:,} were indexed; {CHANGED_REMEDY}")
     block = int(np.searchsorted(index.blocks["first_token"], place, side="right")) - 1
@@ -200,7 +204,7 @@ def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int, storage
         size=storage.stat(path).size, token_dtype=index.token_dtype, structure=index.structure, meta=index.meta
     )
     reader = kind.open(path, column, opened, storage=storage)
-    (offsets,), _ = reader.pieces(place_blocks(index.blocks)[block : block + 1], index.chunks)
+    (offsets,), _ = read_pieces(reader, place_blocks(index.blocks)[block : block + 1], index.chunks, storage)
     return (
         rows_before + int(np.searchsorted(offsets, place - int(index.blocks["first_token"][block]), side="right")) - 1
     )

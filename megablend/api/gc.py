@@ -6,8 +6,8 @@ from pathlib import Path
 
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.errors import CacheError, ConfigError
+from megablend.index.cache_folders import external_references_dir
 from megablend.index.gc import Collected, collect
-from megablend.index.snapshot import external_references_dir
 from megablend.plan.ledger_file import list_runs
 from megablend.system.failures import translating
 from megablend.system.limited_json import parse_json

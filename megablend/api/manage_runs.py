@@ -20,7 +20,7 @@ from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
 from megablend.fs.atomic_write import flush_folder, translate_os_errors
 from megablend.fs.build_lock import build_lock
-from megablend.index.snapshot import list_snapshots
+from megablend.index.list_snapshots import list_snapshots
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import ledger_path, load_ledger, run_names, save_ledger
 from megablend.plan.ledger_format import blend_record

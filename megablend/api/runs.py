@@ -10,7 +10,8 @@ from typing import Any
 from megablend.blocks.block_store import BlockStore
 from megablend.config import SPLITS, Config, load_config
 from megablend.errors import CacheError, ConfigError, StateError
-from megablend.index.snapshot import Snapshot, list_snapshots, open_snapshot
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.ledger_format import PLAN_VERSION

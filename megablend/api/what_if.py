@@ -10,7 +10,8 @@ from megablend.api.build import list_specs
 from megablend.api.runs import make_run_storage
 from megablend.config import Config
 from megablend.errors import PlanError
-from megablend.index.snapshot import list_snapshots, open_snapshot
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import open_snapshot
 from megablend.index.sources import list_source
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
@@ -73,14 +74,12 @@ def list_files(config: Config) -> list[dict[str, Any]]:
     given, storage = config.all_sources, make_storage()
     found = []
     for spec in list_specs(config):
-        if spec.extra_of is not None:
-            continue
         listing, source = list_source(spec, storage), given[spec.name]
         share = None if source.unit is None else {source.unit: float(getattr(source, source.unit))}
         found.append(
             {
                 "name": spec.name,
-                "format": listing.format,
+                "format": listing.spec.read.format,
                 "files": len(listing.files),
                 "bytes": sum(file.size for file in listing.files),
                 "share": share,

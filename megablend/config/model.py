@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
+from megablend.config.read_spec import OptionValue, ReadSpec, make_options
 from megablend.order.registry import OLD_NAMES, ORDERS, find_order
 
 UNITS = ("weight", "tokens", "samples", "epochs")
@@ -140,6 +141,11 @@ class Source(_Model):
     """Unique among the sources of a split."""
     path: tuple[str, ...]
     """Files, globs (`**` too) or Megatron prefixes."""
+    format: Annotated[str, Field(min_length=1)] | None = None
+    """Format of the files (`parquet`, `arrow`, `megatron`, or one that another package adds); the suffix of their names decides
+    where absent."""
+    format_options: dict[str, OptionValue] = {}
+    """Options of the format, such as `dtype`; each format's documentation lists its own."""
     column: str | None = None
     """Token column of Parquet and Arrow files; dotted path for nested ones. Where absent, the one that
     cannot be mistaken: see megablend.formats.choose."""
@@ -359,6 +365,16 @@ class Config(_Model):
         """Whether the index must know where the source's documents end."""
         return (
             source.append_eod is not None or max(self.shares) != 1 or self.moves_documents or bool(source.extra_columns)
+        )
+
+    def read_spec(self, source: Source) -> ReadSpec:
+        """How the source's tokens are indexed and read."""
+        return ReadSpec(
+            format=source.format,
+            column=source.column,
+            count_documents=self.needs_documents(source),
+            block_bytes=self.block_bytes,
+            options=make_options(source.format_options),
         )
 
     @property

@@ -12,6 +12,7 @@ import numpy as np
 
 from megablend.errors import PlanError
 
+_INT32, _UINT32, _INT64 = np.dtype(np.int32), np.dtype(np.uint32), np.dtype(np.int64)
 _THRESHOLD = 0.80  # of an epoch's samples: a final epoch that gives fewer is shuffled by itself
 
 
@@ -60,7 +61,7 @@ def sample_dtype(num_documents: int) -> np.dtype[Any]:
 
     Source: helpers.build_sample_idx.
     """
-    return np.dtype(np.int32 if num_documents <= np.iinfo(np.int32).max else np.int64)
+    return _INT32 if num_documents < 1 << 31 else _INT64
 
 
 def shuffle_dtype(samples: int) -> np.dtype[Any]:
@@ -68,4 +69,4 @@ def shuffle_dtype(samples: int) -> np.dtype[Any]:
 
     Source: gpt_dataset._build_shuffle_index.
     """
-    return np.dtype(np.int64 if samples >= np.iinfo(np.uint32).max - 1 else np.uint32)
+    return _INT64 if samples >= (1 << 32) - 2 else _UINT32

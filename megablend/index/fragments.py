@@ -10,6 +10,7 @@ digest (16 bytes) of all before. One whose digest is wrong is never trusted: the
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import struct
@@ -23,7 +24,7 @@ import numpy as np
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.fs.atomic_write import replace_file
-from megablend.index.sources import SourceFile, SourceListing
+from megablend.index.source_spec import SourceColumn, SourceFile
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import missing_field, parse_json
 
@@ -68,19 +69,16 @@ class FragmentName:
         return f"{self.place}-{self.answer}"
 
 
-def fragment_name(listing: SourceListing, file: SourceFile, *, documents: bool) -> FragmentName:
+def fragment_name(column: SourceColumn, file: SourceFile, *, documents: bool) -> FragmentName:
     """The name of a file's fragment, made with documents counted or not."""
-    answer = fragment_answer(listing, file, documents=documents)
-    return FragmentName(place=_digest(json.dumps([listing.spec.name, file.name]), 8), answer=answer)
+    answer = fragment_answer(column, file, documents=documents)
+    return FragmentName(place=_digest(json.dumps([column.name, file.name]), 8), answer=answer)
 
 
-def fragment_answer(listing: SourceListing, file: SourceFile, *, documents: bool) -> str:
+def fragment_answer(column: SourceColumn, file: SourceFile, *, documents: bool) -> str:
     """The answer in the name of a file's fragment, which alone decides whether it serves."""
-    spec = listing.spec
-    asked = [FORMAT_VERSION, listing.format, spec.column, spec.block_bytes, documents]
-    if spec.extra_of is not None:
-        asked.append("numbers")
-    return _digest(json.dumps([*asked, file.size, file.etag]), 16)
+    read = dataclasses.replace(column.read, count_documents=documents)
+    return _digest(json.dumps([FORMAT_VERSION, *read.cache_key(), file.size, file.etag]), 16)
 
 
 def fragment_names(names: Iterable[str]) -> list[FragmentName]:

@@ -55,6 +55,21 @@ class Spans(NamedTuple):
     stops: Int64s
 
 
+class Placed(NamedTuple):
+    """Ranges of a source's stored tokens as an epoch has them: int64 [m] each; none is empty.
+
+    Stored tokens are counted from the source's first block on, in the sequence of its blocks.
+    """
+
+    rows: Int64s
+    """Number of the range that was looked for; ascending."""
+    stored: Int64s
+    """First of the stored tokens."""
+    starts: Int64s
+    """Where that one is in the endless concatenation of epochs."""
+    stops: Int64s
+
+
 class Order(Protocol):
     """Arranges a source's tokens for reading. Safe to share between threads, and to pickle."""
 
@@ -71,6 +86,10 @@ class Order(Protocol):
         Args:
             starts: int64 [n], first tokens, 0 or more; in any order; start + length < 2^63.
         """
+        ...
+
+    def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
+        """Where stored tokens [starts, stops), int64 [n] each, none of them empty, come in an epoch: the inverse of `spans`."""
         ...
 
 

@@ -21,7 +21,8 @@ from megablend.kernels.plan.bijection import shuffle
 from megablend.kernels.plan.keyed_hash import MASK
 from megablend.kernels.plan.spans import count_cuts, cut
 from megablend.lru import LRUCache
-from megablend.order.base import Blocks, Int64s, Spans, by_value, join_spans
+from megablend.order.base import Blocks, Int64s, Placed, Spans, by_value, join_spans
+from megablend.order.sequential import SequentialOrder
 
 THRESHOLD = 1 << 16
 GROUPS = 1021
@@ -69,6 +70,18 @@ class BlockOrder:
                 starts[mine] = first + ends
         return join_spans(found)
 
+    def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
+        """Where stored tokens [starts, stops), int64 [n] each, come in an epoch; see Order.find_tokens."""
+        found = SequentialOrder(self._blocks, self._key).cut(starts, stops)
+        first = np.empty(len(found.blocks), np.int64)  # where each block begins in the epoch
+        group_starts = _starts_of(self._groups(epoch))
+        for group, mine in by_value(found.blocks // self._run % self._num_groups):
+            members, inside = self._members(epoch, group), self._members_of(group)
+            first[mine] = group_starts[group] + _starts_of(members)[np.searchsorted(inside, found.blocks[mine])]
+        first += epoch * self._blocks.num_tokens
+        stored = self._blocks.before(found.blocks) + found.starts
+        return Placed(found.rows, stored, first + found.starts, first + found.stops)
+
     def _groups_containing(self, starts: Int64s) -> Iterator[tuple[Int64s, int, int, Shuffled]]:
         """The groups that contain tokens `starts`: which of the tokens, the epoch, the group's first token, its blocks."""
         for epoch, inside in by_value(starts // self._blocks.num_tokens):
@@ -109,6 +122,12 @@ class BlockOrder:
         if self._group_totals is None:
             self._group_totals = self._blocks.group_totals(self._num_groups, self._run)
         return self._group_totals
+
+
+def _starts_of(shuffled: Shuffled) -> Int64s:
+    """Tokens before each of the items, in their ascending sequence: int64 [n]."""
+    starts: Int64s = shuffled.offsets[:-1][np.argsort(shuffled.entries, kind="stable")]
+    return starts
 
 
 def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Shuffled:

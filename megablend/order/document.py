@@ -8,7 +8,7 @@ order: another value gives another sequence of tokens.
 
 from __future__ import annotations
 
-from megablend.order.base import DocumentBlocks, Int64s, Spans
+from megablend.order.base import DocumentBlocks, Int64s, Placed, Spans
 from megablend.order.block import BlockOrder
 from megablend.order.sequential import SequentialOrder
 
@@ -38,3 +38,7 @@ class DocumentOrder:
         before = self._documents.before(documents)
         found = self._in_place.cut(before + first, before + stop)
         return Spans(samples[found.rows], epochs[found.rows], found.blocks, found.starts, found.stops)
+
+    def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
+        """Where stored tokens [starts, stops), int64 [n] each, come in an epoch; see Order.find_tokens."""
+        return self._shuffled.find_tokens(epoch, starts, stops)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from megablend.order.base import Blocks, Int64s, Spans, join_spans
+from megablend.order.base import Blocks, Int64s, Placed, Spans, join_spans
 
 
 class SequentialOrder:
@@ -29,6 +29,11 @@ class SequentialOrder:
             found.append(inside._replace(rows=rows[inside.rows], epochs=epochs))
             starts = ends
         return join_spans(found)
+
+    def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
+        """Where stored tokens [starts, stops), int64 [n] each, come in an epoch; see Order.find_tokens."""
+        first = epoch * self._blocks.num_tokens
+        return Placed(np.arange(len(starts)), starts, first + starts, first + stops)
 
     def cut(self, starts: Int64s, stops: Int64s) -> Spans:
         """Spans of tokens [starts, stops) of epoch 0, int64 [n] each; none of these stretches is empty."""

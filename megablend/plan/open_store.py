@@ -8,10 +8,11 @@ import numpy as np
 
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.extra_check import extra_columns
-from megablend.blocks.extra_columns import SEPARATOR, ExtraColumn
+from megablend.blocks.extra_columns import ExtraColumn
 from megablend.config import SPLITS, Config, Source
 from megablend.errors import ConfigError, PlanError
-from megablend.index.snapshot import Snapshot, SourceEntry
+from megablend.index.snapshot import Snapshot
+from megablend.index.source_entry import SourceEntry
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
 
@@ -31,9 +32,10 @@ def open_block_store(config: Config, generation: Snapshot, storage: Storage) -> 
         entry = entries.get(name)
         if entry is None:
             problem = f"has no source {name!r} (it has {', '.join(entries)})"
-        elif entry.column != source.column:
-            problem = f"read column {entry.column!r} of source {name!r}, the config says {source.column!r}"
-        elif missing := [each for each in source.extra_columns if f"{name}{SEPARATOR}{each}" not in entries]:
+        elif (difference := entry.read.find_difference(config.read_spec(source))) is not None:
+            field, indexed, requested = difference
+            problem = f"read {field} {indexed!r} of source {name!r}, the config says {requested!r}"
+        elif missing := [each for each in source.extra_columns if entry.find_extra(each) is None]:
             problem = f"does not hold extra column {missing[0]!r} of source {name!r}"
         elif config.needs_documents(source) and not entry.documents:
             needed_by = "append_eod, split, extra_columns and order: row"
@@ -47,7 +49,6 @@ def open_block_store(config: Config, generation: Snapshot, storage: Storage) -> 
         )
     eods = [named[entry.name].append_eod if entry.name in named else None for entry in generation.sources]
     roots = {name: _root(generation, entries[name], named[name], storage) for name in named}
-    roots |= {entry.name: roots[entry.extra_of] for entry in generation.sources if entry.extra_of in roots}
     plain = BlockStore(generation, eods, roots, storage=storage)
     extra = {name: extra_columns(plain, name, sorted(each.extra_columns)) for name, each in named.items()}
     for split in SPLITS:

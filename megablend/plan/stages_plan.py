@@ -15,6 +15,7 @@ from megablend.plan.interleavings.base import (
     Int64s,
     Plan,
     StageRequest,
+    check_places,
     prefix_length,
     sample_numbers,
 )
@@ -76,6 +77,24 @@ class StagesPlan:
         stage = self._stage_of(prefix_length(n, self.num_samples))
         counts: Int64s = self._given[stage] + self.plan_of(stage).counts(n - self._starts[stage])
         return counts
+
+    def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of `locate_many`.
+
+        Fastest where neighbours are of one source and ascend. Raises: IndexError for what the plan does not have.
+        """
+        last = self._stages[-1]
+        sources, ordinals = check_places(sources, ordinals, last.first_ordinals + last.totals)
+        ks = np.empty(len(ordinals), np.int64)
+        left = np.arange(len(ordinals))
+        for number in range(len(self._stages) - 1, -1, -1):
+            stage = self._stages[number]
+            inside = ordinals[left] >= stage.first_ordinals[sources[left]]
+            mine, left = left[inside], left[~inside]
+            if len(mine):
+                local = ordinals[mine] - stage.first_ordinals[sources[mine]]
+                ks[mine] = self._starts[number] + self.plan_of(number).samples_of(sources[mine], local)
+        return ks
 
     def first_sample_from(self, source: int, ordinal: int) -> int | None:
         """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""

@@ -19,8 +19,8 @@ from megablend.reader.read_ahead import ReadAhead
 from megablend.reader.tensors import batch_dict
 from megablend.system.failures import translating
 
-MAX_THREADS = 8
-"""That read and decode for a process."""
+MAX_DECODING = 8
+"""Threads that decode for a process."""
 
 
 class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -92,9 +92,13 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         budget = budget_of(run, micro_batch_size=mine, stride=stride, num_batches=self._num_batches)
         self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))
         bound_caches(budget.dictionaries)
-        # Each thread of a direct read waits for the disk by itself; otherwise the system has all of a portion under way.
-        num_threads = MAX_THREADS if run.config.direct_io else min(MAX_THREADS, os.cpu_count() or 1)
-        return ReadAhead(run, plan_windows(run, future, budget), budget=budget, num_threads=num_threads)
+        return ReadAhead(
+            run,
+            plan_windows(run, future, budget),
+            budget=budget,
+            num_fetching=run.store.max_reads,
+            num_decoding=min(MAX_DECODING, os.cpu_count() or 1),
+        )
 
     def _stride(self) -> int:
         worker = torch.utils.data.get_worker_info()

@@ -1,33 +1,29 @@
-"""Reading ahead: threads fetch and decode the blocks of coming windows, as far as memory goes; steps are gathered from them.
+"""Reading ahead: the blocks of coming windows are fetched and decoded, as far as memory goes; steps are gathered from them.
 
-The loop that asks for steps drives it all: it hands reads to the threads, waits for those that its step needs and lets go of
+The loop that asks for steps drives it all: it hands reads to a pipeline, waits for those that its step needs and lets go of
 blocks that are used up, which makes room for further reads. Memory is counted as the forecast has it, block by block.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future as Pending
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from megablend.blocks.block_store import BlockStore
 from megablend.formats.decoded import DecodedBlocks
 from megablend.order.base import Spans
 from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget
+from megablend.prefetch.read_pipeline import ReadPipeline
 from megablend.prefetch.read_schedule import ReadSchedule
 from megablend.prefetch.windows import Window
 from megablend.reader.block_table import BlockTable
-from megablend.reader.byte_semaphore import ByteSemaphore
 from megablend.reader.samples import Samples, continued, gather
 
 Int64s = npt.NDArray[np.int64]
@@ -68,19 +64,22 @@ class ReadAhead:
         run: whose samples they are.
         windows: what is to be read; asked for in a thread.
         budget: of the process.
-        num_threads: that read and decode.
+        num_fetching, num_decoding: threads; see ReadPipeline.
     """
 
-    def __init__(self, run: Run, windows: Iterator[Window], *, budget: Budget, num_threads: int) -> None:
+    def __init__(
+        self, run: Run, windows: Iterator[Window], *, budget: Budget, num_fetching: int, num_decoding: int
+    ) -> None:
         self._run = run
         self._windows = windows
-        self._gate = ByteSemaphore(budget.reads)
         self._read_bytes = max(1, min(READ_BYTES, budget.reads // 8))
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="megablend")
+        self._pipeline = ReadPipeline(
+            run.store, max_bytes=budget.reads, num_fetching=num_fetching, num_decoding=num_decoding
+        )
         # Also when this is forgotten, at any time before the interpreter's end: it waits for its threads by itself.
-        self._end = weakref.finalize(self, _shut_down, self._threads, os.getpid())
+        self._end = weakref.finalize(self, self._pipeline.close)
         self._end.atexit = False
-        self._coming: Pending[Window | None] = self._threads.submit(next, windows, None)
+        self._coming: Pending[Window | None] = self._pipeline.compute(next, windows, None)
         self._stages: deque[InFlightWindow] = deque()
         self._bytes = 0  # of blocks that are held or on their way
         self._table = BlockTable(np.zeros(0, np.int64))
@@ -136,7 +135,7 @@ class ReadAhead:
         window = self._coming.result()
         if window is None:
             return False
-        self._coming = self._threads.submit(next, self._windows, None)
+        self._coming = self._pipeline.compute(next, self._windows, None)
         files = self._run.store.generation.file_of(window.forecast.ids[window.reads])
         whole = int(window.forecast.sizes[window.reads].sum())
         size = max(1, min(self._read_bytes, whole // READS_AHEAD))
@@ -158,9 +157,8 @@ class ReadAhead:
     def _send(self, stage: InFlightWindow) -> None:
         read = stage.unissued.popleft()
         self._bytes += read.size
-        documents = self._run.config.inter_document_masking
         ids = stage.window.forecast.ids[read.places]
-        read.blocks = self._threads.submit(_fetch, self._run.store, ids, self._gate, read.reading, documents=documents)
+        read.blocks = self._pipeline.submit(ids, read.reading, pieces=self._run.config.inter_document_masking)
         stage.unfinished.append(read)
 
     def _take(self, stage: InFlightWindow) -> None:
@@ -190,11 +188,6 @@ class ReadAhead:
             self._bytes -= self._table.drop(self._leaving[first:last])
 
 
-def _shut_down(threads: ThreadPoolExecutor, process: int) -> None:
-    if process == os.getpid():  # a forked child does not have the threads
-        threads.shutdown(wait=True, cancel_futures=True)
-
-
 def _reads(window: Window, files: npt.NDArray[np.int32], read_bytes: int) -> list[_Read]:
     """A window's reads, cut into portions of one file each, by first use.
 
@@ -219,13 +212,3 @@ def _reads(window: Window, files: npt.NDArray[np.int32], read_bytes: int) -> lis
         for start, stop in pairwise(np.flatnonzero(edges).tolist())
     ]
     return sorted(reads, key=lambda read: read.first_use)
-
-
-def _fetch(
-    store: BlockStore, ids: npt.NDArray[np.int64], gate: ByteSemaphore, reading: int, *, documents: bool
-) -> DecodedBlocks | None:
-    """Read and decode blocks, which takes `reading` bytes for a while; where documents begin is kept where it is asked for."""
-    if not threading.main_thread().is_alive():  # the interpreter is about to end, and waits for all that was handed out
-        return None
-    with gate.holding(reading):
-        return store.read(ids, pieces=documents)

@@ -24,9 +24,11 @@ import pyarrow.parquet as pq
 
 from megablend.errors import DataError, MegablendError
 from megablend.formats.base import FileIndex
+from megablend.formats.fetch import read_blocks
 from megablend.formats.parquet.metadata.page_header import parse_page_header
 from tests.formats.guarded import guard
 from tests.formats.writers import index, opened, write_arrow, write_megatron
+from tests.storages import STORAGE
 
 RNG = random.Random(5)
 DOCUMENTS = [
@@ -139,7 +141,7 @@ def mutate(data: bytes, rng: random.Random, target: Range) -> bytes:
 
 
 def read_all(path: Path, column: str | None, found: FileIndex, size: int | None = None) -> None:
-    read = opened(path, column, found, size).read(found.blocks, found.chunks)
+    read = read_blocks(opened(path, column, found, size), found.blocks, found.chunks, STORAGE)
     for block, tokens in zip(read, found.blocks["tokens"].tolist(), strict=True):
         assert len(block.tokens) == tokens == block.offsets[-1]
         block.tokens.max(initial=0)  # all of them lie in memory that is there

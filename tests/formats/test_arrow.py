@@ -13,6 +13,7 @@ from megablend.formats.arrow.buffers import decompress
 from megablend.formats.arrow.column import find_column
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.arrow.message import BatchError
+from megablend.storage.base import Bytes
 from tests.formats.writers import index, opened, pieces
 
 ROWS = [[1, 2], None, [3, None], [], [7, 8], [9, None], [], [6]]
@@ -218,24 +219,29 @@ def test_a_large_batch_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: p
         index(path, "ids")
 
 
+def stored(data: bytes) -> Bytes:
+    """As it comes from a file."""
+    return np.frombuffer(data, np.uint8)
+
+
 def test_compressed_buffers_must_have_the_size_they_claim() -> None:
     for codec in ("lz4", "zstd"):
         packed = pa.Codec(codec).compress(b"x" * 100, asbytes=True)
-        assert bytes(decompress(struct.pack("<q", 100) + packed, codec)) == b"x" * 100
+        assert bytes(decompress(stored(struct.pack("<q", 100) + packed), codec)) == b"x" * 100
         for claim, message in (
             (99, "decompresses to more"),
             (101, "decompresses to 100"),
             (-2, "says that it holds -2"),
         ):
             with pytest.raises(BatchError, match=message):
-                decompress(struct.pack("<q", claim) + packed, codec)
+                decompress(stored(struct.pack("<q", claim) + packed), codec)
         with pytest.raises(BatchError, match=codec):
-            decompress(struct.pack("<q", 100) + b"junk" * 20, codec)
-    assert bytes(decompress(b"\xff" * 8 + b"as it is", "lz4")) == b"as it is"
+            decompress(stored(struct.pack("<q", 100) + b"junk" * 20), codec)
+    assert bytes(decompress(stored(b"\xff" * 8 + b"as it is"), "lz4")) == b"as it is"
     with pytest.raises(BatchError, match="of 3 bytes lacks its size"):
-        decompress(b"abc", "lz4")
+        decompress(stored(b"abc"), "lz4")
     with pytest.raises(BatchError, match=f"holds {buffers.MAX_BYTES + 1} bytes"):
-        decompress(struct.pack("<q", buffers.MAX_BYTES + 1), "zstd")
+        decompress(stored(struct.pack("<q", buffers.MAX_BYTES + 1)), "zstd")
 
 
 def test_flatbuffer_tables_are_checked() -> None:

@@ -15,6 +15,7 @@ import pytest
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, MissingFileError
 from megablend.formats import FORMATS, format_of
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, Array, BlockReader, FileIndex
+from megablend.formats.fetch import read_blocks, read_pieces
 from tests.formats.writers import KINDS, Documents, Kind, index, joined, opened, pieces
 from tests.storages import STORAGE
 
@@ -102,26 +103,26 @@ def test_blocks_come_in_any_order_and_more_than_once(path: Path, kind: Kind) -> 
     whole = pieces(reader, found.blocks, found.chunks)
     ids = np.random.default_rng(3).integers(0, len(found.blocks), 50)
     assert pieces(reader, found.blocks[ids], found.chunks) == [whole[i] for i in ids]
-    assert list(reader.read(found.blocks[:0], found.chunks)) == []
+    assert list(read_blocks(reader, found.blocks[:0], found.chunks, STORAGE)) == []
 
 
 def test_pieces_alone_are_those_of_the_decoded_blocks(path: Path, kind: Kind) -> None:
     found = index(path, kind.column)
     reader = opened(path, kind.column, found)
     ids = np.random.default_rng(3).integers(0, len(found.blocks), 20)
-    offsets, scanned_bytes = reader.pieces(found.blocks[ids], found.chunks)
-    decoded = reader.read(found.blocks[ids], found.chunks)
+    offsets, scanned_bytes = read_pieces(reader, found.blocks[ids], found.chunks, STORAGE)
+    decoded = read_blocks(reader, found.blocks[ids], found.chunks, STORAGE)
     assert [each.tolist() for each in offsets] == [block.offsets.tolist() for block in decoded]
     assert (scanned_bytes == 0) == (kind.column is None)
     wrong: Array = found.blocks[1:2].copy()
     wrong["tokens"] += 1
     with pytest.raises(DataError, match=str(path)):
-        reader.pieces(wrong, found.chunks)
+        read_pieces(reader, wrong, found.chunks, STORAGE)
 
 
 def test_decoded_blocks_are_read_only_and_typed(path: Path, kind: Kind) -> None:
     found = index(path, kind.column)
-    for block in opened(path, kind.column, found).read(found.blocks, found.chunks):
+    for block in read_blocks(opened(path, kind.column, found), found.blocks, found.chunks, STORAGE):
         assert block.tokens.dtype == np.dtype("int32")
         assert block.offsets.dtype == np.dtype("int64")
         assert (block.offsets[0], block.offsets[-1]) == (0, len(block.tokens))
@@ -215,7 +216,7 @@ def test_a_file_that_is_cut_under_its_reader(path: Path, kind: Kind) -> None:
     reader = opened(path, kind.column, found)
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(CorruptFileError, match=rf"{path}.*truncated"):
-        reader.read(found.blocks, found.chunks)
+        read_blocks(reader, found.blocks, found.chunks, STORAGE)
 
 
 def test_a_block_that_is_not_the_files(path: Path, kind: Kind) -> None:
@@ -227,7 +228,7 @@ def test_a_block_that_is_not_the_files(path: Path, kind: Kind) -> None:
         if field == "offset" and not kind.column:
             continue  # a .bin has no marks between tokens
         with pytest.raises(DataError, match=str(path)):
-            reader.read(wrong, found.chunks)
+            read_blocks(reader, wrong, found.chunks, STORAGE)
 
 
 def test_the_column_is_named_or_found(path: Path, kind: Kind) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from megablend.config.read_spec import ReadSpec
 from megablend.formats import format_of
 from megablend.formats.base import (
     BLOCK_DTYPE,
@@ -21,10 +22,10 @@ from megablend.formats.base import (
     Array,
     BlockReader,
     FileIndex,
-    FileToIndex,
     OpenedFile,
 )
 from megablend.formats.blocks import place_blocks
+from megablend.formats.fetch import read_blocks
 from megablend.storage.base import Storage
 from tests.storages import STORAGE
 
@@ -92,8 +93,8 @@ KINDS = {
 
 def index(path: Path, column: str | None, *, documents: bool = True, storage: Storage = STORAGE) -> FileIndex:
     """What a format finds in a file, its blocks as readers take them."""
-    file = FileToIndex(path=str(path), column=column, documents=documents, block_bytes=BLOCK_BYTES)
-    found = format_of(file.path, storage).index(file, storage=storage)
+    read = ReadSpec(column=column, count_documents=documents, block_bytes=BLOCK_BYTES)
+    found = format_of(str(path), storage).index(str(path), read, storage=storage)
     assert found.blocks.dtype == BLOCK_DTYPE
     return dataclasses.replace(found, blocks=place_blocks(found.blocks))
 
@@ -115,7 +116,7 @@ def pieces(reader: BlockReader, blocks: Array, chunks: Array) -> list[list[list[
     """The pieces of each block, as lists."""
     return [
         [piece.tolist() for piece in np.split(block.tokens, block.offsets[1:-1])] if len(block.offsets) > 1 else []
-        for block in reader.read(blocks, chunks)
+        for block in read_blocks(reader, blocks, chunks, STORAGE)
     ]
 
 

@@ -18,10 +18,12 @@ from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError
 from megablend.fs import build_lock as lock
 from megablend.fs.build_lock import build_lock
+from megablend.index.cache_folders import fragments, generations, splits
 from megablend.index.document_table import PartDocuments, open_table
 from megablend.index.gc import Collected, collect
 from megablend.index.group_totals import load_group_totals, save_group_totals
-from megablend.index.snapshot import fragments, generations, list_snapshots, open_snapshot, splits
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import ROOT, build, run, spec, write
 from tests.storages import STORAGE

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from megablend.blocks.block_store import BlockStore
+from megablend.config.read_spec import ReadSpec
 from megablend.errors import ChangedFileError, DataError
 from megablend.formats.megatron.idx import HEADER_BYTES
 from megablend.formats.megatron.lengths import GROUP_BYTES, WHOLE_BYTES
 from megablend.index.build import SourceSpec
+from megablend.index.cache_folders import generations
 from megablend.index.gc import collect
 from megablend.index.idx_digests import idx_digests
-from megablend.index.snapshot import generations, open_snapshot
+from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from megablend.storage.local import LocalStorage
 from tests.index.index_data import build
@@ -45,7 +47,7 @@ def pair(tmp_path: Path, written: tuple[bytes, bytes, np.ndarray]) -> Path:
 
 
 def spec(path: Path) -> SourceSpec:
-    return SourceSpec(name="long", patterns=(str(path),), column=None, documents=True, block_bytes=4096)
+    return SourceSpec(name="long", patterns=(str(path),), read=ReadSpec(block_bytes=4096))
 
 
 def open_store(path: Path) -> BlockStore:

@@ -6,9 +6,9 @@ import pytest
 
 from megablend.errors import CorruptFileError
 from megablend.index import pack_writer as module
+from megablend.index.cache_folders import fragments, generations
 from megablend.index.gc import collect
 from megablend.index.packs import Pack, packs
-from megablend.index.snapshot import fragments, generations
 from megablend.index.verify import verify
 from megablend.storage.local import LocalStorage
 from tests.index.index_data import build, driver, generation_bytes, run, spec, write

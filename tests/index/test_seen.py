@@ -16,7 +16,8 @@ import pytest
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import CacheError, ChangedFileError
 from megablend.index.file_versions import tell_moved
-from megablend.index.snapshot import list_snapshots, open_snapshot
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import build, spec, strip_checks, write
 from tests.storages import STORAGE

@@ -12,6 +12,7 @@ import pytest
 from megablend.blocks import build_document_tables as tabulate
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables, stretches
+from megablend.config.read_spec import ReadSpec
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, UnsupportedFileError
 from megablend.formats.base import STARTS_MID_DOCUMENT
@@ -38,7 +39,7 @@ def write(folder: Path, kind: str, seeds: list[int]) -> SourceSpec:
     for seed in seeds:
         KINDS[kind].write(folder / f"{seed}{KINDS[kind].suffix}", listed(seed))
     pattern = str(folder / f"*{KINDS[kind].suffix}")
-    return SourceSpec(name=kind, patterns=(pattern,), column=KINDS[kind].column, documents=True, block_bytes=256)
+    return SourceSpec(name=kind, patterns=(pattern,), read=ReadSpec(column=KINDS[kind].column, block_bytes=256))
 
 
 def make(cache: Path, *specs: SourceSpec) -> tuple[BlockStore, TablesReport]:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from megablend.errors import CacheError
-from megablend.index.snapshot import list_snapshots, open_snapshot
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import build, documents_of, spec, write
 from tests.storages import STORAGE

@@ -205,3 +205,8 @@ def test_a_version_that_nothing_tells_is_no_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delattr(sys.modules["megatron.core"], "__version__")
     monkeypatch.setattr(metadata, "version", none)
     assert installed.installed_version() == "of unknown version"
+
+
+def test_what_was_found_is_kept_for_this_code_alone() -> None:
+    names = {f"{path.parent.name}/{path.name}" for path in installed._files()}
+    assert {"datasets/gpt_dataset.py", "plugin/probe.py", "cache_builder/work_plan.py", "exact/shuffle.py"} <= names

@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 
 import megablend
 from megablend.prefetch.read_amplification import read_amplification
+from megablend.storage.base import Allocate, Bytes, Int64s
 from megablend.storage.wrapper import WrapperStorage
 from tests.runs import EOD, documents, make_config, write_source
 from tests.storages import STORAGE
@@ -200,9 +201,9 @@ class CountingStorage(WrapperStorage):
         super().__init__(STORAGE)
         self.bytes = 0
 
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        self.bytes += size * path.endswith(".bin")
-        return super().read(path, offset, size)
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        self.bytes += int(sizes.sum()) * path.endswith(".bin")
+        return super().read_ranges(path, offsets, sizes, allocate)
 
 
 @pytest.mark.parametrize(("micro_batch", "ranks"), [(4, 1), (2, 2), (3, 1), (1, 5)])

@@ -23,6 +23,7 @@ from megablend.kernels.plan.periods import (
     PURE_BEGIN,
     PURE_END,
     Leaf,
+    Stage,
     enter_period,
     make_stage,
     ordinal_in_period,
@@ -74,8 +75,8 @@ def locate(
             sources[i], ordinals[i] = leaf_sources[rank], ordinal
             continue
         cycle = k // stage.step
-        low, high = cycle * stage.step, min((cycle + 1) * stage.step, stage.dealt)
-        key, schedule = _cycle_key(seed, start, cycle), 0 if high - low == stage.step else len(strides) - 1
+        low, high = cycle_edges(stage, cycle)
+        key, schedule = cycle_key(seed, start, cycle), 0 if high - low == stage.step else len(strides) - 1
         slot, lane, turns = (k - low) // lanes, (k - low) % lanes, (high - low) // lanes
         turn = (int(strides[schedule]) * slot + bounded_hash(key, 0, turns)) % turns
         position = (int(firsts[schedule, lane]) + lanes * turn) % (high - low)
@@ -99,9 +100,16 @@ def locate(
 @kernel
 def cycle_shift(seed: int, start: int, cycle: int, turns: int) -> int:
     """By how many turns the lanes of a cycle of `turns` slots are ahead; `start` is the stage's first sample."""
-    return bounded_hash(_cycle_key(seed, start, cycle), 0, turns)
+    return bounded_hash(cycle_key(seed, start, cycle), 0, turns)
 
 
 @device
-def _cycle_key(seed: int, start: int, cycle: int) -> int:
+def cycle_key(seed: int, start: int, cycle: int) -> int:
+    """The key of a cycle; `start` as `locate` has it."""
     return hash_combine(hash_combine(seed, start), cycle)
+
+
+@device
+def cycle_edges(stage: Stage, cycle: int) -> tuple[int, int]:
+    """A cycle's samples [low, high)."""
+    return cycle * stage.step, min((cycle + 1) * stage.step, stage.dealt)

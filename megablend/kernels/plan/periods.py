@@ -31,7 +31,8 @@ Int64s = npt.NDArray[np.int64]
 BEGIN, END, EPOCH, PURE_BEGIN, PURE_END, ORDINAL, LOW, HIGH, HEAD = range(9)
 """What is kept of a period: its cycles; its epoch; those of its cycles that have no other epoch; its first ordinal; the first of
 its ranks in its first cycle, and the end of its ranks in its last cycle."""
-_ALL = 1 << 62
+ALL = 1 << 62
+"""An ordinal beyond all."""
 
 
 class Stage(NamedTuple):
@@ -126,7 +127,7 @@ def enter_period(stage: Stage, leaf: Leaf, cycle: int, position: int, heads: Int
     Where it is not kept yet, it fills row `rank` of heads int64 [2, num_leaves, HEAD] and of parts int64
     [2, num_leaves, span, 4]; see `fill_period`.
     """
-    epoch, epoch_first, epoch_stop = 0, 0, _ALL
+    epoch, epoch_first, epoch_stop = 0, 0, ALL
     if leaf.epoch_tokens > 0:
         epoch = _epoch_at(stage, leaf, cycle, position)
         epoch_first, epoch_stop = epoch_start(leaf, epoch), epoch_start(leaf, epoch + 1)

@@ -20,12 +20,14 @@ import numpy as np
 
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.document_lengths import count_documents
+from megablend.config.read_spec import ReadSpec
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, UnsupportedFileError
 from megablend.formats.base import Array
 from megablend.fs.atomic_write import replace_file
 from megablend.index.build import SourceSpec, build_index
-from megablend.index.snapshot import Snapshot, external_references_dir, open_snapshot
+from megablend.index.cache_folders import external_references_dir
+from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.megatron.cache_builder.counts import share_of
 from megablend.megatron.cache_builder.shared_array import shared_array
 from megablend.megatron.request.dataset_uri import DatasetURI, parse_address
@@ -51,9 +53,7 @@ def build_table(cache: str, address: DatasetURI, *, launch: Communicator, storag
     spec = SourceSpec(
         name=_SOURCE,
         patterns=(address.pattern,),
-        column=address.column,
-        documents=True,
-        block_bytes=_BLOCK_BYTES,
+        read=ReadSpec(column=address.column, block_bytes=_BLOCK_BYTES),
         place=str(address),
     )
     report = build_index(str(_index(cache)), [spec], launch=launch, storage=storage)

@@ -18,6 +18,7 @@ from megablend.distributed.base import Communicator
 from megablend.index.build import Progress
 from megablend.megatron.cache_builder.artefacts import names_in, problem_with
 from megablend.megatron.cache_builder.build_artefact import build_blend, build_dataset, build_parted
+from megablend.megatron.cache_builder.build_small import build_small, is_small
 from megablend.megatron.cache_builder.commit import Commits, StoppedError
 from megablend.megatron.cache_builder.cost import PIECE_BYTES, CostEstimate
 from megablend.megatron.cache_builder.parts import Begun, Message, Parts
@@ -165,6 +166,8 @@ class _WorkerPool:
             return
         if isinstance(job, BlendJob):
             build_blend(job, commits, threads=threads)
+        elif parts is None and is_small(job):
+            build_small(job, self._request, commits, self._storage)
         elif parts is None:
             build_dataset(job, self._request, commits, self._storage, threads=threads, overlap=overlap)
         else:

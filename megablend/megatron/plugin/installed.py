@@ -50,12 +50,17 @@ def misfit(builder: type[Any]) -> str | None:
 
 
 def _digest() -> str:
-    """Of all that the outcome depends on: Megatron's datasets and their compiled helpers, our code beside the kernels', numpy."""
-    theirs, ours = Path(sys.modules[GPTDataset.__module__].__file__ or ""), Path(__file__)
-    files = [*theirs.parent.glob("*.py"), *theirs.parent.glob("helpers*.so")]
-    for room in ("megatron", "exact"):
-        files += (ours.parent.parent / room).glob("*.py")
+    """Digest of everything that the result depends on."""
     digest = hashlib.blake2b(f"{installed_version()} {np.__version__} {sys.version}".encode(), digest_size=16)
-    for path in sorted(files):
+    for path in _files():
         digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def _files() -> list[Path]:
+    """Megatron's datasets and their compiled helpers, and megablend's code outside the kernels."""
+    theirs, ours = Path(sys.modules[GPTDataset.__module__].__file__ or ""), Path(__file__).parents[2]
+    files = [*theirs.parent.glob("*.py"), *theirs.parent.glob("helpers*.so")]
+    for room in ("megatron", "exact"):
+        files += (ours / room).rglob("*.py")
+    return sorted(files)

@@ -63,6 +63,13 @@ class Plan(Protocol):
         """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
         ...
 
+    def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of `locate_many`.
+
+        Raises: IndexError for a source or ordinal that the plan does not have.
+        """
+        ...
+
     def first_sample_from(self, source: int, ordinal: int) -> int | None:
         """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
         ...
@@ -79,6 +86,18 @@ def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
     if outside.any():
         raise IndexError(f"sample {given[outside].ravel()[0]} is outside of the plan's {num_samples} samples")
     return np.ascontiguousarray(given, np.int64)
+
+
+def check_places(sources: npt.ArrayLike, ordinals: npt.ArrayLike, totals: Int64s) -> tuple[Int32s, Int64s]:
+    """Sources as int32 [n] and ordinals as int64 [n]. Raises IndexError where a source has no such ordinal among its totals."""
+    owners, numbers = np.ascontiguousarray(sources, np.int32), np.ascontiguousarray(ordinals, np.int64)
+    known = (owners >= 0) & (owners < len(totals))
+    outside = ~known | (numbers < 0)
+    outside[known] |= numbers[known] >= totals[owners[known]]
+    if outside.any():
+        first = int(np.argmax(outside))
+        raise IndexError(f"the plan has no sample of source {owners[first]} and ordinal {numbers[first]}")
+    return owners, numbers
 
 
 def prefix_length(n: int, num_samples: int) -> int:

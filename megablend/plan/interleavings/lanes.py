@@ -11,16 +11,25 @@ order: unequal numbers of slots would break the even spread of the lanes, and th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import PlanError
+from megablend.kernels.plan.inverse import find_samples
 from megablend.kernels.plan.keyed_hash import MASK
 from megablend.kernels.plan.lanes import cycle_shift, locate
 from megablend.kernels.plan.periods import period_of
 from megablend.kernels.plan.tree import first_multiple
-from megablend.plan.interleavings.base import Int32s, Int64s, StageRequest, prefix_length, sample_numbers
+from megablend.plan.interleavings.base import (
+    Int32s,
+    Int64s,
+    StageRequest,
+    check_places,
+    prefix_length,
+    sample_numbers,
+)
 from megablend.plan.interleavings.lane_schedule import make_lane_schedule
 from megablend.plan.interleavings.tree import build_tree
 
@@ -106,6 +115,53 @@ class LanePlan:
             if len(hits):
                 return int(hits[0])
         return None
+
+    def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of `locate_many`.
+
+        Raises: IndexError for a source or ordinal that the plan does not have.
+        """
+        sources, ordinals = check_places(sources, ordinals, self._totals)
+        ks = np.empty(len(ordinals), np.int64)
+        find_samples(
+            self._ranks[sources],
+            ordinals,
+            self._tree.left_leaves,
+            self._tree.left_samples,
+            self._tree.sources,
+            self._tree.samples,
+            self._leaf_ordinals,
+            self._leaf_cycles,
+            self._leaf_epochs,
+            self._sample_tokens,
+            self._firsts,
+            *self._inverse_schedules,
+            self._window,
+            self._seed,
+            self._start,
+            ks,
+        )
+        return ks
+
+    @cached_property
+    def _ranks(self) -> Int64s:
+        """int64 [num_sources]: each source's rank in the tree, -1 where it has no samples."""
+        ranks = np.full(self.num_sources, -1, np.int64)
+        ranks[self._tree.sources] = np.arange(len(self._tree.sources))
+        return ranks
+
+    @cached_property
+    def _totals(self) -> Int64s:
+        """int64 [num_sources]: samples of each source."""
+        totals = np.zeros(self.num_sources, np.int64)
+        totals[self._tree.sources] = self._tree.samples
+        return totals
+
+    @cached_property
+    def _inverse_schedules(self) -> tuple[Int64s, Int64s]:
+        """Of each schedule: which lane has each residue, int64 [1 or 2, K]; the stride's inverse, int64 [1 or 2]."""
+        owners = np.argsort(self._firsts % self._lanes, axis=1)
+        return owners, np.array([pow(each.stride, -1, each.slots) for each in self._schedules], np.int64)
 
     def _samples_about(self, rank: int, ordinal: int) -> Iterator[Int64s]:
         """Samples int64 [n], ascending: a leaf's in each cycle of the period that has its `ordinal`, then the stage's tail."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import PlanError
-from megablend.plan.interleavings.base import Int32s, Int64s, StageRequest, prefix_length, sample_numbers
+from megablend.plan.interleavings.base import Int32s, Int64s, StageRequest, check_places, prefix_length, sample_numbers
 
 
 class SequentialPlan:
@@ -43,6 +43,12 @@ class SequentialPlan:
         """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
         reached: Int64s = np.minimum(self._offsets, prefix_length(n, self.num_samples))
         return reached[1:] - reached[:-1]
+
+    def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]. Raises IndexError where there are none."""
+        sources, ordinals = check_places(sources, ordinals, np.diff(self._offsets))
+        ks: Int64s = self._offsets[sources] + ordinals
+        return ks
 
     def first_sample_from(self, source: int, ordinal: int) -> int | None:
         """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
