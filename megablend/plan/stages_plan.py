@@ -83,16 +83,15 @@ class StagesPlan:
 
         Fastest where neighbours are of one source and ascend. Raises: IndexError for what the plan does not have.
         """
-        last = self._stages[-1]
-        sources, ordinals = check_places(sources, ordinals, last.first_ordinals + last.totals)
+        sources, ordinals = check_places(sources, ordinals, self._given[-1])
         ks = np.empty(len(ordinals), np.int64)
         left = np.arange(len(ordinals))
         for number in range(len(self._stages) - 1, -1, -1):
-            stage = self._stages[number]
-            inside = ordinals[left] >= stage.first_ordinals[sources[left]]
+            first = self._given[number]
+            inside = ordinals[left] >= first[sources[left]]
             mine, left = left[inside], left[~inside]
             if len(mine):
-                local = ordinals[mine] - stage.first_ordinals[sources[mine]]
+                local = ordinals[mine] - first[sources[mine]]
                 ks[mine] = self._starts[number] + self.plan_of(number).samples_of(sources[mine], local)
         return ks
 

@@ -89,6 +89,17 @@ class InterleavingContract:
                     hits = (k for k, (which, other) in enumerate(walk) if which == source and other >= ordinal)
                     assert plan.first_sample_from(source, ordinal) == next(hits, None), (stage, source, ordinal)
 
+    def test_samples_of_is_the_inverse(self) -> None:
+        """Of every sample, in any sequence."""
+        for rng, stage in self.draw_stages("inverse"):
+            plan = self.kind.plan(stage)
+            ks = np.array(rng.sample(range(plan.num_samples), plan.num_samples))
+            assert plan.samples_of(*plan.locate_many(ks)).tolist() == ks.tolist(), stage
+            for source, total in enumerate(stage.totals):
+                for ordinal in (-1, int(total)):
+                    places = np.array([source], np.int32), np.array([ordinal])
+                    assert raises(IndexError, lambda places, plan=plan: plan.samples_of(*places), places), (source, ordinal)
+
     def test_samples_that_do_not_exist_are_refused(self) -> None:
         """With an IndexError; samples that are no integers, with a TypeError."""
         for _, stage in self.draw_stages("refused"):

@@ -130,7 +130,7 @@ class LanePlan:
             self._tree.left_samples,
             self._tree.sources,
             self._tree.samples,
-            self._leaf_ordinals,
+            self._leaf_tokens,
             self._leaf_cycles,
             self._leaf_epochs,
             self._sample_tokens,
