@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -98,7 +97,7 @@ class InterleavingContract:
             for source, total in enumerate(stage.totals):
                 for ordinal in (-1, int(total)):
                     places = np.array([source], np.int32), np.array([ordinal])
-                    assert raises(IndexError, lambda places, plan=plan: plan.samples_of(*places), places), (source, ordinal)
+                    assert raises(IndexError, plan.samples_of, *places), (source, ordinal)
 
     def test_samples_that_do_not_exist_are_refused(self) -> None:
         """With an IndexError; samples that are no integers, with a TypeError."""
@@ -119,10 +118,10 @@ class InterleavingContract:
             assert np.array_equal(np.stack(plan.locate_many(ks)), np.stack(copy.locate_many(ks)))
 
 
-def raises(error: type[Exception], call: Callable[[Any], object], argument: object) -> bool:
+def raises(error: type[Exception], call: Callable[..., object], *arguments: object) -> bool:
     """Whether a call raises such an error."""
     try:
-        call(argument)
+        call(*arguments)
     except error:
         return True
     return False

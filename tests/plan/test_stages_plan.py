@@ -116,6 +116,7 @@ def test_a_history_equals_its_walk(history: History) -> None:
     for ks in (np.arange(plan.num_samples), backwards, np.array(rng.choices(range(plan.num_samples), k=50))):
         sources, ordinals = history.plan.locate_many(ks)
         assert list(zip(sources.tolist(), ordinals.tolist(), strict=True)) == [expected[k] for k in ks]
+        assert np.array_equal(plan.samples_of(sources, ordinals), ks)
     for source in range(plan.num_sources):
         mine = sorted(ordinal for which, ordinal in expected if which == source)
         assert mine == list(range(len(mine)))  # none lost, none repeated
