@@ -39,7 +39,7 @@ def request(**options: Any) -> CacheRequest:
         ({"blend_per_split": (BLEND, None, None)}, r"either one blend for all splits"),
         ({"split": None}, r"needs its proportions: give split"),
         ({"blend": None, "blend_per_split": (BLEND, None, None)}, r"split '1,1,1' contradicts blends by split"),
-        ({"sizes": (1, -1, 1)}, r"valid: -1 samples are asked for"),
+        ({"sizes": (1, -1, 1)}, r"valid: -1 samples requested"),
         ({"sizes": (1, None, 1)}, r"valid: no number of samples is given"),
         (
             {

@@ -24,7 +24,7 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     reads a page for each."""
 
     run: str = "default"
-    """Page and row order: name of the run in the cache; a run's past never changes, another name is a new run."""
+    """Page and row order: name of the run in the cache; samples of a run never change, another name starts a new run."""
 
     lanes: int = 8
     """Page and row order: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
@@ -33,7 +33,7 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     """Page and row order: slots a lane in one shuffle window."""
 
     shared_fs: str = "auto"
-    """Whether all ranks see one cache folder: "yes", "no" (one a machine) or "auto", to find out when there is work to do."""
+    """Whether all ranks see one cache folder: "yes", "no" (one per machine) or "auto" (detected when something must be built)."""
 
     max_open_files: int = 256
     """Descriptors of data files and index arrays that MegablendGPTDataset keeps open in a process."""
@@ -42,7 +42,7 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     """Bytes that a process keeps of the decoded pages of Parquet and Arrow files."""
 
     def __post_init__(self) -> None:
-        """Check what Megatron does not know."""
+        """Check the settings that Megatron does not know."""
         super().__post_init__()
         if self.order not in ORDERS:
             raise ConfigError(f"order is {self.order!r}; choose one of {', '.join(ORDERS)}")
