@@ -188,7 +188,7 @@ def outcome_of_megatron(config: Any, sizes: list[int | None]) -> str | None:
     except LoopError:
         return "Megatron would loop forever"
     except (AssertionError, ValueError):
-        return "Megatron would fail|make no sample|cannot keep a partial sample"
+        return "Megatron would fail|do not fill one sample|cannot keep a partial sample"
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)

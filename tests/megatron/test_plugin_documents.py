@@ -137,7 +137,7 @@ def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:
     cache = str(tmp_path)
     with pytest.raises(CacheError, match=r"not indexed in .*MegablendDatasetBuilder"):
         pinned_address(cache, "arrow:/data/*.arrow?column=ids")
-    with pytest.raises(CacheError, match=r"lengths of the \.idx files are not there"):
+    with pytest.raises(CacheError, match=r"lengths of the \.idx files are missing or damaged"):
         open_catalog(catalog_path(cache, ("/data/a",)))
 
 
