@@ -73,13 +73,13 @@ def test_files_are_those_of_numpy_save(tmp_path: Path) -> None:
     ("array", "message"),
     [
         (None, r"sample_index\.npy: cannot be read \(No such file"),
-        (b"", r"sample_index\.npy: is no \.npy file"),
-        (saved(SAMPLES)[:-1], r"holds int32 \[3, 2\] in 23 bytes; expected holds int32 \[3, 2\] in 24 bytes"),
-        (saved(SAMPLES)[:100], r"sample_index\.npy: is no \.npy file"),
-        (saved(SAMPLES).replace(b"(3, 2)", b"(3, 2 "), r"sample_index\.npy: is no \.npy file"),
-        (saved(SAMPLES[:2]), r"holds int32 \[2, 2\] in 16 bytes"),
-        (saved(SAMPLES.astype(np.int64)), r"holds int64 \[3, 2\] in 48 bytes"),
-        (saved(np.asfortranarray(SAMPLES)), r"holds Fortran int32"),
+        (b"", r"sample_index\.npy: not a \.npy file"),
+        (saved(SAMPLES)[:-1], r"contains int32 \[3, 2\] in 23 bytes; expected contains int32 \[3, 2\] in 24 bytes"),
+        (saved(SAMPLES)[:100], r"sample_index\.npy: not a \.npy file"),
+        (saved(SAMPLES).replace(b"(3, 2)", b"(3, 2 "), r"sample_index\.npy: not a \.npy file"),
+        (saved(SAMPLES[:2]), r"contains int32 \[2, 2\] in 16 bytes"),
+        (saved(SAMPLES.astype(np.int64)), r"contains int64 \[3, 2\] in 48 bytes"),
+        (saved(np.asfortranarray(SAMPLES)), r"contains Fortran int32"),
     ],
 )
 def test_arrays_that_are_not_whole_are_no_hit(array: bytes | None, message: str, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_arrays_that_are_not_whole_are_no_hit(array: bytes | None, message: str,
 def test_another_description_is_no_hit(tmp_path: Path) -> None:
     write(tmp_path)
     ARTEFACT.description_path(tmp_path).write_text("{")
-    assert "is not the description that its name is the hash of" in (problem_with(ARTEFACT, tmp_path) or "")
+    assert "the text does not match the hash in the file's name" in (problem_with(ARTEFACT, tmp_path) or "")
 
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
