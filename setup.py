@@ -28,6 +28,7 @@ setup(
     extras_require={
         "mpich": ["mpich>=4.2"],
         "demo": ["tokenizers>=0.20"],
+        "prometheus": ["prometheus-client>=0.20"],
         "test": [
             "accelerate>=1.0",
             "hypothesis>=6.100",

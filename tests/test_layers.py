@@ -44,6 +44,7 @@ HOMES = {
     "click": {"cli"},
     "rich": {"cli"},
     "tokenizers": {"cli"},
+    "prometheus_client": {"reader"},
 }
 
 

@@ -21,6 +21,7 @@ from megablend.order.base import Spans
 from megablend.plan.run import Run
 from megablend.prefetch.block_table import BlockTable
 from megablend.prefetch.memory_budget import Budget
+from megablend.prefetch.read_counts import ReadMeter
 from megablend.prefetch.read_pipeline import ReadPipeline
 from megablend.prefetch.read_schedule import ReadSchedule
 from megablend.prefetch.samples import Samples, continued, gather
@@ -64,17 +65,24 @@ class ReadAhead:
         run: whose samples they are.
         windows: what is to be read; asked for in a thread.
         budget: of the process.
-        num_fetching, num_decoding: threads; see ReadPipeline.
+        num_fetching, num_decoding, meter: see ReadPipeline.
     """
 
     def __init__(
-        self, run: Run, windows: Iterator[Window], *, budget: Budget, num_fetching: int, num_decoding: int
+        self,
+        run: Run,
+        windows: Iterator[Window],
+        *,
+        budget: Budget,
+        num_fetching: int,
+        num_decoding: int,
+        meter: ReadMeter | None = None,
     ) -> None:
         self._run = run
         self._windows = windows
         self._read_bytes = max(1, min(READ_BYTES, budget.reads // 8))
         self._pipeline = ReadPipeline(
-            run.store, max_bytes=budget.reads, num_fetching=num_fetching, num_decoding=num_decoding
+            run.store, max_bytes=budget.reads, num_fetching=num_fetching, num_decoding=num_decoding, meter=meter
         )
         # Also when this is forgotten, at any time before the interpreter's end: it waits for its threads by itself.
         self._end = weakref.finalize(self, self._pipeline.close)

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Any, TypeVar
 
 from megablend.blocks.block_read import BlockRead
 from megablend.blocks.block_store import BlockStore
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.fetch import FileRead, start_fetch
+from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.storage.base import Int64s
 from megablend.storage.futures import forward_result, gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges
@@ -52,9 +54,19 @@ class ReadPipeline:
         store: whose blocks they are.
         max_bytes: what fetching and decoding may take at a time; one read is made whatever it takes.
         num_fetching, num_decoding: threads.
+        meter: counts what is done; one of its own where absent.
     """
 
-    def __init__(self, store: BlockStore, *, max_bytes: int, num_fetching: int, num_decoding: int) -> None:
+    def __init__(
+        self,
+        store: BlockStore,
+        *,
+        max_bytes: int,
+        num_fetching: int,
+        num_decoding: int,
+        meter: ReadMeter | None = None,
+    ) -> None:
+        self._meter = meter or ReadMeter()
         self._store, self._max_bytes = store, max_bytes
         self._bytes = 0
         self._waiting = deque[_Task]()
@@ -157,21 +169,29 @@ class ReadPipeline:
     def _start_fetch(self, task: _Task, ranges: FileRanges) -> Future[FetchedRanges]:
         """Ask the storage for ranges; what another task has asked for is waited for with it."""
         if not ranges.is_shared:
-            return start_fetch(ranges, self._store.storage)
+            return self._request(ranges)
         key, mine = (ranges.path, int(ranges.offsets[0])), Future[FetchedRanges]()
         with self._lock:
             if (known := self._shared.setdefault(key, mine)) is not mine:
                 return known
             task.shared.append(key)
         try:
-            forward_result(start_fetch(ranges, self._store.storage), mine)
+            forward_result(self._request(ranges), mine)
         except BaseException as error:  # others may wait for it by now
             mine.set_exception(error)
         return mine
 
+    def _request(self, ranges: FileRanges) -> Future[FetchedRanges]:
+        started, size = perf_counter(), int(ranges.sizes.sum())
+        fetched = start_fetch(ranges, self._store.storage)
+        fetched.add_done_callback(lambda done: self._meter.add_fetch(done, size, perf_counter() - started))
+        return fetched
+
     def _decode(self, task: _Task) -> None:
         assert task.read is not None
+        started = perf_counter()
         found = task.read.decode()
+        self._meter.add(ReadCounts(blocks=len(task.ids), decoding_seconds=perf_counter() - started))
         self._finish(task, found)
 
     def _finish(self, task: _Task, found: DecodedBlocks | BaseException) -> None:

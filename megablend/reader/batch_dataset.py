@@ -12,6 +12,7 @@ from megablend.errors import DataError
 from megablend.formats import bound_caches
 from megablend.prefetch.memory_budget import budget_of
 from megablend.prefetch.read_ahead import ReadAhead
+from megablend.prefetch.read_counts import ReadMeter
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.windows import plan_windows
 from megablend.reader.dataset import Dataset
@@ -40,6 +41,8 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._ahead: ReadAhead | None = None
         self._expected = 0
         self._process = os.getpid()
+        self.meter = ReadMeter()
+        """What reading has taken in this process."""
 
     def __getitem__(self, ks: list[int]) -> dict[str, torch.Tensor]:
         """The batch of samples ks, neighbours; without any, one to pad with. Raises as ReadAhead.next."""
@@ -98,6 +101,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             budget=budget,
             num_fetching=run.store.max_reads,
             num_decoding=min(MAX_DECODING, os.cpu_count() or 1),
+            meter=self.meter,
         )
 
     def _stride(self) -> int:

@@ -205,7 +205,7 @@ def test_what_a_cache_has_besides_its_indexes(tmp_path: Path, case: str, monkeyp
     if case == "packs":
         monkeypatch.setattr("megablend.index.pack_writer.PACK_MIN_FILES", 1)
     if case == "idx":
-        for module in ("megablend.index.idx_digests", "megablend.formats.megatron.lengths"):
+        for module in ("megablend.formats.megatron.reader", "megablend.formats.megatron.lengths"):
             monkeypatch.setattr(f"{module}.WHOLE_BYTES", 64)
     project = Project(tmp_path, kind, **settings)
     paths = list(project.cache.glob(pattern))
