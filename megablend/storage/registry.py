@@ -9,7 +9,7 @@ Another package adds one by an entry point of the group `megablend.storages`, wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from megablend.errors import ConfigError
@@ -29,7 +29,7 @@ class StorageOptions:
     """Read blocks past the system's page cache."""
     max_open_files: int | None = None
     """Descriptors of files that the process keeps; None for the storage's own choice."""
-    objects: ObjectOptions = ObjectOptions()
+    objects: ObjectOptions = field(default_factory=ObjectOptions)
     """How object stores and web servers are reached and read."""
 
 
@@ -52,7 +52,7 @@ def _make_objects(options: StorageOptions) -> Storage:
 
 
 _OBJECT_SCHEMES = ("s3", "gs", "az", "http", "https")
-STORAGES: dict[str, StorageFactory] = {"": _make_local} | dict.fromkeys(_OBJECT_SCHEMES, _make_objects)
+STORAGES: dict[str, StorageFactory] = {"": _make_local, **dict.fromkeys(_OBJECT_SCHEMES, _make_objects)}
 """By scheme, in small letters; "" is that of plain paths."""
 
 _INSTEAD = {

@@ -92,7 +92,10 @@ def an_error(patch: pytest.MonkeyPatch) -> None:
         (another_barrier, r"^gpt_dataset\._load waits for other ranks$"),
         (a_setting_less, r"^GPTDatasetConfig has no colour$"),
         (another_shuffle, r"^tiny datasets \(several_epochs\): Megatron makes another shuffle_index of GPTDataset$"),
-        (another_name, r"^tiny datasets \(several_epochs\): Megatron looks for [0-9a-f]+-GPTDataset-(train|valid|test)-\S+ besides"),
+        (
+            another_name,
+            r"^tiny datasets \(several_epochs\): Megatron looks for [0-9a-f]+-GPTDataset-(train|valid|test)-\S+ besides",
+        ),
         (another_token, r"^tiny datasets \(several_epochs\): sample 0 is another in MegablendGPTDataset"),
         (an_error, r"^tiny datasets \(several_epochs\): KeyError: 'epochs'$"),
     ],

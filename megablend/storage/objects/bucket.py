@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from megablend.storage.objects.listing import Listed, Object, find_objects
 from megablend.storage.objects.pins import Pin, make_pin
 from megablend.storage.objects.requests import Source
 
+T = TypeVar("T")
 MAX_PART_BYTES = 8 << 20
 """Longer ranges are requested in parts, which come at the same time."""
 
@@ -34,7 +35,7 @@ class Bucket:
     async def stat(self, path: str, key: str) -> Pin:
         """The present version of an object. Raises: MissingFileError; DataError.
 
-        By a GET of its first byte: a HEAD would be answered without the reason of a failure, and not at all for many a signed URL.
+        By a GET of its first byte: the answer to a HEAD has no reason of a failure, and many signed URLs allow none.
         """
         try:
             return (await self.source.get(path, key, 0, 1, None)).pin
@@ -164,7 +165,7 @@ def _read_list_failure(error: Exception, address: Address) -> Failure:
     return read_failure(error)
 
 
-def _answer(location: str, found: Any, *, is_list: bool = False) -> Any:
+def _answer(location: str, found: T | Failure, *, is_list: bool = False) -> T:
     """What was found. Raises: MissingFileError, UnsupportedFileError, DataError where that is a failure."""
     if not isinstance(found, Failure):
         return found

@@ -82,13 +82,12 @@ def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_l
         return S3Store(address.bucket, **common, **_s3_settings(address, options, given))
     except (BaseError, ValueError) as error:
         problem = type(error).__name__  # its text may contain settings of the environment
-    missing = {
-        "az": "is AZURE_STORAGE_ACCOUNT_NAME (or `account`) set, and are its credentials?",
-        "gs": "are GOOGLE_APPLICATION_CREDENTIALS, or `anonymous: true`, set?",
+    remedies = {
+        "az": "set AZURE_STORAGE_ACCOUNT_NAME (or `account` under `storage`) and its credentials",
+        "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or `anonymous: true` under `storage`",
     }
-    raise ConfigError(
-        f"{address.root}: the client refuses its settings ({problem}): {missing.get(address.scheme, 'check `storage` and the environment')}"
-    )
+    remedy = remedies.get(address.scheme, "check `storage` and the environment")
+    raise ConfigError(f"{address.root}: the client refuses its settings ({problem}): {remedy}")
 
 
 def _find_endpoint(scheme: str) -> str | None:

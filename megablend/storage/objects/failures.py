@@ -47,7 +47,9 @@ _BUSY = {"408", "425", "429", "502", "503", "504"}
 _CLOCK = "set the clock of this machine"
 _KEYS = "check the credentials of the environment (access key, secret and session token belong together)"
 _EXPIRED = "renew the credentials; those of roles and profiles are refreshed by themselves"
-_ACCESS = "get permission to read it (and to list its folder, for patterns); or set `anonymous: true` where it is public"
+_ACCESS = (
+    "get permission to read it (and to list its folder, for patterns); or set `anonymous: true` where it is public"
+)
 _REGION = "set `region` of this prefix under `storage`, or AWS_REGION"
 _CODES = {
     "NoSuchBucket": (Kind.REFUSED, "there is no such bucket", "check its name, `endpoint` and `region`"),
@@ -126,15 +128,25 @@ def _of_connection(text: str, name: str) -> Failure:
         remedy = "set `ca_file` to the PEM file of the authority that signed it, or correct `endpoint`"
         return Failure(Kind.CONNECT, "the server's TLS certificate is not trusted", remedy)
     if "dns error" in low:
-        return Failure(Kind.CONNECT, "the server's name cannot be resolved", "check the name in the location or `endpoint`")
+        return Failure(
+            Kind.CONNECT, "the server's name cannot be resolved", "check the name in the location or `endpoint`"
+        )
     if "invalidmessage" in low or "corrupt message" in low:
-        return Failure(Kind.CONNECT, "the server does not speak TLS at this port", "check `http` or `https` of `endpoint`")
+        return Failure(
+            Kind.CONNECT, "the server does not speak TLS at this port", "check `http` or `https` of `endpoint`"
+        )
     if "tunnel" in low or "proxy" in low:
-        return Failure(Kind.CONNECT, "the proxy does not connect", "check `proxy` or HTTPS_PROXY, HTTP_PROXY and NO_PROXY")
+        return Failure(
+            Kind.CONNECT, "the proxy does not connect", "check `proxy` or HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+        )
     if "builder error" in low or "url scheme is not allowed" in low:
         return Failure(Kind.REFUSED, "the endpoint is not a URL that can be used", "write it as https://host:port")
     if "metadata" in low or "credential" in low or "token" in low or name == "UnauthenticatedError":
-        return Failure(Kind.CONNECT, "no credentials were found", "set them in the environment; or `anonymous: true` for public data")
+        return Failure(
+            Kind.CONNECT,
+            "no credentials were found",
+            "set them in the environment; or `anonymous: true` for public data",
+        )
     if "kind: connect" in low or "tcp connect error" in low:
         return Failure(Kind.CONNECT, "no connection to the server", "check `endpoint`, `proxy` and the network")
     return Failure(Kind.AGAIN, "the connection broke", "")

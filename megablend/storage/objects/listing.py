@@ -82,9 +82,7 @@ def _matches(names: Sequence[str], parts: tuple[str, ...]) -> bool:
         return bool(names) and _matches_name(names[0], parts[0]) and _matches(names[1:], parts[1:])
     if len(parts) == 1:
         return bool(names) and not _any_hidden(names)
-    return any(
-        _matches(names[i:], parts[1:]) and not _any_hidden(names[:i]) for i in range(len(names))
-    )
+    return any(_matches(names[i:], parts[1:]) and not _any_hidden(names[:i]) for i in range(len(names)))
 
 
 def _any_hidden(names: Iterable[str]) -> bool:

@@ -54,8 +54,8 @@ class ObjectOptions:
 
     by_prefix: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
     """Prefixes with the settings that each gives, the shortest prefix first."""
-    queries: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """URLs without their query, and the query: sent with requests, and kept nowhere else."""
+    urls: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """URLs of web servers without their query, and the query (or ""), which is sent with requests and kept nowhere else."""
 
     def find(self, location: str) -> StoreOptions:
         """The options that a location is read with."""
@@ -117,13 +117,17 @@ def _parse_value(place: str, kind: str, value: object) -> object:
         if not isinstance(value, str) or not value:
             raise ValueError(f"{place}: found {value!r}, expected text")
         if "@" in urlsplit(value).netloc:
-            raise ValueError(f"{place}: contains a user or password; give it by the environment (HTTPS_PROXY for a proxy)")
+            raise ValueError(
+                f"{place}: contains a user or password; give it by the environment (HTTPS_PROXY for a proxy)"
+            )
         if place.endswith((": endpoint", ": proxy")) and urlsplit(value).scheme not in ("http", "https"):
             raise ValueError(f"{place}: found {value!r}, expected a URL such as https://host:port")
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         unit = "bytes a second" if place.endswith(": max_source_rate") else "seconds"
-        raise ValueError(f"{place}: found {value!r}, expected a number above 0{f' ({unit})' if 'int =' not in kind else ''}")
+        raise ValueError(
+            f"{place}: found {value!r}, expected a number above 0{f' ({unit})' if 'int =' not in kind else ''}"
+        )
     if kind.startswith("int"):
         if value != int(value):
             raise ValueError(f"{place}: found {value!r}, expected a whole number")

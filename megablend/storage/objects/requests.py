@@ -218,9 +218,7 @@ class Source:
             return self.timing.allow_silence()
         return self.timing.allow_body(progress.left)
 
-    async def _request(
-        self, key: str, start: int, stop: int, pin: Pin | None, progress: _Progress
-    ) -> Answer | Failure:
+    async def _request(self, key: str, start: int, stop: int, pin: Pin | None, progress: _Progress) -> Answer | Failure:
         import obstore
 
         self.counts.requests += 1
@@ -271,6 +269,8 @@ def _error_of(location: str, failure: Failure, pin: Pin | None, start: int, stop
         return ChangedFileError(location, f"was replaced while it was in use{found}; {CHANGED_REMEDY}")
     if failure.kind is Kind.EMPTY:
         return CorruptFileError(
-            location, f"truncated: {stop - start} bytes are wanted here, but the object ends before; restore it", offset=start
+            location,
+            f"truncated: {stop - start} bytes are wanted here, but the object ends before; restore it",
+            offset=start,
         )
     return DataError(location, f"cannot be read: {failure.cause}: {failure.remedy}")

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 import numpy as np
 
-from megablend.errors import ConfigError, CorruptFileError, DataError, MissingFileError
+from megablend.errors import ConfigError, CorruptFileError, MissingFileError
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
 from megablend.storage.find import Found, Match
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
-from megablend.storage.objects.bucket import Bucket
+from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
 from megablend.storage.objects.clients import check_installed, get_lister, get_source
-from megablend.storage.objects.failures import Failure
 from megablend.storage.objects.flow import MAX_REQUESTS
 from megablend.storage.objects.listing import is_wild
 from megablend.storage.objects.pins import Pin
 from megablend.storage.objects.urls import split_query
 from megablend.storage.registry import StorageOptions
-
-T = TypeVar("T")
-MAX_PART_BYTES = 8 << 20
-"""Longer ranges are requested in parts, which come at the same time."""
 
 
 class ObjectStorage:
@@ -42,10 +35,9 @@ class ObjectStorage:
 
     def __init__(self, options: StorageOptions, *, checking: bool = False) -> None:
         self._options, self._checking = options, checking
-        self._queries = dict(options.objects.queries)
+        self._queries = dict(options.objects.urls)
+        self._stats: dict[str, Future[Pin]] = {}
         self._pins: dict[str, Pin] = {}
-        self._buckets: dict[str, Bucket] = {}
-        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Callable[..., ObjectStorage], tuple[StorageOptions, bool]]:
         return _restore, (self._options, self._checking)
@@ -137,15 +129,33 @@ class ObjectStorage:
         return out, begins
 
     def _find_one(self, path: str, address: Address) -> Found:
-        if not address.key:
+        if not address.key or address.key.endswith("/"):
             return Found([], {})
-        if self._checking or path not in self._pins or address.scheme not in WEB_SCHEMES:
-            self._pins.pop(path, None)
-            try:
-                self._pin(path)
-            except MissingFileError:
-                return Found([], {})
+        self._pins.pop(path, None)
+        try:
+            if address.scheme in WEB_SCHEMES:
+                self._pins[path] = self._find_url(path, address)
+            self._pin(path)
+        except MissingFileError:
+            return Found([], {})
         return Found([Match(0, path, path)], {})
+
+    def _find_url(self, path: str, address: Address) -> Pin:
+        """The version of a web file. At the first one all URLs of the config are asked for, many at a time."""
+        if is_wild(address.key):
+            raise ConfigError(
+                f"{path}: web servers do not list their files: name them, with braces ({{00..12}}) or in a text "
+                "file of URLs, one a line, whose name ends in .urls; write [ and * of a file's name as %5B and %2A"
+            )
+        if path in self._queries and not self._stats:
+            for each in self._queries:
+                bucket, where = self._open(each)
+                self._stats[each] = loop.submit(bucket.stat(each, where.key))
+        asked = self._stats.pop(path, None)
+        if asked is not None:
+            return asked.result()
+        bucket, _ = self._open(path)
+        return loop.run(bucket.stat(path, address.key))
 
     def _pin(self, path: str) -> Pin:
         pin = None if self._checking else self._pins.get(path)
