@@ -11,12 +11,14 @@ import hashlib
 import random
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+T = TypeVar("T")
 CHUNK = 1 << 14
 
 
@@ -76,7 +78,7 @@ class FaultySource:
         self._thread.join(timeout=10)
         self._loop.close()
 
-    def _call(self, work):  # type: ignore[no-untyped-def]
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10)
 
     async def _stop(self) -> None:

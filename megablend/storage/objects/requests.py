@@ -81,6 +81,7 @@ class Source:
         self._answered = False
         self._logged_at = -_LOG_SECONDS
         self._failing = 0
+        self._said_weak = False
 
     async def get(self, location: str, key: str, start: int, stop: int, pin: Pin | None) -> Answer:
         """Bytes `start` to `stop` of one version of an object; of whichever there is where `pin` is None.
@@ -244,6 +245,12 @@ class Source:
             raise
         except Exception as error:  # of the client: whatever it is
             return read_failure(error)
+        if not there.etag and not self._said_weak:
+            self._said_weak = True
+            _LOG.warning(
+                "%s: gives no strong etags: whether an object was replaced is told by its size and the second it was modified in",
+                self.root,
+            )
         if begin != start or sum(map(len, parts)) != end - begin:
             return Failure(Kind.AGAIN, "the answer was not as long as it should be", "")
         if end != stop and end != there.size:

@@ -39,7 +39,8 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in os.environ:
         if name.startswith(_VARIABLES):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
     monkeypatch.setenv("AZURE_MSI_ENDPOINT", "http://127.0.0.1:9")
@@ -61,6 +62,7 @@ def swift_server(
     python = make_environment(folder, "swift", ["swift==2.38.3", "setuptools"]) / "python"
     main, data = Path(__file__).parent / "servers" / "swift_main.py", tmp_path_factory.mktemp("swift")
     with running([str(python), "-W", "ignore", str(main), str(data)], data / "log") as process:
+        assert process.stdout is not None
         port = process.stdout.readline().strip()
         if not port:
             unavailable(f"swift did not start: {(data / 'log').read_text()[-500:]}")

@@ -76,7 +76,7 @@ def test_a_key_with_an_empty_part_fails_its_listing_by_name(swift: S3Server, buc
     named = rf"s3://keys/bad/\*\*/\*.bin: cannot be listed: the object {bucket}/bad/folder//x.bin has an empty part.*copy it"
     with pytest.raises(UnsupportedFileError, match=named):
         storage.find(f"{bucket}/bad/**/*.bin")
-    with pytest.raises(UnsupportedFileError, match="bad/folder//x.bin: its key has an empty part.*copy the object"):
+    with pytest.raises(UnsupportedFileError, match=r"bad/folder//x\.bin: its key has an empty part.*copy the object"):
         storage.read(f"{bucket}/bad/folder//x.bin", 0, 1)
 
 
@@ -109,7 +109,7 @@ def test_ranges_that_are_not_there_are_refused(swift: S3Server, bucket: str) -> 
         storage.read(path, size - 1, 2)
     with pytest.raises(CorruptFileError, match="-1 bytes are wanted from byte 3"):
         storage.read(path, 3, -1)
-    with pytest.raises(MissingFileError, match="s3://keys/t/none.bin: no such object"):
+    with pytest.raises(MissingFileError, match=r"s3://keys/t/none\.bin: no such object"):
         storage.read(f"{bucket}/t/none.bin", 0, 1)
 
 
@@ -164,10 +164,7 @@ def test_versions_are_read_on(swift: S3Server) -> None:
     assert storage.glob("s3://versions/*") == ["s3://versions/a"]
     swift.admin.put("versions", "a", b"other")
     assert storage.read("s3://versions/a", 2, 3) == b"234"
-    with pytest.raises(CorruptFileError, match="ends at byte 5"):
-        again = make_storage()
-        again.stat("s3://versions/a")
-        again.read("s3://versions/a", 5, 1)
+    assert make_storage().read("s3://versions/a", 0, 5) == b"other"
 
 
 def test_endpoints_are_by_prefix_and_the_longest_wins(swift: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,8 @@ def running(command: list[str], log: Path, **options: object) -> Iterator[subpro
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            process.stdout.close()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def find_free_port() -> int:
