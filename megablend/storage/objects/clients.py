@@ -75,10 +75,9 @@ def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_l
         if options.anonymous:
             common["skip_signature"] = True
         if address.scheme == "gs":
-            return GCSStore(address.bucket, **common, **({"base_url": given} if given else {}))
+            return GCSStore(address.bucket, **common, **_drop_none(base_url=given))
         if address.scheme == "az":
-            account = {"account_name": options.account} if options.account else {}
-            return AzureStore(address.bucket, **common, **account, **({"endpoint": given} if given else {}))
+            return AzureStore(address.bucket, **common, **_drop_none(account_name=options.account, endpoint=given))
         return S3Store(address.bucket, **common, **_s3_settings(address, options, given))
     except (BaseError, ValueError) as error:
         problem = type(error).__name__  # its text may contain settings of the environment
@@ -88,6 +87,10 @@ def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_l
     }
     remedy = remedies.get(address.scheme, "check `storage` and the environment")
     raise ConfigError(f"{address.root}: the client refuses its settings ({problem}): {remedy}")
+
+
+def _drop_none(**settings: str | None) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _find_endpoint(scheme: str) -> str | None:

@@ -26,6 +26,7 @@ _FIRST_CONTACT_SECONDS = 10.0
 """A source that has never answered is given up sooner: its name, port or certificate is probably wrong."""
 _EXPIRED_ATTEMPTS = 3
 _MOST_SECONDS = 10.0
+_MOST_PATIENCE = 16.0
 _HEDGES = 0.005
 _STREAM_BYTES = 1 << 20
 
@@ -54,9 +55,10 @@ class Counts:
 class _Progress:
     """When a request was sent, and when something of its answer last came."""
 
-    __slots__ = ("began", "first", "large", "last", "left")
+    __slots__ = ("began", "first", "large", "last", "left", "number")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, number: int) -> None:
+        self.number = number
         self.began = self.last = now
         self.first: float | None = None
         self.left = 0
@@ -89,12 +91,18 @@ class Source:
         Raises: MissingFileError; ChangedFileError; CorruptFileError where it ends before; DataError.
         """
 
+        patience = 1.0
+
         async def attempt() -> Answer | Failure:
+            nonlocal patience
             await self.flow.enter(stop - start)
+            answers = self.timing.num_answers
             try:
-                return await self._send(location, key, start, stop, pin)
+                return await self._send(key, start, stop, pin, patience)
             finally:
                 self.flow.leave(stop - start)
+                if answers == self.timing.num_answers:  # slow for all: nothing is learned from what is not waited for
+                    patience = min(_MOST_PATIENCE, 2 * patience)
 
         found = await self.persist(location, attempt)
         if isinstance(found, Failure):
@@ -166,23 +174,25 @@ class Source:
                 self.counts.requests,
             )
 
-    async def _send(self, location: str, key: str, start: int, stop: int, pin: Pin | None) -> Answer | Failure:
-        """One attempt: a request, and a second one where it is late."""
+    async def _send(self, key: str, start: int, stop: int, pin: Pin | None, patience: float) -> Answer | Failure:
+        """One attempt: a request, and a second one where it is late; `patience`: times the usual time that it may take."""
         loop = asyncio.get_running_loop()
         sent: dict[asyncio.Task[Answer | Failure], _Progress] = {}
 
         def send() -> None:
-            progress = _Progress(loop.time())
+            progress = _Progress(loop.time(), self.counts.requests)
             sent[loop.create_task(self._request(key, start, stop, pin, progress))] = progress
 
         send()
         late: float | None = self._hedge_after(stop - start)
         failure = Failure(Kind.AGAIN, "the source stopped answering", "")
+        answers = self.timing.num_answers
         try:
             while sent:
                 now = loop.time()
-                ends = {task: progress.last + self._allow(progress) for task, progress in sent.items()}
+                ends = {task: progress.last + self._allow(progress, patience) for task, progress in sent.items()}
                 until = min(ends.values())
+                until = min(until, now + self.options.read_timeout)  # what is allowed may be less by then
                 if late is not None:
                     until = min(until, next(iter(sent.values())).began + late)
                 done, _ = await asyncio.wait(sent, timeout=max(0.0, until - now), return_when=asyncio.FIRST_COMPLETED)
@@ -194,10 +204,12 @@ class Source:
                     failure = found
                 now = loop.time()
                 for task, progress in list(sent.items()):
-                    if now >= progress.last + self._allow(progress):
+                    if now >= progress.last + self._allow(progress, patience):
                         del sent[task]
                         await _cancel(task)
-                        failure = Failure(Kind.BUSY, f"no answer for {now - progress.last:.0f} s", "")
+                        is_alive = self.timing.num_answers > answers
+                        kind = Kind.AGAIN if is_alive else Kind.BUSY
+                        failure = Failure(kind, f"no answer for {now - progress.last:.0f} s", "")
                 if late is not None and sent and now >= next(iter(sent.values())).began + late:
                     late = None
                     if self.counts.hedges < _HEDGES * self.counts.requests:
@@ -213,11 +225,12 @@ class Source:
             return None
         return self.timing.hedge_after()
 
-    def _allow(self, progress: _Progress) -> float:
-        """Seconds that may pass after the last sign of an answer."""
-        if progress.first is None or progress.large:
-            return self.timing.allow_silence()
-        return self.timing.allow_body(progress.left)
+    def _allow(self, progress: _Progress, patience: float) -> float:
+        """Seconds that may pass after the last sign of an answer: few where a whole round of later requests was answered."""
+        size = 0 if progress.first is None or progress.large else progress.left
+        if self.timing.is_overtaken(progress.number, self.flow.requests):
+            return self.timing.allow_stalled(size)
+        return patience * self.timing.allow(size)
 
     async def _request(self, key: str, start: int, stop: int, pin: Pin | None, progress: _Progress) -> Answer | Failure:
         import obstore
@@ -225,9 +238,9 @@ class Source:
         self.counts.requests += 1
         self.counts.bytes += stop - start
         loop, size = asyncio.get_running_loop(), stop - start
-        conditions = pin.conditions if pin is not None else {}
+        options: Any = {"range": (start, stop), **(pin.conditions if pin is not None else {})}
         try:
-            result = await obstore.get_async(self.store, key, options={"range": (start, stop), **conditions})
+            result = await obstore.get_async(self.store, key, options=options)
             progress.first = progress.last = loop.time()
             progress.left, progress.large = size, size > LARGE_BYTES
             there = make_pin(result.meta, versions=self.options.versions)
@@ -255,7 +268,7 @@ class Source:
             return Failure(Kind.AGAIN, "the answer was not as long as it should be", "")
         if end != stop and end != there.size:
             return Failure(Kind.AGAIN, "the answer ended early", "")
-        self.timing.note(progress.first - progress.began, loop.time() - progress.first, size)
+        self.timing.note(progress.number, loop.time() - progress.began, size)
         return Answer(parts, begin, end, there)
 
 
