@@ -60,6 +60,13 @@ def get_lister(address: Address, options: StoreOptions) -> Any:
         return _listers[key]
 
 
+def forget_sources() -> None:
+    """Make clients again on their next use, for what has changed in the environment; not while requests are in flight."""
+    with _lock:
+        _sources.clear()
+        _listers.clear()
+
+
 def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_lists: bool) -> Any:
     from obstore.exceptions import BaseError
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store

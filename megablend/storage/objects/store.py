@@ -199,8 +199,7 @@ class ObjectStorage:
 
 
 def make_object_storage(options: StorageOptions) -> Storage:
-    """The storage of one scheme. Raises: ConfigError where obstore is missing."""
-    check_installed("storage")
+    """The storage of one scheme."""
     return ObjectStorage(options)
 
 

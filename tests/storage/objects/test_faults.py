@@ -123,8 +123,8 @@ def test_late_answers_are_asked_for_twice_but_few() -> None:
     with FaultySource({"b/x": DATA}) as source:
         options = parse_options({"http://": {"max_requests": 8}})
         storage, url = make_storage(objects=options), f"{source.url}/b/x"
-        for _ in range(4):
-            read_pages(storage, url, 200)
+        for _ in range(2):
+            read_pages(storage, url, 120)
         source.faults = Faults(latency=0.02, tail=0.02)
         before = source.requests
         out, _ = storage.read_ranges(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import hmac
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPResponse
@@ -22,6 +23,13 @@ class S3Admin:
 
     def make_bucket(self, bucket: str) -> None:
         self.send("PUT", f"/{bucket}")
+
+    def make_bucket_if_missing(self, bucket: str) -> None:
+        try:
+            self.make_bucket(bucket)
+        except urllib.error.HTTPError as error:
+            if error.code != 409:
+                raise
 
     def put(self, bucket: str, key: str, data: bytes) -> str:
         """Returns: the object's etag."""
