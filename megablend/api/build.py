@@ -145,7 +145,9 @@ def _index(
             check_sample(checked)
     except BaseException as error:
         launch.abort(error)
-    storage = storage or make_storage()  # through the page cache: what is indexed is often read soon
+    storage = storage or make_storage(
+        objects=checked.storage
+    )  # through the page cache: what is indexed is often read soon
     report = index_files(checked.cache, list_specs(checked), launch=launch, storage=storage, progress=progress)
     try:
         with translating(checked.cache):

@@ -64,7 +64,7 @@ def check_data(
     sizes = vocab_sizes(config)
     ledger = load_ledger(config.cache, config.run)
     generation = newest_snapshot(config.cache, ledger.index if ledger else None)
-    storage = make_storage()
+    storage = make_storage(objects=config.storage)
     store = BlockStore(generation, roots=open_block_store(config, generation, storage).roots, storage=storage)
     entries = [entry for entry in generation.sources if entry.name in sizes]
     found: dict[int, FileTokens] = {}

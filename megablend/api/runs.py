@@ -46,7 +46,7 @@ def resolve_run(what: ConfigLike, run: str | None) -> str:
 
 def make_run_storage(config: Config) -> Storage:
     """Make the storage that a run is read from, as its config says."""
-    return make_storage(direct=config.direct_io)
+    return make_storage(direct=config.direct_io, objects=config.storage)
 
 
 def open_run(config: Config, split: str, state: State | None = None, *, storage: Storage | None = None) -> Run:

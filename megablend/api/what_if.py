@@ -73,7 +73,7 @@ def list_files(config: Config) -> list[dict[str, Any]]:
 
     Raises: ConfigError where a path matches no file; MissingFileError.
     """
-    given, storage = config.all_sources, make_storage()
+    given, storage = config.all_sources, make_storage(objects=config.storage)
     found = []
     for spec in list_specs(config):
         listing, source = list_source(spec, storage), given[spec.name]

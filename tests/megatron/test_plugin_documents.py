@@ -77,7 +77,8 @@ def test_a_pair_that_was_replaced_since_is_refused_and_one_that_was_touched_is_n
     for others in (DOCUMENTS[1:], [[*DOCUMENTS[0], 7], *DOCUMENTS[1:]]):
         write_word(tmp_path / "megatron", "megatron", others)
         with pytest.raises(
-            ChangedFileError, match=rf"pair\.idx: its {len(others)} lengths differ from the 200 that the cache was built"
+            ChangedFileError,
+            match=rf"pair\.idx: its {len(others)} lengths differ from the 200 that the cache was built",
         ):
             PairDocuments(word, catalog, storage=STORAGE).get(5)
 
