@@ -11,7 +11,8 @@ from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits
 from megablend.storage.find import Found
 from megablend.storage.location import find_scheme
 from megablend.storage.objects.options import ObjectOptions
-from megablend.storage.registry import StorageOptions, explain_scheme, find_storage
+from megablend.storage.registry import explain_scheme, find_storage
+from megablend.storage.storage_options import StorageOptions
 
 
 def make_storage(

@@ -19,7 +19,7 @@ from megablend.storage.objects.flow import MAX_REQUESTS
 from megablend.storage.objects.listing import is_wild
 from megablend.storage.objects.pins import Pin
 from megablend.storage.objects.urls import split_query
-from megablend.storage.registry import StorageOptions
+from megablend.storage.storage_options import StorageOptions
 
 
 class ObjectStorage:
