@@ -127,7 +127,9 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
         assert made.read_bytes() == content
     made.unlink()
     flip(pair.with_suffix(".idx"), HEADER_BYTES + 4 * NUM_SEQUENCES + 3)  # a pointer, which no reader looks at
-    with pytest.raises(ChangedFileError, match=r"long\.idx: has digest .*, had .* when it was indexed; restore the original file"):
+    with pytest.raises(
+        ChangedFileError, match=r"long\.idx: has digest .*, had .* when it was indexed; restore the original file"
+    ):
         BlockStore(store.generation, storage=STORAGE).read([0])
 
 
