@@ -27,6 +27,7 @@ setup(
     ],
     extras_require={
         "mpich": ["mpich>=4.2"],
+        "objects": ["obstore>=0.11.1"],
         "demo": ["tokenizers>=0.20"],
         "prometheus": ["prometheus-client>=0.20"],
         "test": [
@@ -34,6 +35,7 @@ setup(
             "hypothesis>=6.100",
             "megatron-core==0.16.1",
             "mypy>=1.10",
+            "obstore>=0.11.1",
             "packaging",
             "pytest>=8.0",
             "pytest-timeout>=2.3",

@@ -45,6 +45,7 @@ HOMES = {
     "rich": {"cli"},
     "tokenizers": {"cli"},
     "prometheus_client": {"reader"},
+    "obstore": {"storage"},
 }
 
 

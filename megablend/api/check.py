@@ -45,7 +45,9 @@ def check(
     checked = load_config(config, cache=cache)
     ledger = load_ledger(checked.cache, checked.run)
     generation = open_snapshot(checked.cache, ledger.index) if ledger else newest_snapshot(checked.cache)
-    return check_store(checked, open_block_store(checked, generation, make_storage()), progress=progress)
+    return check_store(
+        checked, open_block_store(checked, generation, make_storage(objects=checked.storage)), progress=progress
+    )
 
 
 def check_store(config: Config, store: BlockStore, *, progress: Callable[[Progress], None] | None = None) -> Checked:

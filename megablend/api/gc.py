@@ -46,7 +46,7 @@ def _pinned(cache: str | Path) -> set[str]:
             pin = parse_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CacheError(
-                f"{path}: cannot be read ({error}), so that nothing tells which index it needs; remove it where it is damaged"
+                f"{path}: cannot be read ({error}), so the index that it refers to is not known; remove the file if it is damaged"
             ) from error
         found.add(pin.get("index") if isinstance(pin, dict) else None)
     return {digest for digest in found if isinstance(digest, str)}

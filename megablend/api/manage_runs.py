@@ -117,7 +117,7 @@ def _cache_of(what: ConfigLike) -> str:
     """The folder of a cache, which need not be there where a config names it. Raises: ConfigError."""
     if isinstance(what, str | Path) and not Path(what).exists():
         raise ConfigError(
-            f"{what}: found no such file or folder, expected a config, or a cache that `megablend build` filled"
+            f"{what}: found no such file or folder, expected a config, or a cache that `megablend build CONFIG` filled"
         )
     return resolve_cache(what)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from megablend.api.load_kernels import load_format_kernels, load_planning_kernels
 from megablend.api.runs import ConfigLike, open_run
 from megablend.config import load_config
 from megablend.errors import ConfigError
@@ -51,9 +52,15 @@ def open_dataset(
         )
     checked = load_config(config, cache=cache)
     taken = None if state is None else State.from_dict(state)
+    load_planning_kernels(checked.order)
     run = open_run(checked, split, taken, storage=storage)
+<<<<<<< HEAD
     skips = load_skips(checked.cache, run.ledger) if split == "train" else None
     dataset = Dataset(run, consumed_samples=consumed_samples or 0, transform=transform, skips=skips)
+=======
+    load_format_kernels(entry.format for entry in run.store.generation.sources)
+    dataset = Dataset(run, consumed_samples=consumed_samples or 0, transform=transform)
+>>>>>>> main
     if state is not None:
         dataset.load_state_dict(state)
     return dataset

@@ -46,7 +46,7 @@ def resolve_run(what: ConfigLike, run: str | None) -> str:
 
 def make_run_storage(config: Config) -> Storage:
     """Make the storage that a run is read from, as its config says."""
-    return make_storage(direct=config.direct_io)
+    return make_storage(direct=config.direct_io, objects=config.storage)
 
 
 def open_run(config: Config, split: str, state: State | None = None, *, storage: Storage | None = None) -> Run:
@@ -58,7 +58,9 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
     ledger = load_ledger(config.cache, config.run)
     if state is None:
         if ledger is None:
-            raise CacheError(f"{config.cache}: run {config.run!r} was not built there; run `megablend build` first")
+            raise CacheError(
+                f"{config.cache}: run {config.run!r} was not built there; run `megablend build CONFIG` first"
+            )
         run = as_promised(
             plan_run(config, split, open_block_store(config, open_snapshot(config.cache, ledger.index), storage)),
             ledger,
@@ -68,7 +70,7 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
         raise StateError(
             f"the state was taken with index {state.index}, which {config.cache} does not hold (it has "
             f"{', '.join(list_snapshots(config.cache)) or 'none'}); open it with the cache that the run was built in, or "
-            "build the same data there"
+            "build the same data there (`megablend build CONFIG`)"
         )
     run = plan_run(config, split, open_block_store(config, open_snapshot(config.cache, state.index), storage))
     if split == "train":
@@ -98,7 +100,7 @@ def newest_snapshot(cache: str, digest: str | None = None) -> Snapshot:
     """The generation of this digest, or the newest. Raises CacheError where there is none."""
     found = list_snapshots(cache)
     if not found:
-        raise CacheError(f"{cache}: holds no index; run `megablend build` first")
+        raise CacheError(f"{cache}: holds no index; run `megablend build CONFIG` first")
     return open_snapshot(cache, digest or found[-1])
 
 
@@ -111,7 +113,7 @@ def _apply_ledger(run: Run, ledger: Ledger) -> Run:
     if ledger.extended(run.ledger) != ledger:
         raise CacheError(
             f"run {ledger.run!r} was built for {ledger.num_samples:,} samples, the config now asks for {run.num_samples:,}; "
-            "run `megablend build` to lengthen it"
+            "run `megablend build CONFIG` to lengthen it"
         )
     return dataclasses.replace(run, ledger=ledger)
 

@@ -56,9 +56,11 @@ def foresee_run(config: Config) -> Foreseen | str:
             f"the newest index of {config.cache} lacks {len(missing)} of the config's sources (the first: {missing[0]!r}), so "
             f"their numbers of tokens are not known: {_index_it()}"
         )
-    note = f"run {config.run!r} is not committed; `megablend build` commits it"
+    note = f"run {config.run!r} is not committed; `megablend build CONFIG` commits it"
     if refusal is not None:
-        note = f"this is not what run {config.run!r} is committed to, and `megablend build` refuses it: {refusal}"
+        note = (
+            f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {refusal}"
+        )
     return Foreseen(
         run=plan_run(config, "train", open_block_store(config, generation, make_run_storage(config))),
         committed=False,
@@ -71,7 +73,7 @@ def list_files(config: Config) -> list[dict[str, Any]]:
 
     Raises: ConfigError where a path matches no file; MissingFileError.
     """
-    given, storage = config.all_sources, make_storage()
+    given, storage = config.all_sources, make_storage(objects=config.storage)
     found = []
     for spec in list_specs(config):
         listing, source = list_source(spec, storage), given[spec.name]
@@ -105,7 +107,7 @@ def _by_ledger(config: Config, ledger: Ledger) -> Foreseen:
         return Foreseen(run=run, committed=True, note=None)
     check_run(run)
     note = (
-        f"run {config.run!r} is committed to {ledger.num_samples:,} samples; `megablend build` lengthens it to "
+        f"run {config.run!r} is committed to {ledger.num_samples:,} samples; `megablend build CONFIG` lengthens it to "
         f"{run.num_samples:,}, as described here"
     )
     return Foreseen(run=run, committed=False, note=note)

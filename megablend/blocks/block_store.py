@@ -103,33 +103,38 @@ class BlockStore:
         Raises: IndexError for a number out of range; TypeError for what is no integer; MissingFileError, ChangedFileError,
             CorruptFileError.
         """
-        numbers = self._checked(ids)
-        order = np.argsort(numbers, kind="stable")  # as they lie in their files
+        numbers, order = self._checked(ids), None
+        if (np.diff(numbers) < 0).any():
+            order = np.argsort(numbers, kind="stable")  # as they are in their files
+            numbers = numbers[order]
         parts = list[DecodedBlocks]()
         with translating(str(self.generation.folder)):
-            for part in portions(self.generation.blocks(numbers[order])["decoded_bytes"], BATCH_BYTES):
-                read = self._begin(numbers[order[part]], pieces=pieces)
+            rows = self.generation.blocks(numbers)
+            for part in portions(rows["decoded_bytes"], BATCH_BYTES):
+                read = self._begin(numbers[part], rows[part], pieces=pieces)
                 fetch_all(read.files, self.storage)
                 parts.append(read.decode())
-        return DecodedBlocks.joined(parts).taken(np.argsort(order))
+        found = DecodedBlocks.joined(parts)
+        return found if order is None else found.taken(np.argsort(order))
 
     def begin_read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> BlockRead:
         """Open the files that blocks are in, for a caller that fetches their bytes and decodes them when it sees fit.
 
         Args and raises: as of `read`.
         """
-        return self._begin(self._checked(ids), pieces=pieces)
+        numbers = self._checked(ids)
+        return self._begin(numbers, self.generation.blocks(numbers), pieces=pieces)
 
-    def _begin(self, numbers: npt.NDArray[np.int64], *, pieces: bool) -> BlockRead:
+    def _begin(self, numbers: npt.NDArray[np.int64], rows: Array, *, pieces: bool) -> BlockRead:
         parts = [
             FilePart(
                 here,
                 numbers[here],
                 opened,
                 self._extra_of(opened.column),
-                FileRead(opened.reader, rows, opened.chunks),
+                FileRead(opened.reader, mine, opened.chunks),
             )
-            for here, opened, rows in self._by_reader(numbers)
+            for here, opened, mine in self._by_reader(numbers, rows)
         ]
         return BlockRead(parts, partial(self._finish, pieces=pieces))
 
@@ -179,7 +184,7 @@ class BlockStore:
         numbers = self._checked(ids)
         found: list[npt.NDArray[np.int64]] = [None] * len(numbers)  # type: ignore[list-item]
         scanned_bytes = 0
-        for here, opened, rows in self._by_reader(numbers):
+        for here, opened, rows in self._by_reader(numbers, self.generation.blocks(numbers)):
             offsets, size = read_pieces(opened.reader, rows, opened.chunks, self.storage)
             scanned_bytes += size
             for i, block in zip(here.tolist(), offsets, strict=True):
@@ -275,13 +280,14 @@ class BlockStore:
             raise IndexError(f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}")
         return numbers
 
-    def _by_reader(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.int64], OpenedReader, Array]]:
-        """For each file that blocks lie in: which of them, the file, their rows of its block table."""
+    def _by_reader(
+        self, numbers: npt.NDArray[np.int64], rows: Array
+    ) -> Iterator[tuple[npt.NDArray[np.int64], OpenedReader, Array]]:
+        """For each file that blocks are in: which of them, the file, their rows of its block table."""
         files = self.generation.file_of(numbers)
-        rows = self.generation.blocks(numbers)
         for file in sorted(set(files.tolist())):
             here = np.flatnonzero(files == file)
-            yield here, self._files.get(file), rows[here]
+            yield here, self._files.get(file), rows if len(here) == len(rows) else rows[here]
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"generation": self.generation, "eods": self.eods, "roots": self.roots}

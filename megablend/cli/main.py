@@ -108,7 +108,7 @@ def verify(what: str, data: bool, as_json: bool) -> None:
 
     cache = resolve_cache(what)
     if not Path(cache).is_dir():
-        raise ConfigError(f"{cache}: found no such folder, expected a cache that `megablend build` filled")
+        raise ConfigError(f"{cache}: found no such folder, expected a cache that `megablend build CONFIG` filled")
     with progress_on(sys.stderr, doing="verifying", done="verified") as progress:
         problems = verify_cache(cache, data=data, progress=progress)
     if as_json:

@@ -6,6 +6,7 @@ are relative to the config file (for a dict: to the working directory).
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
@@ -20,7 +21,8 @@ from megablend.config.limited_yaml import compose_and_load, read_limited
 from megablend.config.model import Config, Source
 from megablend.errors import ConfigError
 from megablend.storage.location import check_schemes, find_scheme, make_absolute
-from megablend.storage.registry import find_storage
+from megablend.storage.objects.urls import LIST_ENDING, expand_location, is_web, split_query
+from megablend.storage.registry import explain_scheme, find_storage
 from megablend.system.failures import cause_of, remedy_of
 
 
@@ -189,9 +191,12 @@ def _absolute(config: Config, base: Path, places: _Places) -> Config:
     def vocab_size(given: int | str | None, place: str) -> int | str | None:
         return _absolute_path(given, base, f"{place}.vocab_size") if isinstance(given, str) else given
 
+    urls: dict[str, str] = {}
+
     def placed(source: Source, *location: str | int) -> Source:
         place = f"{places.line(location)}: {_key(location)}"
-        paths = tuple(_absolute_location(path, base, f"{place}.path") for path in source.path)
+        listed = (each for path in source.path for each in _expand_urls(path, base, f"{place}.path"))
+        paths = tuple(_take_query(_absolute_location(path, base, f"{place}.path"), urls) for path in listed)
         _check_one_storage(paths, f"{place}.path")
         found = source.model_copy(update={"path": paths, "vocab_size": vocab_size(source.vocab_size, place)})
         found._place = place
@@ -203,13 +208,36 @@ def _absolute(config: Config, base: Path, places: _Places) -> Config:
         sources[split] = tuple(placed(source, *above, i) for i, source in enumerate(listed))
     cache = _absolute_path(config.cache, base, f"{places.line(['cache'])}: cache")
     size = vocab_size(config.vocab_size, places.line(["vocab_size"]))
-    return config.model_copy(update={"cache": cache, "sources": sources, "vocab_size": size})
+    objects = dataclasses.replace(config.storage, urls=tuple(urls.items())) if urls else config.storage
+    update = {"cache": cache, "sources": sources, "vocab_size": size, "storage": objects}
+    return config.model_copy(update=update)
+
+
+def _expand_urls(location: str, base: Path, place: str) -> list[str]:
+    """The URLs that a location stands for: one with braces, or a text file of them; any other location itself."""
+    is_list = location.endswith(LIST_ENDING) and not find_scheme(location)
+    try:
+        return expand_location(_absolute_path(location, base, place) if is_list else location)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+
+
+def _take_query(location: str, urls: dict[str, str]) -> str:
+    """A location without a URL's query, which is noted in `urls` for the requests alone."""
+    if not is_web(location):
+        return location
+    plain, query = split_query(location)
+    if urls.setdefault(plain, query) != query:
+        raise ConfigError(f"{plain}: given with two queries; keep one")
+    return plain
 
 
 def _absolute_location(location: str, base: Path, place: str) -> str:
-    """The location of data: as it is where a package has brought the storage of its scheme, else an absolute path."""
+    """The location of data: as it is where there is a storage of its scheme, else an absolute path."""
     scheme = find_scheme(location)
-    if scheme and scheme != "file" and "\0" not in location and find_storage(scheme) is not None:
+    if scheme and scheme != "file" and "\0" not in location:
+        if find_storage(scheme) is None:
+            raise ConfigError(f"{place}: found {location!r}; {explain_scheme(scheme)}")
         return location
     return _absolute_path(location, base, place)
 

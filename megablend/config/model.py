@@ -14,6 +14,7 @@ from pydantic_core import PydanticKnownError
 
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
 from megablend.order.registry import OLD_NAMES, ORDERS, find_order
+from megablend.storage.objects.options import ObjectOptions, parse_options
 
 UNITS = ("weight", "tokens", "samples", "epochs")
 """What a source's share may be given in; one for all sources of a blend."""
@@ -127,6 +128,7 @@ Size = Annotated[int, BeforeValidator(_size)]
 VocabSize = Annotated[int | str, BeforeValidator(_vocab_size)]
 PathText = Annotated[str, BeforeValidator(_path)]
 OrderName = Annotated[str, BeforeValidator(_order)]
+Objects = Annotated[ObjectOptions, BeforeValidator(parse_options)]
 Split = Annotated[tuple[Fraction, Fraction, Fraction], BeforeValidator(_split)]
 
 
@@ -142,8 +144,8 @@ class Source(_Model):
     path: tuple[str, ...]
     """Files, globs (`**` too) or Megatron prefixes."""
     format: Annotated[str, Field(min_length=1)] | None = None
-    """Format of the files (`parquet`, `arrow`, `megatron`, or one that another package adds); the suffix of their names decides
-    where absent."""
+    """Format of the files: `parquet`, `arrow`, `arrow-stream`, `megatron`, `raw`, or one that another package adds. Where absent,
+    the suffix of their names decides."""
     format_options: dict[str, OptionValue] = {}
     """Options of the format, such as `dtype`; each format's documentation lists its own."""
     column: str | None = None
@@ -248,6 +250,8 @@ class Config(_Model):
     """Files that a loader of one rank checks in the background: are they still there, and unchanged? 0 checks none."""
     direct_io: bool = False
     """Read Parquet's pages past the page cache (O_DIRECT)."""
+    storage: Objects = ObjectOptions()
+    """Object stores and web servers: URL prefixes, each with its settings (endpoint, region, ...)."""
     warnings: Warnings = Warnings()
     add_extra_token_to_sequence: bool = True
     reset_position_ids: bool = False

@@ -14,7 +14,7 @@ from megablend.distributed.base import exit_code
 from megablend.errors import MegablendError
 from megablend.system.failures import translate
 
-# Initialised by MpiLaunch: under another MPI's launcher a library may end the process there, without a word of ours.
+# Initialised by MpiLaunch: under another MPI's launcher a library may end the process there, without a message of ours.
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True
 
@@ -48,7 +48,7 @@ class MpiLaunch:
         self._inbox: list[tuple[int, Any]] = []
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks, and for all posts to arrive; `meanwhile` is called now and then.
+        """Wait for all ranks, and for all posts to arrive; `on_wait` is called at intervals.
 
         A post is a synchronous send, complete only when received; a rank enters the barrier after its own posts are, so
         that the barrier's end means that none is under way.

@@ -17,9 +17,9 @@ _THRESHOLD = 0.80  # of an epoch's samples: a final epoch that gives fewer is sh
 
 
 def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int:
-    """Epochs of `tokens` tokens that hold `samples` samples; one where None are asked for.
+    """Epochs of `tokens` tokens that hold `samples` samples; one if None are requested.
 
-    Raises: PlanError where tokens are needed and an epoch has none: no number of epochs would do.
+    Raises: PlanError where tokens are needed and an epoch has none: no number of epochs is enough.
 
     Source: GPTDataset._get_num_epochs.
     """
@@ -27,7 +27,9 @@ def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int
     if needed <= tokens:
         return 1
     if tokens < 1:
-        raise PlanError(f"a split holds {tokens} tokens; expected some: give it a larger part of the data, or none")
+        raise PlanError(
+            f"a split contains {tokens} tokens; expected at least one: give it a larger part of the data, or none"
+        )
     return -(-needed // tokens)
 
 

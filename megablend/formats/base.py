@@ -36,7 +36,7 @@ CHUNK_DTYPE = np.dtype(
         ("first_token", "<i8"),  # tokens of the file before the chunk
     ]
 )
-"""A column chunk of a Parquet file; other formats have one a file."""
+"""A column chunk of a Parquet file, or a part of a raw one; other formats have one a file."""
 
 BLOCK_DTYPE = np.dtype(
     [
@@ -89,6 +89,9 @@ class FileIndex:
     """Dotted path of the column; None where the format has none, or where a version before 0.2 indexed an Arrow file."""
     note: str | None = None
     """What was found wrong in the file that did no harm; not kept."""
+    token_range: tuple[int, int] | None = None
+    """The smallest and the largest token as the file's own statistics give them, perhaps for some of its row groups alone; None
+    where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

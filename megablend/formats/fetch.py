@@ -119,11 +119,13 @@ def _place_ranges(ranges: FileRanges, merged: MergedRanges, read: list[tuple[Byt
 
 def _separate(found: FetchedRanges, owners: Int64s) -> FetchedRanges:
     """Copy ranges out of buffers that several owners share."""
-    order = np.lexsort((owners, found.buffer_of))
-    shared = (np.diff(found.buffer_of[order]) == 0) & (np.diff(owners[order]) != 0)
-    if not shared.any():
+    if len(found.buffers) == len(owners):
         return found
-    copied = np.isin(found.buffer_of, found.buffer_of[order[1:][shared]])
+    order = np.lexsort((owners, found.buffer_of))
+    is_other = (found.buffer_of[order[1:]] == found.buffer_of[order[:-1]]) & (owners[order[1:]] != owners[order[:-1]])
+    is_shared = np.zeros(len(found.buffers), np.bool_)
+    is_shared[found.buffer_of[order[1:][is_other]]] = True
+    copied = is_shared[found.buffer_of]
     buffers, buffer_of, begins = list(found.buffers), found.buffer_of.copy(), found.begins.copy()
     for i in np.flatnonzero(copied).tolist():
         buffer_of[i], begins[i] = len(buffers), 0

@@ -9,18 +9,21 @@ Another package adds one by an entry point of the group `megablend.formats`, who
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.metadata
 
-from megablend.errors import ConfigError
+from megablend.errors import ConfigError, DataError
 from megablend.formats.arrow import ARROW
+from megablend.formats.arrow_stream import ARROW_STREAM
 from megablend.formats.base import Format
 from megablend.formats.megatron import MEGATRON
 from megablend.formats.parquet import PARQUET
+from megablend.formats.raw import RAW
 from megablend.storage.base import Storage
 
 ENTRY_POINTS = "megablend.formats"
-BUILT_IN: tuple[Format, ...] = (PARQUET, ARROW, MEGATRON)
+BUILT_IN: tuple[Format, ...] = (PARQUET, ARROW, ARROW_STREAM, MEGATRON, RAW)
 FORMATS: dict[str, Format] = {each.name: each for each in BUILT_IN}
 """Formats by name; those of other packages join them when they are first needed."""
 
@@ -65,7 +68,8 @@ def format_of(path: str, storage: Storage) -> Format:
     """
     found = _with_suffix(path, list(FORMATS)) or _with_suffix(path, list_names())
     if len(found) > 1:
-        found = [each for each in found if each.recognizes(path, storage)] or found
+        with contextlib.suppress(DataError):  # a pattern, or a file that is not there
+            found = [each for each in found if each.recognizes(path, storage)] or found
     if found:
         return found[0]
     missing = [name for name in MEGATRON.files(path) if not storage.glob(name)]

@@ -51,7 +51,7 @@ class _Prepared:
 
 def build_index(
     cache: str,
-    sources: Sequence[SourceSpec],
+    sources: Sequence[SourceSpec | SourceListing],
     *,
     launch: Communicator,
     storage: Storage,
@@ -61,7 +61,7 @@ def build_index(
 
     Args:
         cache: directory, made where it is not there; on a file system that all ranks share.
-        sources: with names of their own; the same on all ranks.
+        sources: with names of their own; the same on all ranks. SourceListings are indexed as they are.
         storage: where their files are found and read.
         progress: called on rank 0 now and then.
 
@@ -77,7 +77,7 @@ def build_index(
 
 def _build(
     cache: Path,
-    sources: Sequence[SourceSpec],
+    sources: Sequence[SourceSpec | SourceListing],
     launch: Communicator,
     storage: Storage,
     progress: Callable[[Progress], None],
@@ -113,19 +113,27 @@ def _build(
 
 
 def _list_files(
-    sources: Sequence[SourceSpec], launch: Communicator, storage: Storage
+    sources: Sequence[SourceSpec | SourceListing], launch: Communicator, storage: Storage
 ) -> tuple[tuple[SourceListing, ...], tuple[str, ...]]:
     """The sources with their files, on rank 0, and notes; the ranks share the stats, each of which may be slow on a network."""
-    name, count = Counter(spec.name for spec in sources).most_common(1)[0]
+    name, count = Counter(_spec_of(each).name for each in sources).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} sources have the name {name!r}: each needs one of its own")
-    found = launch.bcast(tuple(find_source(each, storage) for each in sources) if launch.rank == 0 else ())
+    found = launch.bcast(tuple(_find(each, storage) for each in sources) if launch.rank == 0 else ())
     mine = [[each.stat(path, storage) for path in each.paths[launch.rank :: launch.size]] for each in found]
     ranks = launch.gather(mine)
     notes = tuple(each.note for each in found if each.note is not None)
     if not ranks:
         return (), notes
     return tuple(each.with_files(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)), notes
+
+
+def _spec_of(source: SourceSpec | SourceListing) -> SourceSpec:
+    return source.spec if isinstance(source, SourceListing) else source
+
+
+def _find(source: SourceSpec | SourceListing, storage: Storage) -> SourceListing:
+    return source if isinstance(source, SourceListing) else find_source(source, storage)
 
 
 def _prepare(

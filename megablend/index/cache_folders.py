@@ -7,6 +7,7 @@
                           roots.json    what the last build of it found: where each source's files lay, which column holds
                                         the tokens, what could not be read and was skipped; replaced atomically
                           seen          sizes and times that the last build of it saw; likewise
+                          token_ranges  smallest and largest tokens of its files, as far as that build knew them; likewise
     <cache>/documents/, lengths/        tables of single documents, where an order needs them: see document_table.py
     <cache>/splits/<digest>-<what>      where the splits of a generation begin and end; tokens of groups of their blocks
     <cache>/idx/                        digests of parts of long `.idx` files: see idx_digests.py

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import CacheError
+from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import OpenedFile
 from megablend.index.manifest import FILES
@@ -147,4 +147,4 @@ class FileTable:
         return offsets
 
     def _damaged(self, problem: str) -> CacheError:
-        return CacheError(f"{self._path}: damaged table: {problem}; build again to mend it")
+        return CacheError(f"{self._path}: damaged table: {problem}; {REPAIR_REMEDY}")

@@ -111,6 +111,7 @@ def write_fragment(path: Path, fragment: Fragment) -> None:
         "num_blocks": len(index.blocks),
         "body": fragment.body,
         "column": index.column,
+        "token_range": index.token_range,
     }
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     tables = [index.chunks.astype(CHUNK_DTYPE).tobytes(), index.blocks.astype(BLOCK_DTYPE).tobytes()]
@@ -131,7 +132,7 @@ def read_fragment(path: Path) -> Fragment:
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != trailer:
         raise CacheError(
-            f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); the next build makes it anew"
+            f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); `megablend build CONFIG` makes it again"
         )
     start = len(_MAGIC) + _LENGTH.size
     try:
@@ -148,7 +149,7 @@ def read_fragment(path: Path) -> Fragment:
         chunks = np.frombuffer(body, CHUNK_DTYPE, header["num_chunks"], start + length)
         blocks = np.frombuffer(body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes)
     except (ValueError, struct.error) as error:
-        raise CacheError(f"{path}: damaged fragment ({error}); the next build makes it anew") from error
+        raise CacheError(f"{path}: damaged fragment ({error}); `megablend build CONFIG` makes it again") from error
     index = FileIndex(
         rows=header["rows"],
         tokens=header["tokens"],
@@ -159,6 +160,7 @@ def read_fragment(path: Path) -> Fragment:
         meta=header["meta"],
         scanned_bytes=header["scanned_bytes"],
         column=header.get("column", header["meta"].get("name")),  # Parquet's facts have it, also of older versions
+        token_range=_range_in(header),
     )
     return Fragment(index=index, body=header["body"])
 
@@ -183,6 +185,14 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
         raise CacheError(
             f"{path}: cannot be read ({cause_of(error)}): {remedy_of(error.errno)}, or remove it"
         ) from error
+
+
+def _range_in(header: dict[str, Any]) -> tuple[int, int] | None:
+    """The range of tokens in a fragment's header, which those of older versions do not have."""
+    match header.get("token_range"):
+        case [int(low), int(high)]:
+            return low, high
+    return None
 
 
 def _digest(text: str, size: int) -> str:

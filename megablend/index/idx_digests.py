@@ -69,7 +69,7 @@ def damaged_digests(cache: str | Path) -> Iterator[str]:
     folder = idx_digests(cache)
     for name in list_committed(folder):
         if _read(folder / name) is None:
-            yield f"{folder / name}: damaged digests of an .idx file; the next build makes them again"
+            yield f"{folder / name}: damaged digests of an .idx file; `megablend build CONFIG` makes them again"
 
 
 def make_digests(cache: str | Path, idx: LongIdx, storage: Storage) -> None:

@@ -39,6 +39,7 @@ from megablend.index.manifest import (
     ROOTS,
     SEEN,
     TABLES,
+    TOKEN_RANGES,
     damaged_tables,
     dump_with_checksum,
     read_generation_manifest,
@@ -46,6 +47,7 @@ from megablend.index.manifest import (
 from megablend.index.packs import FileFacts
 from megablend.index.source_spec import SourceColumn, SourceFile
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, TableWriter, write_batch
+from megablend.index.token_ranges import pack_ranges
 
 _Batch = list[tuple[SourceFile, FileFacts]]
 Int64s = npt.NDArray[np.int64]
@@ -75,7 +77,8 @@ def write_generation(
     with translate_os_errors(folder):
         folder.mkdir()
         try:
-            manifest = _write_tables(folder, columns, facts)
+            ranges: list[tuple[int, int] | None] = []
+            manifest = _write_tables(folder, columns, _noting_ranges(facts, ranges))
             write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
             found = {
                 "roots": {each.name: each.source.root for each in columns},
@@ -83,9 +86,18 @@ def write_generation(
                 "skipped": {each.name: each.source.skipped for each in columns if each.source.skipped},
             }
             seen = np.array([number_of(file.etag) for each in columns for file in each.source.files], np.uint64)
-            return manifest["digest"], _commit(folder, generations(cache) / manifest["digest"], found, seen)
+            final = generations(cache) / manifest["digest"]
+            tables = {SEEN: seen_bytes(final.name, seen), TOKEN_RANGES: pack_ranges(final.name, ranges)}
+            return final.name, _commit(folder, final, found, tables)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _noting_ranges(facts: Iterator[FileFacts], ranges: list[tuple[int, int] | None]) -> Iterator[FileFacts]:
+    """The facts, whose ranges of tokens are appended to `ranges` as they pass."""
+    for each in facts:
+        ranges.append(each.token_range)
+        yield each
 
 
 def _write_tables(folder: Path, indexed: Sequence[SourceColumn], facts: Iterator[FileFacts]) -> dict[str, Any]:
@@ -222,22 +234,23 @@ def _columns(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {name: rows[name] for name in rows.dtype.names or ()}
 
 
-def _commit(folder: Path, final: Path, found: Mapping[str, Any], seen: np.ndarray[Any, Any]) -> bool:
+def _commit(folder: Path, final: Path, found: Mapping[str, Any], tables: Mapping[str, bytes]) -> bool:
     """Give a written generation its name; True where it is new (or takes the place of a damaged one).
 
     Args:
         found: what this build found that is not part of the generation, for ROOTS.
-        seen: the versions of the files, for SEEN.
+        tables: likewise, by name: numbers of the files, such as their versions.
     """
     arrivals = [build_sequence(final.parent / name) for name in list_committed(final.parent)]
     text = dump_with_checksum({"arrival": 1 + max(arrivals, default=0), **found})
-    numbers = seen_bytes(final.name, seen)
     if final.exists() and _is_whole(final, folder):
         complete_checks(final)
-        replace_file(final / SEEN, numbers)
+        for name, numbers in tables.items():
+            replace_file(final / name, numbers)
         replace_file(final / ROOTS, text)
         return False
-    write_flushed(folder / SEEN, [numbers])
+    for name, numbers in tables.items():
+        write_flushed(folder / name, [numbers])
     write_flushed(folder / ROOTS, [text])
     flush_folder(folder)
     if final.exists():

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import CacheError
+from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.formats import find_format
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE
 from megablend.fs.atomic_write import checksum, reading
@@ -36,6 +36,7 @@ from megablend.index.list_snapshots import is_committed, list_snapshots
 from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_generation_manifest, read_roots
 from megablend.index.source_entry import ColumnEntry, SourceEntry, make_columns
 from megablend.index.tables import CHUNK_COLUMNS
+from megablend.index.token_ranges import read_ranges
 from megablend.storage.location import join
 
 Int64Array = npt.NDArray[np.int64]
@@ -66,7 +67,7 @@ class Snapshot:
         if self.num_blocks != manifest["num_blocks"]:
             raise CacheError(
                 f"{folder / BLOCKS}: damaged table: {self.num_blocks} blocks, {manifest['num_blocks']} were committed; "
-                "build again to mend it"
+                f"{REPAIR_REMEDY}"
             )
         self._num_chunks: int = manifest["num_chunks"]
         self._files = FileTable(
@@ -108,7 +109,7 @@ class Snapshot:
         """Refuse numbers of chunks outside [low, high)."""
         if ((chunks < low) | (chunks >= high)).any():
             raise CacheError(
-                f"{self.folder / BLOCKS}: damaged table: a block's chunk is none of its file's; build again to mend it"
+                f"{self.folder / BLOCKS}: damaged table: a block's chunk is none of its file's; {REPAIR_REMEDY}"
             )
 
     @cached_property
@@ -117,7 +118,7 @@ class Snapshot:
         if table.num_rows != self._num_chunks:
             raise CacheError(
                 f"{self.folder / CHUNKS}: damaged table: {table.num_rows} rows, {self._num_chunks} were committed; "
-                "build again to mend it"
+                f"{REPAIR_REMEDY}"
             )
         return table
 
@@ -127,7 +128,7 @@ class Snapshot:
 
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
-        """uint64 [num_files]: the version of each file that the last build saw, see `index.seen`; 0 where unknown.
+        """uint64 [num_files]: the version of each file that the last build saw, see `file_versions`; 0 where unknown.
 
         Raises: CacheError.
         """
@@ -136,6 +137,11 @@ class Snapshot:
             tell_unknown(self.folder)
             return np.zeros(self.num_files, np.uint64)
         return found
+
+    @property
+    def token_ranges(self) -> Int64Array:
+        """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where unknown. Raises: CacheError."""
+        return read_ranges(self.folder, self.num_files)
 
     def file_names(self) -> list[str]:
         """Names of all files, relative to their sources' roots."""
@@ -266,7 +272,8 @@ def open_snapshot(cache: str | Path, digest: str) -> Snapshot:
         known = ", ".join(list_snapshots(cache)) or "none"
         raise CacheError(
             f"{folder}: there is no such generation of the index (those there are: {known}); "
-            "`megablend build` makes it again if the data is as it was, otherwise give the run another name (`run:`) and build"
+            "`megablend build CONFIG` makes it again if the data is as it was; otherwise give the run another name (`run:`), or "
+            "reset it (`megablend runs reset CONFIG`), and build"
         )
     manifest = read_generation_manifest(folder)
     for name, entry in manifest["tables"].items():
@@ -274,16 +281,14 @@ def open_snapshot(cache: str | Path, digest: str) -> Snapshot:
         with reading(path):
             size = path.stat().st_size if path.is_file() else 0
         if size != entry["bytes"]:
-            raise CacheError(f"{path}: has {size} bytes, {entry['bytes']} were committed; build again to mend it")
+            raise CacheError(f"{path}: has {size} bytes, {entry['bytes']} were committed; {REPAIR_REMEDY}")
     # The table of files is read whole anyway, and what it says is believed; the larger ones would take too long here.
     if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
-        raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong; build again to mend it")
+        raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong; {REPAIR_REMEDY}")
     found = read_roots(folder)
     for entry in manifest["sources"]:
         if not isinstance(found["roots"].get(entry["name"]), str):
-            raise CacheError(
-                f"{folder / ROOTS}: does not say where source {entry['name']!r} lies; build again to mend it"
-            )
+            raise CacheError(f"{folder / ROOTS}: does not say where source {entry['name']!r} lies; {REPAIR_REMEDY}")
         if find_format(entry["format"]) is None:
             raise CacheError(
                 f"{folder / MANIFEST}: source {entry['name']!r} is of a format, {entry['format']!r}, that this "

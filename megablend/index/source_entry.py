@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.config.read_spec import ReadSpec
-from megablend.errors import CacheError
+from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.formats import get_format
 from megablend.formats.base import Format
 from megablend.index.manifest import MANIFEST
@@ -103,7 +103,7 @@ def make_columns(
     owners = [record.get("extra_of") for record in records[len(names) :]]
     if not set(owners) <= set(names):  # None is no name: a source after an extra column
         raise CacheError(
-            f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to); build again to repair it"
+            f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to); {REPAIR_REMEDY}"
         )
     extra = tuple(
         ColumnEntry(source_name=str(owner), **each) for owner, each in zip(owners, fields[len(names) :], strict=True)

@@ -28,6 +28,7 @@ from megablend.index.manifest import damaged_tables, read_generation_manifest, r
 from megablend.index.packs import Pack, packs
 from megablend.index.sampled_digest import sampled_content_digest
 from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.index.token_ranges import read_ranges
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
@@ -79,6 +80,7 @@ def _generation_problems(cache: str, digest: str, sound: list[Snapshot]) -> Iter
     damaged = damaged_tables(folder, manifest)
     read_roots(folder)
     read_seen(folder, manifest["num_files"])
+    read_ranges(folder, manifest["num_files"])
     yield from damaged
     if damaged:  # what is in damaged tables says nothing more
         return

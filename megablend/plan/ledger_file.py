@@ -8,7 +8,7 @@ from pathlib import Path
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import flush_folder, list_committed, reading, replace_file, translate_os_errors
 from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_format import ledger_record, parse_ledger
+from megablend.plan.ledger_format import REMEDY, ledger_record, parse_ledger
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import parse_json
 
@@ -33,7 +33,7 @@ def load_ledger(cache: str, run: str) -> Ledger | None:
             f"{path}: cannot read the run's ledger ({cause_of(error)}): {remedy_of(error.errno)}"
         ) from error
     except ValueError as error:
-        raise CacheError(f"{path}: cannot read the run's ledger: {error}; restore it from a backup") from None
+        raise CacheError(f"{path}: cannot read the run's ledger: {error}; {REMEDY}") from None
     try:
         name, stages = parse_ledger(record)
     except ValueError as error:

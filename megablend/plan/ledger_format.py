@@ -17,6 +17,7 @@ from megablend.order.registry import OLD_NAMES, current_name
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.system.limited_json import missing_field
 
+REMEDY = "restore it from a backup, or reset the run (`megablend runs reset CONFIG`) and build again"
 VERSION = 1
 PLAN_VERSION = 2
 """Of the plan that new runs get; it is part of their blend, as `plan`. Runs of release 0.1.0 have none: theirs is version 1, in
@@ -101,7 +102,7 @@ def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...]]:
     except (KeyError, TypeError, ValueError):
         whole = False
     if not whole:
-        raise ValueError("the ledger does not match its own digest: it was edited or damaged; restore it")
+        raise ValueError(f"the ledger does not match its own digest: it was edited or damaged; {REMEDY}")
     return run, stages
 
 

@@ -22,7 +22,6 @@ class Locator:
         appends_eod: [num_sources], whether an end-of-document token follows each document.
         keys: [num_sources], choose the order of each source.
         kind: the order.
-        sequence_length: tokens by which samples advance.
         sample_tokens: tokens of a sample, the extra one included.
     """
 
@@ -34,12 +33,11 @@ class Locator:
         keys: Sequence[int],
         kind: OrderKind,
         *,
-        sequence_length: int,
         sample_tokens: int,
     ) -> None:
         self._snapshot, self._parts = snapshot, parts
         self._appends_eod, self._keys, self._kind = tuple(appends_eod), tuple(keys), kind
-        self._sequence_length, self._sample_tokens = sequence_length, sample_tokens
+        self._sample_tokens = sample_tokens
         self._orders: dict[int, Order] = {}
 
     def blocks(self, source: int) -> SplitBlocks:
@@ -52,11 +50,12 @@ class Locator:
             self._orders[source] = self._kind.make(self.blocks(source), self._keys[source])
         return self._orders[source]
 
-    def locate_tokens(self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]) -> Spans:
+    def locate_tokens(self, sources: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]) -> Spans:
         """Where the tokens of samples are: sequence_length of each, and the extra one.
 
         Args:
-            sources, ordinals: [n], what the plan says of the samples.
+            sources: int32 [n].
+            starts: int64 [n], where the samples begin, counted over all epochs of their sources.
 
         Returns: spans of rows 0 to n - 1; `blocks` are numbers of the snapshot, `starts` and `stops` count a block's tokens as
             the store gives them.
@@ -64,7 +63,7 @@ class Locator:
         found = []
         for source, mine in by_value(sources):
             blocks = self.blocks(source)
-            spans = self.order(source).spans(ordinals[mine] * self._sequence_length, self._sample_tokens)
+            spans = self.order(source).spans(starts[mine], self._sample_tokens)
             clips = blocks.clips(spans.blocks)
             columns = spans.blocks + blocks.first_block, spans.starts + clips, spans.stops + clips
             found.append(Spans(mine[spans.rows], spans.epochs, *columns))

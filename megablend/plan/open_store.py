@@ -9,15 +9,13 @@ import numpy as np
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.extra_check import extra_columns
 from megablend.blocks.extra_columns import ExtraColumn
+from megablend.blocks.memory_shares import get_extra_bytes
 from megablend.config import SPLITS, Config, Source
 from megablend.errors import ConfigError, PlanError
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import SourceEntry
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
-
-EXTRA_SHARE = 16
-"""One part in so many of `memory`: decoded pages of extra columns, kept for the other blocks that need them."""
 
 
 def open_block_store(config: Config, generation: Snapshot, storage: Storage) -> BlockStore:
@@ -53,7 +51,7 @@ def open_block_store(config: Config, generation: Snapshot, storage: Storage) -> 
     extra = {name: extra_columns(plain, name, sorted(each.extra_columns)) for name, each in named.items()}
     for split in SPLITS:
         _check_types([(name, extra[name]) for name in config.sources_of(split)])
-    return BlockStore(generation, eods, roots, extra, config.memory // EXTRA_SHARE, storage=storage)
+    return BlockStore(generation, eods, roots, extra, get_extra_bytes(config.memory), storage=storage)
 
 
 def _check_types(extra: Sequence[tuple[str, Sequence[ExtraColumn]]]) -> None:

@@ -19,7 +19,6 @@ from megablend.blocks.splits import SplitBlocks, parts_of
 from megablend.config import SPLITS, Config, Source
 from megablend.order.base import Order, Spans
 from megablend.order.registry import OrderKind, find_order
-from megablend.plan.interleavings.base import Plan
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import digest_of
@@ -95,7 +94,7 @@ class Run:
         return find_interleaving(self.ledger.blend.interleaving).has_lanes
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> StagesPlan:
         """Sample number -> (source, ordinal)."""
         stages = self.ledger.stages
         return StagesPlan(stage_requests(stages, self.tokens), [stage.blend.interleaving for stage in stages])
@@ -110,7 +109,6 @@ class Run:
             [source.append_eod is not None for source in self.sources],
             [int(digest_of([self.config.seed, self.split, name])[:16], 16) for name in names],
             self.order_kind,
-            sequence_length=self.config.sequence_length,
             sample_tokens=self.sample_tokens,
         )
 
@@ -124,7 +122,7 @@ class Run:
 
     def stretches(self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]) -> Spans:
         """Where the tokens of samples are; see `Locator.locate_tokens`."""
-        return self.locator.locate_tokens(sources, ordinals)
+        return self.locator.locate_tokens(sources, self.plan.token_starts(sources, ordinals))
 
     @property
     def extra_columns(self) -> tuple[ExtraColumn, ...]:

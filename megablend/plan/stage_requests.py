@@ -1,4 +1,4 @@
-"""From the stages of a ledger to stages in numbers: totals by their shares, and what each source had before."""
+"""From the stages of a ledger to stages in numbers: totals by their shares, and where each source is when a stage begins."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def stage_requests(stages: Sequence[Stage], tokens: Sequence[int]) -> list[Stage
 
     Raises: PlanError where the ends of stages do not ascend.
     """
-    requests, start, given = list[StageRequest](), 0, np.zeros(len(tokens), np.int64)
+    requests, start, first_tokens = list[StageRequest](), 0, np.zeros(len(tokens), np.int64)
     for stage, totals in zip(stages, totals_of(stages, tokens), strict=True):
         blend = stage.blend
         request = StageRequest(
             totals=totals,
             first_sample=start,
-            first_ordinals=given,
+            first_tokens=first_tokens,
             seed=blend.seed,
             lanes=blend.lanes,
             shuffle_window=blend.shuffle_window,
@@ -36,7 +36,7 @@ def stage_requests(stages: Sequence[Stage], tokens: Sequence[int]) -> list[Stage
             sample_tokens=blend.sequence_length,
         )
         requests.append(request)
-        start, given = stage.end, given + totals
+        start, first_tokens = stage.end, first_tokens + totals * blend.sequence_length
     return requests
 
 

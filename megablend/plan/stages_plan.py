@@ -26,7 +26,7 @@ class StagesPlan:
     """A source's ordinals continue from stage to stage.
 
     Args:
-        stages: in order; `first_sample` and `first_ordinals` of each say what the ones before have.
+        stages: in order; `first_sample` and `first_tokens` of each say what the ones before have.
         interleavings: the name of each stage's, in `INTERLEAVINGS`.
 
     Raises: PlanError, naming the stage, where there is none, one has no samples, or they have too many.
@@ -41,6 +41,11 @@ class StagesPlan:
         self._starts = [stage.first_sample for stage in stages]
         for number, stage in enumerate(stages):
             _check(number, stage, self.num_sources)
+        totals = np.stack([np.zeros(self.num_sources, np.int64), *(stage.totals for stage in stages)])
+        self._given: Int64s = np.cumsum(totals, axis=0)
+        """int64 [num_stages + 1, num_sources], samples of each source before each stage."""
+        self._first_tokens = np.stack([stage.first_tokens for stage in stages])
+        self._sample_tokens = np.array([stage.sample_tokens for stage in stages], np.int64)
         self.num_samples = self._starts[-1] + stages[-1].num_samples
         if self.num_samples > MAX_SAMPLES:
             raise PlanError(f"{self.num_samples} samples; a plan holds at most {MAX_SAMPLES}")
@@ -70,7 +75,7 @@ class StagesPlan:
     def counts(self, n: int) -> Int64s:
         """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
-        counts: Int64s = self._stages[stage].first_ordinals + self.plan_of(stage).counts(n - self._starts[stage])
+        counts: Int64s = self._given[stage] + self.plan_of(stage).counts(n - self._starts[stage])
         return counts
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
@@ -78,27 +83,33 @@ class StagesPlan:
 
         Fastest where neighbours are of one source and ascend. Raises: IndexError for what the plan does not have.
         """
-        last = self._stages[-1]
-        sources, ordinals = check_places(sources, ordinals, last.first_ordinals + last.totals)
+        sources, ordinals = check_places(sources, ordinals, self._given[-1])
         ks = np.empty(len(ordinals), np.int64)
         left = np.arange(len(ordinals))
         for number in range(len(self._stages) - 1, -1, -1):
-            stage = self._stages[number]
-            inside = ordinals[left] >= stage.first_ordinals[sources[left]]
+            first = self._given[number]
+            inside = ordinals[left] >= first[sources[left]]
             mine, left = left[inside], left[~inside]
             if len(mine):
-                local = ordinals[mine] - stage.first_ordinals[sources[mine]]
+                local = ordinals[mine] - first[sources[mine]]
                 ks[mine] = self._starts[number] + self.plan_of(number).samples_of(sources[mine], local)
         return ks
 
     def first_sample_from(self, source: int, ordinal: int) -> int | None:
         """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
-        for number, stage in enumerate(self._stages):
-            first = int(stage.first_ordinals[source])
-            if ordinal < first + int(stage.totals[source]):
-                found = self.plan_of(number).first_sample_from(source, max(0, ordinal - first))
-                return None if found is None else self._starts[number] + found
-        return None
+        stage = int(np.searchsorted(self._given[1:, source], max(0, ordinal), side="right"))
+        if stage == len(self._stages):
+            return None
+        inside = max(0, ordinal - int(self._given[stage, source]))
+        found = self.plan_of(stage).first_sample_from(source, inside)
+        return None if found is None else self._starts[stage] + found
+
+    def token_starts(self, sources: Int32s, ordinals: Int64s) -> Int64s:
+        """Where samples of (sources, ordinals) [n] begin, counted over all epochs of the source: int64 [n] tokens."""
+        stages = (self._given[1:-1, sources] <= ordinals).sum(axis=0)  # (stages but the last, n)
+        inside = ordinals - self._given[stages, sources]
+        starts: Int64s = self._first_tokens[stages, sources] + inside * self._sample_tokens[stages]
+        return starts
 
     def plan_of(self, stage: int) -> Plan:
         """The plan of a stage, by its number. Raises: PlanError where the stage cannot be planned."""
@@ -112,7 +123,7 @@ class StagesPlan:
 
     def _locate_in(self, stage: int, ks: Int64s) -> tuple[Int32s, Int64s]:
         sources, ordinals = self.plan_of(stage).locate_many(ks - self._starts[stage])
-        return sources, ordinals + self._stages[stage].first_ordinals[sources]
+        return sources, ordinals + self._given[stage][sources]
 
 
 def _check(number: int, stage: StageRequest, num_sources: int) -> None:

@@ -175,7 +175,10 @@ class ReadPipeline:
             if (known := self._shared.setdefault(key, mine)) is not mine:
                 return known
             task.shared.append(key)
-        forward_result(self._request(ranges), mine)
+        try:
+            forward_result(self._request(ranges), mine)
+        except BaseException as error:  # others may wait for it by now
+            mine.set_exception(error)
         return mine
 
     def _request(self, ranges: FileRanges) -> Future[FetchedRanges]:

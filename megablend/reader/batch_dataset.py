@@ -11,12 +11,12 @@ import torch.utils.data
 from megablend.errors import DataError
 from megablend.formats import bound_caches
 from megablend.prefetch.memory_budget import budget_of
+from megablend.prefetch.read_ahead import ReadAhead
 from megablend.prefetch.read_counts import ReadMeter
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.windows import plan_windows
 from megablend.reader.dataset import Dataset
 from megablend.reader.error_context import name_sample
-from megablend.reader.read_ahead import ReadAhead
 from megablend.reader.tensors import batch_dict
 from megablend.system.failures import translating
 

@@ -18,11 +18,11 @@ from megablend.errors import DataError, StateError
 from megablend.plan.run import Run
 from megablend.plan.skips import Skips
 from megablend.plan.state import State
+from megablend.prefetch.block_cache import BlockCache
 from megablend.prefetch.memory_budget import sample_bytes, split_budget
-from megablend.reader.block_cache import BlockCache
+from megablend.prefetch.samples import Sample, read_sample, read_samples
 from megablend.reader.callers import warn_if_shuffled
 from megablend.reader.error_context import name_sample
-from megablend.reader.samples import Sample, read_sample, read_samples
 from megablend.reader.tensors import sample_dict
 from megablend.reader.transform import Transform, apply, checked
 from megablend.system.failures import translating

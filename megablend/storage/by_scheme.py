@@ -10,10 +10,14 @@ from megablend.errors import ConfigError
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
 from megablend.storage.find import Found
 from megablend.storage.location import find_scheme
-from megablend.storage.registry import StorageOptions, find_storage
+from megablend.storage.objects.options import ObjectOptions
+from megablend.storage.registry import explain_scheme, find_storage
+from megablend.storage.storage_options import StorageOptions
 
 
-def make_storage(*, direct: bool = False, max_open_files: int | None = None) -> Storage:
+def make_storage(
+    *, direct: bool = False, max_open_files: int | None = None, objects: ObjectOptions | None = None
+) -> Storage:
     """The storage of a config, for locations of any scheme; those of a scheme are opened when the first is used.
 
     Called where a command or a Python user begins; all else is handed what it made.
@@ -21,8 +25,10 @@ def make_storage(*, direct: bool = False, max_open_files: int | None = None) -> 
     Args:
         direct: read blocks past the system's page cache.
         max_open_files: descriptors of local files that the process keeps; None leaves that as it is.
+        objects: how object stores and web servers are reached; None for what the environment says.
     """
-    return StorageByScheme(StorageOptions(direct=direct, max_open_files=max_open_files))
+    objects = ObjectOptions() if objects is None else objects
+    return StorageByScheme(StorageOptions(direct=direct, max_open_files=max_open_files, objects=objects))
 
 
 class StorageByScheme:
@@ -97,10 +103,7 @@ class StorageByScheme:
         if scheme == "file":
             raise ConfigError(f"{location}: write a plain path, without file://")
         if (factory := find_storage(scheme)) is None:
-            raise ConfigError(
-                f"{location}: object stores ({scheme}://) come in a later version; local and mounted paths work now: "
-                "copy the data to one, or mount the store"
-            )
+            raise ConfigError(f"{location}: {explain_scheme(scheme)}")
         made = factory(self._options)
         return made.for_checking() if self._checking else made
 

@@ -67,6 +67,8 @@ def merge_ranges(offsets: Int64s, sizes: Int64s, limits: ReadLimits, loads: Int6
         limits: those of the storage.
         loads: int64 [n], what each range adds to the `max_merged_bytes` of its run; its size where absent.
     """
+    if len(offsets) == 1:
+        return MergedRanges(offsets, offsets + sizes, np.zeros(1, np.int64))
     order = np.argsort(offsets, kind="stable")
     starts, ends = offsets[order], (offsets + sizes)[order]
     begins = np.ones(len(order), np.bool_)

@@ -9,25 +9,15 @@ Another package adds one by an entry point of the group `megablend.storages`, wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from megablend.errors import ConfigError
+from megablend.storage.storage_options import StorageOptions
 
 if TYPE_CHECKING:  # a config is read without NumPy
     from megablend.storage.base import Storage
 
 ENTRY_POINTS = "megablend.storages"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageOptions:
-    """What a config asks of its storages; each takes what it has a use for."""
-
-    direct: bool = False
-    """Read blocks past the system's page cache."""
-    max_open_files: int | None = None
-    """Descriptors of files that the process keeps; None for the storage's own choice."""
 
 
 StorageFactory: TypeAlias = "Callable[[StorageOptions], Storage]"
@@ -42,8 +32,33 @@ def _make_local(options: StorageOptions) -> Storage:
     return kind(shared_pool("local", options.max_open_files))
 
 
-STORAGES: dict[str, StorageFactory] = {"": _make_local}
+def _make_objects(options: StorageOptions) -> Storage:
+    from megablend.storage.objects.store import make_object_storage
+
+    return make_object_storage(options)
+
+
+_OBJECT_SCHEMES = ("s3", "gs", "az", "http", "https")
+STORAGES: dict[str, StorageFactory] = {"": _make_local, **dict.fromkeys(_OBJECT_SCHEMES, _make_objects)}
 """By scheme, in small letters; "" is that of plain paths."""
+
+_INSTEAD = {
+    "hf": "download the dataset once (`hf download`) and name the folder, or name its files by https:// URLs",
+    "msc": "name the bucket itself by s3://, gs:// or az://, and its endpoint under `storage`",
+    "gcs": "write gs://",
+    "s3a": "write s3://",
+    "s3n": "write s3://",
+    "abfs": "write az://container/key, and the account under `storage` or in AZURE_STORAGE_ACCOUNT_NAME",
+    "abfss": "write az://container/key, and the account under `storage` or in AZURE_STORAGE_ACCOUNT_NAME",
+    "azure": "write az://",
+}
+
+
+def explain_scheme(scheme: str) -> str:
+    """What to say of a scheme that has no storage, and what works instead."""
+    instead = _INSTEAD.get(scheme)
+    known = ", ".join(f"{name}://" for name in _OBJECT_SCHEMES)
+    return f"{scheme}:// is not read: {instead or f'expected a plain path or one of {known}'}"
 
 
 def find_storage(scheme: str) -> StorageFactory | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -32,14 +31,14 @@ class InterleavingContract:
             size = rng.randrange(1, 7)
             totals = np.array([rng.choice([0, 1, rng.randrange(60)]) for _ in range(size)])
             totals[rng.randrange(size)] += 1
-            before = np.array([rng.choice([0, rng.randrange(100)]) for _ in range(size)])
+            first = np.array([rng.choice([0, rng.randrange(100)]) for _ in range(size)])
             epochs = np.array([rng.randrange(1, 400) for _ in range(size)])
             yield (
                 rng,
                 StageRequest(
                     totals=totals,
-                    first_sample=int(before.sum()),
-                    first_ordinals=before,
+                    first_sample=int(first.sum()),
+                    first_tokens=first,
                     seed=rng.randrange(2**63),
                     lanes=rng.choice([1, 2, 3, 4, 8, 64]),
                     shuffle_window=rng.randrange(1, 20),
@@ -89,6 +88,17 @@ class InterleavingContract:
                     hits = (k for k, (which, other) in enumerate(walk) if which == source and other >= ordinal)
                     assert plan.first_sample_from(source, ordinal) == next(hits, None), (stage, source, ordinal)
 
+    def test_samples_of_is_the_inverse(self) -> None:
+        """Of every sample, in any sequence."""
+        for rng, stage in self.draw_stages("inverse"):
+            plan = self.kind.plan(stage)
+            ks = np.array(rng.sample(range(plan.num_samples), plan.num_samples))
+            assert plan.samples_of(*plan.locate_many(ks)).tolist() == ks.tolist(), stage
+            for source, total in enumerate(stage.totals):
+                for ordinal in (-1, int(total)):
+                    places = np.array([source], np.int32), np.array([ordinal])
+                    assert raises(IndexError, plan.samples_of, *places), (source, ordinal)
+
     def test_samples_that_do_not_exist_are_refused(self) -> None:
         """With an IndexError; samples that are no integers, with a TypeError."""
         for _, stage in self.draw_stages("refused"):
@@ -108,10 +118,10 @@ class InterleavingContract:
             assert np.array_equal(np.stack(plan.locate_many(ks)), np.stack(copy.locate_many(ks)))
 
 
-def raises(error: type[Exception], call: Callable[[Any], object], argument: object) -> bool:
+def raises(error: type[Exception], call: Callable[..., object], *arguments: object) -> bool:
     """Whether a call raises such an error."""
     try:
-        call(argument)
+        call(*arguments)
     except error:
         return True
     return False

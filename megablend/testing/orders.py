@@ -112,6 +112,27 @@ class OrderContract:
                 for column, expected in zip(found[1:], alone[1:], strict=True):
                     assert column[mine].tolist() == expected.tolist(), (sizes, start, length)
 
+    def test_find_tokens_is_the_inverse(self) -> None:
+        """Where every stored token of a range comes in an epoch, each once."""
+        for rng, sizes in self.draw_sizes("inverse"):
+            order, total, epoch = self.make(sizes), sum(sizes), rng.randrange(3)
+            before = [sum(sizes[:block]) for block in range(len(sizes))]
+            walk = list_tokens(order, epoch * total, (epoch + 1) * total)
+            expected = {before[block] + token: epoch * total + i for i, (_, block, token) in enumerate(walk)}
+            starts = np.array([rng.randrange(total) for _ in range(5)])
+            stops = np.array([rng.randrange(start, total) + 1 for start in starts.tolist()])
+            found = order.find_tokens(epoch, starts, stops)
+            assert (np.diff(found.rows) >= 0).all(), "rows ascend"
+            pieces = list(zip(*(column.tolist() for column in found), strict=True))
+            for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+                mine = [
+                    (stored + i, first + i)
+                    for which, stored, first, last in pieces
+                    for i in range(last - first)
+                    if which == row
+                ]
+                assert sorted(mine) == [(token, expected[token]) for token in range(start, stop)], (sizes, epoch)
+
     def test_blocks_are_consumed_as_the_kind_says(self) -> None:
         """An order that consumes whole blocks leaves none before its end."""
         if self.kind.consumes_whole_blocks:

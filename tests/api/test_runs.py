@@ -31,7 +31,9 @@ def tokens(dataset: megablend.Dataset) -> torch.Tensor:
 
 
 def test_a_run_must_be_built(config: dict[str, Any]) -> None:
-    with pytest.raises(megablend.CacheError, match="run 'demo' was not built there; run `megablend build` first"):
+    with pytest.raises(
+        megablend.CacheError, match="run 'demo' was not built there; run `megablend build CONFIG` first"
+    ):
         megablend.open(config)
 
 
@@ -48,7 +50,7 @@ def test_a_longer_run_begins_with_the_shorter(config: dict[str, Any]) -> None:
     short = megablend.open(config)
     before, state = tokens(short), short.state_dict(40)
     with pytest.raises(
-        megablend.CacheError, match="built for 100 samples, the config now asks for 170; run `megablend build`"
+        megablend.CacheError, match="built for 100 samples, the config now asks for 170; run `megablend build CONFIG`"
     ):
         megablend.open(config | {"samples": 170})
     for samples in (170, 171, 230):

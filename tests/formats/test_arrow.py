@@ -7,7 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from megablend.config.read_spec import ReadSpec
 from megablend.errors import ConfigError, CorruptFileError, UnsupportedFileError
+from megablend.formats import FORMATS
 from megablend.formats.arrow import buffers
 from megablend.formats.arrow.buffers import decompress
 from megablend.formats.arrow.column import find_column
@@ -15,6 +17,7 @@ from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.arrow.message import BatchError
 from megablend.storage.base import Bytes
 from tests.formats.writers import index, opened, pieces
+from tests.storages import STORAGE
 
 ROWS = [[1, 2], None, [3, None], [], [7, 8], [9, None], [], [6]]
 
@@ -177,15 +180,15 @@ def test_the_column_must_be_clear(tmp_path: Path) -> None:
         index(write(tmp_path / "y.arrow", twice), "a")
 
 
-def test_streams_and_old_feather_are_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_streams_named_files_and_old_feather_are_refused_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
     table = pa.table({"ids": [[1]]})
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(
-        UnsupportedFileError, match=r"is an Arrow stream.*rewrite it as a file by `import os, pyarrow as pa; "
+        UnsupportedFileError, match=r"is an Arrow stream, not an Arrow file; set `format: arrow-stream`"
     ):
-        index(path, "ids")
+        FORMATS["arrow"].index(str(path), ReadSpec(column="ids"), storage=STORAGE)
     path.write_bytes(b"FEA1" + bytes(40) + b"FEA1")
     with pytest.raises(
         UnsupportedFileError, match=r"is Feather V1, which holds no lists; write the tokens to a Parquet file"
@@ -212,7 +215,7 @@ def test_damaged_ends(tmp_path: Path) -> None:
 
 def test_a_large_batch_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "x.arrow", pa.table({"ids": [list(range(1000))]}))
-    monkeypatch.setattr("megablend.formats.arrow.reader.MAX_BYTES", 5000)
+    monkeypatch.setattr("megablend.formats.arrow.count_batches.MAX_BYTES", 5000)
     with pytest.raises(
         UnsupportedFileError, match=r"1 rows has .* more than 5000; write smaller batches \(max_chunksize"
     ):

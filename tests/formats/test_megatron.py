@@ -139,7 +139,8 @@ def test_an_idx_that_changes_under_its_reader(path: Path) -> None:
     reader = opened(path, None, found)
     field(path, HEADER_BYTES, struct.pack("<i", 2))
     with pytest.raises(
-        CorruptFileError, match=r"10[0-9] tokens, where those of .* have 10[0-9]; verify the cache, or build"
+        CorruptFileError,
+        match=r"10[0-9] tokens, where those of .* have 10[0-9]; restore the original file; or give the run",
     ):
         read_blocks(reader, found.blocks, found.chunks, STORAGE)
 

@@ -58,7 +58,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_format_of_another_package_is_found_by_name(packages: None) -> None:
     assert find_format("tokens") is get_format("tokens") is TOKENS
     assert find_format("token") is None
-    assert list_names() == ["parquet", "arrow", "megatron", "tokens", "broken", "misnamed"]
+    assert list_names() == ["parquet", "arrow", "arrow-stream", "megatron", "raw", "tokens", "broken", "misnamed"]
     with pytest.raises(ConfigError, match=r"unknown format 'token'; did you mean 'tokens'\? known: parquet, arrow, "):
         get_format("token")
 
@@ -110,7 +110,8 @@ def test_a_source_names_its_format(tmp_path: Path) -> None:
     source = write_source(tmp_path, 0, "arrow", documents(0, 60, 20, seed=1)) | {"weight": 1}
     given = renamed(source, tmp_path / "renamed", ".data")
     with pytest.raises(
-        ConfigError, match=r"unknown kind of file; known: .*set `format` to one of parquet, arrow, megatron"
+        ConfigError,
+        match=r"unknown kind of file; known: .*set `format` to one of parquet, arrow, arrow-stream, megatron",
     ):
         megablend.build(make_config(tmp_path, [given], samples=12))
     config = make_config(tmp_path, [given | {"format": "arrow"}], samples=12)

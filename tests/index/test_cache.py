@@ -121,7 +121,9 @@ def test_a_flipped_bit_of_the_table_of_files_is_said_at_opening(generation: Snap
     table = generation.folder / "files.arrow"
     data = table.read_bytes()
     table.write_bytes(data.replace(b"int32", b"in432", 1))
-    with pytest.raises(CacheError, match=r"files.arrow: damaged table: its checksum is wrong; build again"):
+    with pytest.raises(
+        CacheError, match=r"files.arrow: damaged table: its checksum is wrong; build again to repair it"
+    ):
         open_snapshot(generation.cache, generation.digest)
     table.write_bytes(data)
 

@@ -98,7 +98,9 @@ def test_a_row_is_named_with_its_file(cache: Path) -> None:
     data[MappedTable(path, checked.BLOCK_LAYOUT.columns)._begins["offset"] + 8] ^= 1
     path.write_bytes(data)
     store = BlockStore(open_snapshot(cache, path.parent.name), storage=STORAGE)
-    message = rf"{path}: damaged table: row 1 does not match its checksum in blocks.check.arrow; rebuild the index"
+    message = (
+        rf"{path}: damaged table: row 1 does not match its checksum in blocks.check.arrow; build again to repair it"
+    )
     with pytest.raises(CacheError, match=message):
         store.read([1])
     store.read([0])

@@ -194,7 +194,7 @@ def test_it_refuses_what_it_cannot_know(cache: Path, tmp_path: Path, monkeypatch
             gc(cache)
     newest = generations(cache) / list_snapshots(cache)[-1] / "files.arrow"
     newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.raises(CacheError, match="build again to mend it"):
+    with pytest.raises(CacheError, match="build again to repair it"):
         gc(cache)
     assert len(list_snapshots(cache)) == 3
 

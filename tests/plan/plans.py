@@ -21,12 +21,12 @@ def lane_plan(
     sample_tokens: int = 1,
 ) -> StagesPlan:
     """The plan of stages of one number of lanes; every stage's plan is made."""
-    requests, start, given = list[StageRequest](), 0, np.zeros(len(spans), np.int64)
+    requests, start, tokens = list[StageRequest](), 0, np.zeros(len(spans), np.int64)
     for stage in totals:
         request = StageRequest(
             totals=np.array(stage, np.int64),
             first_sample=start,
-            first_ordinals=given[: len(stage)],
+            first_tokens=tokens[: len(stage)],
             seed=seed,
             lanes=lanes,
             shuffle_window=slots,
@@ -35,7 +35,7 @@ def lane_plan(
             sample_tokens=sample_tokens,
         )
         requests.append(request)
-        start, given = start + sum(stage), given[: len(stage)] + np.array(stage, np.int64)
+        start, tokens = start + sum(stage), tokens[: len(stage)] + np.array(stage, np.int64) * sample_tokens
     plan = StagesPlan(requests, ["lanes"] * len(requests))
     for number in range(len(requests)):
         plan.plan_of(number)

@@ -209,6 +209,7 @@ def test_wrong_plans_are_refused() -> None:
     with pytest.raises(PlanError, match="samples advance by 0 tokens; expected at least 1"):
         lane_plan([[1, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=0)
     with pytest.raises(
-        PlanError, match="source 0 has 1099511627776 samples of 8388608 tokens and epochs of 1; a plan counts"
+        PlanError,
+        match="source 0 has 1099511627776 samples of 8388608 tokens from token 0 on and epochs of 1; a plan counts",
     ):
         lane_plan([[2**40, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=2**23)

@@ -147,7 +147,7 @@ def test_an_interrupt_loses_no_batch(config: dict[str, Any], monkeypatch: pytest
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("megablend.reader.read_ahead.gather", interrupted)
+    monkeypatch.setattr("megablend.prefetch.read_ahead.gather", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(iter(loader))
     monkeypatch.undo()

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import megablend
+from megablend.errors import MissingFileError
 from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits
 from megablend.storage.wrapper import WrapperStorage
 from tests.runs import make_config, write_source
@@ -65,6 +66,7 @@ class LateAsynchronous(LateStorage):
 
     def __init__(self) -> None:
         super().__init__()
+        self.fails_after: int | None = None
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
@@ -74,6 +76,8 @@ class LateAsynchronous(LateStorage):
 
     async def _fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         await asyncio.gather(*(self._request() for _ in offsets))
+        if self.fails_after is not None and self.requests > self.fails_after:
+            raise MissingFileError(path, "went away")
         return self.inner.read_ranges(path, offsets, sizes, allocate)
 
     async def _request(self) -> None:
@@ -122,6 +126,17 @@ def test_requests_wait_together_and_give_the_same_tokens(
     assert torch.equal(tokens(config, storage=asynchronous), local)
     assert asynchronous.most > 8 * DECODING
     assert asynchronous.in_flight == 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("after", [0, 200])
+def test_what_a_request_raises_reaches_the_loop(
+    config: dict[str, Any], asynchronous: LateAsynchronous, after: int
+) -> None:
+    asynchronous.fails_after = after
+    with pytest.raises(MissingFileError, match="went away"):
+        tokens(config, storage=asynchronous)
+    assert not [each for each in threading.enumerate() if each.name.startswith("megablend")]
 
 
 @pytest.mark.timeout(120)

@@ -109,11 +109,17 @@ def test_it_is_picklable_and_works_after_a_fork(tmp_path: Path, storage: LocalSt
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/x", "gs://b/*.parquet", "hdfs://n/x", "https://h/x.arrow", "S3://b/x"])
-def test_object_stores_come_later(path: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"object stores .* come in a later version; local and mounted paths work now"
-    ):
+@pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("hf://datasets/a/b/*.parquet", "download the dataset once"),
+        ("msc://profile/x", "name the bucket itself by s3://"),
+        ("gcs://b/x", "write gs://"),
+        ("hdfs://n/x", r"expected a plain path or one of s3://, gs://, az://, http://, https://"),
+    ],
+)
+def test_a_scheme_without_a_storage_is_refused_with_what_works_instead(path: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{path.split(':')[0]}:// is not read: .*{instead}"):
         make_storage().find(path)
 
 

@@ -88,10 +88,9 @@ def reopen(folder: Path, options: argparse.Namespace) -> None:
         build = builder.build
     before = {path.name for path in (folder / "cache").iterdir()}
     memory, start = own_memory(), (time.process_time(), time.perf_counter())
-    datasets = build()
+    build()
     spent = [1e3 * (time.process_time() - start[0]), 1e3 * (time.perf_counter() - start[1])]
     print("\n" + json.dumps([*spent, (own_memory() - memory) / 2**20]), flush=True)
-    datasets[0][len(datasets[0]) // 2]  # it can be read
     assert {path.name for path in (folder / "cache").iterdir()} == before, "something was built"
 
 

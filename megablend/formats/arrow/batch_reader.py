@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import CorruptFileError
+from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.arrow.buffers import Buffers
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.documents import decode, find_documents
@@ -129,7 +129,7 @@ class ArrowReader:
             raise CorruptFileError(
                 self.path,
                 f"record batch has {rows} rows and {tokens} tokens, had {block['rows']} and {block['tokens']} when it "
-                "was indexed; restore it, or build again",
+                f"was indexed; {CHANGED_REMEDY}",
                 offset=int(block["offset"]),
             )
 

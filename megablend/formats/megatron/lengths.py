@@ -12,7 +12,7 @@ import logging
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import ChangedFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.storage.base import Bytes, Int64s, Storage
 
@@ -43,13 +43,15 @@ class LengthReader:
             if idx_bytes > WHOLE_BYTES:
                 _LOG.warning(
                     "%s: the cache has no digests of its parts, so all %d bytes are read in every process; the next "
-                    "`megablend build` makes them",
+                    "`megablend build CONFIG` makes them",
                     path,
                     idx_bytes,
                 )
             found, _ = digest_idx(path, idx_bytes, storage)
             if found != structure:
-                raise ChangedFileError(path, f"has digest {found}, had {structure} when it was indexed; build again")
+                raise ChangedFileError(
+                    path, f"has digest {found}, had {structure} when it was indexed; {CHANGED_REMEDY}"
+                )
         header = parse_header(path, storage.read(path, 0, min(HEADER_BYTES, idx_bytes)), idx_bytes)
         self.num_sequences = header.num_sequences
         self._end = HEADER_BYTES + 4 * self.num_sequences
@@ -100,7 +102,7 @@ class LengthReader:
                 self._is_checked[group] = True
 
     def _changed(self, problem: str) -> ChangedFileError:
-        return ChangedFileError(self._path, f"{problem} when it was indexed; restore it, or build again")
+        return ChangedFileError(self._path, f"{problem} when it was indexed; {CHANGED_REMEDY}")
 
 
 def digest_idx(path: str, idx_bytes: int, storage: Storage) -> tuple[str, Digests]:

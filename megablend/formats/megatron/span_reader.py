@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import CorruptFileError
+from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.base import Array, DecodedBlock
 from megablend.formats.megatron.lengths import LengthReader
 from megablend.storage.base import Bytes, Int64s
@@ -82,8 +82,8 @@ class MegatronReader:
         for i in np.flatnonzero((blocks["tokens"] > 0) & ((first < 0) | (rows < 0) | (first + rows > there))):
             raise CorruptFileError(
                 self.data_path,
-                f"block of {rows[i]} sequences from {first[i]} on, where {self.idx_path} has {there} in all; verify the "
-                "cache, or build again",
+                f"block of {rows[i]} sequences from {first[i]} on, where {self.idx_path} has {there} in all; "
+                f"{CHANGED_REMEDY}",
                 offset=int(blocks["offset"][i]),
             )
 
@@ -92,7 +92,7 @@ class MegatronReader:
         for i in np.flatnonzero((offsets < 0) | (offsets + sizes > self.bin_bytes)):
             raise CorruptFileError(
                 self.data_path,
-                f"block of {sizes[i]} bytes, where the file has {self.bin_bytes}; verify the cache, or build again",
+                f"block of {sizes[i]} bytes, where the file has {self.bin_bytes}; {CHANGED_REMEDY}",
                 offset=int(offsets[i]),
             )
 
@@ -101,6 +101,6 @@ class MegatronReader:
             raise CorruptFileError(
                 self.data_path,
                 f"block of {block['rows']} sequences and {block['tokens']} tokens, where those of {self.idx_path} have "
-                f"{found}; verify the cache, or build again",
+                f"{found}; {CHANGED_REMEDY}",
                 offset=int(block["offset"]),
             )

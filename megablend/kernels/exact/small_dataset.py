@@ -1,6 +1,6 @@
 """All three arrays of a small dataset of Megatron's, in one call: thousands of datasets cost one step of Python each.
 
-What is done, and in which order numbers are drawn, is what megablend.exact.documents and megablend.exact.samples say.
+The operations and the order of random draws are those of megablend.exact.documents and megablend.exact.samples.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def find_samples(
     left_samples: Int64s,
     leaf_sources: Int32s,
     leaf_samples: Int64s,
-    leaf_ordinals: Int64s,
+    leaf_tokens: Int64s,
     leaf_spans: Int64s,
     leaf_epochs: Int64s,
     sample_tokens: int,
@@ -75,12 +75,12 @@ def find_samples(
         leaf = Leaf(
             rank,
             int(leaf_samples[rank]),
-            int(leaf_ordinals[rank]),
+            int(leaf_tokens[rank]),
             int(leaf_spans[rank]),
             int(leaf_epochs[rank]),
             int(sample_tokens),
         )
-        ordinal = leaf.ordinal + missing - 1
+        ordinal = missing - 1
         if kept != rank or not heads[0, rank, ORDINAL] <= ordinal < kept_stop:
             cycle = least_multiple(left_leaves, left_samples, total, leaf.total, rank, missing, stage.step) - 1
             if (cycle + 1) * stage.step > stage.dealt:

@@ -41,7 +41,7 @@ def locate(
     left_samples: Int64s,
     leaf_sources: Int32s,
     leaf_samples: Int64s,
-    leaf_ordinals: Int64s,
+    leaf_tokens: Int64s,
     leaf_spans: Int64s,
     leaf_epochs: Int64s,
     sample_tokens: int,
@@ -56,8 +56,8 @@ def locate(
     """Fill sources int32 [n] and ordinals int64 [n], counted from the stage's start, of its samples ks int64 [n].
 
     left_leaves, left_samples: the tree (megablend.kernels.plan.tree).
-    leaf_*: by rank: source; samples in the stage; ordinal with which the stage begins; cycles of a period; tokens of an epoch,
-        or 0 (megablend.kernels.plan.periods).
+    leaf_*: by rank: source; samples in the stage; where its first sample there begins, in tokens; cycles of a period; tokens
+        of an epoch, or 0 (megablend.kernels.plan.periods).
     firsts [1 or 2, K], strides: schedules of a full cycle of `slots` slots and, where there is one, of the cut cycle.
     start: number of the stage's first sample in the run.
     """
@@ -86,7 +86,7 @@ def locate(
             leaf = Leaf(
                 rank,
                 int(leaf_samples[rank]),
-                int(leaf_ordinals[rank]),
+                int(leaf_tokens[rank]),
                 int(leaf_spans[rank]),
                 int(leaf_epochs[rank]),
                 int(sample_tokens),
@@ -94,7 +94,7 @@ def locate(
             which = latest[rank] = enter_period(stage, leaf, cycle, position, heads, parts)
         key = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
         ordinal = ordinal_in_period(lanes, rank, cycle, position, key, which, heads, parts)
-        sources[i], ordinals[i] = leaf_sources[rank], ordinal - leaf_ordinals[rank]
+        sources[i], ordinals[i] = leaf_sources[rank], ordinal
 
 
 @kernel

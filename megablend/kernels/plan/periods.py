@@ -55,8 +55,8 @@ class Leaf(NamedTuple):
     rank: int
     total: int
     """Samples."""
-    ordinal: int
-    """The source's ordinal with which the stage begins."""
+    first_token: int
+    """Where the source's first sample of the stage begins, counted over all its epochs."""
     span: int
     """Cycles of a full period."""
     epoch_tokens: int
@@ -80,7 +80,7 @@ def period_of(
     slots: int,
     rank: int,
     leaf_total: int,
-    leaf_ordinal: int,
+    first_token: int,
     span: int,
     epoch_tokens: int,
     sample_tokens: int,
@@ -89,13 +89,13 @@ def period_of(
 ) -> tuple[int, int]:
     """The period [begin, end) that has an ordinal, which is one of cycle `cycle` by the counts at its edges.
 
-    Of the stage and the leaf, see `Stage` and `Leaf`; `ordinal` is counted from the stage's start.
+    Of the stage and the leaf, see `Stage` and `Leaf`. Ordinals are counted from the stage's start.
     """
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)
-    leaf = Leaf(rank, leaf_total, leaf_ordinal, span, epoch_tokens, sample_tokens)
+    leaf = Leaf(rank, leaf_total, first_token, span, epoch_tokens, sample_tokens)
     epoch_first = 0
     if epoch_tokens > 0:
-        epoch_first = epoch_start(leaf, epoch_of(leaf, int(leaf_ordinal) + int(ordinal)))
+        epoch_first = epoch_start(leaf, epoch_of(leaf, ordinal))
     return find_period(stage, leaf, cycle, epoch_first)
 
 
@@ -108,7 +108,7 @@ def find_period(stage: Stage, leaf: Leaf, cycle: int, epoch_first: int) -> tuple
     full = int(stage.total) // int(stage.step)  # cycles; a cut one is not counted
     if cycle >= full:
         return cycle, cycle + 1
-    begin, before = 0, int(epoch_first) - int(leaf.ordinal)
+    begin, before = 0, int(epoch_first)
     if before > 0 and leaf.span > 1:
         begin = (
             least_multiple(
@@ -163,21 +163,21 @@ def fill_period(
         stage.lanes,
     )
     before, seen = leaf_counts(left_leaves, left_samples, total, begin * stage.step, rank)
-    low, high, cycle = max(0, epoch_first - leaf.ordinal - seen), 0, begin
-    heads[which, rank, ORDINAL] = leaf.ordinal + seen + low
-    while cycle < end and leaf.ordinal + seen < epoch_stop:
+    low, high, cycle = max(0, epoch_first - seen), 0, begin
+    heads[which, rank, ORDINAL] = seen + low
+    while cycle < end and seen < epoch_stop:
         stop = min((cycle + 1) * stage.step, stage.dealt)
         before_stop, seen_stop = leaf_counts(left_leaves, left_samples, total, stop, rank)
         left = before_stop - before
         right = left + seen_stop - seen
-        high = min(right - left, epoch_stop - leaf.ordinal - seen)
+        high = min(right - left, epoch_stop - seen)
         part = parts[which, rank, cycle - begin]
         part[0], part[1], part[2], part[3] = left // lanes, left % lanes, right // lanes, right % lanes
         before, seen, cycle = before_stop, seen_stop, cycle + 1
     heads[which, rank, BEGIN], heads[which, rank, END] = begin, cycle
     heads[which, rank, LOW], heads[which, rank, HIGH] = low, high
     heads[which, rank, PURE_BEGIN] = begin + (low > 0)
-    heads[which, rank, PURE_END] = cycle - (leaf.ordinal + seen > epoch_stop)
+    heads[which, rank, PURE_END] = cycle - (seen > epoch_stop)
 
 
 @device
@@ -226,13 +226,14 @@ def count_ranks(left: int, left_rest: int, right: int, right_rest: int, residue:
 @device
 def epoch_of(leaf: Leaf, ordinal: int) -> int:
     """The epoch in which a sample begins."""
-    return int(ordinal) * int(leaf.sample_tokens) // int(leaf.epoch_tokens)
+    return (int(leaf.first_token) + int(ordinal) * int(leaf.sample_tokens)) // int(leaf.epoch_tokens)
 
 
 @device
 def epoch_start(leaf: Leaf, epoch: int) -> int:
-    """The first ordinal whose sample begins in an epoch, or later."""
-    return (int(epoch) * int(leaf.epoch_tokens) + int(leaf.sample_tokens) - 1) // int(leaf.sample_tokens)
+    """The first ordinal whose sample begins in an epoch, or later; below 0 for epochs that began before the stage."""
+    before = int(epoch) * int(leaf.epoch_tokens) - int(leaf.first_token)
+    return (before + int(leaf.sample_tokens) - 1) // int(leaf.sample_tokens)
 
 
 @device
@@ -240,8 +241,8 @@ def _epoch_at(stage: Stage, leaf: Leaf, cycle: int, position: int) -> int:
     """The epoch of a leaf's sample at a position of a cycle: estimated, and counted only where the cycle may have two."""
     stop = min((cycle + 1) * stage.step, stage.dealt)
     pace = float(leaf.total) / float(stage.total)  # counts are within 2 of the share
-    epoch = epoch_of(leaf, leaf.ordinal + max(0, int(float(cycle * stage.step) * pace) - 3))
-    if epoch_of(leaf, leaf.ordinal + int(float(stop) * pace) + 3) == epoch:
+    epoch = epoch_of(leaf, max(0, int(float(cycle * stage.step) * pace) - 3))
+    if epoch_of(leaf, int(float(stop) * pace) + 3) == epoch:
         return epoch
     lanes, shape = stage.lanes, (stage.left_leaves, stage.left_samples, stage.total)
     before, seen = leaf_counts(shape[0], shape[1], shape[2], cycle * stage.step, leaf.rank)
@@ -249,4 +250,4 @@ def _epoch_at(stage: Stage, leaf: Leaf, cycle: int, position: int) -> int:
     left = before_stop - before
     right = left + seen_stop - seen
     earlier, _, first = count_ranks(left // lanes, left % lanes, right // lanes, right % lanes, position % lanes)
-    return epoch_of(leaf, leaf.ordinal + seen + earlier + position // lanes - first)
+    return epoch_of(leaf, seen + earlier + position // lanes - first)

@@ -1,6 +1,6 @@
-"""Files of a cache: a description and its arrays, what they are called and whether they are whole.
+"""Files of a cache: a description and its arrays, their names and whether they are complete.
 
-What lies in a cache is believed only after its text, shapes, types and sizes have been looked at: Megatron writes the
+Files in a cache are trusted only after their text, shapes, types and sizes have been checked: Megatron writes the
 description first and the arrays in place, so a build of its own that was killed leaves arrays that are missing or short.
 """
 
@@ -38,7 +38,7 @@ class ArraySpec:
 
     @cached_property
     def nbytes(self) -> int:
-        """Of the array, without the file's header."""
+        """Bytes of the array, without the file's header."""
         return _ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     def header(self) -> bytes:
@@ -63,29 +63,29 @@ class Artefact:
 
     @cached_property
     def nbytes(self) -> int:
-        """Of all its files, to within some kilobytes."""
+        """Bytes of all its files, to within a few kilobytes."""
         return sum(array.nbytes for array in self.arrays)
 
     @cached_property
     def file_names(self) -> tuple[str, ...]:
-        """Of its files, the description's first."""
+        """Names of its files, the description's first."""
         return (self.description_name, *(self.file_name(array.name) for array in self.arrays))
 
     @property
     def description_name(self) -> str:
-        """Of the description's file."""
+        """Name of the description's file."""
         return f"{self.base}-description.txt"
 
     def file_name(self, array: str) -> str:
-        """Of an array's file."""
+        """Name of an array's file."""
         return f"{self.base}-{array}.npy"
 
     def path(self, cache: Path, array: str) -> Path:
-        """Where an array's file lies."""
+        """Path of an array's file."""
         return cache / self.file_name(array)
 
     def description_path(self, cache: Path) -> Path:
-        """Where the description lies."""
+        """Path of the description."""
         return cache / self.description_name
 
 
@@ -100,7 +100,7 @@ def names_in(cache: Path) -> frozenset[str] | None:
 
 
 def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None = None) -> str | None:
-    """Why what lies in the cache does not serve; "" where there is no description, None where all is well.
+    """Why the cached files cannot be used; "" if there is no description, None if all is well.
 
     Args:
         names: what `names_in` found, so that files that are not there are not looked for one by one.
@@ -115,7 +115,7 @@ def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None =
     except OSError as error:
         return f"{path}: {error.strerror}"
     if text != artefact.description:
-        return f"{path}: is not the description that its name is the hash of"
+        return f"{path}: the text does not match the hash in the file's name"
     for array in artefact.arrays:
         found, expected = _seen(artefact.path(cache, array.name)), _said(array.shape, array.dtype, array.nbytes)
         if found != expected:
@@ -126,7 +126,7 @@ def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None =
 def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
     """Version, shape, whether in Fortran's order, and type of a `.npy` file that is open at its start.
 
-    Raises: ValueError where it is none; of other versions than (1, 0) nothing but the version is told.
+    Raises: ValueError if it is not one. For versions other than (1, 0) only the version is returned.
     """
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
@@ -138,19 +138,19 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool
 
 
 def _seen(path: Path) -> str:
-    """What an array's file holds, by its header and its size."""
+    """What an array's file contains, by its header and size."""
     try:
         with path.open("rb") as file:
             version, shape, fortran_order, dtype = read_header(file)
             if version != (1, 0):
-                return "is of another version than numpy.save writes"
+                return "has an unsupported .npy version"
             nbytes = path.stat().st_size - file.tell()
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except ValueError:
-        return "is no .npy file"
+        return "not a .npy file"
     return _said(shape, f"Fortran {dtype}" if fortran_order else str(dtype), nbytes)
 
 
 def _said(shape: tuple[int, ...], dtype: str, nbytes: int) -> str:
-    return f"holds {dtype} {list(shape)} in {nbytes:,} bytes"
+    return f"contains {dtype} {list(shape)} in {nbytes:,} bytes"

@@ -1,7 +1,7 @@
 """Giving finished artefacts their names, many at a time: one flush for all of their files, then renames, descriptions last.
 
-Megatron takes an artefact for present when its files exist, so no name may appear before the bytes are on the disk, and no
-description before its arrays: a build that is killed, or a machine that loses power, then leaves nothing that is taken for a hit.
+Megatron considers an artefact present when its files exist, so no name may appear before the bytes are on the disk, and no
+description before its arrays: a build that is killed, or a machine that loses power, then leaves nothing that counts as a hit.
 
 Where the file system is a local one its `syncfs` flushes all files at once, which costs about as much as flushing two or three of
 them. Elsewhere (network file systems need not pass it on) each file is flushed when it is closed.
@@ -33,7 +33,7 @@ from megablend.kernels import new_files
 from megablend.megatron.cache_builder.artefacts import Artefact
 
 WORK_FOLDER = ".megablend"
-"""Inside the cache, on the same file system: the build lock, and files that are not whole yet."""
+"""Inside the cache, on the same file system: the build lock, and incomplete files."""
 _BATCH_BYTES = 64 << 20
 """Arrays that are committed together; large enough that flushes are few, small enough that a killed build loses little."""
 MAX_BUFFERS = 1024
@@ -47,7 +47,7 @@ _REPORTS_ERRORS = (5, 8)
 
 
 class StoppedError(Exception):
-    """The build has failed elsewhere; whatever is under way ends, and its error is not reported."""
+    """The build has failed elsewhere; work in progress ends, and its error is not reported."""
 
 
 class Commits:

@@ -1,10 +1,10 @@
-"""Document tables: the length of every document of Parquet or Arrow files, which Megatron's order needs and they do not tell.
+"""Document tables: the length of every document of Parquet or Arrow files, which Megatron's order needs but files do not store.
 
     megablend/generations/<digest>/             the index of the files, as `megablend build` makes it
     megablend-documents/<address>.json          which generation serves an address; written last
     megablend-documents/<address>-<digest>.npy  int32, the lengths of its documents, end-of-document tokens included
 
-An address keeps its generation as long as its json stands: files that are added later are not seen by a run that goes on, and
+An address keeps its generation as long as its json exists: a run that continues does not see files that are added later, and
 files that are replaced are refused. Remove the json to have the files looked at again.
 """
 
@@ -106,7 +106,7 @@ def pinned_address(cache: str, text: str) -> DatasetURI:
 
 
 def table_path(cache: str, address: DatasetURI) -> Path:
-    """Where the document table of an address that has its index lies."""
+    """Path of the document table of an address with a known index."""
     return external_references_dir(_index(cache)) / f"{_key(address)}-{address.index}.npy"
 
 

@@ -1,4 +1,4 @@
-"""Writing the files of artefacts, in a folder beside their final names; `commit` renames them when they are whole."""
+"""Writing the files of artefacts in a temporary folder; `commit` renames them when they are complete."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ArrayFile:
             self._write()
 
     def extend(self, parts: Iterable[Array]) -> None:
-        """Write all that follows, part by part."""
+        """Write the remaining rows, part by part."""
         for rows in parts:
             self.append(rows)
 
@@ -71,7 +71,7 @@ class ArtefactWriter:
 
     @contextmanager
     def array(self, name: str) -> Iterator[ArrayFile]:
-        """Open the file of an array; it is whole when the context ends."""
+        """Open the file of an array; it is complete when the context ends."""
         spec = self._spec(name)
         with self._new_file(spec) as fd:
             array = ArrayFile(fd, spec, self._commits.stop)

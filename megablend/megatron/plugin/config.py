@@ -31,7 +31,7 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     reads a page for each."""
 
     run: str = "default"
-    """Page and row order: name of the run in the cache; a run's past never changes, another name is a new run."""
+    """Page and row order: name of the run in the cache; samples of a run never change, another name starts a new run."""
 
     lanes: int = 8
     """Page and row order: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
@@ -40,16 +40,17 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     """Page and row order: slots a lane in one shuffle window."""
 
     shared_fs: str = "auto"
-    """Whether all ranks see one cache folder: "yes", "no" (one a machine) or "auto", to find out when there is work to do."""
+    """Whether all ranks see one cache folder: "yes", "no" (one per machine) or "auto" (detected when something must be built)."""
 
     max_open_files: int = 256
     """Descriptors of data files and index arrays that MegablendGPTDataset keeps open in a process."""
 
     memory: int = 512 << 20
-    """Bytes that a process keeps of the decoded pages of Parquet and Arrow files."""
+    """Bytes that a process may hold for reading a split, as `memory` of a config. In Megatron's order they are for the decoded
+    pages of Parquet and Arrow files: an equal part for each of these in the data paths."""
 
     def __post_init__(self) -> None:
-        """Check what Megatron does not know."""
+        """Check the settings that Megatron does not know."""
         super().__post_init__()
         if uses_own_plan(self):
             try:

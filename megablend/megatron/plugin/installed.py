@@ -1,4 +1,4 @@
-"""The installed megatron-core: its name, and whether the plugin fits it, which is found out once a node and kept.
+"""The installed megatron-core: its version, and whether the plugin fits it, which is checked once per node and stored.
 
 <kernel cache>/megatron-<digest>.json     what the probe found of this code of Megatron's, with this code of ours
 """
@@ -25,7 +25,7 @@ from megablend.megatron.plugin.probe import find_misfit
 
 @cache
 def installed_version() -> str:
-    """What the imported megatron-core calls itself. A source checkout has no metadata, or stands before an installed release."""
+    """Version of the imported megatron-core. A source checkout has no metadata, or takes precedence over an installed release."""
     core: Any = sys.modules["megatron.core"]
     version = getattr(core, "__version__", None)
     if version is None:
@@ -44,7 +44,7 @@ def misfit(builder: type[Any]) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         found = find_misfit(builder)
     text = json.dumps({"version": installed_version(), "misfit": found}, indent=1)
-    with contextlib.suppress(CacheError, OSError):  # a full disk: the next process finds out by itself
+    with contextlib.suppress(CacheError, OSError):  # a full disk: the next process checks again
         replace_file(path, text.encode())
     return found
 

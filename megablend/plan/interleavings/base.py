@@ -23,8 +23,8 @@ class StageRequest:
     """int64 [num_sources], samples of each source; at least one in all."""
     first_sample: int = 0
     """Number of the stage's first sample in the run: stages of one run should not repeat each other's order."""
-    first_ordinals: Int64s
-    """int64 [num_sources], samples that each source had before the stage."""
+    first_tokens: Int64s
+    """int64 [num_sources], where each source's first sample of the stage begins, counted over all its epochs."""
     seed: int = 0
     lanes: int = 1
     shuffle_window: int = 1

@@ -49,7 +49,7 @@ class LanePlan:
         epoch_tokens: tokens of an epoch of each source, [D]; runs then end where its epochs do. Where absent they do not.
         sample_tokens: tokens by which samples advance.
         first_sample: number of the stage's first sample in the run; part of what chooses the order.
-        first_ordinals: samples that each source had before the stage, [D]; they say where its epochs end.
+        first_tokens: where each source's first sample of the stage begins, counted over all its epochs, [D].
 
     Raises: PlanError, naming the source.
     """
@@ -65,21 +65,21 @@ class LanePlan:
         epoch_tokens: Sequence[int] | Int64s | None = None,
         sample_tokens: int = 1,
         first_sample: int = 0,
-        first_ordinals: Sequence[int] | Int64s | None = None,
+        first_tokens: Sequence[int] | Int64s | None = None,
     ) -> None:
         totals, cycles = np.asarray(totals, np.int64), np.asarray(cycles, np.int64)
         zeros = np.zeros(len(totals), np.int64)
-        before = zeros if first_ordinals is None else np.asarray(first_ordinals, np.int64)
+        first = zeros if first_tokens is None else np.asarray(first_tokens, np.int64)
         _check(lanes, window, cycles)
         if epoch_tokens is not None:
-            _check_epochs((before + totals).tolist(), [int(tokens) for tokens in epoch_tokens], sample_tokens)
+            _check_epochs(totals.tolist(), first.tolist(), [int(tokens) for tokens in epoch_tokens], sample_tokens)
         self.num_sources, self.num_samples = len(totals), int(totals.sum())
         self._lanes, self._window, self._seed, self._start = lanes, window, seed & MASK, first_sample
         self._cycle_samples = lanes * window
         self._dealt = self.num_samples // lanes * lanes
         """Samples of full cycles and the cut one; the tail follows."""
         tree = self._tree = build_tree(totals)
-        self._leaf_ordinals, self._leaf_cycles = before[tree.sources], cycles[tree.sources]
+        self._leaf_tokens, self._leaf_cycles = first[tree.sources], cycles[tree.sources]
         self._leaf_epochs = (zeros if epoch_tokens is None else np.asarray(epoch_tokens, np.int64))[tree.sources]
         self._sample_tokens = sample_tokens
         cut = self._dealt % self._cycle_samples // lanes
@@ -130,7 +130,7 @@ class LanePlan:
             self._tree.left_samples,
             self._tree.sources,
             self._tree.samples,
-            self._leaf_ordinals,
+            self._leaf_tokens,
             self._leaf_cycles,
             self._leaf_epochs,
             self._sample_tokens,
@@ -169,9 +169,10 @@ class LanePlan:
         shape = tree.left_leaves, tree.left_samples
         cycle = first_multiple(*shape, total, int(tree.samples[rank]), rank, ordinal + 1, self._cycle_samples) - 1
         if cycle * self._cycle_samples < self._dealt:
-            first = int(self._leaf_ordinals[rank])
-            leaf = rank, int(tree.samples[rank]), first, int(self._leaf_cycles[rank]), int(self._leaf_epochs[rank])
-            begin, end = period_of(*shape, total, self._lanes, self._window, *leaf, self._sample_tokens, cycle, ordinal)
+            columns = tree.samples, self._leaf_tokens, self._leaf_cycles, self._leaf_epochs
+            samples, first, span, epoch = (int(column[rank]) for column in columns)
+            leaf = rank, samples, first, span, epoch, self._sample_tokens
+            begin, end = period_of(*shape, total, self._lanes, self._window, *leaf, cycle, ordinal)
             for each in range(begin, end):
                 yield self._samples_in_cycle(rank, each)
         yield np.arange(self._dealt, total)
@@ -197,7 +198,7 @@ class LanePlan:
             self._tree.left_samples,
             self._tree.sources,
             self._tree.samples,
-            self._leaf_ordinals,
+            self._leaf_tokens,
             leaf_cycles,
             self._leaf_epochs,
             self._sample_tokens,
@@ -223,7 +224,7 @@ def plan_lanes(stage: StageRequest) -> LanePlan:
         epoch_tokens=stage.epoch_tokens,
         sample_tokens=stage.sample_tokens,
         first_sample=stage.first_sample,
-        first_ordinals=stage.first_ordinals,
+        first_tokens=stage.first_tokens,
     )
 
 
@@ -235,14 +236,16 @@ def _check(lanes: int, window: int, cycles: Int64s) -> None:
         raise PlanError(f"source {source} is dealt over {cycles[source]} cycles; expected at least 1")
 
 
-def _check_epochs(samples: Sequence[int], epoch_tokens: Sequence[int], sample_tokens: int) -> None:
+def _check_epochs(
+    samples: Sequence[int], first_tokens: Sequence[int], epoch_tokens: Sequence[int], sample_tokens: int
+) -> None:
     if sample_tokens < 1:
         raise PlanError(f"samples advance by {sample_tokens} tokens; expected at least 1")
-    for source, (tokens, read) in enumerate(zip(epoch_tokens, samples, strict=True)):
+    for source, (tokens, first, read) in enumerate(zip(epoch_tokens, first_tokens, samples, strict=True)):
         if tokens < (read > 0):
             raise PlanError(f"source {source} has epochs of {tokens} tokens; expected at least 1")
-        if (read + 4) * sample_tokens + tokens > _MAX_TOKENS:  # estimates go beyond the end by less
+        if first + (read + 4) * sample_tokens + tokens > _MAX_TOKENS:  # estimates go beyond the end by less
             raise PlanError(
-                f"source {source} has {read} samples of {sample_tokens} tokens and epochs of {tokens}; a plan counts at most "
-                f"{_MAX_TOKENS} tokens of a source, and an epoch beyond its end"
+                f"source {source} has {read} samples of {sample_tokens} tokens from token {first} on and epochs of {tokens}; a "
+                f"plan counts at most {_MAX_TOKENS} tokens of a source, and an epoch beyond its end"
             )

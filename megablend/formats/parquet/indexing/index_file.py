@@ -16,6 +16,7 @@ from megablend.formats.parquet.metadata.column_chunk import Chunks, column_chunk
 from megablend.formats.parquet.metadata.footer import read_footer
 from megablend.formats.parquet.metadata.schema import Column, find_column
 from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.statistics import find_value_range
 from megablend.formats.parquet.metadata.thrift import UnsupportedError
 from megablend.storage.base import Storage
 
@@ -65,6 +66,7 @@ def index_file(path: str, read: ReadSpec, storage: Storage, *, span: tuple[int, 
         scanned_bytes=found.scanned_bytes,
         column=leaf.name,
         note=found.note,
+        token_range=find_value_range(chunks, leaf),
     )
 
 

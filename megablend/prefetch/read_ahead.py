@@ -19,13 +19,13 @@ import numpy.typing as npt
 from megablend.formats.decoded import DecodedBlocks
 from megablend.order.base import Spans
 from megablend.plan.run import Run
+from megablend.prefetch.block_table import BlockTable
 from megablend.prefetch.memory_budget import Budget
 from megablend.prefetch.read_counts import ReadMeter
 from megablend.prefetch.read_pipeline import ReadPipeline
 from megablend.prefetch.read_schedule import ReadSchedule
+from megablend.prefetch.samples import Samples, continued, gather
 from megablend.prefetch.windows import Window
-from megablend.reader.block_table import BlockTable
-from megablend.reader.samples import Samples, continued, gather
 
 Int64s = npt.NDArray[np.int64]
 

@@ -13,8 +13,8 @@ from megablend.formats.decoded import DecodedBlocks
 from megablend.index.snapshot import Snapshot
 from megablend.order.base import Spans
 from megablend.plan.run import Run
-from megablend.reader.block_cache import BlockCache
-from megablend.reader.block_table import BlockTable
+from megablend.prefetch.block_cache import BlockCache
+from megablend.prefetch.block_table import BlockTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,16 @@
+"""Object stores and HTTP servers as storages: `s3://`, `gs://`, `az://`, `http://` and `https://`, through obstore.
+
+address      what a location names: a bucket (or a server) and a key
+options      settings by URL prefix
+urls         lists of URLs: braces, text files; queries, which are for the request only
+pins         which version of an object is read
+failures     what an error of the client means
+credentials  what obstore does not find by itself
+clients      obstore's stores, by bucket and options
+loop         the process's event loop, and what happens after a fork
+flow         how many requests are in flight, and at which rate
+timing       how long a request may take, learned from those before
+requests     one ranged GET: its conditions, retries, time-outs and hedges
+listing      patterns by LIST
+store        `ObjectStorage`
+"""

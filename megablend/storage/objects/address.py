@@ -1,0 +1,65 @@
+"""What a location names: a bucket, a container or a server, and a key in it."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from megablend.errors import ConfigError, UnsupportedFileError
+
+WEB_SCHEMES = ("http", "https")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_EXPECTED = {"s3": "s3://bucket/key", "gs": "gs://bucket/key", "az": "az://container/key"}
+
+
+class Address(NamedTuple):
+    """A parsed location."""
+
+    scheme: str
+    """In small letters."""
+    bucket: str
+    """A bucket or container; of HTTP the server (`host` or `host:port`)."""
+    key: str
+    """As the store knows it: without percent signs that only a URL needs. Empty for the bucket itself."""
+
+    @property
+    def root(self) -> str:
+        """The location of the bucket, without a trailing slash."""
+        return f"{self.scheme}://{self.bucket}"
+
+
+def parse_location(location: str) -> Address:
+    """Parse a location of an object store or a web server.
+
+    Raises: ConfigError where it names no bucket or server, or contains credentials.
+    """
+    scheme, _, rest = location.partition("://")
+    scheme = scheme.lower()
+    if scheme in WEB_SCHEMES:
+        return _parse_url(location, scheme)
+    bucket, _, key = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise ConfigError(f"{location}: found {bucket!r} for a bucket, expected {_EXPECTED.get(scheme, 'a bucket')}")
+    return Address(scheme, bucket, key)
+
+
+def check_key(location: str, key: str) -> None:
+    """Refuse keys that the client cannot address. Raises: UnsupportedFileError."""
+    parts = key.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise UnsupportedFileError(
+            location, "its key has an empty part, `.` or `..` between slashes; copy the object to a key without these"
+        )
+
+
+def _parse_url(location: str, scheme: str) -> Address:
+    url = urlsplit(location)
+    if "@" in url.netloc:
+        host = url.netloc.rpartition("@")[2]
+        raise ConfigError(f"{scheme}://{host}{url.path}: contains a user or password; remove it from the URL")
+    if not url.netloc:
+        raise ConfigError(f"{location}: names no server, expected {scheme}://host/path")
+    if re.search(r"%2f", url.path, re.IGNORECASE):
+        raise ConfigError(f"{location}: has an encoded slash (%2F), which cannot be requested; use a URL without it")
+    return Address(scheme, url.netloc, unquote(url.path.removeprefix("/")))

@@ -1,0 +1,176 @@
+"""What is asked of one bucket or server: the state of an object, ranges of it, listings. Coroutines of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from megablend.errors import DataError, MissingFileError, UnsupportedFileError
+from megablend.storage.base import Bytes, Int64s
+from megablend.storage.objects.address import Address
+from megablend.storage.objects.failures import Failure, Kind, find_bad_key, read_failure
+from megablend.storage.objects.listing import Listed, Object, find_objects
+from megablend.storage.objects.pins import Pin, make_pin
+from megablend.storage.objects.requests import Source
+
+T = TypeVar("T")
+MAX_PART_BYTES = 8 << 20
+"""Longer ranges are requested in parts, which come at the same time."""
+
+
+class Bucket:
+    """A source of objects with its listings.
+
+    Args:
+        source: sends its requests.
+        lister: obstore's store for listings; None where there are none.
+    """
+
+    def __init__(self, source: Source, lister: Any) -> None:
+        self.source, self._lister = source, lister
+
+    async def stat(self, path: str, key: str) -> Pin:
+        """The present version of an object. Raises: MissingFileError; DataError.
+
+        By a GET of its first byte: the answer to a HEAD has no reason of a failure, and many signed URLs allow none.
+        """
+        try:
+            return (await self.source.get(path, key, 0, 1, None)).pin
+        except DataError as error:
+            if error.offset is None:
+                raise
+        return await self._stat_empty(path, key)
+
+    async def _stat_empty(self, path: str, key: str) -> Pin:
+        """An object without bytes has no range."""
+        import obstore
+
+        async def attempt() -> Pin | Failure:
+            try:
+                meta = await obstore.head_async(self.source.store, key)
+            except Exception as error:  # of the client: whatever it is
+                return read_failure(error)
+            return make_pin(meta, versions=self.source.options.versions)
+
+        return _answer(path, await self.source.persist(path, attempt))
+
+    async def read_into(
+        self, path: str, key: str, pin: Pin, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes
+    ) -> None:
+        """Read ranges of one version into `out`: neighbours by one request, long ones by several, all at the same time.
+
+        Args:
+            offsets, sizes, begins: int64 [n]; where each range is in the object, and where it goes.
+
+        Raises: ChangedFileError, MissingFileError, DataError.
+        """
+        parts = plan_requests(offsets, sizes, begins)
+        tasks = [asyncio.ensure_future(self._read_part(path, key, pin, part, out)) for part in parts]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _read_part(self, path: str, key: str, pin: Pin, part: tuple[int, int, int], out: Bytes) -> None:
+        start, stop, begin = part
+        answer = await self.source.get(path, key, start, stop, pin)
+        for each in answer.parts:
+            data = np.frombuffer(each, np.uint8)
+            out[begin : begin + len(data)] = data
+            begin += len(data)
+
+    async def find(self, pattern: str, address: Address) -> list[tuple[str, Pin]]:
+        """Keys that match a pattern, sorted, with their versions. Raises: MissingFileError, DataError."""
+        found = await find_objects(
+            address.key,
+            lambda folder: self._list_folder(pattern, address, folder),
+            lambda folder: self._list_all(pattern, address, folder),
+        )
+        pins = [make_pin(each.meta) for each in found]
+        if self.source.options.versions:  # listings do not tell these
+            tasks = [self.stat(f"{address.root}/{each.key}", each.key) for each in found]
+            pins = list(await asyncio.gather(*tasks))
+        return [(each.key, pin) for each, pin in zip(found, pins, strict=True)]
+
+    async def has_folder(self, path: str, key: str) -> bool:
+        """Whether objects have keys below a folder's. Raises: DataError."""
+        address = Address("", "", "")
+        try:
+            listed = await self._list_folder(path, address, key)
+        except MissingFileError:
+            return False
+        return bool(listed.folders or listed.objects)
+
+    async def _list_folder(self, pattern: str, address: Address, folder: str) -> Listed:
+        import obstore
+
+        async def attempt() -> Listed | Failure:
+            try:
+                listed = await obstore.list_with_delimiter_async(self._lister, folder or None)
+            except Exception as error:  # of the client: whatever it is
+                return _read_list_failure(error, address)
+            objects = [Object(each["path"], each) for each in listed["objects"]]
+            return Listed(list(listed["common_prefixes"]), objects)
+
+        return _answer(pattern, await self.source.persist(pattern, attempt), is_list=True)
+
+    async def _list_all(self, pattern: str, address: Address, folder: str) -> Sequence[Object]:
+        import obstore
+
+        async def attempt() -> Sequence[Object] | Failure:
+            try:
+                listed = await obstore.list(self._lister, folder or None, chunk_size=1000).collect_async()
+            except Exception as error:  # of the client: whatever it is
+                return _read_list_failure(error, address)
+            return _without_markers([Object(each["path"], each) for each in listed])
+
+        return _answer(pattern, await self.source.persist(pattern, attempt), is_list=True)
+
+
+def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[tuple[int, int, int]]:
+    """Requests that read ranges: (first byte, byte after the last, where it goes).
+
+    A range that begins where the one before ends, in the object and in what it is read into, is read with it, up to
+    MAX_PART_BYTES; a longer one in parts. Empty ranges are not read.
+    """
+    requests: list[tuple[int, int, int]] = []
+    for offset, size, begin in zip(offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True):
+        if requests and size:
+            start, stop, place = requests[-1]
+            if stop == offset and place + stop - start == begin and stop - start + size <= MAX_PART_BYTES:
+                requests[-1] = (start, offset + size, place)
+                continue
+        for done in range(0, size, MAX_PART_BYTES):
+            stop = min(size, done + MAX_PART_BYTES)
+            requests.append((offset + done, offset + stop, begin + done))
+    return requests
+
+
+def _without_markers(objects: Sequence[Object]) -> Sequence[Object]:
+    """Objects without the empty ones that stand for folders, whose trailing slash the client takes away."""
+    folders = {each.key.rpartition("/")[0] for each in objects}
+    return [each for each in objects if each.meta["size"] or each.key not in folders]
+
+
+def _read_list_failure(error: Exception, address: Address) -> Failure:
+    if (key := find_bad_key(error)) is not None:
+        remedy = "copy it to a key without these and remove it, or use a pattern of another folder"
+        return Failure(
+            Kind.REFUSED, f"the object {address.root}/{key} has an empty part, `.` or `..` between slashes", remedy
+        )
+    return read_failure(error)
+
+
+def _answer(location: str, found: T | Failure, *, is_list: bool = False) -> T:
+    """What was found. Raises: MissingFileError, UnsupportedFileError, DataError where that is a failure."""
+    if not isinstance(found, Failure):
+        return found
+    if found.kind is Kind.MISSING:
+        raise MissingFileError(location, "no such object")
+    doing = "listed" if is_list else "read"
+    kind = UnsupportedFileError if "between slashes" in found.cause else DataError
+    raise kind(location, f"cannot be {doing}: {found.cause}: {found.remedy}")

@@ -1,0 +1,152 @@
+"""obstore's stores: one for requests, and one for listings, of each bucket with its options; shared by the process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from megablend.errors import ConfigError
+from megablend.storage.objects.address import WEB_SCHEMES, Address
+from megablend.storage.objects.credentials import find_provider
+from megablend.storage.objects.flow import count_processes
+from megablend.storage.objects.loop import check_fork
+from megablend.storage.objects.options import StoreOptions
+from megablend.storage.objects.requests import Source
+
+INSTALL = "install megablend[objects] (`pip install 'megablend[objects]'`)"
+_LIST_SECONDS = 30.0
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+}
+_lock = threading.Lock()
+_sources: dict[tuple[str, str, StoreOptions], Source] = {}
+_listers: dict[tuple[str, StoreOptions], Any] = {}
+
+
+def check_installed(location: str) -> None:
+    """Raises: ConfigError where obstore is missing."""
+    try:
+        import obstore  # noqa: F401
+    except ImportError:
+        raise ConfigError(f"{location}: reading object stores needs obstore: {INSTALL}") from None
+
+
+def get_source(address: Address, options: StoreOptions, query: str) -> Source:
+    """What requests of a bucket go through, made on first use.
+
+    Raises: ConfigError where it cannot be made, or after a fork.
+    """
+    check_fork()
+    key = (address.root, query, options)
+    with _lock:
+        if key not in _sources:
+            store = _make_store(address, options, query, is_for_lists=False)
+            _sources[key] = Source(address.root, store, options, count_processes())
+        return _sources[key]
+
+
+def get_lister(address: Address, options: StoreOptions) -> Any:
+    """obstore's store for listings of a bucket: these are of many requests, each of which is tried again by itself."""
+    check_fork()
+    key = (address.root, options)
+    with _lock:
+        if key not in _listers:
+            _listers[key] = _make_store(address, options, "", is_for_lists=True)
+        return _listers[key]
+
+
+def forget_sources() -> None:
+    """Make clients again on their next use, for what has changed in the environment; not while requests are in flight."""
+    with _lock:
+        _sources.clear()
+        _listers.clear()
+
+
+def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_lists: bool) -> Any:
+    from obstore.exceptions import BaseError
+    from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+
+    given = options.endpoint or _find_endpoint(address.scheme)
+    common: dict[str, Any] = {
+        "client_options": _client_options(address, options, given, is_for_lists=is_for_lists),
+        "retry_config": {"max_retries": 4 if is_for_lists else 0, "retry_timeout": timedelta(seconds=_LIST_SECONDS)},
+    }
+    try:
+        if address.scheme in WEB_SCHEMES:
+            return HTTPStore(f"{address.scheme}://{address.bucket}/{f'?{query}' if query else ''}", **common)
+        if options.anonymous:
+            common["skip_signature"] = True
+        if address.scheme == "gs":
+            return GCSStore(address.bucket, **common, **_drop_none(base_url=given))
+        if address.scheme == "az":
+            return AzureStore(address.bucket, **common, **_drop_none(account_name=options.account, endpoint=given))
+        return S3Store(address.bucket, **common, **_s3_settings(address, options, given))
+    except (BaseError, ValueError) as error:
+        problem = type(error).__name__  # its text may contain settings of the environment
+    remedies = {
+        "az": "set AZURE_STORAGE_ACCOUNT_NAME (or `account` under `storage`) and its credentials",
+        "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or `anonymous: true` under `storage`",
+    }
+    remedy = remedies.get(address.scheme, "check `storage` and the environment")
+    raise ConfigError(f"{address.root}: the client refuses its settings ({problem}): {remedy}")
+
+
+def _drop_none(**settings: str | None) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _find_endpoint(scheme: str) -> str | None:
+    """The endpoint that the environment gives."""
+    return next((os.environ[name] for name in _ENDPOINTS.get(scheme, ()) if os.environ.get(name)), None)
+
+
+def _s3_settings(address: Address, options: StoreOptions, endpoint: str | None) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if options.region:
+        settings["region"] = options.region
+    if endpoint:
+        scheme, _, host = endpoint.partition("://")
+        settings["endpoint"] = endpoint if options.path_style is not False else f"{scheme}://{address.bucket}.{host}"
+    if options.path_style is not None:
+        settings["virtual_hosted_style_request"] = not options.path_style
+    if options.requester_pays:
+        settings["request_payer"] = True
+    if not options.anonymous and (provider := find_provider(options.profile)) is not None:
+        settings["credential_provider"] = provider
+    return settings
+
+
+def _client_options(
+    address: Address, options: StoreOptions, endpoint: str | None, *, is_for_lists: bool
+) -> dict[str, Any]:
+    target = f"{address.scheme}://" if address.scheme in WEB_SCHEMES else endpoint or ""
+    settings: dict[str, Any] = {
+        "allow_http": target.startswith("http://"),
+        "connect_timeout": timedelta(seconds=options.connect_timeout),
+        # Silence is measured by the requests themselves, which know how long answers usually take.
+        "timeout": timedelta(seconds=_LIST_SECONDS if is_for_lists else options.give_up_after + 3600),
+        "user_agent": "megablend",
+    }
+    ca_file = options.ca_file or (os.environ.get("AWS_CA_BUNDLE") if address.scheme == "s3" else None)
+    if ca_file:
+        try:
+            settings["root_certificate"] = Path(ca_file).expanduser().read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{address.root}: ca_file {ca_file}: cannot be read ({error.strerror})") from None
+    if options.proxy:
+        settings["proxy_url"] = options.proxy
+    return settings
+
+
+def _unlock() -> None:
+    """After a fork the lock may be held by a thread that the child does not have; stores cannot be used, nor safely dropped."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)

@@ -1,0 +1,70 @@
+"""Credentials of S3 that obstore does not find by itself: profiles and single sign-on of ~/.aws, through botocore.
+
+Keys of the environment, web identities, containers and instances are obstore's, as are all of Google's and Azure's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from megablend.errors import ConfigError
+
+_LOG = logging.getLogger("megablend")
+_FOUND_BY_OBSTORE = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+_ASK_AGAIN = timedelta(minutes=6)
+"""obstore asks for new ones 5 minutes before the end: once a minute; botocore answers from memory until they expire."""
+_REMEDY = "it needs botocore: `pip install botocore`, or give the keys by the environment"
+Provider = Callable[[], Awaitable[dict[str, Any]]]
+
+
+def find_provider(profile: str | None) -> Provider | None:
+    """What asks botocore for credentials; None where obstore's own chain is to be used.
+
+    Raises: ConfigError where a profile is asked for that cannot be read.
+    """
+    named = profile or os.environ.get("AWS_PROFILE")
+    if named is None and (any(os.environ.get(name) for name in _FOUND_BY_OBSTORE) or not _has_files()):
+        return None
+    try:
+        import botocore.exceptions
+        import botocore.session
+    except ImportError:
+        if named is None:
+            _LOG.warning("credentials in ~/.aws are not read: %s", _REMEDY)
+            return None
+        raise ConfigError(f"profile {named!r} of ~/.aws: {_REMEDY}") from None
+    try:
+        credentials = botocore.session.Session(profile=named).get_credentials()
+    except botocore.exceptions.ProfileNotFound:
+        raise ConfigError(f"profile {named!r}: not found in ~/.aws/config or ~/.aws/credentials") from None
+    if credentials is None:
+        if named is None:
+            return None
+        raise ConfigError(f"profile {named!r} of ~/.aws contains no credentials; log in, or name another profile")
+
+    async def provide() -> dict[str, Any]:
+        frozen = await asyncio.to_thread(credentials.get_frozen_credentials)
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(timezone.utc) + _ASK_AGAIN,
+        }
+
+    return provide
+
+
+def _has_files() -> bool:
+    names = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config"))
+    return any(Path(os.environ.get(name) or default).expanduser().is_file() for name, default in names)

@@ -1,0 +1,152 @@
+"""What an error of the client means: which are tried again, and what is said of the others.
+
+The client's messages contain whole URLs, with the signature that a query may be, and answers of servers that echo keys: only
+known codes of them are shown.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What becomes of a request that failed."""
+
+    AGAIN = "again"
+    """It is tried again: the source is busy, or a connection broke."""
+    BUSY = "busy"
+    """The same, and fewer requests are sent."""
+    CONNECT = "connect"
+    """No connection: it is tried again where the source has answered before."""
+    EXPIRED = "expired"
+    """Credentials have expired: new ones may come."""
+    CHANGED = "changed"
+    """There is another version of the object."""
+    MISSING = "missing"
+    """There is no such object."""
+    EMPTY = "empty"
+    """The object has none of the bytes asked for."""
+    REFUSED = "refused"
+    """It will not be answered, however often it is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error of the client, without what may be secret."""
+
+    kind: Kind
+    cause: str
+    remedy: str
+
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_BUSY = {"408", "425", "429", "502", "503", "504"}
+_CLOCK = "set the clock of this machine"
+_KEYS = "check the credentials of the environment (access key, secret and session token belong together)"
+_EXPIRED = "renew the credentials; those of roles and profiles are refreshed by themselves"
+_ACCESS = (
+    "get permission to read it (and to list its folder, for patterns); or set `anonymous: true` where it is public"
+)
+_REGION = "set `region` of this prefix under `storage`, or AWS_REGION"
+_CODES = {
+    "NoSuchBucket": (Kind.REFUSED, "there is no such bucket", "check its name, `endpoint` and `region`"),
+    "ContainerNotFound": (Kind.REFUSED, "there is no such container", "check its name and the account"),
+    "InvalidBucketName": (Kind.REFUSED, "this is not a valid bucket name", "check its name"),
+    "ExpiredToken": (Kind.EXPIRED, "the credentials have expired", _EXPIRED),
+    "ExpiredTokenException": (Kind.EXPIRED, "the credentials have expired", _EXPIRED),
+    "TokenRefreshRequired": (Kind.EXPIRED, "the credentials have expired", _EXPIRED),
+    "InvalidToken": (Kind.REFUSED, "the session token is not valid", _KEYS),
+    "InvalidAccessKeyId": (Kind.REFUSED, "the access key does not exist", _KEYS),
+    "SignatureDoesNotMatch": (Kind.REFUSED, "the secret key is wrong", _KEYS),
+    "AuthenticationFailed": (Kind.REFUSED, "the account key or token is wrong", _KEYS),
+    "RequestTimeTooSkewed": (Kind.REFUSED, "the clocks of this machine and the store differ", _CLOCK),
+    "AuthorizationHeaderMalformed": (Kind.REFUSED, "the bucket is in another region", _REGION),
+    "PermanentRedirect": (Kind.REFUSED, "the bucket is in another region", _REGION),
+    "AccessDenied": (Kind.REFUSED, "access is denied", _ACCESS),
+    "SlowDown": (Kind.BUSY, "the store asks for fewer requests", ""),
+    "InvalidObjectState": (Kind.REFUSED, "the object is archived", "restore it from the archive first"),
+}
+_STATUSES = {
+    "400": (Kind.REFUSED, "the store refuses the request", "check `endpoint` and `region`"),
+    "401": (Kind.REFUSED, "the store asks for credentials", _KEYS),
+    "403": (Kind.REFUSED, "access is denied", _ACCESS),
+    "404": (Kind.MISSING, "no such object", ""),
+    "410": (Kind.MISSING, "no such object", ""),
+    "412": (Kind.CHANGED, "was replaced", ""),
+    "416": (Kind.EMPTY, "the object ends before", ""),
+}
+
+
+def read_failure(error: BaseException) -> Failure:
+    """What an exception of obstore (or of its credentials) means."""
+    text, name = str(error), type(error).__name__
+    if (code := _CODE.search(text)) and (known := _CODES.get(code[1])):
+        return Failure(known[0], f"{known[1]} ({code[1]})", known[2])
+    if status := _STATUS.search(text):
+        return _of_status(status[1], code[1] if code else "", text)
+    if isinstance(error, FileNotFoundError):
+        return Failure(*_STATUSES["404"])
+    if "redirect without LOCATION" in text:
+        return Failure(Kind.REFUSED, "the store redirects elsewhere: the bucket is probably in another region", _REGION)
+    if name == "NotSupportedError" or "non-partial response" in text:
+        return Failure(
+            Kind.REFUSED,
+            "the server does not answer requests for ranges of bytes",
+            "use a server that does, or copy the file",
+        )
+    if "empty path segment" in text or "whilst parsing path segment" in text:
+        return Failure(Kind.REFUSED, "a key has an empty part, `.` or `..` between slashes", "copy it to another key")
+    return _of_connection(text, name)
+
+
+def find_bad_key(error: BaseException) -> str | None:
+    """The key that a LIST failed at, since the client cannot express it; None where that is not the cause."""
+    found = re.search(r'Path "([^"]*)" contained empty path segment|Error parsing Path "([^"]*)"', str(error))
+    return (found[1] or found[2]) if found else None
+
+
+def _of_status(status: str, code: str, text: str) -> Failure:
+    shown = f"HTTP {status}{f', {code}' if code else ''}"
+    if status == "407":
+        return Failure(Kind.REFUSED, f"the proxy asks for credentials ({shown})", "give them in HTTPS_PROXY")
+    if status in _STATUSES:
+        kind, cause, remedy = _STATUSES[status]
+        return Failure(kind, f"{cause} ({shown})" if kind is Kind.REFUSED else cause, remedy)
+    if status in _BUSY:
+        return Failure(Kind.BUSY, f"the source is busy ({shown})", "")
+    if status.startswith("5"):
+        return Failure(Kind.AGAIN, f"the source failed ({shown})", "")
+    return Failure(Kind.REFUSED, f"found an answer of {shown}", "check the location and `endpoint`")
+
+
+def _of_connection(text: str, name: str) -> Failure:
+    low = text.lower()
+    if "certificate" in low or "invalidcertificate" in low or "unknownissuer" in low:
+        remedy = "set `ca_file` to the PEM file of the authority that signed it, or correct `endpoint`"
+        return Failure(Kind.CONNECT, "the server's TLS certificate is not trusted", remedy)
+    if "dns error" in low:
+        return Failure(
+            Kind.CONNECT, "the server's name cannot be resolved", "check the name in the location or `endpoint`"
+        )
+    if "invalidmessage" in low or "corrupt message" in low:
+        return Failure(
+            Kind.CONNECT, "the server does not speak TLS at this port", "check `http` or `https` of `endpoint`"
+        )
+    if "tunnel" in low or "proxy" in low:
+        return Failure(
+            Kind.CONNECT, "the proxy does not connect", "check `proxy` or HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+        )
+    if "builder error" in low or "url scheme is not allowed" in low:
+        return Failure(Kind.REFUSED, "the endpoint is not a URL that can be used", "write it as https://host:port")
+    if "metadata" in low or "credential" in low or "token" in low or name == "UnauthenticatedError":
+        return Failure(
+            Kind.CONNECT,
+            "no credentials were found",
+            "set them in the environment; or `anonymous: true` for public data",
+        )
+    if "kind: connect" in low or "tcp connect error" in low:
+        return Failure(Kind.CONNECT, "no connection to the server", "check `endpoint`, `proxy` and the network")
+    return Failure(Kind.AGAIN, "the connection broke", "")

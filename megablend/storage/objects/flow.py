@@ -1,0 +1,103 @@
+"""How many requests to a source are in flight, how many bytes they ask for, and at which rate: this process's share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import deque
+
+MAX_REQUESTS = 256
+"""Of a process: at 30 ms and 64 KB each, about 500 MB/s."""
+MAX_BYTES = 256 << 20
+"""Asked for at a time by a process."""
+_MIN_REQUESTS = 4
+_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+
+def count_processes() -> int:
+    """Processes of the job that read: its ranks, times the workers of this process's DataLoader."""
+    ranks = next((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1)
+    data = sys.modules.get("torch.utils.data")  # not imported for this
+    worker = data.get_worker_info() if data is not None else None
+    return max(1, ranks) * (worker.num_workers if worker is not None else 1)
+
+
+class Flow:
+    """Admits requests of one source; used in the event loop only.
+
+    Fewer are admitted after the source said that it is busy, and one more after each round of successes.
+
+    Args:
+        max_requests: of the whole job.
+        max_rate: bytes a second of the whole job; None for no limit.
+        processes: between which these are shared.
+    """
+
+    def __init__(self, max_requests: int, max_rate: int | None, processes: int) -> None:
+        self.most = max(_MIN_REQUESTS, min(MAX_REQUESTS, max_requests // processes))
+        self.limit: float = self.most
+        self.requests = self.bytes = self.most_seen = 0
+        self._rate = None if max_rate is None else max_rate / processes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._paid_until = self._slowed_at = 0.0
+
+    async def enter(self, size: int) -> None:
+        """Wait until `size` bytes may be requested."""
+        if self._waiting or not self._has_room(size):
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append((size, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self.leave(size)
+                raise
+        else:
+            self._add(size)
+        if self._rate is not None:
+            await self._pay(size)
+
+    def leave(self, size: int) -> None:
+        """Give back what a request took."""
+        self.requests -= 1
+        self.bytes -= size
+        self._admit()
+
+    def slow_down(self, now: float) -> None:
+        """Admit fewer requests: the source is busy. Many answers within a second count once."""
+        if now - self._slowed_at >= 1:
+            self._slowed_at = now
+            self.limit = max(_MIN_REQUESTS, 0.7 * min(self.limit, self.requests))
+
+    def speed_up(self) -> None:
+        """A request succeeded."""
+        if self.limit < self.most:
+            self.limit = min(self.most, self.limit + 1 / self.limit)
+
+    def _has_room(self, size: int) -> bool:
+        return self.requests < int(self.limit) and (self.bytes + size <= MAX_BYTES or not self.requests)
+
+    def _add(self, size: int) -> None:
+        self.requests += 1
+        self.bytes += size
+        self.most_seen = max(self.most_seen, self.requests)
+
+    def _admit(self) -> None:
+        while self._waiting and (self._waiting[0][1].done() or self._has_room(self._waiting[0][0])):
+            size, turn = self._waiting.popleft()
+            if not turn.done():
+                self._add(size)
+                turn.set_result(None)
+
+    async def _pay(self, size: int) -> None:
+        """Wait for the rate: a second's worth may go at once."""
+        assert self._rate is not None
+        now = asyncio.get_running_loop().time()
+        self._paid_until = max(self._paid_until, now - 1) + size / self._rate
+        if self._paid_until > now:
+            try:
+                await asyncio.sleep(self._paid_until - now)
+            except asyncio.CancelledError:
+                self.leave(size)
+                raise

@@ -1,0 +1,87 @@
+"""The process's one event loop, in a thread of its own, which all requests to object stores run in.
+
+The client is not safe to use after a fork: its threads are not there in the child, which would wait for them for ever. So
+a child of a process that has used it is refused at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from megablend.errors import ConfigError
+
+T = TypeVar("T")
+
+FORK_REMEDY = (
+    "start processes by `forkserver` or `spawn` (multiprocessing_context='forkserver' of a DataLoader), or fork before "
+    "the first file of an object store is read"
+)
+
+
+class _Loop:
+    """An event loop that runs in a thread until the process ends."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="megablend-objects", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Stop the loop; what is in flight is dropped."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=5)
+
+
+_lock = threading.Lock()
+_running: _Loop | None = None
+_forked_after_use = False
+
+
+def check_fork() -> None:
+    """Refuse to go on in a child of a process that has used the client. Raises: ConfigError."""
+    if _forked_after_use:
+        raise ConfigError(f"this process was forked from one that has read from an object store: {FORK_REMEDY}")
+
+
+def is_used() -> bool:
+    """Whether this process has used the client, so that its forked children could not."""
+    return _running is not None
+
+
+def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Run a coroutine in the loop. Raises: ConfigError in a forked child of a process that has done so before."""
+    global _running
+    if _forked_after_use:
+        work.close()
+        check_fork()
+    if _running is None:
+        with _lock:
+            if _running is None:
+                _running = _Loop()
+    return asyncio.run_coroutine_threadsafe(work, _running.loop)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in the loop and wait for what it returns; cancelled where the wait is interrupted."""
+    future = submit(work)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def _after_fork() -> None:
+    global _running, _lock, _forked_after_use
+    _forked_after_use = _forked_after_use or _running is not None
+    _running, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,71 @@
+"""Which version of an object is read: its size and etag, sent along with every request and compared with every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from megablend.storage.base import FileStat
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A version of an object."""
+
+    size: int
+    """Bytes."""
+    etag: str
+    """Without quotes; empty where the store gives none, or a weak one, which two versions may share."""
+    modified: int
+    """Seconds since 1970; 0 where it is not known."""
+    version: str | None = None
+    """The store's name of it, by which it is read on after another has come; None where versions are not asked for."""
+
+    @property
+    def stat(self) -> FileStat:
+        """What the readers of files know a version by: the same from a LIST, a HEAD and a GET."""
+        return FileStat(size=self.size, etag=self.etag or f"modified-{self.modified}")
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """obstore's options of a GET that is answered for this version only."""
+        if self.version is not None:
+            return {"version": self.version}
+        if self.etag:
+            return {"if_match": f'"{self.etag}"'}
+        if self.modified:
+            return {"if_unmodified_since": datetime.fromtimestamp(self.modified, timezone.utc)}
+        return {}
+
+    def find_difference(self, other: Pin) -> str | None:
+        """How another version, that of an answer, differs from this one; None where it is the same."""
+        if other.size != self.size:
+            return f"it has {other.size} bytes, had {self.size}"
+        if self.etag and other.etag and other.etag != self.etag:
+            return f"its etag is {other.etag}, was {self.etag}"
+        if not (self.etag and other.etag) and self.modified and other.modified and other.modified != self.modified:
+            return f"it was modified at {_show(other.modified)}, before at {_show(self.modified)}"
+        return None
+
+
+def make_pin(meta: Mapping[str, Any], *, versions: bool = False) -> Pin:
+    """The version that obstore's metadata of an object describes; `versions`: keep the store's name of it."""
+    return Pin(
+        size=int(meta["size"]),
+        etag=normalise_etag(meta["e_tag"]),
+        modified=max(0, int(meta["last_modified"].timestamp())),
+        version=meta["version"] if versions else None,
+    )
+
+
+def normalise_etag(etag: str | None) -> str:
+    """An etag without quotes, since stores set them in some answers only; empty for a weak one."""
+    if not etag or etag.startswith("W/"):
+        return ""
+    return etag.strip().strip('"')
+
+
+def _show(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

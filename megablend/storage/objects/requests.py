@@ -1,0 +1,296 @@
+"""Requests to one bucket or server: a ranged GET of one version, tried again and hedged; and how it went, in numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError, MissingFileError
+from megablend.storage.objects.failures import Failure, Kind, read_failure
+from megablend.storage.objects.flow import Flow
+from megablend.storage.objects.options import StoreOptions
+from megablend.storage.objects.pins import Pin, make_pin
+from megablend.storage.objects.timing import LARGE_BYTES, Timing
+
+T = TypeVar("T")
+_LOG = logging.getLogger("megablend")
+_LOG_SECONDS = 60.0
+_QUIET_ATTEMPTS = 3
+"""Before anything is said of a request: single failures are ordinary."""
+_FIRST_CONTACT_SECONDS = 10.0
+"""A source that has never answered is given up sooner: its name, port or certificate is probably wrong."""
+_EXPIRED_ATTEMPTS = 3
+_MOST_SECONDS = 10.0
+_MOST_PATIENCE = 16.0
+_HEDGES = 0.005
+_STREAM_BYTES = 1 << 20
+
+
+class Answer(NamedTuple):
+    """Bytes of an object, and which version of it they are of."""
+
+    parts: list[Any]
+    """Buffers, one after the other."""
+    start: int
+    stop: int
+    pin: Pin
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a source was asked for."""
+
+    requests: int = 0
+    bytes: int = 0
+    """Asked for, with those that were asked for again."""
+    failures: int = 0
+    hedges: int = 0
+
+
+class _Progress:
+    """When a request was sent, and when something of its answer last came."""
+
+    __slots__ = ("began", "first", "large", "last", "left", "number")
+
+    def __init__(self, now: float, number: int) -> None:
+        self.number = number
+        self.began = self.last = now
+        self.first: float | None = None
+        self.left = 0
+        self.large = False
+
+
+class Source:
+    """A bucket, container or server, reached with one set of options. Used in the event loop only.
+
+    Args:
+        root: for messages, such as s3://bucket.
+        store: obstore's, which does not try again by itself.
+        options: how it is read.
+        processes: that share the job's limits.
+    """
+
+    def __init__(self, root: str, store: Any, options: StoreOptions, processes: int) -> None:
+        self.root, self.store, self.options = root, store, options
+        self.flow = Flow(options.max_requests, options.max_source_rate, processes)
+        self.timing = Timing(options.read_timeout)
+        self.counts = Counts()
+        self._answered = False
+        self._logged_at = -_LOG_SECONDS
+        self._failing = 0
+        self._said_weak = False
+
+    async def get(self, location: str, key: str, start: int, stop: int, pin: Pin | None) -> Answer:
+        """Bytes `start` to `stop` of one version of an object; of whichever there is where `pin` is None.
+
+        Raises: MissingFileError; ChangedFileError; CorruptFileError where it ends before; DataError.
+        """
+
+        patience = 1.0
+
+        async def attempt() -> Answer | Failure:
+            nonlocal patience
+            await self.flow.enter(stop - start)
+            answers = self.timing.num_answers
+            try:
+                return await self._send(key, start, stop, pin, patience)
+            finally:
+                self.flow.leave(stop - start)
+                if answers == self.timing.num_answers:  # slow for all: nothing is learned from what is not waited for
+                    patience = min(_MOST_PATIENCE, 2 * patience)
+
+        found = await self.persist(location, attempt)
+        if isinstance(found, Failure):
+            raise _error_of(location, found, pin, start, stop)
+        return found
+
+    async def persist(self, location: str, attempt: Callable[[], Awaitable[T | Failure]]) -> T | Failure:
+        """Call `attempt` until it succeeds, or fails in a way that trying again does not change.
+
+        Raises: DataError where it was tried for `give_up_after`.
+        """
+        loop = asyncio.get_running_loop()
+        attempts, failed_at = 0, 0.0
+        try:
+            while True:
+                found = await attempt()
+                attempts += 1
+                if not isinstance(found, Failure):
+                    self._answered = True
+                    self.flow.speed_up()
+                    return found
+                now = loop.time()
+                if attempts == 1:
+                    failed_at = now
+                    self._failing += 1
+                self._check_patience(location, found, attempts, now - failed_at)
+                if self._is_final(found, attempts):
+                    return found
+                if found.kind is Kind.BUSY:
+                    self.flow.slow_down(now)
+                if attempts > _QUIET_ATTEMPTS:
+                    self._log(found, now)
+                longest = min(_MOST_SECONDS, 0.1 * 2 ** min(attempts, 20))
+                await asyncio.sleep(longest * random.uniform(0.5, 1) + (found.kind is Kind.EXPIRED) * 0.5)
+        finally:
+            if failed_at:
+                self._failing -= 1
+
+    def _is_final(self, failure: Failure, attempts: int) -> bool:
+        """Whether trying again changes nothing."""
+        self.counts.failures += 1
+        self._answered = self._answered or failure.kind not in (Kind.CONNECT, Kind.AGAIN)
+        if failure.kind is Kind.EXPIRED:
+            return attempts >= _EXPIRED_ATTEMPTS
+        return failure.kind not in (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
+
+    def _check_patience(self, location: str, failure: Failure, attempts: int, seconds: float) -> None:
+        if failure.kind not in (Kind.AGAIN, Kind.BUSY, Kind.CONNECT):
+            return
+        patience = self.options.give_up_after
+        if failure.kind is Kind.CONNECT and not self._answered:
+            patience = min(patience, _FIRST_CONTACT_SECONDS)
+        if seconds >= patience:
+            remedy = failure.remedy or "see to the source or the network, or set `give_up_after` higher"
+            raise DataError(
+                location, f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s: {remedy}"
+            )
+
+    def _log(self, failure: Failure, now: float) -> None:
+        if now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
+            _LOG.warning(
+                "%s: %s; %d requests are being tried again, each for %.0f s at most (%d of %d failed so far)",
+                self.root,
+                failure.cause,
+                self._failing,
+                self.options.give_up_after,
+                self.counts.failures,
+                self.counts.requests,
+            )
+
+    async def _send(self, key: str, start: int, stop: int, pin: Pin | None, patience: float) -> Answer | Failure:
+        """One attempt: a request, and a second one where it is late; `patience`: times the usual time that it may take."""
+        loop = asyncio.get_running_loop()
+        sent: dict[asyncio.Task[Answer | Failure], _Progress] = {}
+
+        def send() -> None:
+            progress = _Progress(loop.time(), self.counts.requests)
+            sent[loop.create_task(self._request(key, start, stop, pin, progress))] = progress
+
+        send()
+        late: float | None = self._hedge_after(stop - start)
+        failure = Failure(Kind.AGAIN, "the source stopped answering", "")
+        answers = self.timing.num_answers
+        try:
+            while sent:
+                now = loop.time()
+                ends = {task: progress.last + self._allow(progress, patience) for task, progress in sent.items()}
+                until = min(ends.values())
+                until = min(until, now + self.options.read_timeout)  # what is allowed may be less by then
+                if late is not None:
+                    until = min(until, next(iter(sent.values())).began + late)
+                done, _ = await asyncio.wait(sent, timeout=max(0.0, until - now), return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    del sent[task]
+                    found = task.result()
+                    if isinstance(found, Answer):
+                        return found
+                    failure = found
+                now = loop.time()
+                for task, progress in list(sent.items()):
+                    if now >= progress.last + self._allow(progress, patience):
+                        del sent[task]
+                        await _cancel(task)
+                        is_alive = self.timing.num_answers > answers
+                        kind = Kind.AGAIN if is_alive else Kind.BUSY
+                        failure = Failure(kind, f"no answer for {now - progress.last:.0f} s", "")
+                if late is not None and sent and now >= next(iter(sent.values())).began + late:
+                    late = None
+                    if self.counts.hedges < _HEDGES * self.counts.requests:
+                        self.counts.hedges += 1
+                        send()
+            return failure
+        finally:
+            for task in sent:
+                task.cancel()
+
+    def _hedge_after(self, size: int) -> float | None:
+        if size > LARGE_BYTES or self.options.max_source_rate is not None or self.flow.limit < self.flow.most:
+            return None
+        return self.timing.hedge_after()
+
+    def _allow(self, progress: _Progress, patience: float) -> float:
+        """Seconds that may pass after the last sign of an answer: few where a whole round of later requests was answered."""
+        size = 0 if progress.first is None or progress.large else progress.left
+        if self.timing.is_overtaken(progress.number, self.flow.requests):
+            return self.timing.allow_stalled(size)
+        return patience * self.timing.allow(size)
+
+    async def _request(self, key: str, start: int, stop: int, pin: Pin | None, progress: _Progress) -> Answer | Failure:
+        import obstore
+
+        self.counts.requests += 1
+        self.counts.bytes += stop - start
+        loop, size = asyncio.get_running_loop(), stop - start
+        options: Any = {"range": (start, stop), **(pin.conditions if pin is not None else {})}
+        try:
+            result = await obstore.get_async(self.store, key, options=options)
+            progress.first = progress.last = loop.time()
+            progress.left, progress.large = size, size > LARGE_BYTES
+            there = make_pin(result.meta, versions=self.options.versions)
+            if pin is not None and (difference := pin.find_difference(there)) is not None:
+                return Failure(Kind.CHANGED, difference, "")
+            begin, end = result.range
+            parts: list[Any] = []
+            if progress.large:
+                async for part in result.stream(min_chunk_size=_STREAM_BYTES):
+                    progress.last = loop.time()
+                    parts.append(part)
+            else:
+                parts.append(await result.bytes_async())
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # of the client: whatever it is
+            return read_failure(error)
+        if not there.etag and not self._said_weak:
+            self._said_weak = True
+            _LOG.warning(
+                "%s: gives no strong etags: whether an object was replaced is told by its size and the second it was modified in",
+                self.root,
+            )
+        if begin != start or sum(map(len, parts)) != end - begin:
+            return Failure(Kind.AGAIN, "the answer was not as long as it should be", "")
+        if end != stop and end != there.size:
+            return Failure(Kind.AGAIN, "the answer ended early", "")
+        self.timing.note(progress.number, loop.time() - progress.began, size)
+        return Answer(parts, begin, end, there)
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _error_of(location: str, failure: Failure, pin: Pin | None, start: int, stop: int) -> DataError:
+    """What to say of a request that failed for good."""
+    if failure.kind is Kind.MISSING:
+        if pin is None:
+            return MissingFileError(location, "no such object")
+        return MissingFileError(location, f"was deleted while it was in use; {CHANGED_REMEDY}")
+    if failure.kind is Kind.CHANGED:
+        found = "" if failure.cause == "was replaced" else f" ({failure.cause})"
+        return ChangedFileError(location, f"was replaced while it was in use{found}; {CHANGED_REMEDY}")
+    if failure.kind is Kind.EMPTY:
+        return CorruptFileError(
+            location,
+            f"truncated: {stop - start} bytes are wanted here, but the object ends before; restore it",
+            offset=start,
+        )
+    return DataError(location, f"cannot be read: {failure.cause}: {failure.remedy}")

@@ -1,0 +1,207 @@
+"""`ObjectStorage`: objects and web files as a Storage. Each version is pinned when it is first met, and read on or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import numpy as np
+
+from megablend.errors import ConfigError, CorruptFileError, MissingFileError
+from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
+from megablend.storage.find import Found, Match
+from megablend.storage.objects import loop
+from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
+from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
+from megablend.storage.objects.clients import check_installed, get_lister, get_source
+from megablend.storage.objects.flow import MAX_REQUESTS
+from megablend.storage.objects.listing import is_wild
+from megablend.storage.objects.pins import Pin
+from megablend.storage.objects.urls import split_query
+from megablend.storage.storage_options import StorageOptions
+
+
+class ObjectStorage:
+    """Object stores and web servers of any number of buckets. Picklable (its options are); safe between threads.
+
+    Raises, from any call: ConfigError where the client is missing, the location names no bucket, or this process was forked from
+    one that has read from an object store.
+
+    Args:
+        options: those of all storages.
+        checking: ask for the state of an object each time; for those who look whether it has changed.
+    """
+
+    def __init__(self, options: StorageOptions, *, checking: bool = False) -> None:
+        self._options, self._checking = options, checking
+        self._queries = dict(options.objects.urls)
+        self._stats: dict[str, Future[Pin]] = {}
+        self._pins: dict[str, Pin] = {}
+
+    def __reduce__(self) -> tuple[Callable[..., ObjectStorage], tuple[StorageOptions, bool]]:
+        return _restore, (self._options, self._checking)
+
+    def limits(self, path: str) -> ReadLimits:
+        """See Storage.limits: neighbours are read together, gaps are not."""
+        return ReadLimits(max_gap_bytes=0, max_merged_bytes=MAX_PART_BYTES, max_reads=MAX_REQUESTS)
+
+    def for_checking(self) -> Storage:
+        """See Storage.for_checking."""
+        return ObjectStorage(self._options, checking=True)
+
+    def find(self, pattern: str) -> Found:
+        """See Storage.find. Sizes and etags of a listing are kept: `stat` asks for them no more."""
+        address = parse_location(pattern)
+        if address.scheme in WEB_SCHEMES or not is_wild(address.key):
+            return self._find_one(pattern, address)
+        try:
+            found = loop.run(self._bucket(pattern, address).find(pattern, address))
+        except MissingFileError:
+            return Found([], {})
+        files = []
+        for key, pin in found:
+            path = f"{address.root}/{key}"
+            self._pins[path] = pin
+            files.append(Match(0, path, path))
+        return Found(files, {})
+
+    def glob(self, pattern: str) -> list[str]:
+        """See Storage.glob."""
+        return [match.path for match in self.find(pattern).files]
+
+    def is_folder(self, path: str) -> bool:
+        """See Storage.is_folder: whether objects have keys below it. Web servers do not tell."""
+        address = parse_location(path)
+        if address.scheme in WEB_SCHEMES:
+            return False
+        return loop.run(self._bucket(path, address).has_folder(path, address.key.rstrip("/")))
+
+    def is_readable(self, path: str) -> bool:
+        """See Storage.is_readable: not known before it is read."""
+        return True
+
+    def stat(self, path: str) -> FileStat:
+        """See Storage.stat: of the version that was found, which reads are answered from."""
+        return self._pin(path).stat
+
+    def stat_opened(self, path: str) -> FileStat:
+        """See Storage.stat_opened."""
+        return self._pin(path).stat
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """See Storage.read."""
+        out, begins = self.read_ranges(
+            path, np.array([offset]), np.array([size]), lambda total: np.empty(total, np.uint8)
+        )
+        return out[begins[0] : begins[0] + size].tobytes()
+
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        """See Storage.read_ranges: all at the same time."""
+        future = self.fetch(path, offsets, sizes, allocate)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
+        """The same without waiting: what `read_ranges` returns or raises is the future's. From any thread."""
+        bucket, address = self._open(path)
+        self._check_ranges(path, offsets, sizes)
+        ends = np.cumsum(sizes, dtype=np.int64)
+        begins, out = ends - sizes, allocate(int(ends[-1]) if len(ends) else 0)
+        return loop.submit(self._fill(bucket, path, address.key, offsets, sizes, begins, out))
+
+    @contextmanager
+    def descriptor(self, path: str) -> Iterator[int]:
+        """See Storage.descriptor: there is none."""
+        yield -1
+
+    async def _fill(
+        self, bucket: Bucket, path: str, key: str, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes
+    ) -> tuple[Bytes, Int64s]:
+        pin = self._pins.get(path)
+        if pin is None:
+            pin = self._keep(path, await bucket.stat(path, key))
+            self._check_ranges(path, offsets, sizes)
+        await bucket.read_into(path, key, pin, offsets, sizes, begins, out)
+        return out, begins
+
+    def _find_one(self, path: str, address: Address) -> Found:
+        if not address.key or address.key.endswith("/"):
+            return Found([], {})
+        self._pins.pop(path, None)
+        try:
+            if address.scheme in WEB_SCHEMES:
+                self._pins[path] = self._find_url(path, address)
+            self._pin(path)
+        except MissingFileError:
+            return Found([], {})
+        return Found([Match(0, path, path)], {})
+
+    def _find_url(self, path: str, address: Address) -> Pin:
+        """The version of a web file. At the first one all URLs of the config are asked for, many at a time."""
+        if is_wild(address.key):
+            raise ConfigError(
+                f"{path}: web servers do not list their files: name them, with braces ({{00..12}}) or in a text "
+                "file of URLs, one a line, whose name ends in .urls; write [ and * of a file's name as %5B and %2A"
+            )
+        if path in self._queries and not self._stats:
+            for each in self._queries:
+                bucket, where = self._open(each)
+                self._stats[each] = loop.submit(bucket.stat(each, where.key))
+        asked = self._stats.pop(path, None)
+        if asked is not None:
+            return asked.result()
+        bucket, _ = self._open(path)
+        return loop.run(bucket.stat(path, address.key))
+
+    def _pin(self, path: str) -> Pin:
+        pin = None if self._checking else self._pins.get(path)
+        if pin is None:
+            bucket, address = self._open(path)
+            pin = loop.run(bucket.stat(path, address.key))
+            if self._checking:
+                self._pins[path] = pin
+        return self._keep(path, pin)
+
+    def _keep(self, path: str, pin: Pin) -> Pin:
+        """The version that all readers of a path have: the one that was met first."""
+        return self._pins.setdefault(path, pin)
+
+    def _check_ranges(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
+        pin = self._pins.get(path)
+        most = (1 << 62) if pin is None else pin.size
+        for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > most - sizes)):
+            offset, size = int(offsets[i]), int(sizes[i])
+            if pin is None or offset < 0 or size < 0:
+                raise CorruptFileError(path, f"{size} bytes are wanted from byte {offset}: no file has these")
+            raise CorruptFileError(
+                path,
+                f"truncated: {size} bytes are wanted here, but the file ends at byte {most}; restore it",
+                offset=offset,
+            )
+
+    def _open(self, path: str) -> tuple[Bucket, Address]:
+        address = parse_location(path)
+        check_key(path, address.key)
+        return self._bucket(path, address), address
+
+    def _bucket(self, location: str, address: Address) -> Bucket:
+        loop.check_fork()
+        plain, query = split_query(location) if address.scheme in WEB_SCHEMES else (location, "")
+        query = query or self._queries.get(plain, "")
+        options = self._options.objects.find(plain)
+        check_installed(location)
+        source = get_source(address, options, query)
+        return Bucket(source, None if address.scheme in WEB_SCHEMES else get_lister(address, options))
+
+
+def make_object_storage(options: StorageOptions) -> Storage:
+    """The storage of one scheme."""
+    return ObjectStorage(options)
+
+
+def _restore(options: StorageOptions, checking: bool) -> ObjectStorage:
+    return ObjectStorage(options, checking=checking)

@@ -1,0 +1,81 @@
+"""Lists of URLs, since web servers do not list their files: braces, and text files; and queries, which are secrets."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from megablend.errors import ConfigError
+
+LIST_ENDING = ".urls"
+"""Of a local text file with a URL a line."""
+MAX_URLS = 1_000_000
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
+_WEB = re.compile(r"https?://", re.IGNORECASE)
+
+
+def is_web(location: str) -> bool:
+    """Whether a location is a URL of a web server."""
+    return _WEB.match(location) is not None
+
+
+def expand_location(location: str) -> list[str]:
+    """The URLs that a location with braces, or a text file of URLs, stands for; any other location itself.
+
+    Raises: ConfigError where the file cannot be read or contains something else, or braces stand for too many.
+    """
+    if is_web(location):
+        return expand_braces(location)
+    if location.endswith(LIST_ENDING) and "://" not in location:
+        return [each for line in _read_lines(location) for each in expand_braces(line)]
+    return [location]
+
+
+def split_query(location: str) -> tuple[str, str]:
+    """A URL without its query and fragment, and the query."""
+    if not is_web(location):
+        return location, ""
+    plain, _, query = location.partition("#")[0].partition("?")
+    return plain, query
+
+
+def expand_braces(url: str) -> list[str]:
+    """`{a,b}` and `{00..12}` of a URL, as a shell expands them; not those in its query. Raises: ConfigError."""
+    plain, mark, query = url.partition("?")
+    pieces = _BRACES.split(plain)
+    choices = [[piece] if i % 2 == 0 else _choices(piece) for i, piece in enumerate(pieces)]
+    count = 1
+    for each in choices:
+        count *= len(each)
+    if count > MAX_URLS:
+        raise ConfigError(f"{plain}: its braces stand for {count:,} URLs, expected at most {MAX_URLS:,}")
+    return ["".join(chosen) + mark + query for chosen in itertools.product(*choices)]
+
+
+def _choices(inside: str) -> list[str]:
+    if (numbers := _NUMBERS.fullmatch(inside)) is not None:
+        first, last = numbers.groups()
+        if abs(int(last) - int(first)) >= MAX_URLS:
+            raise ConfigError(f"{{{inside}}}: stands for more than {MAX_URLS:,} numbers")
+        step = 1 if int(first) <= int(last) else -1
+        width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
+        return [f"{i:0{width}d}" for i in range(int(first), int(last) + step, step)]
+    return inside.split(",") if "," in inside else [f"{{{inside}}}"]
+
+
+def _read_lines(path: str) -> Iterable[str]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read as a list of URLs ({reason})") from None
+    urls = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    for number, url in enumerate(urls):
+        if not is_web(url):
+            raise ConfigError(f"{path}: entry {number + 1} is {url[:80]!r}, expected a URL (http:// or https://)")
+    if not urls:
+        raise ConfigError(f"{path}: contains no URLs; expected one a line")
+    return urls

@@ -1,0 +1,206 @@
+"""A source of files over HTTP (and S3 as far as reading goes) that fails as it is told to: a real server, seeded and counting.
+
+Paths are `/bucket/key`, as S3's path style has them; signatures are not looked at. `?list-type=2` lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import random
+import threading
+from collections import Counter
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+T = TypeVar("T")
+CHUNK = 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """Shares of the answers (0 to 1) that go wrong, each in its way; times in seconds."""
+
+    latency: float = 0.0
+    tail: float = 0.0
+    """Answers that take 100 times as long."""
+    status: Mapping[int, float] = field(default_factory=dict)
+    """Answers of a status in place of the file, such as {503: 0.2}."""
+    reset: float = 0.0
+    """Connections closed without an answer."""
+    truncated: float = 0.0
+    """Connections closed in the middle of the body."""
+    stall: float = 0.0
+    """Bodies that never end."""
+    flip: float = 0.0
+    """Bodies with one bit flipped."""
+    rate: float | None = None
+    """Bytes a second of all answers together."""
+    seed: int = 0
+
+
+class FaultySource:
+    """Serves `files` (`bucket/key` to bytes) on loopback while it is entered.
+
+    Set `faults`, `is_down` and `ignores_conditions` at any time. Counts: `requests` and `faulty` (by kind), `bytes` sent,
+    `most_in_flight`.
+    """
+
+    def __init__(self, files: dict[str, bytes], faults: Faults | None = None) -> None:
+        self.files, self.faults = files, faults or Faults()
+        self.is_down = self.ignores_conditions = False
+        self.weak_etags = self.no_etags = False
+        self.body = b""
+        self.paths: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.requests = self.bytes = self.in_flight = self.most_in_flight = 0
+        self.faulty: Counter[str] = Counter()
+        self._random = random.Random(self.faults.seed)
+        self._sent_until = 0.0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> FaultySource:
+        self._thread.start()
+        self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024))
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10)
+
+    async def _stop(self) -> None:
+        self._server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while not self.is_down:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+                method, target, _ = head[0].split(" ")
+                headers = {
+                    name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)
+                }
+                self.requests += 1
+                self.in_flight += 1
+                self.most_in_flight = max(self.most_in_flight, self.in_flight)
+                self.paths.append(target)
+                self.headers.append(headers)
+                try:
+                    if self.is_down or not await self._answer(writer, method, target, headers):
+                        break
+                finally:
+                    self.in_flight -= 1
+        writer.close()
+
+    def _draw(self, kind: str, share: float) -> bool:
+        drawn = share > 0 and self._random.random() < share
+        self.faulty[kind] += drawn
+        return drawn
+
+    async def _answer(self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]) -> bool:
+        """Returns: whether the connection stays open."""
+        faults = self.faults
+        await asyncio.sleep(faults.latency * (100 if self._draw("tail", faults.tail) else 1))
+        if self._draw("reset", faults.reset):
+            return False
+        for status, share in faults.status.items():
+            if self._draw(str(status), share):
+                return await self._send(writer, method, status, {}, self.body)
+        url = urlsplit(target)
+        path, query = unquote(url.path).removeprefix("/"), parse_qs(url.query, keep_blank_values=True)
+        if "list-type" in query:
+            body = self._list(path.strip("/"), query.get("prefix", [""])[0], query.get("delimiter", [""])[0])
+            return await self._send(writer, method, 200, {"Content-Type": "application/xml"}, body)
+        data = self.files.get(path)
+        if data is None:
+            is_bucket = any(name.split("/")[0] == path.split("/")[0] for name in self.files)
+            code = "NoSuchKey" if is_bucket else "NoSuchBucket"
+            return await self._send(writer, method, 404, {}, f"<Error><Code>{code}</Code></Error>".encode())
+        etag = f'"{hashlib.md5(data).hexdigest()}"'
+        if not self.ignores_conditions and headers.get("if-match", etag) != etag:
+            return await self._send(writer, method, 412, {}, b"")
+        return await self._send_file(writer, method, headers, data, f"W/{etag}" if self.weak_etags else etag)
+
+    async def _send_file(
+        self, writer: asyncio.StreamWriter, method: str, headers: dict[str, str], data: bytes, etag: str
+    ) -> bool:
+        start, stop, status, more = 0, len(data), 200, {}
+        if (wanted := headers.get("range", "")).startswith("bytes="):
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, stop, status = int(first), min(len(data), int(last) + 1 if last else len(data)), 206
+            if start >= len(data):
+                return await self._send(writer, method, 416, {"Content-Range": f"bytes */{len(data)}"}, b"")
+            more = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+        body = data[start:stop]
+        if len(body) > 1 and self._draw("flip", self.faults.flip):
+            changed = bytearray(body)
+            changed[self._random.randrange(len(body))] ^= 1 << self._random.randrange(8)
+            body = bytes(changed)
+        if not self.no_etags:
+            more["ETag"] = etag
+        return await self._send(writer, method, status, more | {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}, body)
+
+    async def _send(
+        self, writer: asyncio.StreamWriter, method: str, status: int, headers: dict[str, str], body: bytes
+    ) -> bool:
+        lines = [f"HTTP/1.1 {status} x", *(f"{k}: {v}" for k, v in headers.items()), f"Content-Length: {len(body)}"]
+        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        if method == "HEAD":
+            body = b""
+        is_file = status in (200, 206) and len(body) > 1
+        ends = is_file and self._draw("truncated", self.faults.truncated)
+        stalls = is_file and not ends and self._draw("stall", self.faults.stall)
+        for begin in range(0, len(body), CHUNK):
+            part = body[begin : begin + CHUNK]
+            if (ends or stalls) and begin + CHUNK >= len(body):
+                part = part[: len(part) // 2]
+            await self._wait_for_rate(len(part))
+            writer.write(part)
+            self.bytes += len(part)
+            await writer.drain()
+        if stalls:
+            await asyncio.sleep(3600)
+        return not ends
+
+    async def _wait_for_rate(self, size: int) -> None:
+        if self.faults.rate is not None:
+            now = self._loop.time()
+            self._sent_until = max(self._sent_until, now) + size / self.faults.rate
+            await asyncio.sleep(self._sent_until - now)
+
+    def _list(self, bucket: str, prefix: str, delimiter: str) -> bytes:
+        keys = [name.partition("/")[2] for name in self.files if name.startswith(f"{bucket}/")]
+        folders, objects = set(), []
+        for key in sorted(keys):
+            rest = key[len(prefix) :]
+            if not key.startswith(prefix):
+                continue
+            if delimiter and delimiter in rest:
+                folders.add(prefix + rest.split(delimiter)[0] + delimiter)
+            else:
+                data = self.files[f"{bucket}/{key}"]
+                objects.append(
+                    f"<Contents><Key>{escape(key)}</Key><LastModified>2015-10-21T07:28:00.000Z</LastModified>"
+                    f"<ETag>&quot;{hashlib.md5(data).hexdigest()}&quot;</ETag><Size>{len(data)}</Size></Contents>"
+                )
+        prefixes = [f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in sorted(folders)]
+        return (
+            f"<ListBucketResult><Name>{bucket}</Name><IsTruncated>false</IsTruncated>{''.join(objects + prefixes)}"
+            "</ListBucketResult>"
+        ).encode()

@@ -1,0 +1,1 @@
+"""Tests of object stores and web servers as storages."""

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from megablend.storage.objects.clients import forget_sources
+from tests.storage.objects.servers.s3_admin import S3Admin
+from tests.storage.objects.servers.start import find_free_port, make_environment, running, unavailable, wait_for_port
+
+KEYS = ("test:tester", "testing")
+READER_KEYS = ("test:reader", "reading")
+"""Of a user of the server who may not read what the other one has."""
+_VARIABLES = (
+    "AWS_",
+    "GOOGLE_",
+    "AZURE_",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+)
+
+
+@dataclass(frozen=True)
+class S3Server:
+    url: str
+    admin: S3Admin
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No credentials or proxies of whoever runs the tests; nobody asks a cloud's metadata address."""
+    forget_sources()
+    for name in os.environ:
+        if name.startswith(_VARIABLES):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    monkeypatch.setenv("AZURE_MSI_ENDPOINT", "http://127.0.0.1:9")
+
+
+@pytest.fixture(scope="session")
+def obstore() -> None:
+    try:
+        import obstore  # noqa: F401
+    except ImportError:
+        unavailable("obstore is not installed")
+
+
+@pytest.fixture(scope="session")
+def swift_server(
+    obstore: None, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[S3Server]:
+    folder = Path(pytestconfig.cache.mkdir("megablend-servers"))
+    python = make_environment(folder, "swift", ["swift==2.38.3", "setuptools"]) / "python"
+    main, data = Path(__file__).parent / "servers" / "swift_main.py", tmp_path_factory.mktemp("swift")
+    with running([str(python), "-W", "ignore", str(main), str(data)], data / "log") as process:
+        assert process.stdout is not None
+        port = process.stdout.readline().strip()
+        if not port:
+            unavailable(f"swift did not start: {(data / 'log').read_text()[-500:]}")
+        url = f"http://127.0.0.1:{port}"
+        yield S3Server(url, S3Admin(url, *KEYS))
+
+
+@pytest.fixture
+def swift(swift_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The S3 server, with its keys and address in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS[0])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS[1])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", swift_server.url)
+    return swift_server
+
+
+@dataclass(frozen=True)
+class WebServer:
+    url: str
+    folder: Path
+
+
+@pytest.fixture(scope="session")
+def nginx(obstore: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        unavailable("nginx is not installed")
+    folder, port = tmp_path_factory.mktemp("nginx"), find_free_port()
+    (folder / "files").mkdir()
+    places = "\n".join(
+        f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    user = "user root;" if os.geteuid() == 0 else ""
+    (folder / "conf").write_text(
+        f"daemon off; {user} worker_processes 1; pid {folder}/pid; error_log {folder}/errors;\n"
+        f"events {{ worker_connections 1024; }}\nhttp {{ access_log off; {places}\n"
+        f"server {{ listen 127.0.0.1:{port}; root {folder}/files; }} }}\n"
+    )
+    command = [program, "-c", str(folder / "conf"), "-e", str(folder / "errors")]
+    with running(command, folder / "log") as process:
+        wait_for_port(port, process, folder / "log")
+        yield WebServer(f"http://127.0.0.1:{port}", folder / "files")

@@ -1,0 +1,1 @@
+"""Servers that the tests of object stores start, each once a session."""

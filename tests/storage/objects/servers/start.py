@@ -1,0 +1,78 @@
+"""Starting servers for a session: what is not there is skipped, or an error where MEGABLEND_SERVERS=required says so."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+
+def unavailable(what: str) -> NoReturn:
+    """Skip a test for want of a server. Raises: what pytest's skip or fail raises."""
+    if os.environ.get("MEGABLEND_SERVERS") == "required":
+        pytest.fail(f"{what}, and MEGABLEND_SERVERS=required")
+    pytest.skip(what)
+
+
+def make_environment(folder: Path, name: str, packages: list[str]) -> Path:
+    """A virtual environment of its own for a server, kept for later sessions. Returns: its bin folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / name
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several sessions may begin at a time
+        if not (made / "complete").exists():
+            commands = [[sys.executable, "-m", "venv", str(made)], [f"{made}/bin/pip", "install", "-q", *packages]]
+            for command in commands:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+                if done.returncode:
+                    unavailable(f"{name} cannot be installed: {(done.stderr or done.stdout)[-300:]}")
+            (made / "complete").touch()
+    return made / "bin"
+
+
+@contextmanager
+def running(command: list[str], log: Path, **options: object) -> Iterator[subprocess.Popen[str]]:
+    """A server's process, ended with its children."""
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, **options
+        )  # type: ignore[call-overload]
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def find_free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_for_port(port: int, process: subprocess.Popen[str], log: Path) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    unavailable(f"{process.args!r} did not start: {log.read_text()[-500:]}")

@@ -1,0 +1,176 @@
+"""A source that fails: the same bytes, few requests more, and limits that hold."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import megablend
+from megablend.errors import ChangedFileError, CorruptFileError, DataError
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.objects.options import parse_options
+from tests.runs import documents, make_config, write_source
+from tests.storage.faulty import Faults, FaultySource
+
+pytestmark = pytest.mark.usefixtures("obstore")
+DATA = np.random.default_rng(6).integers(0, 256, 4_000_000, np.uint8).tobytes()
+FAULTS = {
+    "latency and tail": Faults(latency=0.002, tail=0.02),
+    "503": Faults(status={503: 0.2}),
+    "429": Faults(status={429: 0.2}),
+    "500": Faults(status={500: 0.2}),
+    "reset": Faults(reset=0.2),
+    "truncated": Faults(truncated=0.2),
+    "stall": Faults(stall=0.2),
+}
+
+
+def read_pages(storage: object, url: str, pages: int, size: int = 16_384) -> None:
+    """Read pages in a random order, and compare them."""
+    offsets = np.random.default_rng(1).permutation(pages) * size
+    out, begins = storage.read_ranges(  # type: ignore[attr-defined]
+        url, offsets, np.full(pages, size), lambda total: np.empty(total, np.uint8)
+    )
+    for offset, begin in zip(offsets.tolist(), begins.tolist(), strict=True):
+        assert out[begin : begin + size].tobytes() == DATA[offset : offset + size]
+
+
+@pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
+def test_pages_are_right_through_a_fifth_of_each_fault(faults: Faults) -> None:
+    options = parse_options({"http://": {"read_timeout": 0.5}})
+    with FaultySource({"b/x": DATA}, faults) as source:
+        read_pages(make_storage(objects=options), f"{source.url}/b/x", 120)
+        assert max(source.faulty.values()) >= 2
+        assert source.most_in_flight > 8
+
+
+def test_a_run_is_the_same_through_faults(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    sources = [
+        write_source(folder, i, kind, documents(i, 40, 20, seed=i)) for i, kind in enumerate(("parquet", "arrow"))
+    ]
+    weighted = [source | {"weight": 1} for source in sources]
+    plain = make_config(tmp_path, weighted, samples=10, cache=str(tmp_path / "plain"))
+    digest = megablend.build(plain).ledger.digest
+    files = {f"d/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    faults = Faults(status={503: 0.08, 429: 0.04}, reset=0.04, truncated=0.04, latency=0.001, seed=3)
+    with FaultySource(files, faults) as source:
+        remote = [each | {"path": str(each["path"]).replace(str(folder), f"{source.url}/d")} for each in weighted]
+        config = make_config(tmp_path, remote, samples=10, cache=str(tmp_path / "remote"))
+        assert megablend.build(config).ledger.digest == digest
+        expected, found = megablend.open(plain), megablend.open(config)
+        assert all(expected[k]["tokens"].equal(found[k]["tokens"]) for k in range(10))
+        assert sum(source.faulty.values()) > 5
+
+
+def test_an_outage_is_waited_for_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with FaultySource({"b/x": DATA}) as source:
+        storage, url = make_storage(), f"{source.url}/b/x"
+        read_pages(storage, url, 4)
+        source.is_down = True
+        timer = threading.Timer(3, lambda: setattr(source, "is_down", False))
+        timer.start()
+        with caplog.at_level(logging.WARNING, "megablend"):
+            read_pages(storage, url, 50)
+        assert source.is_down is False
+    assert [record.getMessage() for record in caplog.records if "being tried again" in record.getMessage()] != []
+    assert len(caplog.records) == 1
+    assert caplog.records[0].getMessage().startswith(f"{source.url}: ")
+    assert "each for 600 s at most" in caplog.records[0].getMessage()
+
+
+def test_it_is_given_up_after_the_time_that_was_set() -> None:
+    options = parse_options({"http://": {"give_up_after": 1}})
+    with FaultySource({"b/x": DATA}) as source:
+        storage = make_storage(objects=options)
+        storage.stat(f"{source.url}/b/x")
+        source.faults = Faults(status={503: 1.0})
+        with pytest.raises(
+            DataError, match=r"b/x: cannot be read: the source is busy \(HTTP 503\); tried \d+ times in [12] s"
+        ):
+            storage.read(f"{source.url}/b/x", 0, 10)
+
+
+def test_a_slow_source_is_not_asked_twice() -> None:
+    """Behind a limited rate a request takes long because others are served: sending it again would make it slower."""
+    with FaultySource({"b/x": DATA}, Faults(rate=6e5)) as source:
+        storage, url = make_storage(), f"{source.url}/b/x"
+        storage.stat(url)
+        source.bytes = 0
+        read_pages(storage, url, 240)
+        assert source.most_in_flight > 100
+        assert source.bytes <= 1.01 * 240 * 16_384
+
+
+def test_the_rate_and_the_requests_in_flight_are_limited() -> None:
+    options = parse_options({"http://": {"max_source_rate": 1_000_000, "max_requests": 6}})
+    with FaultySource({"b/x": DATA}, Faults(latency=0.001, tail=0.05)) as source:
+        storage = make_storage(objects=options)
+        begin = time.monotonic()
+        read_pages(storage, f"{source.url}/b/x", 180)
+        assert time.monotonic() - begin > 180 * 16_384 / 1e6 - 1.1
+        assert source.most_in_flight <= 6
+        assert source.requests <= 181
+
+
+def test_late_answers_are_asked_for_twice_but_few() -> None:
+    with FaultySource({"b/x": DATA}) as source:
+        options = parse_options({"http://": {"max_requests": 8}})
+        storage, url = make_storage(objects=options), f"{source.url}/b/x"
+        for _ in range(2):
+            read_pages(storage, url, 120)
+        source.faults = Faults(latency=0.02, tail=0.02)
+        before = source.requests
+        out, _ = storage.read_ranges(
+            url, np.arange(200) * 20_000, np.full(200, 16_384), lambda total: np.empty(total, np.uint8)
+        )
+        assert out[-16_384:].tobytes() == DATA[199 * 20_000 :][:16_384]
+        assert 1 <= source.requests - before - 200 <= 0.005 * source.requests + 1
+
+
+def test_a_server_that_ignores_conditions_is_compared() -> None:
+    with FaultySource({"b/x": b"0123456789"}) as source:
+        source.ignores_conditions = True
+        storage, url = make_storage(), f"{source.url}/b/x"
+        assert storage.read(url, 0, 4) == b"0123"
+        source.files["b/x"] = b"9876543210"
+        with pytest.raises(ChangedFileError, match=r"was replaced while it was in use \(its etag is \w+, was \w+\)"):
+            storage.read(url, 0, 4)
+        source.files["b/x"] = b"01234"
+        with pytest.raises(ChangedFileError, match=r"\(it has 5 bytes, had 10\)"):
+            storage.read(url, 0, 4)
+
+
+@pytest.mark.parametrize("kind", ["weak_etags", "no_etags"])
+def test_without_a_strong_etag_time_and_size_decide_and_it_is_said(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    with FaultySource({"b/x": b"0123456789"}) as source, caplog.at_level(logging.WARNING, "megablend"):
+        setattr(source, kind, True)
+        storage, url = make_storage(), f"{source.url}/b/x"
+        assert storage.read(url, 0, 4) == b"0123"
+        assert source.headers[-1]["if-unmodified-since"] == "Wed, 21 Oct 2015 07:28:00 GMT"
+        assert "if-match" not in source.headers[-1]
+        source.files["b/x"] = b"012345678"
+        with pytest.raises(ChangedFileError, match="it has 9 bytes, had 10"):
+            storage.read(url, 0, 4)
+    assert len(caplog.records) == 1
+    assert "gives no strong etags" in caplog.records[0].getMessage()
+
+
+def test_a_listing_that_is_wrong_about_a_size_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    with FaultySource({"b/x": b"0123456789"}) as source:
+        storage = make_storage(objects=parse_options({"s3://b": {"endpoint": source.url}}))
+        assert storage.glob("s3://b/*") == ["s3://b/x"]
+        source.ignores_conditions = True
+        source.files["b/x"] = b"0123"
+        with pytest.raises(ChangedFileError, match="it has 4 bytes, had 10"):
+            storage.read("s3://b/x", 2, 8)
+        with pytest.raises(CorruptFileError, match="ends at byte 10"):
+            storage.read("s3://b/x", 2, 9)

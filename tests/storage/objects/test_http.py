@@ -1,0 +1,100 @@
+"""`http://` against nginx: URLs, braces, lists of URLs, queries; whole runs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megablend
+from megablend.config import load_config
+from megablend.errors import ChangedFileError, ConfigError, MissingFileError, UnsupportedFileError
+from megablend.storage.by_scheme import make_storage
+from tests.runs import documents, make_config, write_source
+from tests.storage.faulty import FaultySource
+from tests.storage.objects.conftest import WebServer
+
+
+def write_parts(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Sources of a Parquet file each."""
+    return [write_source(folder, i, "parquet", documents(i, 30, 20, seed=i)) for i in range(count)]
+
+
+def test_a_run_over_urls_has_the_same_index_and_samples(nginx: WebServer, tmp_path: Path) -> None:
+    folder = nginx.folder / "run"
+    folder.mkdir()
+    paths = [Path(each["path"]) for each in write_parts(folder, 3)]
+    names = sorted(path.relative_to(folder) for path in paths)
+    (tmp_path / "list.urls").write_text("# tokens\n" + "".join(f"{nginx.url}/run/{name}\n" for name in names))
+    plain = make_config(
+        tmp_path, [{"name": "a", "path": [str(p) for p in paths], "weight": 1}], samples=8, cache=str(tmp_path / "x")
+    )
+    expected = megablend.build(plain).ledger.digest
+    samples = [megablend.open(plain)[k]["tokens"] for k in range(8)]
+    listed = [f"{nginx.url}/run/{name}" for name in names]
+    for number, path in enumerate([listed, str(tmp_path / "list.urls")]):
+        config = plain | {"sources": [{"name": "a", "path": path, "weight": 1}], "cache": str(tmp_path / f"{number}")}
+        assert megablend.build(config).ledger.digest == expected
+        data = pickle.loads(pickle.dumps(megablend.open(config)))
+        assert all(data[k]["tokens"].equal(samples[k]) for k in range(8))
+        assert megablend.verify(config["cache"], data=True) == []
+
+
+def test_braces_stand_for_urls(tmp_path: Path) -> None:
+    config = make_config(tmp_path, [{"name": "a", "path": "http://h/{x,y}/p-{08..10}.bin", "weight": 1}], samples=1)
+    paths = load_config(config).sources["train"][0].path
+    assert paths == tuple(f"http://h/{folder}/p-{i:02d}.bin" for folder in "xy" for i in (8, 9, 10))
+
+
+def test_a_replaced_file_is_refused(nginx: WebServer) -> None:
+    path = nginx.folder / "a b%.bin"
+    path.write_bytes(b"0123456789")
+    storage, url = make_storage(), f"{nginx.url}/a%20b%25.bin"
+    assert storage.read(url, 2, 3) == b"234"
+    os.utime(path, (1, 1))
+    with pytest.raises(ChangedFileError, match=r"a%20b%25\.bin: was replaced while it was in use"):
+        storage.read(url, 2, 3)
+    with pytest.raises(MissingFileError, match="no such object"):
+        storage.read(f"{nginx.url}/none", 0, 1)
+
+
+def test_what_a_web_server_cannot_do_is_refused(nginx: WebServer, tmp_path: Path) -> None:
+    storage = make_storage()
+    with pytest.raises(ConfigError, match=r"web servers do not list their files.*\{00\.\.12\}"):
+        storage.find(f"{nginx.url}/*.bin")
+    with pytest.raises(ConfigError, match=r"^http://h/x: contains a user or password; remove it") as caught:
+        storage.stat("http://user:hush@h/x")
+    assert "hush" not in str(caught.value)
+    with pytest.raises(ConfigError, match="encoded slash"):
+        storage.stat("http://h/a%2Fb")
+    with pytest.raises(UnsupportedFileError, match="empty part"):
+        storage.stat("http://h/a//b")
+    (tmp_path / "bad.urls").write_text("http://h/x\n/local\n")
+    with pytest.raises(ConfigError, match=r"sources\[0\].path: .*bad.urls: entry 2 is '/local', expected a URL"):
+        load_config(make_config(tmp_path, [{"name": "a", "path": str(tmp_path / "bad.urls"), "weight": 1}], samples=1))
+
+
+@pytest.mark.usefixtures("obstore")
+def test_queries_are_for_the_requests_only(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    source = write_parts(folder, 1)[0]
+    name = Path(source["path"]).name
+    data = next(folder.rglob(name)).read_bytes()
+    with FaultySource({f"d/{name}": data}) as server:
+        signed = f"{server.url}/d/{name}?X-Signature=canary%2F&b=1"
+        config = make_config(tmp_path, [{"name": "a", "path": signed, "weight": 1}], samples=4)
+        megablend.build(config)
+        samples = [megablend.open(config)[k]["tokens"] for k in range(4)]
+        assert len(samples) == 4
+        assert all(path.endswith("?X-Signature=canary%2F&b=1") for path in server.paths)
+    kept = [path for path in Path(config["cache"]).rglob("*") if path.is_file()]
+    assert kept
+    assert not any(b"canary" in path.read_bytes() for path in kept)
+    checked = load_config(config)
+    assert "canary" not in repr(checked)
+    with pytest.raises(ConfigError, match=r"^http://h/a: given with two queries; keep one$"):
+        load_config(config | {"sources": [{"name": "a", "path": ["http://h/a?x", "http://h/a?y"], "weight": 1}]})

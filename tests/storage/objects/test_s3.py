@@ -1,0 +1,182 @@
+"""`s3://` against a real server (Swift's S3 API): finding, reading, versions, whole runs."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import megablend
+from megablend.errors import ChangedFileError, CorruptFileError, DataError, MissingFileError, UnsupportedFileError
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.objects.options import ObjectOptions, parse_options
+from tests.runs import documents, make_config, write_source
+from tests.storage.objects.conftest import S3Server
+
+DATA = np.random.default_rng(5).integers(0, 256, 300_000, np.uint8).tobytes()
+KEYS = ["t/a.bin", "t/b.bin", "t/sub/c.bin", "t/sub/deep/d.bin", "t/ sp ace.bin", "t/%20.bin", "t/[1].bin", "t/é.bin"]
+KEYS += ["t/q?.bin", "t/+&#=;.bin", "t/'\"<>.bin", "t/.hidden.bin", "t/empty.bin", "tt/x.bin"]
+
+
+@pytest.fixture(scope="module")
+def bucket(swift_server: S3Server) -> str:
+    swift_server.admin.make_bucket("keys")
+    for key in KEYS:
+        swift_server.admin.put("keys", key, b"" if "empty" in key else DATA + key.encode())
+    swift_server.admin.put("keys", "t/sub/", b"")  # a console's marker of a folder
+    swift_server.admin.put("keys", "bad/folder//x.bin", DATA)
+    return "s3://keys"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "keys"),
+    [
+        ("t/*.bin", [key for key in KEYS if key.count("/") == 1 and "hidden" not in key and key.startswith("t/")]),
+        ("t/a.bin", ["t/a.bin"]),
+        ("t/[ab].bin", ["t/a.bin", "t/b.bin"]),
+        ("t/[1].bin", ["t/[1].bin"]),
+        ("t/[[]1].bin", ["t/[1].bin"]),
+        ("t/q?.bin", ["t/q?.bin"]),
+        ("t/ sp ace.bin", ["t/ sp ace.bin"]),
+        ("t/%20.bin", ["t/%20.bin"]),
+        ("t/é.bin", ["t/é.bin"]),
+        ("t/.*.bin", ["t/.hidden.bin"]),
+        ("t*/x.bin", ["tt/x.bin"]),
+        ("t/*/c.bin", ["t/sub/c.bin"]),
+        ("t/**/d.bin", ["t/sub/deep/d.bin"]),
+        ("t/sub/**/*.bin", ["t/sub/c.bin", "t/sub/deep/d.bin"]),
+        ("t/sub/**", ["t/sub/c.bin", "t/sub/deep/d.bin"]),
+        ("*/x.bin", ["tt/x.bin"]),
+        ("t/", []),
+        ("t", []),
+        ("nothing/*.bin", []),
+        ("tt/x.bin/*", []),
+    ],
+)
+def test_patterns_match_keys_as_on_a_local_disk(swift: S3Server, bucket: str, pattern: str, keys: list[str]) -> None:
+    assert make_storage().glob(f"{bucket}/{pattern}") == sorted(f"{bucket}/{key}" for key in keys)
+
+
+def test_every_key_is_read_and_a_listing_tells_what_a_request_tells(swift: S3Server, bucket: str) -> None:
+    storage = make_storage()
+    paths = storage.glob(f"{bucket}/t/**/*.bin") + storage.glob(f"{bucket}/t/.*")
+    assert len(paths) == len(KEYS) - 1
+    for path in paths:
+        key = path.removeprefix(f"{bucket}/")
+        expected = b"" if "empty" in key else DATA + key.encode()
+        assert storage.stat(path) == storage.for_checking().stat(path) == make_storage().stat(path)
+        assert storage.read(path, 0, len(expected)) == expected
+
+
+def test_a_key_with_an_empty_part_fails_its_listing_by_name(swift: S3Server, bucket: str) -> None:
+    storage = make_storage()
+    named = rf"s3://keys/bad/\*\*/\*.bin: cannot be listed: the object {bucket}/bad/folder//x.bin has an empty part.*copy it"
+    with pytest.raises(UnsupportedFileError, match=named):
+        storage.find(f"{bucket}/bad/**/*.bin")
+    with pytest.raises(UnsupportedFileError, match=r"bad/folder//x\.bin: its key has an empty part.*copy the object"):
+        storage.read(f"{bucket}/bad/folder//x.bin", 0, 1)
+
+
+def test_folders_are_what_has_keys_below(swift: S3Server, bucket: str) -> None:
+    storage = make_storage()
+    assert [storage.is_folder(f"{bucket}/{each}") for each in ("t", "t/sub/", "", "t/a.bin", "x")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranges_are_slices(swift: S3Server, bucket: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megablend.storage.objects.bucket.MAX_PART_BYTES", 50_000)
+    rng = np.random.default_rng(seed)
+    starts = np.sort(rng.integers(0, len(DATA), 40))
+    sizes = np.where(rng.random(40) < 0.5, np.append(np.diff(starts), 0), rng.integers(0, 1000, 40))
+    sizes = np.minimum(sizes, len(DATA) - starts)
+    out, begins = make_storage().read_ranges(f"{bucket}/t/a.bin", starts, sizes, lambda size: np.empty(size, np.uint8))
+    for start, size, begin in zip(starts.tolist(), sizes.tolist(), begins.tolist(), strict=True):
+        assert out[begin : begin + size].tobytes() == DATA[start : start + size]
+
+
+def test_ranges_that_are_not_there_are_refused(swift: S3Server, bucket: str) -> None:
+    storage, path, size = make_storage(), f"{bucket}/t/a.bin", len(DATA) + 7
+    with pytest.raises(CorruptFileError, match=rf"a.bin at byte {size - 1}: truncated: 2 bytes are wanted .* {size}"):
+        storage.read(path, size - 1, 2)
+    with pytest.raises(CorruptFileError, match="-1 bytes are wanted from byte 3"):
+        storage.read(path, 3, -1)
+    with pytest.raises(MissingFileError, match=r"s3://keys/t/none\.bin: no such object"):
+        storage.read(f"{bucket}/t/none.bin", 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "megatron"])
+def test_a_run_has_the_same_index_and_samples(swift: S3Server, tmp_path: Path, kind: str) -> None:
+    source = write_source(tmp_path, 0, kind, documents(0, 60, 20, seed=1)) | {"weight": 1}
+    remote = upload(swift, f"run-{kind}", tmp_path, source)
+    plain = make_config(tmp_path, [source], samples=12, cache=str(tmp_path / "plain"))
+    other = make_config(tmp_path, [remote], samples=12, cache=str(tmp_path / "other"))
+    built = [megablend.build(config) for config in (plain, other)]
+    assert built[0].ledger.digest == built[1].ledger.digest
+    a, b = megablend.open(plain), pickle.loads(pickle.dumps(megablend.open(other)))
+    assert all(a[k]["tokens"].equal(b[k]["tokens"]) for k in range(12))
+    assert megablend.show(other, 3)["pieces"][0]["file"].startswith(f"s3://run-{kind}/")
+    assert megablend.verify(other["cache"], data=True) == []
+    assert megablend.check(other).problems == ()
+
+
+def upload(server: S3Server, bucket: str, folder: Path, source: dict[str, Any]) -> dict[str, Any]:
+    """The same source with its files in a bucket of the server."""
+    server.admin.make_bucket(bucket)
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            server.admin.put(bucket, str(path.relative_to(folder)), path.read_bytes())
+    paths = source["path"] if isinstance(source["path"], list) else [source["path"]]
+    return source | {"path": [str(path).replace(str(folder), f"s3://{bucket}") for path in paths]}
+
+
+def test_a_replaced_object_is_refused_and_a_deleted_one_missing(swift: S3Server) -> None:
+    swift.admin.make_bucket("pins")
+    for key in ("a", "b"):
+        swift.admin.put("pins", key, b"0123456789")
+    storage = make_storage()
+    storage.find("s3://pins/*")
+    assert storage.read("s3://pins/a", 2, 3) == b"234"
+    swift.admin.put("pins", "a", b"9876543210")
+    swift.admin.delete("pins", "b")
+    with pytest.raises(ChangedFileError, match="s3://pins/a: was replaced while it was in use; restore the original"):
+        storage.read("s3://pins/a", 2, 3)
+    with pytest.raises(MissingFileError, match="s3://pins/b: was deleted while it was in use"):
+        storage.read("s3://pins/b", 2, 3)
+    assert storage.stat("s3://pins/a") != storage.for_checking().stat("s3://pins/a")
+    storage.find("s3://pins/a")
+    assert storage.read("s3://pins/a", 2, 3) == b"765"
+
+
+def test_versions_are_read_on(swift: S3Server) -> None:
+    swift.admin.make_bucket("versions")
+    swift.admin.enable_versions("versions")
+    swift.admin.put("versions", "a", b"0123456789")
+    storage = make_storage(objects=parse_options({"s3://versions": {"versions": True}}))
+    assert storage.glob("s3://versions/*") == ["s3://versions/a"]
+    swift.admin.put("versions", "a", b"other")
+    assert storage.read("s3://versions/a", 2, 3) == b"234"
+    assert make_storage().read("s3://versions/a", 0, 5) == b"other"
+
+
+def test_endpoints_are_by_prefix_and_the_longest_wins(swift: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    swift.admin.make_bucket("prefix")
+    swift.admin.put("prefix", "a/b", b"0123456789")
+    wrong, right = {"endpoint": "http://127.0.0.1:9", "give_up_after": 0.1}, {"endpoint": swift.url}
+    options = parse_options({"s3://": wrong, "s3://prefix/a": right, "s3://prefix": {"region": "us-east-1"}})
+    storage = make_storage(objects=options)
+    assert storage.read("s3://prefix/a/b", 0, 2) == b"01"
+    with pytest.raises(DataError, match="s3://prefix/ab: cannot be read: no connection to the server"):
+        storage.read("s3://prefix/ab", 0, 2)
+    assert pickle.loads(pickle.dumps(storage)).read("s3://prefix/a/b", 0, 2) == b"01"
+    assert options.find("s3://other/x").region is None
+    assert ObjectOptions().find("s3://prefix/a").endpoint is None
