@@ -14,9 +14,10 @@ from megablend.order.base import DocumentBlocks, Order
 from megablend.order.block import BlockOrder
 from megablend.order.document import DocumentOrder
 from megablend.order.sequential import SequentialOrder
+from megablend.testing.orders import ListedBlocks
 from tests import naive
 from tests.order.test_document_order import LENGTHS, cut_into_blocks
-from tests.order.test_orders import SIZES, ListedBlocks
+from tests.order.test_orders import SIZES
 
 EPOCHS = 3
 
