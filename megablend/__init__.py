@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from megablend.api.open import open_dataset as open
     from megablend.api.runs import open_index
     from megablend.api.show import show, show_step
+    from megablend.api.skip import list_skips, skip, unskip
     from megablend.api.verify import verify
     from megablend.blocks.block_store import BlockBatch, BlockStore
     from megablend.config import Config, load_config
@@ -69,6 +70,9 @@ _HOMES = {
     "load_config": "megablend.config",
     "BlockStore": "megablend.blocks.block_store",
     "BlockBatch": "megablend.blocks.block_store",
+    "skip": "megablend.api.skip",
+    "list_skips": "megablend.api.skip",
+    "unskip": "megablend.api.skip",
     "verify": "megablend.api.verify",
     "Dataset": "megablend.reader",
     "Loader": "megablend.reader",
@@ -112,6 +116,7 @@ __all__ = [
     "find",
     "gc",
     "list_runs",
+    "list_skips",
     "load_config",
     "open",
     "open_index",
@@ -121,6 +126,8 @@ __all__ = [
     "show",
     "show_run",
     "show_step",
+    "skip",
+    "unskip",
     "verify",
 ]
 

@@ -17,6 +17,7 @@ from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.index.file_table import FileEntry
 from megablend.plan.run import Run
+from megablend.plan.skips import Skips, load_skips
 from megablend.system.failures import translating
 
 Int64s = npt.NDArray[np.int64]
@@ -58,13 +59,15 @@ def find(
         limit: samples to list at most; no more epochs are then looked at.
 
     Returns: run, split, num_samples, found: a dict for each source that has the file, with file, source, row, tokens (in this
-        split), samples and complete. Each of `samples` has sample, step (with `batch_size`), epoch, and pieces: first_token and
-        stop_token within the sample, offset of the first within the file's (or row's) tokens of this split.
+        split), samples and complete. Each of `samples` has sample, step (with `batch_size`; None where it is skipped), skipped,
+        epoch, and pieces: first_token and stop_token within the sample, offset of the first within the file's (or row's) tokens
+        of this split.
     Raises: ConfigError where no file, several files, or no such row is meant; CacheError; as BlockStore.read does.
     """
     batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
     limit = None if limit is None else whole_number("limit", limit, least=1)
     opened = open_committed(what, run, split, cache=cache)
+    skips = load_skips(opened.config.cache, opened.ledger) if split == "train" else Skips()
     found = []
     for number in match_files(opened, file):
         entry = opened.store.generation.file(number)
@@ -72,7 +75,9 @@ def find(
         if source is None:
             continue
         start, stop = stored_tokens(opened, source, entry, None if row is None else whole_number("row", row))
-        samples, complete = _list_samples(opened, source, start, stop, batch_size, limit)
+        samples, complete = _list_samples(opened, source, start, stop, limit)
+        for sample in samples:
+            _place_in_training(sample, skips, batch_size)
         found.append(
             {
                 "file": opened.store.generation.path(number, opened.store.roots),
@@ -183,33 +188,37 @@ def _source_of(run: Run, entry: FileEntry) -> int | None:
     return names.index(name) if name in names else None
 
 
-def _list_samples(
-    run: Run, source: int, start: int, stop: int, batch_size: int | None, limit: int | None
-) -> tuple[list[dict[str, Any]], bool]:
+def _list_samples(run: Run, source: int, start: int, stop: int, limit: int | None) -> tuple[list[dict[str, Any]], bool]:
     """The samples that have stored tokens [start, stop), and whether these are all of them."""
     samples: list[dict[str, Any]] = []
     if start == stop:
         return samples, True
     epochs = list_epochs(run, source)
     for epoch in epochs:
-        for sample in _as_dicts(find_tokens(run, source, epoch, start, stop), epoch, batch_size):
+        for sample in _as_dicts(find_tokens(run, source, epoch, start, stop), epoch):
             if len(samples) == limit:
                 return samples, False
             samples.append(sample)
     return samples, True
 
 
-def _as_dicts(hits: Hits, epoch: int, batch_size: int | None) -> Iterator[dict[str, Any]]:
+def _place_in_training(sample: dict[str, Any], skips: Skips, batch_size: int | None) -> None:
+    """Say whether a sample is skipped, and at which step it is read otherwise."""
+    skipped = sample["skipped"] = skips.next_sample(sample["sample"]) != sample["sample"]
+    if batch_size is not None:
+        sample["step"] = None if skipped else skips.count_trained(sample["sample"]) // batch_size
+
+
+def _as_dicts(hits: Hits, epoch: int) -> Iterator[dict[str, Any]]:
     samples, _, *ranges = (column.tolist() for column in hits)
     at = 0
     while at < len(samples):
         stop = at
         while stop < len(samples) and samples[stop] == samples[at]:
             stop += 1
-        step = {} if batch_size is None else {"step": samples[at] // batch_size}
         names = ("first_token", "stop_token", "offset")
         pieces = [
             dict(zip(names, piece, strict=True)) for piece in zip(*(part[at:stop] for part in ranges), strict=True)
         ]
-        yield {"sample": samples[at], **step, "epoch": epoch, "pieces": pieces}
+        yield {"sample": samples[at], "epoch": epoch, "pieces": pieces}
         at = stop

@@ -24,6 +24,7 @@ from megablend.index.list_snapshots import list_snapshots
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import ledger_path, load_ledger, run_names, save_ledger
 from megablend.plan.ledger_format import blend_record
+from megablend.plan.skips import forget_skips, rename_skips
 
 SET_ASIDE = "reset"
 """Folder below `runs` of the ledgers of runs that were reset."""
@@ -65,6 +66,7 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
             raise ConfigError(f"{cache}: there is a run {new!r} already; remove it first, or choose another name")
         if not there:
             save_ledger(cache, renamed)
+        rename_skips(cache, run, new)
         path.unlink()
 
 
@@ -97,6 +99,7 @@ def remove_run(what: ConfigLike, run: str) -> None:
     cache = _cache_of(what)
     with _changing(cache, run) as path:
         path.unlink()
+        forget_skips(cache, run)
         shutil.rmtree(path.parent / SET_ASIDE / run, ignore_errors=True)
 
 

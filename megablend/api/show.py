@@ -10,6 +10,7 @@ from megablend.api.committed import open_committed
 from megablend.api.runs import ConfigLike
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
+from megablend.plan.skips import Skips, load_skips
 from megablend.reader import Dataset
 from megablend.system.failures import translating
 
@@ -61,7 +62,9 @@ def show_step(
     Returns: run, split, step, rank, and samples: a dict of `show` each.
     Raises: as `show`; ConfigError for a rank or step that there is not, or a step that is not whole micro steps.
     """
-    dataset = Dataset(open_committed(config, run, split, cache=cache))
+    opened = open_committed(config, run, split, cache=cache)
+    skips = load_skips(opened.config.cache, opened.ledger) if split == "train" else Skips()
+    dataset = Dataset(opened)
     micro_batch_size = whole_number("micro_batch_size", micro_batch_size, least=1)
     size = whole_number("data_parallel_size", data_parallel_size, least=1)
     rank, micro_step = whole_number("rank", rank), micro_batch_size * size
@@ -73,7 +76,7 @@ def show_step(
             f"found a global batch of {batch} samples, expected a multiple of micro batch {micro_batch_size} x {size} ranks = "
             f"{micro_step}"
         )
-    num_steps = len(dataset) // batch
+    num_steps = skips.count_trained(len(dataset)) // batch
     if not 0 <= whole_number("step", step) < num_steps:
         raise ConfigError(
             f"found step {step}, expected 0 to {num_steps - 1}: {split} has {len(dataset):,} samples, {batch:,} a step"
@@ -87,7 +90,7 @@ def show_step(
         "split": split,
         "step": step,
         "rank": rank,
-        "samples": [_describe_sample(dataset, k) for k in samples],
+        "samples": [_describe_sample(dataset, skips.position(trained)) for trained in samples],
     }
 
 

@@ -72,7 +72,7 @@ def _print_found(found: dict[str, Any]) -> None:
         rows = [
             (
                 f"{sample['sample']:,}",
-                *([f"{sample['step']:,}"] if steps else []),
+                *(["skipped" if sample["skipped"] else f"{sample['step']:,}"] if steps else []),
                 str(sample["epoch"]),
                 ", ".join(f"{piece['first_token']:,} to {piece['stop_token']:,}" for piece in sample["pieces"]),
                 ", ".join(f"{piece['offset']:,}" for piece in sample["pieces"]),

@@ -25,6 +25,7 @@ from megablend.cli.megatron_cache import megatron_cache
 from megablend.cli.options import as_json, in_cache, print_json
 from megablend.cli.runs import runs
 from megablend.cli.show import show
+from megablend.cli.skip import skip
 from megablend.errors import ConfigError, MegablendError
 from megablend.system.failures import translate
 
@@ -159,6 +160,7 @@ cli.add_command(find)
 cli.add_command(megatron_cache)
 cli.add_command(runs)
 cli.add_command(show)
+cli.add_command(skip)
 
 
 def main() -> NoReturn:

@@ -150,9 +150,7 @@ class Loader:
             for batch in self._counts.watch(self._batches()):
                 self._watch.start()  # not before a DataLoader's workers were forked
                 self._watch.raise_found()
-                self.consumed_samples = min(
-                    self.consumed_samples + self.sampler.step_samples, self.dataset.run.num_samples
-                )
+                self.consumed_samples = self.sampler.next_step(self.consumed_samples)[1]
                 yield batch
         except MegablendError:
             self.close()
