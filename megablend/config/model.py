@@ -14,7 +14,7 @@ from pydantic_core import PydanticKnownError
 
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
 from megablend.order.registry import OLD_NAMES, ORDERS, find_order
-from megablend.storage.objects.options import ObjectOptions, parse_options
+from megablend.storage.object_options import ObjectOptions, parse_options
 
 UNITS = ("weight", "tokens", "samples", "epochs")
 """What a source's share may be given in; one for all sources of a blend."""

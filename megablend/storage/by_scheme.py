@@ -10,7 +10,7 @@ from megablend.errors import ConfigError
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
 from megablend.storage.find import Found
 from megablend.storage.location import find_scheme
-from megablend.storage.objects.options import ObjectOptions
+from megablend.storage.object_options import ObjectOptions
 from megablend.storage.registry import explain_scheme, find_storage
 from megablend.storage.storage_options import StorageOptions
 

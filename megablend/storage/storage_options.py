@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from megablend.storage.objects.options import ObjectOptions
+from megablend.storage.object_options import ObjectOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
