@@ -15,6 +15,7 @@ import megablend
 from megablend.errors import ConfigError
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import FaultySource
+from tests.storage.objects.test_http import list_files
 
 pytestmark = pytest.mark.usefixtures("obstore")
 SCRIPT = """
@@ -33,7 +34,7 @@ def remote(tmp_path: Path) -> Any:
     plain = make_config(tmp_path, [source], samples=8, cache=str(tmp_path / "plain"))
     files = {f"d/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with FaultySource(files) as server:
-        path = str(source["path"]).replace(str(folder), f"{server.url}/d")
+        path = [each.replace(str(folder), f"{server.url}/d") for each in list_files(source)]
         config = make_config(tmp_path, [source | {"path": path}], samples=8, cache=str(tmp_path / "remote"))
         megablend.build(plain)
         megablend.build(config)
