@@ -20,6 +20,7 @@ from megablend.reader.loader_stats import CountedSteps, LoaderCounts, describe_p
 from megablend.reader.options import checked_options
 from megablend.reader.ranks import DataParallelGroup
 from megablend.reader.sampler import PretrainingSampler, check_dataset
+from megablend.reader.start_method import choose_start_method
 from megablend.reader.transform import AHEAD, Threads, Transform, TransformedSteps, transformed
 
 SETTINGS = (
@@ -95,7 +96,7 @@ class Loader:
         self._threads = Threads()
         self._watch = _watch_of(dataset, self.sampler.data_parallel_rank, self.sampler.data_parallel_size)
         self._position_lost = False
-        options = checked_options(options)
+        options = choose_start_method(checked_options(options), dataset.run.config)
         self._check_lanes(options["num_workers"])
         if "collate_fn" in options:  # it is for single samples
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)

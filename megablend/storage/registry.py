@@ -38,8 +38,9 @@ def _make_objects(options: StorageOptions) -> Storage:
     return make_object_storage(options)
 
 
-_OBJECT_SCHEMES = ("s3", "gs", "az", "http", "https")
-STORAGES: dict[str, StorageFactory] = {"": _make_local, **dict.fromkeys(_OBJECT_SCHEMES, _make_objects)}
+OBJECT_SCHEMES = ("s3", "gs", "az", "http", "https")
+"""Read through a client that does not work after a fork."""
+STORAGES: dict[str, StorageFactory] = {"": _make_local, **dict.fromkeys(OBJECT_SCHEMES, _make_objects)}
 """By scheme, in small letters; "" is that of plain paths."""
 
 _INSTEAD = {
@@ -57,7 +58,7 @@ _INSTEAD = {
 def explain_scheme(scheme: str) -> str:
     """What to say of a scheme that has no storage, and what works instead."""
     instead = _INSTEAD.get(scheme)
-    known = ", ".join(f"{name}://" for name in _OBJECT_SCHEMES)
+    known = ", ".join(f"{name}://" for name in OBJECT_SCHEMES)
     return f"{scheme}:// is not read: {instead or f'expected a plain path or one of {known}'}"
 
 

@@ -67,7 +67,10 @@ class ObjectStorage:
         return Found(files, {})
 
     def glob(self, pattern: str) -> list[str]:
-        """See Storage.glob."""
+        """See Storage.glob; nothing for a pattern of a web server, which does not list: `find` says so."""
+        address = parse_location(pattern)
+        if address.scheme in WEB_SCHEMES and is_wild(address.key):
+            return []
         return [match.path for match in self.find(pattern).files]
 
     def is_folder(self, path: str) -> bool:

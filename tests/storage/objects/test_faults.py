@@ -16,6 +16,7 @@ from megablend.storage.by_scheme import make_storage
 from megablend.storage.object_options import parse_options
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import Faults, FaultySource
+from tests.storage.objects.test_http import list_files
 
 pytestmark = pytest.mark.usefixtures("obstore")
 DATA = np.random.default_rng(6).integers(0, 256, 4_000_000, np.uint8).tobytes()
@@ -61,7 +62,10 @@ def test_a_run_is_the_same_through_faults(tmp_path: Path) -> None:
     files = {f"d/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     faults = Faults(status={503: 0.08, 429: 0.04}, reset=0.04, truncated=0.04, latency=0.001, seed=3)
     with FaultySource(files, faults) as source:
-        remote = [each | {"path": str(each["path"]).replace(str(folder), f"{source.url}/d")} for each in weighted]
+        remote = [
+            each | {"path": [path.replace(str(folder), f"{source.url}/d") for path in list_files(each)]}
+            for each in weighted
+        ]
         config = make_config(tmp_path, remote, samples=10, cache=str(tmp_path / "remote"))
         assert megablend.build(config).ledger.digest == digest
         expected, found = megablend.open(plain), megablend.open(config)

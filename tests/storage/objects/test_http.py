@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import pickle
 from pathlib import Path
@@ -19,14 +20,21 @@ from tests.storage.objects.conftest import WebServer
 
 
 def write_parts(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Sources of a Parquet file each."""
-    return [write_source(folder, i, "parquet", documents(i, 30, 20, seed=i)) for i in range(count)]
+    """Sources of Parquet files, by their paths."""
+    sources = [write_source(folder, i, "parquet", documents(i, 30, 20, seed=i)) for i in range(count)]
+    return [each | {"path": list_files(each)} for each in sources]
+
+
+def list_files(source: dict[str, Any]) -> list[str]:
+    """Paths of a source's local files; a Megatron prefix itself."""
+    given = source["path"] if isinstance(source["path"], list) else [source["path"]]
+    return [path for pattern in given for path in sorted(glob.glob(str(pattern))) or [str(pattern)]]
 
 
 def test_a_run_over_urls_has_the_same_index_and_samples(nginx: WebServer, tmp_path: Path) -> None:
     folder = nginx.folder / "run"
     folder.mkdir()
-    paths = [Path(each["path"]) for each in write_parts(folder, 3)]
+    paths = [Path(path) for each in write_parts(folder, 3) for path in each["path"]]
     names = sorted(path.relative_to(folder) for path in paths)
     (tmp_path / "list.urls").write_text("# tokens\n" + "".join(f"{nginx.url}/run/{name}\n" for name in names))
     plain = make_config(
@@ -68,6 +76,10 @@ def test_what_a_web_server_cannot_do_is_refused(nginx: WebServer, tmp_path: Path
     with pytest.raises(ConfigError, match=r"^http://h/x: contains a user or password; remove it") as caught:
         storage.stat("http://user:hush@h/x")
     assert "hush" not in str(caught.value)
+    with pytest.raises(ConfigError, match=rf"source 'a': {nginx.url}/none.parquet matches no file$"):
+        megablend.build(
+            make_config(tmp_path, [{"name": "a", "path": f"{nginx.url}/none.parquet", "weight": 1}], samples=1)
+        )
     with pytest.raises(ConfigError, match="encoded slash"):
         storage.stat("http://h/a%2Fb")
     with pytest.raises(UnsupportedFileError, match="empty part"):
@@ -81,9 +93,8 @@ def test_what_a_web_server_cannot_do_is_refused(nginx: WebServer, tmp_path: Path
 def test_queries_are_for_the_requests_only(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    source = write_parts(folder, 1)[0]
-    name = Path(source["path"]).name
-    data = next(folder.rglob(name)).read_bytes()
+    file = Path(write_parts(folder, 1)[0]["path"][0])
+    name, data = file.name, file.read_bytes()
     with FaultySource({f"d/{name}": data}) as server:
         signed = f"{server.url}/d/{name}?X-Signature=canary%2F&b=1"
         config = make_config(tmp_path, [{"name": "a", "path": signed, "weight": 1}], samples=4)

@@ -1,0 +1,68 @@
+"""Workers of a Loader over an object store: started without a fork, they give the batches of local files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megablend
+from megablend.errors import ConfigError
+from tests.runs import documents, make_config, write_source
+from tests.storage.faulty import FaultySource
+from tests.storage.objects.test_http import list_files
+
+pytestmark = pytest.mark.usefixtures("obstore")
+SCRIPT = """
+import megablend, json, sys
+loader = megablend.Loader(megablend.open(json.loads(sys.argv[1])), micro_batch_size=2, num_workers=1)
+for batch in loader:
+    pass
+"""
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Any:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    source = write_source(folder, 0, "megatron", documents(0, 60, 20, seed=1)) | {"weight": 1}
+    plain = make_config(tmp_path, [source], samples=8, cache=str(tmp_path / "plain"))
+    files = {f"d/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with FaultySource(files) as server:
+        path = [each.replace(str(folder), f"{server.url}/d") for each in list_files(source)]
+        config = make_config(tmp_path, [source | {"path": path}], samples=8, cache=str(tmp_path / "remote"))
+        megablend.build(plain)
+        megablend.build(config)
+        yield plain, config
+
+
+def test_workers_are_not_forked_and_give_the_same_batches(remote: Any) -> None:
+    plain, config = remote
+    expected = [batch["tokens"] for batch in megablend.Loader(megablend.open(plain), micro_batch_size=2)]
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=2, num_workers=2)
+    found = [batch["tokens"] for batch in loader]
+    assert len(found) == len(expected) == 4
+    assert all(a.equal(b) for a, b in zip(expected, found, strict=True))
+    with pytest.raises(ConfigError, match="multiprocessing_context: found 'fork', expected 'forkserver' or 'spawn'"):
+        megablend.Loader(megablend.open(config), micro_batch_size=2, num_workers=1, multiprocessing_context="fork")
+
+
+def test_a_script_without_a_main_guard_is_told_so(remote: Any, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    root = Path(megablend.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, script, json.dumps(remote[1])],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "PYTHONPATH": ":".join([str(root), *sys.path])},
+    )
+    assert done.returncode != 0
+    assert "put what it does under `if __name__ == '__main__':`" in done.stderr
