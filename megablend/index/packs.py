@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from megablend.errors import CacheError
+from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array
 from megablend.index.fragments import Fragment, FragmentName
 
@@ -190,5 +191,5 @@ def packs(cache: str | Path) -> Path:
 
 def _offsets(counts: pa.Array) -> list[int]:
     """Running counts, one more than `counts`."""
-    ends: list[int] = np.cumsum(counts.to_numpy(zero_copy_only=True)).tolist()
+    ends: list[int] = np.cumsum(as_numpy(counts)).tolist()
     return [0, *ends]
