@@ -92,7 +92,8 @@ def forget_skips(cache: str | Path, run: str) -> None:
     """Remove a run's skips with it. Raises CacheError."""
     path = skips_path(cache, run)
     with translate_os_errors(path):
-        path.unlink(missing_ok=True)
+        if path.exists():
+            path.unlink()
 
 
 def remove_skips(cache: str | Path, ledger: Ledger) -> None:
