@@ -50,7 +50,8 @@ def loaders_of(config: dict[str, Any], **options: Any) -> list[megablend.Loader]
     "options", [{}, {"num_workers": 2}, {"transform": keep_twice}, {"transform": keep_twice, "num_workers": 1}]
 )
 def test_sources_and_reading_are_counted(tmp_path: Path, options: dict[str, Any]) -> None:
-    config, _ = make_run(tmp_path, eod=False, split=None)
+    # Two loaders of one process: the second's workers are forked while the first one's background check would run.
+    config, _ = make_run(tmp_path, eod=False, split=None, file_checks_per_second=0)
     loaders, seen = loaders_of(config, **options), Counter[int]()
     assert loaders[0].stats()["sources"][0]["share"] == 0.0
     for step, batches in enumerate(zip(*loaders, strict=True), 1):
