@@ -50,8 +50,9 @@ def flip(path: Path, offset: int) -> None:
 
 def read_only_the_magic(storage: LocalStorage, path: str, offset: int, size: int) -> bytes:
     """What tells an Arrow file from a stream: the first bytes of a source's first file."""
-    assert (offset, size) == (0, 6)
-    return Path(path).read_bytes()[:6]
+    assert offset == 0
+    assert size <= 6
+    return Path(path).read_bytes()[:size]
 
 
 def test_many_files_make_one_pack_and_a_build_of_the_same_reads_no_data(
