@@ -9,6 +9,7 @@ from typing import Any
 from megablend.api.check import check_store
 from megablend.api.manage_runs import list_runs
 from megablend.api.runs import ConfigLike, newest_snapshot
+from megablend.api.skip import describe_skips
 from megablend.api.warn import find_warnings, warn_of_amplification
 from megablend.api.what_if import foresee_run, list_files
 from megablend.config import SPLITS, load_config
@@ -79,6 +80,7 @@ def describe(
         "note": foreseen.note,
         "plan": run.ledger.digest,
         "stages": list(run.ledger.ends),
+        "skips": describe_skips(run),
         "lanes": config.lanes,
         "index": _describe_generation(run.store.generation, config.cache),
         "splits": splits,

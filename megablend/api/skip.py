@@ -49,7 +49,8 @@ def skip(
         )
     first, last = start // unit * unit, min(-(-stop // unit) * unit, opened.num_samples)
     if dry_run:
-        return _describe(opened, load_skips(opened.config.cache, opened.ledger).add(first, last))
+        planned = load_skips(opened.config.cache, opened.ledger).add(first, last)
+        return {"run": opened.ledger.run, "skips": describe_skips(opened, planned)}
     with build_lock(Path(opened.config.cache)):
         save_skip(opened.config.cache, opened.ledger, first, last)
     return list_skips(what, run=run, cache=cache)
@@ -59,7 +60,7 @@ def skip(
 def list_skips(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> dict[str, Any]:
     """What a run skips: run, and skips, a dict for each range: start, stop, samples, tokens, and by_source, unread tokens."""
     opened = open_committed(what, run, cache=cache)
-    return _describe(opened, load_skips(opened.config.cache, opened.ledger))
+    return {"run": opened.ledger.run, "skips": describe_skips(opened)}
 
 
 @translating("unskip")
@@ -70,7 +71,9 @@ def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None
         remove_skips(opened.config.cache, opened.ledger)
 
 
-def _describe(run: Run, skips: Skips) -> dict[str, Any]:
+def describe_skips(run: Run, skips: Skips | None = None) -> list[dict[str, Any]]:
+    """Of each range that a run skips, or of `skips`: start, stop, samples, tokens, and by_source, the tokens left unread."""
+    skips = load_skips(run.config.cache, run.ledger) if skips is None else skips
     length, listed = run.config.sequence_length, []
     for start, stop in skips.ranges:
         counts = (run.plan.counts(stop) - run.plan.counts(start)).tolist()
@@ -79,4 +82,4 @@ def _describe(run: Run, skips: Skips) -> dict[str, Any]:
         listed.append(
             {"start": start, "stop": stop, "samples": samples, "tokens": samples * length, "by_source": by_source}
         )
-    return {"run": run.ledger.run, "skips": listed}
+    return listed

@@ -83,6 +83,8 @@ class BlockStore:
         self.roots = dict(roots or {})
         self.extra = {name: columns for name, columns in (extra or {}).items() if columns}
         self.extra_bytes = extra_bytes
+        self.damaged: set[int] = set()
+        """Blocks that were found damaged and replaced; see megablend.blocks.damaged_blocks."""
         self._extra_blocks: dict[int, DecodedBlock] = {}  # the last one used is the last one put in
         self._files = OpenFiles(generation, self.column_eods, self.roots, storage)
 

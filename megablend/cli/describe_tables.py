@@ -35,6 +35,11 @@ def print_description(found: dict[str, Any]) -> None:
     stages = ", ".join(f"{end:,}" for end in found["stages"])
     verb = "end" if found["committed"] else "would end"
     console.print(f"run {found['run']!r}: stages {verb} at sample {stages}; plan {found['plan']}", markup=False)
+    for skipped in found["skips"]:
+        console.print(
+            f"samples {skipped['start']:,} to {skipped['stop']:,} are skipped: {skipped['tokens']:,} tokens stay unread",
+            markup=False,
+        )
     if found["note"] is not None:
         console.print(f"note: {found['note']}", markup=False)
     if "read_amplification" in found:

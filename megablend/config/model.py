@@ -238,6 +238,9 @@ class Config(_Model):
     """B: slots a lane in one shuffle window."""
     sources: dict[Literal["train", "valid", "test"], tuple[Source, ...]]
     """A list of sources (all splits cut from it), or a list for each of train, valid and test."""
+    on_bad_sample: Literal["raise", "mask"] = "raise"
+    """What to do about samples whose bytes are damaged, as a checksum or decoding shows: `mask` gives zeros for the damaged
+    block, sets the loss mask of its samples to 0 and warns. Files that cannot be read, or were replaced, are always errors."""
     on_unreadable: Literal["error", "skip"] = "error"
     """What to do about folders that cannot be listed, symbolic links to nothing and files without permission, where patterns meet
     them: `skip` leaves them out, and `build` and `describe` report them."""

@@ -16,12 +16,14 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from megablend.blocks.damaged_blocks import read_or_replace
+from megablend.errors import CorruptFileError
 from megablend.formats.decoded import DecodedBlocks
 from megablend.order.base import Spans
 from megablend.plan.run import Run
 from megablend.prefetch.block_table import BlockTable
 from megablend.prefetch.memory_budget import Budget
-from megablend.prefetch.read_counts import ReadMeter
+from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.prefetch.read_pipeline import ReadPipeline
 from megablend.prefetch.read_schedule import ReadSchedule
 from megablend.prefetch.samples import Samples, continued, gather
@@ -78,7 +80,7 @@ class ReadAhead:
         num_decoding: int,
         meter: ReadMeter | None = None,
     ) -> None:
-        self._run = run
+        self._run, self._meter = run, meter
         self._windows = windows
         self._read_bytes = max(1, min(READ_BYTES, budget.reads // 8))
         self._pipeline = ReadPipeline(
@@ -176,7 +178,14 @@ class ReadAhead:
         while stage.unfinished and stage.unfinished[0].first_use <= self._step:
             read = stage.unfinished[0]
             assert read.blocks is not None
-            if (found := read.blocks.result()) is None:
+            ids = stage.window.forecast.ids[read.places]
+            try:
+                found = read.blocks.result()
+            except CorruptFileError:
+                if self._run.config.on_bad_sample == "raise":
+                    raise
+                found = read_or_replace(self._run.store, ids, pieces=self._run.config.inter_document_masking)
+            if found is None:
                 raise RuntimeError("the interpreter is about to end: nothing is read any more")
             self._table.put(self._places[read.places], found, stage.window.forecast.sizes[read.places])
             stage.unfinished.popleft()
@@ -187,7 +196,10 @@ class ReadAhead:
         begin, end = now.step_offsets[self._step : self._step + 2]
         stretches = Spans(*(column[first:last] for column in now.stretches))
         places = self._stretch_places[first:last]
-        return gather(self._run, self._table, places, stretches, now.sources[begin:end], self._continues)
+        samples = gather(self._run, self._table, places, stretches, now.sources[begin:end], self._continues)
+        if samples.masked is not None and self._meter is not None:
+            self._meter.add(ReadCounts(masked_samples=int(samples.masked.sum())))
+        return samples
 
     def _let_go(self) -> None:
         """Drop the blocks whose last step this was."""

@@ -19,6 +19,8 @@ class ReadCounts(NamedTuple):
     """From each request to its bytes. Requests overlap, so the sum may exceed the time that passed."""
     decoding_seconds: float = 0.0
     """Summed over threads."""
+    masked_samples: int = 0
+    """Samples whose loss mask is 0 because their bytes are damaged."""
 
     def plus(self, other: ReadCounts) -> ReadCounts:
         """Both together."""

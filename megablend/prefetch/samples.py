@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from megablend.blocks.damaged_blocks import find_masked, read_or_replace
+from megablend.errors import CorruptFileError
 from megablend.formats.base import STARTS_MID_DOCUMENT
 from megablend.formats.decoded import DecodedBlocks
 from megablend.index.snapshot import Snapshot
@@ -48,6 +50,8 @@ class Samples(NamedTuple):
     """bool [n, tokens of a sample]: where a document, or the part of it in another block, begins; None where nobody asked."""
     extra: dict[str, npt.NDArray[Any]]
     """Of each extra column [n, tokens of a sample], a number a token."""
+    masked: npt.NDArray[np.bool_] | None = None
+    """bool [n]: samples that draw on a damaged block; None where there are none."""
 
 
 def read_sample(run: Run, window: BlockCache, k: int) -> Sample:
@@ -81,8 +85,14 @@ def _read(
     run: Run, window: BlockCache, sources: npt.NDArray[np.int32], stretches: Spans, *, documents: bool
 ) -> Samples:
     ids, places = np.unique(stretches.blocks, return_inverse=True)
-    table, blocks = BlockTable(ids), window.get(ids.tolist())
-    table.put(np.arange(len(ids)), DecodedBlocks.of(blocks), np.zeros(len(ids), np.int64))
+    table = BlockTable(ids)
+    try:
+        blocks = DecodedBlocks.of(window.get(ids.tolist()))
+    except CorruptFileError:
+        if run.config.on_bad_sample == "raise":
+            raise
+        blocks = read_or_replace(run.store, ids, pieces=True)
+    table.put(np.arange(len(ids)), blocks, np.zeros(len(ids), np.int64))
     continues = continued(run.store.generation, ids) if documents else None
     return gather(run, table, places, stretches, sources, continues)
 
@@ -111,10 +121,11 @@ def gather(
     columns = run.extra_columns
     size = len(sources), width
     extra = {each.column: table.gather_extra(i, each.dtype, places, stretches, size) for i, each in enumerate(columns)}
+    masked = find_masked(run.store, stretches.rows - stretches.rows[0], stretches.blocks, len(sources))
     if continues is None:
-        return Samples(sources, tokens, labels, None, extra)
+        return Samples(sources, tokens, labels, None, extra, masked)
     begins = table.begins(places, stretches, len(sources) * width, width, continues).reshape(len(sources), width)
-    return Samples(sources, tokens, labels, begins, extra)
+    return Samples(sources, tokens, labels, begins, extra, masked)
 
 
 def continued(generation: Snapshot, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

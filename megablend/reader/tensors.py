@@ -33,6 +33,8 @@ def batch_dict(config: Config, samples: Samples) -> dict[str, Any]:
         loss_mask[tokens == config.eod] = 0.0
     if not config.add_extra_token_to_sequence:  # the last token has no label: it counts for nothing
         loss_mask[:, -1] = 0.0
+    if samples.masked is not None:
+        loss_mask[samples.masked] = 0.0
     found: dict[str, npt.NDArray[Any]] = {"tokens": tokens, "labels": samples.labels, "loss_mask": loss_mask}
     after_eod = _after(tokens, config.eod) if config.needs_eod and config.eod is not None else None
     positions_from = after_eod if config.reset_position_ids else None

@@ -95,3 +95,16 @@ def test_export(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     target = tmp_path / "order.parquet"
     assert "samples 3 to 9 of run 'demo'" in run("export", path, target, "--from", 3, "--to", 9)
     assert json.loads(run("export", path, target, "--json"))["stop"] == 200
+
+
+def test_skip(built: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = built
+    assert "run 'demo' skips no samples" in run("skip", path)
+    printed = run("skip", path, "--from", 9, "--to", 17, "--batch", 8, "--dry-run")
+    assert "run 'demo' would skip samples 8 to 24: 16 samples, 128 tokens" in printed
+    assert json.loads(run("skip", path, "--from", 9, "--to", 17, "--batch", 8, "--json"))["skips"][0]["stop"] == 24
+    assert "samples 8 to 24 are skipped: 128 tokens stay unread" in run("describe", path)
+    assert "skips samples 8 to 24" in run("skip", path)
+    assert "--to needs --from" in run("skip", path, "--to", 3, expect=2)
+    assert "--from needs --to and --batch" in run("skip", path, "--from", 3, expect=2)
+    assert "skips no samples" in run("skip", path, "--clear")

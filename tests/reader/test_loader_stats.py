@@ -69,6 +69,7 @@ def test_sources_and_reading_are_counted(tmp_path: Path, options: dict[str, Any]
             assert source["epochs"] == seen[i] * 8 / loader.dataset.run.tokens[i]
             assert source["share"] == seen[i] / 120
             assert source["planned_share"] == pytest.approx((4 - i) / 9, abs=0.005)
+        assert stats["reads"].pop("masked_samples") == 0
         assert set(stats["reads"]) == set(KINDS_OF_READING)
         assert all(value > 0 for value in stats["reads"].values())
         assert stats["waiting_seconds"] > 0
