@@ -33,9 +33,9 @@ def _make_local(options: StorageOptions) -> Storage:
 
 
 def _make_objects(options: StorageOptions) -> Storage:
-    from megablend.storage.objects.store import make_object_storage
+    from megablend.storage.objects.store import ObjectStorage
 
-    return make_object_storage(options)
+    return ObjectStorage(options.objects)
 
 
 OBJECT_SCHEMES = ("s3", "gs", "az", "http", "https")

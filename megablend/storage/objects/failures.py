@@ -43,6 +43,10 @@ class Failure:
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_NAMES = re.compile(r"https?://\S+|\"[^\"\n]*/[^\"\n]*\"")
+"""URLs and keys, which may contain any word."""
+_METADATA = re.compile(r"/latest/api/token|/latest/meta-data|/computeMetadata/v1|/metadata/identity/oauth2")
+"""Addresses at which machines of a cloud get their credentials."""
 _BUSY = {"408", "425", "429", "502", "503", "504"}
 _CLOCK = "set the clock of this machine"
 _KEYS = "check the credentials of the environment (access key, secret and session token belong together)"
@@ -123,7 +127,8 @@ def _of_status(status: str, code: str, text: str) -> Failure:
 
 
 def _of_connection(text: str, name: str) -> Failure:
-    low = text.lower()
+    asks_for_credentials = _METADATA.search(text) is not None
+    low = _NAMES.sub("", text).lower()
     if "certificate" in low or "invalidcertificate" in low or "unknownissuer" in low:
         remedy = "set `ca_file` to the PEM file of the authority that signed it, or correct `endpoint`"
         return Failure(Kind.CONNECT, "the server's TLS certificate is not trusted", remedy)
@@ -141,7 +146,7 @@ def _of_connection(text: str, name: str) -> Failure:
         )
     if "builder error" in low or "url scheme is not allowed" in low:
         return Failure(Kind.REFUSED, "the endpoint is not a URL that can be used", "write it as https://host:port")
-    if "metadata" in low or "credential" in low or "token" in low or name == "UnauthenticatedError":
+    if asks_for_credentials or "credential" in low or name == "UnauthenticatedError":
         return Failure(
             Kind.CONNECT,
             "no credentials were found",

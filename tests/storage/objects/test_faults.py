@@ -101,6 +101,17 @@ def test_it_is_given_up_after_the_time_that_was_set() -> None:
             storage.read(f"{source.url}/b/x", 0, 10)
 
 
+def test_words_of_a_key_do_not_explain_a_failure() -> None:
+    key = "tokens/credential/proxy/certificate/dns error"
+    options = parse_options({"http://": {"give_up_after": 0.5}})
+    with FaultySource({f"b/{key}": DATA}) as source:
+        storage, url = make_storage(objects=options), f"{source.url}/b/{key.replace(' ', '%20')}"
+        storage.stat(url)
+        source.faults = Faults(reset=1.0)
+        with pytest.raises(DataError, match=r"cannot be read: the connection broke; tried \d+ times"):
+            storage.read(url, 0, 10)
+
+
 def test_a_slow_source_is_not_asked_twice() -> None:
     """Behind a limited rate a request takes long because others are served: sending it again would make it slower."""
     with FaultySource({"b/x": DATA}, Faults(rate=6e5)) as source:
