@@ -29,6 +29,7 @@ setup(
         "mpich": ["mpich>=4.2"],
         "objects": ["obstore>=0.11.1"],
         "demo": ["tokenizers>=0.20"],
+        "prometheus": ["prometheus-client>=0.20"],
         "test": [
             "accelerate>=1.0",
             "hypothesis>=6.100",

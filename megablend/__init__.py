@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from megablend.api.build import BuildResult, BuiltIndex, build, build_index
     from megablend.api.check import Checked, check
     from megablend.api.describe import describe
+    from megablend.api.diff import diff
+    from megablend.api.export import export
+    from megablend.api.find import find
     from megablend.api.gc import gc
     from megablend.api.manage_runs import list_runs, remove_run, rename_run, reset_run, show_run
     from megablend.api.open import open_dataset as open
     from megablend.api.runs import open_index
-    from megablend.api.show import show
+    from megablend.api.show import show, show_step
+    from megablend.api.skip import list_skips, skip, unskip
     from megablend.api.verify import verify
     from megablend.blocks.block_store import BlockBatch, BlockStore
     from megablend.config import Config, load_config
@@ -49,6 +53,9 @@ _HOMES = {
     "BuiltIndex": "megablend.api.build",
     "build_index": "megablend.api.build",
     "describe": "megablend.api.describe",
+    "diff": "megablend.api.diff",
+    "export": "megablend.api.export",
+    "find": "megablend.api.find",
     "gc": "megablend.api.gc",
     "list_runs": "megablend.api.manage_runs",
     "remove_run": "megablend.api.manage_runs",
@@ -58,10 +65,14 @@ _HOMES = {
     "open": "megablend.api.open",
     "open_index": "megablend.api.runs",
     "show": "megablend.api.show",
+    "show_step": "megablend.api.show",
     "Config": "megablend.config",
     "load_config": "megablend.config",
     "BlockStore": "megablend.blocks.block_store",
     "BlockBatch": "megablend.blocks.block_store",
+    "skip": "megablend.api.skip",
+    "list_skips": "megablend.api.skip",
+    "unskip": "megablend.api.skip",
     "verify": "megablend.api.verify",
     "Dataset": "megablend.reader",
     "Loader": "megablend.reader",
@@ -100,8 +111,12 @@ __all__ = [
     "build_index",
     "check",
     "describe",
+    "diff",
+    "export",
+    "find",
     "gc",
     "list_runs",
+    "list_skips",
     "load_config",
     "open",
     "open_index",
@@ -110,6 +125,9 @@ __all__ = [
     "reset_run",
     "show",
     "show_run",
+    "show_step",
+    "skip",
+    "unskip",
     "verify",
 ]
 

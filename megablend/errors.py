@@ -56,10 +56,14 @@ class TransformError(MegablendError, RuntimeError):
 
 
 CHANGED_REMEDY = (
-    "restore the original file; or run `megablend build` with another run name (`run:`), since a run keeps the index that it "
-    "began with"
+    "restore the original file; or give the run another name (`run:`) and run `megablend build CONFIG`, since a run keeps the "
+    "index that it began with"
 )
 """What to do about a file that is not the one that was indexed: building again does not move a run to the new index."""
+
+
+REPAIR_REMEDY = "build again to repair it (`megablend build CONFIG`)"
+"""What to do about a damaged table of a cache: a build makes tables again, of the index that a run keeps, too."""
 
 
 class DataError(MegablendError, ValueError):

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -71,6 +72,13 @@ def _announce() -> None:
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compile `function` (nopython, nogil, cached on the node) on its first call with each set of argument types."""
     return cast("Callable[P, R]", _Kernel(function))
+
+
+def load_kernels(module: ModuleType) -> None:
+    """Load those kernels of a module that the node has compiled before, for the argument types that it was called with then."""
+    for each in list(vars(module).values()):
+        if isinstance(each, _Kernel) and each.__module__ == module.__name__:
+            each.load()
 
 
 def device(function: Callable[P, R]) -> Callable[P, R]:
@@ -238,7 +246,7 @@ def library_function(library: str, name: str, result: str, *arguments: str) -> C
     except (OSError, AttributeError, RuntimeError):
         return None
     if vars(config)["DISABLE_JIT"]:
-        kinds = {"uintp": ctypes.c_size_t, "intc": ctypes.c_int}
+        kinds = {"uintp": ctypes.c_size_t, "intp": ctypes.c_ssize_t, "intc": ctypes.c_int}
         found.restype, found.argtypes = kinds[result], [kinds[argument] for argument in arguments]
         return cast("Callable[..., int]", lambda *values: found(*map(int, values)))
     open_types: Any = types
@@ -281,11 +289,12 @@ def _take_turns(dispatcher: Any) -> Callable[..., Any]:
 class _Kernel:
     """A function that becomes machine code when it is first called; pickles by its name."""
 
+    _compiled: Callable[..., Any] | None = None
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self.py_func = function
         self.__doc__, self.__name__, self.__module__ = function.__doc__, function.__name__, function.__module__
         self.__qualname__ = function.__qualname__
-        self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
         return (self._compiled or self._prepare())(*args)
@@ -298,8 +307,17 @@ class _Kernel:
         if not vars(config)["DISABLE_JIT"]:
             prepared._cache = KernelCache(self.py_func)
             prepared.compile = _take_turns(prepared)
-        self._compiled = prepared
-        return cast("Callable[..., Any]", prepared)
+        # Of two threads that prepare it at once, one is the first: what is loaded into the other's would be loaded again.
+        return cast("Callable[..., Any]", self.__dict__.setdefault("_compiled", prepared))
+
+    def load(self) -> None:
+        """Load the machine code of all argument types that the node has it for; compile nothing."""
+        prepared: Any = self._compiled or self._prepare()
+        if isinstance(stored := getattr(prepared, "_cache", None), KernelCache):
+            for signature in stored.signatures(prepared.targetctx):
+                with _turn(fcntl.LOCK_SH):
+                    if signature not in prepared.overloads and stored.contains(signature, prepared.targetctx):
+                        type(prepared).compile(prepared, signature)
 
     def __reduce__(self) -> str:
         return self.__qualname__

@@ -54,6 +54,15 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
             return False
         return path is not None and path.exists()
 
+    def signatures(self, context: Any) -> list[Any]:
+        """The argument types for which machine code is in the cache; none where its index cannot be read."""
+        try:
+            with _lock:
+                keys = list(self._cache_file._load_index())
+                return [key[0] for key in keys if key == self._index_key(key[0], context.codegen())]
+        except Exception:  # an index that cannot be read is written again
+            return []
+
     def _find(self, signature: Any, context: Any) -> Path | None:
         name = self._cache_file._load_index().get(self._index_key(signature, context.codegen()))
         return None if name is None else Path(self._cache_file._data_path(name))

@@ -130,7 +130,7 @@ def first_positions(lanes: int, slots: int) -> list[int]:
 
 
 class Plan(TypedDict):
-    """What a plan is made of; as BlendPlan has it."""
+    """What a plan is made of; as tests.plan.plans has it."""
 
     totals: list[list[int]]
     lanes: int
@@ -170,8 +170,11 @@ def walk(
 class Periods:
     """Deals a source's ordinals, period by period, to the lanes. A cycle's part of a lane is a list of samples by position."""
 
-    def __init__(self, span: int, ordinal: int, epoch_tokens: int | None, sample_tokens: int) -> None:
+    def __init__(
+        self, span: int, ordinal: int, epoch_tokens: int | None, sample_tokens: int, first_token: int | None = None
+    ) -> None:
         self.span, self.ordinal, self.promised = span, ordinal, ordinal
+        self.ahead = 0 if first_token is None else first_token - ordinal * sample_tokens
         self.epoch_tokens, self.sample_tokens = epoch_tokens, sample_tokens
         self.epoch = self._epoch_of(ordinal)
         self.waiting: list[dict[int, tuple[list[int], int]]] = []
@@ -211,7 +214,7 @@ class Periods:
         self.waiting = []
 
     def _epoch_of(self, ordinal: int) -> int:
-        return ordinal * self.sample_tokens // self.epoch_tokens if self.epoch_tokens else 0
+        return (self.ahead + ordinal * self.sample_tokens) // self.epoch_tokens if self.epoch_tokens else 0
 
 
 def _walk_stage(

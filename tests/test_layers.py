@@ -16,14 +16,15 @@ LAYERS = [
     "jit_cache",
     "jit",
     "kernels",
+    "order",
     "storage",
     "config",
     "distributed",
     "formats",
     "index",
     "blocks",
-    "order",
     "plan",
+    "testing",
     "prefetch",
     "exact",
     "reader",
@@ -34,7 +35,7 @@ LAYERS = [
 HOMES = {
     "numba": {"jit", "jit_cache"},
     "llvmlite": {"jit"},
-    "pyarrow": {"formats", "index"},
+    "pyarrow": {"formats", "index", "api"},
     "mpi4py": {"distributed"},
     "torch": {"distributed", "reader", "megatron"},
     "megatron": {"megatron"},
@@ -43,6 +44,8 @@ HOMES = {
     "click": {"cli"},
     "rich": {"cli"},
     "tokenizers": {"cli"},
+    "prometheus_client": {"reader"},
+    "obstore": {"storage"},
 }
 
 

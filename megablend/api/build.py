@@ -9,21 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from megablend.api.check import check_store
+from megablend.api.known_ranges import refuse_known_outliers
+from megablend.api.repair import repair_kept_index
 from megablend.api.runs import make_run_storage
 from megablend.api.warn import find_warnings
 from megablend.blocks.build_document_tables import TablesReport, build_tables
-from megablend.blocks.extra_columns import SEPARATOR
 from megablend.config import Config, load_config
 from megablend.distributed.base import Communicator
 from megablend.distributed.launch import detect
-from megablend.errors import CacheError
 from megablend.fs.build_lock import build_lock
-from megablend.index.build import BuildReport, Progress, report_waiting
+from megablend.index.build import BuildReport, Progress
 from megablend.index.build import build_index as index_files
-from megablend.index.snapshot import Snapshot, open_snapshot
-from megablend.index.sources import SourceSpec
-from megablend.plan.ledger import Ledger, load_ledger, save_ledger
-from megablend.plan.run import as_promised, check_run, open_block_store, plan_run, precompute_orders
+from megablend.index.build_report import report_waiting
+from megablend.index.snapshot import open_snapshot
+from megablend.index.source_spec import SourceSpec
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import load_ledger, save_ledger
+from megablend.plan.open_store import open_block_store
+from megablend.plan.run import as_promised, check_run, plan_run, precompute_orders
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
@@ -110,10 +113,14 @@ def build(
     built = None
     try:
         with translating(checked.cache):
+            ledger = launch.bcast(load_ledger(checked.cache, checked.run) if launch.rank == 0 else None)
+            if ledger is not None and _repair(checked, ledger, report, launch, storage, progress):
+                checked, report = _index(
+                    checked, None, progress, launch, storage
+                )  # the config's own is the newest again
             documents = None
             if checked.tabled:
-                ledger = load_ledger(checked.cache, checked.run) if launch.rank == 0 else None
-                documents = _tabulate(checked, launch.bcast(ledger.index if ledger else report.digest), launch, storage)
+                documents = _tabulate(checked, ledger.index if ledger else report.digest, launch, storage)
             if launch.rank == 0:
                 with build_lock(Path(checked.cache), on_wait=report_waiting(progress)):
                     built = _commit_run(checked, report, documents, storage or make_run_storage(checked))
@@ -141,38 +148,30 @@ def _index(
     storage = storage or make_storage(
         objects=checked.storage
     )  # through the page cache: what is indexed is often read soon
-    return checked, index_files(checked.cache, list_specs(checked), launch=launch, storage=storage, progress=progress)
+    report = index_files(checked.cache, list_specs(checked), launch=launch, storage=storage, progress=progress)
+    try:
+        with translating(checked.cache):
+            if launch.rank == 0:
+                refuse_known_outliers(checked, open_snapshot(checked.cache, report.digest), storage)
+    except BaseException as error:
+        launch.abort(error)
+    launch.barrier()  # no rank goes on with what rank 0 refuses
+    return checked, report
 
 
 def list_specs(checked: Config) -> list[SourceSpec]:
-    """What a config asks to be indexed: its sources, and their extra columns."""
-    sources = [
+    """The sources that a config requests to be indexed, with their extra columns."""
+    return [
         SourceSpec(
             name=name,
             patterns=source.path,
-            column=source.column,
-            documents=checked.needs_documents(source),
-            block_bytes=checked.block_bytes,
+            read=checked.read_spec(source),
+            extra_columns=source.extra_columns,
             skip_unreadable=checked.on_unreadable == "skip",
             place=source.place,
         )
         for name, source in checked.all_sources.items()
     ]
-    for name, source in checked.all_sources.items():
-        sources += [
-            SourceSpec(
-                name=f"{name}{SEPARATOR}{column}",
-                patterns=source.path,
-                column=column,
-                documents=True,
-                block_bytes=checked.block_bytes,
-                extra_of=name,
-                skip_unreadable=checked.on_unreadable == "skip",
-                place=source.place,
-            )
-            for column in sorted(source.extra_columns)
-        ]
-    return sources
 
 
 def _tabulate(config: Config, digest: str, launch: Communicator, storage: Storage | None) -> TablesReport:
@@ -182,32 +181,32 @@ def _tabulate(config: Config, digest: str, launch: Communicator, storage: Storag
     return build_tables(store, [numbers[name] for name in config.tabled], launch=launch)
 
 
-def _open_promised(config: Config, ledger: Ledger, report: BuildReport) -> Snapshot:
-    """The index that a run keeps. Raises: CacheError, which says what helps where this build made another one."""
-    try:
-        return open_snapshot(config.cache, ledger.index)
-    except CacheError as error:
-        if ledger.index == report.digest:
-            raise
-        raise CacheError(
-            f"{error}\nrun {ledger.run!r} keeps the index {ledger.index}, but the data as it is now makes {report.digest}: "
-            "restore the data and the config as they were and build again, or build with another run name (`run:`)"
-        ) from error
+def _repair(
+    config: Config,
+    ledger: Ledger,
+    report: BuildReport,
+    launch: Communicator,
+    storage: Storage | None,
+    progress: Callable[[Progress], None] | None,
+) -> bool:
+    return repair_kept_index(
+        config, ledger, report.digest, launch=launch, storage=storage or make_storage(), progress=progress
+    )
 
 
 def _commit_run(config: Config, report: BuildReport, documents: TablesReport | None, storage: Storage) -> BuildResult:
     """Begin the run's ledger, or append a stage to it."""
     ledger = load_ledger(config.cache, config.run)
-    generation = _open_promised(config, ledger, report) if ledger else open_snapshot(config.cache, report.digest)
+    generation = open_snapshot(config.cache, ledger.index if ledger else report.digest)
     store = open_block_store(config, generation, storage)
     run = plan_run(config, "train", store, keep=True)
-    extended = ledger.extended(as_promised(run, ledger).ledger.blend, run.num_samples) if ledger else run.ledger
+    extended = ledger.extended(as_promised(run, ledger).ledger) if ledger else run.ledger
     run = dataclasses.replace(run, ledger=extended)
     check_run(run)
     precompute_orders(config, store)
     if extended != ledger:
         save_ledger(config.cache, extended)
-    stages_before = len(ledger.ends) if ledger else 0
+    stages_before = len(ledger.stages) if ledger else 0
     # Of the files of an index that was built now, all has just been looked at.
     problems = check_store(config, store).problems if generation.digest != report.digest else ()
     return BuildResult(

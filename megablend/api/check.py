@@ -11,8 +11,8 @@ from megablend.config import Config, load_config
 from megablend.index.build import Progress
 from megablend.index.check_files import FileChecker, check_files, files_of
 from megablend.index.snapshot import open_snapshot
-from megablend.plan.ledger import load_ledger
-from megablend.plan.run import open_block_store
+from megablend.plan.ledger_file import load_ledger
+from megablend.plan.open_store import open_block_store
 from megablend.storage.by_scheme import make_storage
 
 

@@ -9,30 +9,18 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from megablend.api.check_tokens import FileTokens, check_file
 from megablend.api.runs import ConfigLike, newest_snapshot
+from megablend.api.vocabulary import vocab_sizes
 from megablend.blocks.block_store import BlockStore
-from megablend.config import Config, load_config
-from megablend.config.vocab import read_vocab_size
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
-from megablend.formats import FORMATS
-from megablend.formats.base import STARTS_MID_DOCUMENT, FileToIndex, OpenedFile
-from megablend.formats.blocks import place_blocks
+from megablend.config import load_config
 from megablend.index.build import Progress
-from megablend.index.snapshot import FileEntry, Snapshot, SourceEntry
-from megablend.plan.ledger import load_ledger
-from megablend.plan.run import open_block_store
-from megablend.storage.base import Storage
+from megablend.index.source_entry import SourceEntry
+from megablend.plan.ledger_file import load_ledger
+from megablend.plan.open_store import open_block_store
 from megablend.storage.by_scheme import make_storage
 
-MAX_IDS = 1 << 32
-"""Token ids there can be at all, where no `vocab_size` is given."""
-BATCH_BYTES = 16 << 20
-"""Of tokens that are decoded together; each thread holds one batch."""
 MAX_THREADS = 8
 
 
@@ -61,12 +49,6 @@ class CheckedData:
     """A line a file: path, row, what was found and what was expected."""
 
 
-class _FileTokens(NamedTuple):
-    smallest: int | None
-    largest: int | None
-    problem: str | None
-
-
 def check_data(
     what: ConfigLike, *, cache: str | None = None, progress: Callable[[Progress], None] | None = None
 ) -> CheckedData:
@@ -85,11 +67,11 @@ def check_data(
     storage = make_storage(objects=config.storage)
     store = BlockStore(generation, roots=open_block_store(config, generation, storage).roots, storage=storage)
     entries = [entry for entry in generation.sources if entry.name in sizes]
-    found: dict[int, _FileTokens] = {}
+    found: dict[int, FileTokens] = {}
 
-    def check(number: int) -> _FileTokens:
-        entry = generation.sources[generation.file(number).source]
-        return _check_file(store, entry, number, sizes[entry.name])
+    def check(number: int) -> FileTokens:
+        entry = generation.sources[generation.file(number).column]
+        return check_file(store, entry, number, sizes[entry.name])
 
     numbers = [i for entry in entries for i in entry.files]
     file_bytes = {i: generation.file(i).opened.size for i in numbers}
@@ -103,30 +85,11 @@ def check_data(
     return CheckedData(
         index=generation.digest,
         sources=tuple(_source_tokens(entry, [found[i] for i in entry.files], sizes[entry.name]) for entry in entries),
-        problems=tuple(problem for each in found.values() if (problem := each.problem)),
+        problems=tuple(str(each.problem) for each in found.values() if each.problem is not None),
     )
 
 
-def vocab_sizes(config: Config) -> dict[str, int | None]:
-    """Of each source, by its name in the index, how many token ids there are; None where the config does not say.
-
-    Raises: ConfigError where a tokenizer cannot be read, or an end-of-document token is not in its vocabulary.
-    """
-    read: dict[str, int] = {}
-    sizes: dict[str, int | None] = {}
-    for name, source in config.all_sources.items():
-        given = source.vocab_size if source.vocab_size is not None else config.vocab_size
-        if isinstance(given, str):
-            given = read[given] if given in read else read.setdefault(given, read_vocab_size(given))
-        if given is not None and source.append_eod is not None and source.append_eod >= given:
-            raise ConfigError(
-                f"{source.place}: append_eod {source.append_eod} is not in a vocabulary of {given:,}; expected 0 to {given - 1}"
-            )
-        sizes[name] = given
-    return sizes
-
-
-def _source_tokens(entry: SourceEntry, files: Sequence[_FileTokens], vocab_size: int | None) -> SourceTokens:
+def _source_tokens(entry: SourceEntry, files: Sequence[FileTokens], vocab_size: int | None) -> SourceTokens:
     return SourceTokens(
         name=entry.name,
         files=len(files),
@@ -134,73 +97,4 @@ def _source_tokens(entry: SourceEntry, files: Sequence[_FileTokens], vocab_size:
         smallest=min((each.smallest for each in files if each.smallest is not None), default=None),
         largest=max((each.largest for each in files if each.largest is not None), default=None),
         vocab_size=vocab_size,
-    )
-
-
-def _check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: int | None) -> _FileTokens:
-    generation = store.generation
-    file, path = generation.file(number), generation.path(number, store.roots)
-    first_token = int(generation.tokens_before[file.first_block])
-    limit, bad, wrong, lowest, highest = vocab_size or MAX_IDS, None, 0, None, None
-    try:
-        for ids in _batches(generation, file):
-            tokens = store.read_blocks(ids).tokens
-            if not len(tokens):
-                continue
-            low, high = int(tokens.min()), int(tokens.max())
-            lowest = low if lowest is None else min(lowest, low)
-            highest = high if highest is None else max(highest, high)
-            if low < 0 or high >= limit:
-                places = np.flatnonzero((tokens < 0) | (tokens >= limit))
-                wrong += len(places)
-                if bad is None:
-                    before = int(generation.tokens_before[ids[0]]) - first_token
-                    bad = before + int(places[0]), int(tokens[places[0]])
-        problem = None
-        if bad is not None:
-            where = _place(path, entry, bad[0], file.tokens, store.storage)
-            expected = f"0 to {limit - 1}" + (f" (vocab_size {vocab_size})" if vocab_size else "")
-            problem = (
-                f"{path}: {where}: token {bad[1]}, expected {expected}; {wrong:,} tokens of the file are out of range: "
-                "if this is the column of tokens, write them again; if not, name that by `column:`"
-            )
-        return _FileTokens(lowest, highest, problem)
-    except DataError as error:
-        return _FileTokens(lowest, highest, str(error))
-
-
-def _batches(generation: Snapshot, file: FileEntry) -> list[npt.NDArray[np.int64]]:
-    """The blocks of a file in order, some BATCH_BYTES of tokens at a time: int64 [n] each."""
-    ids = np.arange(file.first_block, file.first_block + file.num_blocks)
-    width = np.dtype(file.opened.token_dtype).itemsize
-    before = generation.tokens_before[file.first_block : file.first_block + file.num_blocks]
-    batch = (before - (before[0] if len(before) else 0)) * width // BATCH_BYTES
-    return [part for part in np.split(ids, np.flatnonzero(np.diff(batch)) + 1) if len(part)]
-
-
-def _place(path: str, entry: SourceEntry, place: int, num_tokens: int, storage: Storage) -> str:
-    try:
-        return f"row {find_row(path, entry, place, num_tokens, storage)}"
-    except ConfigError:  # an index of a version that took a column which now has to be named, and did not keep its name
-        return f"the file's token number {place:,}"
-
-
-def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int, storage: Storage) -> int:
-    """The row of a file that its token number `place` is in, from 0, counted by indexing the file once more.
-
-    Raises: as `Format.index` does; ChangedFileError where the file is not the one that was indexed.
-    """
-    column, kind = entry.column_taken, FORMATS[entry.format]
-    index = kind.index(FileToIndex(path=path, column=column, documents=True, block_bytes=1 << 20), storage=storage)
-    if index.tokens != num_tokens:
-        raise ChangedFileError(path, f"has {index.tokens:,} tokens, {num_tokens:,} were indexed; {CHANGED_REMEDY}")
-    block = int(np.searchsorted(index.blocks["first_token"], place, side="right")) - 1
-    rows_before = int(index.blocks["rows"][:block].sum()) - bool(index.blocks["flags"][block] & STARTS_MID_DOCUMENT)
-    opened = OpenedFile(
-        size=storage.stat(path).size, token_dtype=index.token_dtype, structure=index.structure, meta=index.meta
-    )
-    reader = kind.open(path, column, opened, storage=storage)
-    (offsets,), _ = reader.pieces(place_blocks(index.blocks)[block : block + 1], index.chunks)
-    return (
-        rows_before + int(np.searchsorted(offsets, place - int(index.blocks["first_token"][block]), side="right")) - 1
     )

@@ -15,9 +15,9 @@ from megablend.config import SPLITS, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError, PlanError, ResourceError
 from megablend.index.document_table import table_bytes
-from megablend.index.snapshot import Snapshot, list_snapshots, open_snapshot
-from megablend.plan.blend import BlendPlan
-from megablend.plan.lanes import fitting_lanes, unfit_lanes
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
 from megablend.plan.run import Run, as_promised, plan_run
 from megablend.plan.shares import samples_in
 from megablend.prefetch.read_amplification import read_amplification
@@ -138,7 +138,7 @@ def describe_run(run: Run) -> dict[str, Any]:
         one_pass = samples_in(
             tokens, length, extra
         )  # the next one reads a token again, and may come before some of these
-        if isinstance(run.plan, BlendPlan) and (again := run.plan.first_sample_from(number, one_pass)) is not None:
+        if run.is_blended and (again := run.plan.first_sample_from(number, one_pass)) is not None:
             run_out.append((again, source.name))
         wanted = run.weights[number] if run.weights else Fraction(samples, run.num_samples)
         sources.append(
@@ -159,7 +159,7 @@ def describe_run(run: Run) -> dict[str, Any]:
     return {
         "samples": run.num_samples,
         "tokens": run.num_samples * length,
-        "blended": bool(run.weights),
+        "blended": run.is_blended,
         "first_to_run_out": None if first is None else {"source": first[1], "sample": first[0]},
         "sources": sources,
     }
@@ -167,9 +167,6 @@ def describe_run(run: Run) -> dict[str, Any]:
 
 def _describe_generation(generation: Snapshot, cache: str) -> dict[str, Any]:
     folder = Path(cache) / "generations" / generation.digest
-    extra: dict[str | None, list[str | None]] = {}
-    for entry in generation.sources:
-        extra.setdefault(entry.extra_of, []).append(entry.column)
     sources = [
         {
             "name": entry.name,
@@ -182,10 +179,9 @@ def _describe_generation(generation: Snapshot, cache: str) -> dict[str, Any]:
             "rows": entry.rows,
             "tokens": entry.tokens,
             "document_table_bytes": table_bytes(generation, number),
-            "extra_columns": extra.get(entry.name, []),
+            "extra_columns": [each.column for each in entry.extra_columns],
         }
         for number, entry in enumerate(generation.sources)
-        if entry.extra_of is None
     ]
     return {
         "digest": generation.digest,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.errors import CacheError, ConfigError
+from megablend.index.cache_folders import external_references_dir
 from megablend.index.gc import Collected, collect
-from megablend.index.snapshot import external_references_dir
-from megablend.plan.ledger import list_runs
+from megablend.plan.ledger_file import list_runs
 from megablend.system.failures import translating
 from megablend.system.limited_json import parse_json
 
@@ -46,7 +46,7 @@ def _pinned(cache: str | Path) -> set[str]:
             pin = parse_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CacheError(
-                f"{path}: cannot be read ({error}), so that nothing tells which index it needs; remove it where it is damaged"
+                f"{path}: cannot be read ({error}), so the index that it refers to is not known; remove the file if it is damaged"
             ) from error
         found.add(pin.get("index") if isinstance(pin, dict) else None)
     return {digest for digest in found if isinstance(digest, str)}

@@ -20,8 +20,11 @@ from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
 from megablend.fs.atomic_write import flush_folder, translate_os_errors
 from megablend.fs.build_lock import build_lock
-from megablend.index.snapshot import list_snapshots
-from megablend.plan.ledger import Ledger, ledger_path, load_ledger, run_names, save_ledger
+from megablend.index.list_snapshots import list_snapshots
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import ledger_path, load_ledger, run_names, save_ledger
+from megablend.plan.ledger_format import blend_record
+from megablend.plan.skips import forget_skips, rename_skips
 
 SET_ASIDE = "reset"
 """Folder below `runs` of the ledgers of runs that were reset."""
@@ -46,7 +49,7 @@ def show_run(what: ConfigLike, run: str) -> dict[str, Any]:
     """A run as `list_runs` tells it, with its `blend`: all that decides its order. Raises: CacheError, ConfigError."""
     cache = _cache_of(what)
     ledger = _load(cache, run)
-    return _summary(ledger, set(list_snapshots(cache))) | {"blend": ledger.blend}
+    return _summary(ledger, set(list_snapshots(cache))) | {"blend": blend_record(ledger.blend)}
 
 
 def rename_run(what: ConfigLike, run: str, new: str) -> None:
@@ -63,6 +66,7 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
             raise ConfigError(f"{cache}: there is a run {new!r} already; remove it first, or choose another name")
         if not there:
             save_ledger(cache, renamed)
+        rename_skips(cache, run, new)
         path.unlink()
 
 
@@ -95,6 +99,7 @@ def remove_run(what: ConfigLike, run: str) -> None:
     cache = _cache_of(what)
     with _changing(cache, run) as path:
         path.unlink()
+        forget_skips(cache, run)
         shutil.rmtree(path.parent / SET_ASIDE / run, ignore_errors=True)
 
 
@@ -112,7 +117,7 @@ def _cache_of(what: ConfigLike) -> str:
     """The folder of a cache, which need not be there where a config names it. Raises: ConfigError."""
     if isinstance(what, str | Path) and not Path(what).exists():
         raise ConfigError(
-            f"{what}: found no such file or folder, expected a config, or a cache that `megablend build` filled"
+            f"{what}: found no such file or folder, expected a config, or a cache that `megablend build CONFIG` filled"
         )
     return resolve_cache(what)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from megablend.api.load_kernels import load_format_kernels, load_planning_kernels
 from megablend.api.runs import ConfigLike, open_run
 from megablend.config import load_config
 from megablend.errors import ConfigError
+from megablend.plan.skips import load_skips
 from megablend.plan.state import State
 from megablend.reader import Dataset
 from megablend.storage.base import Storage
@@ -50,8 +52,11 @@ def open_dataset(
         )
     checked = load_config(config, cache=cache)
     taken = None if state is None else State.from_dict(state)
+    load_planning_kernels(checked.order)
     run = open_run(checked, split, taken, storage=storage)
-    dataset = Dataset(run, consumed_samples=consumed_samples or 0, transform=transform)
+    skips = load_skips(checked.cache, run.ledger) if split == "train" else None
+    load_format_kernels(entry.format for entry in run.store.generation.sources)
+    dataset = Dataset(run, consumed_samples=consumed_samples or 0, transform=transform, skips=skips)
     if state is not None:
         dataset.load_state_dict(state)
     return dataset

@@ -10,9 +10,13 @@ from typing import Any
 from megablend.blocks.block_store import BlockStore
 from megablend.config import SPLITS, Config, load_config
 from megablend.errors import CacheError, ConfigError, StateError
-from megablend.index.snapshot import Snapshot, list_snapshots, open_snapshot
-from megablend.plan.ledger import PLAN_VERSION, Ledger, load_ledger
-from megablend.plan.run import Run, as_promised, open_block_store, plan_run
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import load_ledger
+from megablend.plan.ledger_format import PLAN_VERSION
+from megablend.plan.open_store import open_block_store
+from megablend.plan.run import Run, as_promised, plan_run
 from megablend.plan.state import State
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
@@ -54,7 +58,9 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
     ledger = load_ledger(config.cache, config.run)
     if state is None:
         if ledger is None:
-            raise CacheError(f"{config.cache}: run {config.run!r} was not built there; run `megablend build` first")
+            raise CacheError(
+                f"{config.cache}: run {config.run!r} was not built there; run `megablend build CONFIG` first"
+            )
         run = as_promised(
             plan_run(config, split, open_block_store(config, open_snapshot(config.cache, ledger.index), storage)),
             ledger,
@@ -64,14 +70,15 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
         raise StateError(
             f"the state was taken with index {state.index}, which {config.cache} does not hold (it has "
             f"{', '.join(list_snapshots(config.cache)) or 'none'}); open it with the cache that the run was built in, or "
-            "build the same data there"
+            "build the same data there (`megablend build CONFIG`)"
         )
     run = plan_run(config, split, open_block_store(config, open_snapshot(config.cache, state.index), storage))
     if split == "train":
         if ledger is not None and ledger.index == state.index and _begins_with(ledger, state):
             return _apply_ledger(as_promised(run, ledger), ledger)
-        ends = tuple(end for end, _ in state.stages)
-        run = dataclasses.replace(run, ledger=dataclasses.replace(run.ledger, run=state.run, ends=ends))
+        ends = [end for end, _ in state.stages]
+        promised = Ledger.of_blend(run=state.run, index=run.ledger.index, blend=run.ledger.blend, ends=ends)
+        run = dataclasses.replace(run, ledger=promised)
     return _in_version_of(run, state)
 
 
@@ -93,7 +100,7 @@ def newest_snapshot(cache: str, digest: str | None = None) -> Snapshot:
     """The generation of this digest, or the newest. Raises CacheError where there is none."""
     found = list_snapshots(cache)
     if not found:
-        raise CacheError(f"{cache}: holds no index; run `megablend build` first")
+        raise CacheError(f"{cache}: holds no index; run `megablend build CONFIG` first")
     return open_snapshot(cache, digest or found[-1])
 
 
@@ -103,10 +110,10 @@ def _apply_ledger(run: Run, ledger: Ledger) -> Run:
     A job whose config stayed as it was while the run was lengthened goes on with what it was promised.
     """
     ledger = ledger.until(run.num_samples)
-    if ledger.extended(run.ledger.blend, run.num_samples) != ledger:
+    if ledger.extended(run.ledger) != ledger:
         raise CacheError(
-            f"run {ledger.run!r} was built for {ledger.ends[-1]:,} samples, the config now asks for {run.num_samples:,}; "
-            "run `megablend build` to lengthen it"
+            f"run {ledger.run!r} was built for {ledger.num_samples:,} samples, the config now asks for {run.num_samples:,}; "
+            "run `megablend build CONFIG` to lengthen it"
         )
     return dataclasses.replace(run, ledger=ledger)
 
@@ -121,5 +128,4 @@ def _in_version_of(run: Run, state: State) -> Run:
 
 
 def _begins_with(ledger: Ledger, state: State) -> bool:
-    stages = tuple(zip(ledger.ends, ledger.digests, strict=True))
-    return stages[: len(state.stages)] == state.stages
+    return ledger.links[: len(state.stages)] == state.stages

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.errors import CacheError
 from megablend.index.build import Progress
-from megablend.index.snapshot import list_snapshots
+from megablend.index.list_snapshots import list_snapshots
 from megablend.index.verify import verify as verify_index
-from megablend.plan.ledger import load_ledger, run_names
+from megablend.plan.ledger_file import load_ledger, run_names
 from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
 

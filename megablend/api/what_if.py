@@ -10,10 +10,13 @@ from megablend.api.build import list_specs
 from megablend.api.runs import make_run_storage
 from megablend.config import Config
 from megablend.errors import PlanError
-from megablend.index.snapshot import list_snapshots, open_snapshot
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import open_snapshot
 from megablend.index.sources import list_source
-from megablend.plan.ledger import Ledger, load_ledger
-from megablend.plan.run import Run, as_promised, check_run, open_block_store, plan_run
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import load_ledger
+from megablend.plan.open_store import open_block_store
+from megablend.plan.run import Run, as_promised, check_run, plan_run
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.by_scheme import make_storage
 
@@ -53,9 +56,11 @@ def foresee_run(config: Config) -> Foreseen | str:
             f"the newest index of {config.cache} lacks {len(missing)} of the config's sources (the first: {missing[0]!r}), so "
             f"their numbers of tokens are not known: {_index_it()}"
         )
-    note = f"run {config.run!r} is not committed; `megablend build` commits it"
+    note = f"run {config.run!r} is not committed; `megablend build CONFIG` commits it"
     if refusal is not None:
-        note = f"this is not what run {config.run!r} is committed to, and `megablend build` refuses it: {refusal}"
+        note = (
+            f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {refusal}"
+        )
     return Foreseen(
         run=plan_run(config, "train", open_block_store(config, generation, make_run_storage(config))),
         committed=False,
@@ -71,14 +76,12 @@ def list_files(config: Config) -> list[dict[str, Any]]:
     given, storage = config.all_sources, make_storage(objects=config.storage)
     found = []
     for spec in list_specs(config):
-        if spec.extra_of is not None:
-            continue
         listing, source = list_source(spec, storage), given[spec.name]
         share = None if source.unit is None else {source.unit: float(getattr(source, source.unit))}
         found.append(
             {
                 "name": spec.name,
-                "format": listing.format,
+                "format": listing.spec.read.format,
                 "files": len(listing.files),
                 "bytes": sum(file.size for file in listing.files),
                 "share": share,
@@ -98,13 +101,13 @@ def _by_ledger(config: Config, ledger: Ledger) -> Foreseen:
         ledger,
     )
     committed = ledger.until(run.num_samples)
-    extended = committed.extended(run.ledger.blend, run.num_samples)
+    extended = committed.extended(run.ledger)
     run = dataclasses.replace(run, ledger=extended)
     if extended == committed:
         return Foreseen(run=run, committed=True, note=None)
     check_run(run)
     note = (
-        f"run {config.run!r} is committed to {ledger.ends[-1]:,} samples; `megablend build` lengthens it to "
+        f"run {config.run!r} is committed to {ledger.num_samples:,} samples; `megablend build CONFIG` lengthens it to "
         f"{run.num_samples:,}, as described here"
     )
     return Foreseen(run=run, committed=False, note=note)

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from megablend.blocks.block_read import BlockRead, FilePart
 from megablend.blocks.extra_columns import ExtraColumn, read_extra_columns
+from megablend.blocks.open_files import OpenedReader, OpenFiles
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
-from megablend.formats import FORMATS
-from megablend.formats.base import NO_OFFSETS, Array, BlockReader, DecodedBlock
+from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.eod import with_eod
+from megablend.formats.fetch import BATCH_BYTES, FileRead, fetch_all, read_pieces
 from megablend.formats.parquet.decoding.values import is_by_dictionary
-from megablend.index.file_versions import check_body, join_etags, number_of, tell_moved
-from megablend.index.idx_digests import read_digests
-from megablend.index.snapshot import FileEntry, Snapshot, SourceEntry
-from megablend.lru import LRUCache
+from megablend.index.snapshot import Snapshot
+from megablend.index.source_entry import ColumnEntry, SourceEntry
 from megablend.storage.base import Storage
+from megablend.storage.ranges import portions
 from megablend.system.failures import translating
 
-MIN_OPEN_FILES, MAX_OPEN_FILES = 1 << 10, 1 << 14
-"""Readers of files kept at once, since opening a file reads its footer; descriptors are bounded by the storage."""
-OPEN_BYTES = 32 << 20
-"""Of readers, where that allows for more than MIN_OPEN_FILES."""
-_READER_BYTES = 2 << 10
-"""What a reader takes besides its tables."""
 BLOCK_OVERHEAD_BYTES = 1 << 10
 """What Python's objects around a decoded block take, and its places in tables."""
 
@@ -46,16 +40,6 @@ class BlockBatch:
     """int64 [num_pieces + 1]: piece i (a document, or the part of it that its block holds) is tokens[offsets[i]:offsets[i+1]]."""
     block_offsets: npt.NDArray[np.int64]
     """int64 [num_blocks + 1]: block j is tokens[block_offsets[j]:block_offsets[j+1]]."""
-
-
-class _Opened(NamedTuple):
-    """A file, opened."""
-
-    reader: BlockReader
-    chunks: Array
-    """CHUNK_DTYPE [num_chunks], the file's."""
-    eod: int | None
-    source: SourceEntry
 
 
 class _ByFile(NamedTuple):
@@ -94,13 +78,20 @@ class BlockStore:
         self.storage = storage
         self.generation = generation
         self.eods = tuple(eods) or (None,) * len(generation.sources)
+        self.column_eods = (*self.eods, *[None] * (len(generation.columns) - len(self.eods)))
+        """[num_columns]: those of the sources, and None for each extra column."""
         self.roots = dict(roots or {})
         self.extra = {name: columns for name, columns in (extra or {}).items() if columns}
         self.extra_bytes = extra_bytes
         self._extra_blocks: dict[int, DecodedBlock] = {}  # the last one used is the last one put in
-        self._opened = LRUCache[_Opened](MAX_OPEN_FILES)
-        self._same: dict[int, int] = {}  # by file, another version of it than the build saw, whose content was compared
-        self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
+        self._files = OpenFiles(generation, self.column_eods, self.roots, storage)
+
+    @cached_property
+    def max_reads(self) -> int:
+        """Reads that the storages of all sources like to have in flight at a time."""
+        files = np.unique(self.generation.file_columns, return_index=True)[1].tolist()  # one of each source
+        limits = [self.storage.limits(self.generation.path(file, self.roots)) for file in files]
+        return max((each.max_reads for each in limits), default=1)
 
     def read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> DecodedBlocks:
         """Decode blocks.
@@ -112,28 +103,60 @@ class BlockStore:
         Raises: IndexError for a number out of range; TypeError for what is no integer; MissingFileError, ChangedFileError,
             CorruptFileError.
         """
-        numbers = self._checked(ids)
-        parts, places = list[DecodedBlocks](), list[npt.NDArray[np.int64]]()
+        numbers, order = self._checked(ids), None
+        if (np.diff(numbers) < 0).any():
+            order = np.argsort(numbers, kind="stable")  # as they are in their files
+            numbers = numbers[order]
+        parts = list[DecodedBlocks]()
         with translating(str(self.generation.folder)):
-            for here, opened, rows in self._by_reader(numbers):
-                parts.append(self._read(opened, numbers[here], rows, pieces=pieces))
-                places.append(here)
+            rows = self.generation.blocks(numbers)
+            for part in portions(rows["decoded_bytes"], BATCH_BYTES):
+                read = self._begin(numbers[part], rows[part], pieces=pieces)
+                fetch_all(read.files, self.storage)
+                parts.append(read.decode())
         found = DecodedBlocks.joined(parts)
-        return found if len(parts) < 2 else found.taken(np.argsort(np.concatenate(places)))
+        return found if order is None else found.taken(np.argsort(order))
 
-    def _read(self, opened: _Opened, ids: npt.NDArray[np.int64], rows: Array, *, pieces: bool) -> DecodedBlocks:
+    def begin_read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> BlockRead:
+        """Open the files that blocks are in, for a caller that fetches their bytes and decodes them when it sees fit.
+
+        Args and raises: as of `read`.
+        """
+        numbers = self._checked(ids)
+        return self._begin(numbers, self.generation.blocks(numbers), pieces=pieces)
+
+    def _begin(self, numbers: npt.NDArray[np.int64], rows: Array, *, pieces: bool) -> BlockRead:
+        parts = [
+            FilePart(
+                here,
+                numbers[here],
+                opened,
+                self._extra_of(opened.column),
+                FileRead(opened.reader, mine, opened.chunks),
+            )
+            for here, opened, mine in self._by_reader(numbers, rows)
+        ]
+        return BlockRead(parts, partial(self._finish, pieces=pieces))
+
+    def _extra_of(self, column: ColumnEntry) -> tuple[ExtraColumn, ...] | None:
+        return self.extra.get(column.name) if isinstance(column, SourceEntry) else None
+
+    def _finish(self, part: FilePart, *, pieces: bool) -> DecodedBlocks:
         """Blocks of a file, with what is put in and what lies beside."""
-        columns, eod = self.extra.get(opened.source.name), opened.eod
-        blocks = opened.reader.read(rows, opened.chunks, pieces=pieces or eod is not None or columns is not None)
+        columns, eod, ids = part.columns, part.opened.eod, part.ids
+        blocks: Sequence[DecodedBlock] = part.file.decode(pieces=pieces or eod is not None or columns is not None)
         if eod is None and columns is None:
             found = DecodedBlocks.of(blocks)
             return found if pieces else found.without_offsets()
         extra: list[tuple[Array, ...]] = [()] * len(ids)
         if columns is not None:
+            source = part.opened.column
+            assert isinstance(source, SourceEntry)
             extra = read_extra_columns(
-                self.generation, columns, opened.source, self._read_extra, ids, blocks, eod=eod is not None
+                self.generation, columns, source, self._read_extra, ids, blocks, eod=eod is not None
             )
         if eod is not None:
+            rows = part.file.blocks
             blocks = [with_eod(block, flag, eod) for block, flag in zip(blocks, rows["flags"].tolist(), strict=True)]
             self._check_ends(ids, rows, blocks)
         return DecodedBlocks.of(
@@ -161,8 +184,8 @@ class BlockStore:
         numbers = self._checked(ids)
         found: list[npt.NDArray[np.int64]] = [None] * len(numbers)  # type: ignore[list-item]
         scanned_bytes = 0
-        for here, opened, rows in self._by_reader(numbers):
-            offsets, size = opened.reader.pieces(rows, opened.chunks)
+        for here, opened, rows in self._by_reader(numbers, self.generation.blocks(numbers)):
+            offsets, size = read_pieces(opened.reader, rows, opened.chunks, self.storage)
             scanned_bytes += size
             for i, block in zip(here.tolist(), offsets, strict=True):
                 found[i] = block
@@ -222,12 +245,13 @@ class BlockStore:
 
     @cached_property
     def _by_file(self) -> _ByFile:
-        eods = np.array([eod is not None for eod in self.eods], np.bool_)
+        eods = np.array([eod is not None for eod in self.column_eods], np.bool_)
         sizes = [
             sum(each.dtype.itemsize for each in self.extra.get(source.name, ())) for source in self.generation.sources
         ]
-        extra = np.array(sizes, np.int64)[self.generation.file_sources]
-        return _ByFile(eods[self.generation.file_sources], self.generation.file_token_bytes, extra)
+        sizes += [0] * (len(eods) - len(sizes))  # extra columns
+        extra = np.array(sizes, np.int64)[self.generation.file_columns]
+        return _ByFile(eods[self.generation.file_columns], self.generation.file_token_bytes, extra)
 
     def _read_extra(self, ids: npt.NDArray[np.int64]) -> list[DecodedBlock]:
         """Blocks of extra columns, of which the last ones are kept. Needs no lock: each step on the dict is one of Python's."""
@@ -256,51 +280,14 @@ class BlockStore:
             raise IndexError(f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}")
         return numbers
 
-    def _by_reader(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.int64], _Opened, Array]]:
-        """For each file that blocks lie in: which of them, the file, their rows of its block table."""
+    def _by_reader(
+        self, numbers: npt.NDArray[np.int64], rows: Array
+    ) -> Iterator[tuple[npt.NDArray[np.int64], OpenedReader, Array]]:
+        """For each file that blocks are in: which of them, the file, their rows of its block table."""
         files = self.generation.file_of(numbers)
-        rows = self.generation.blocks(numbers)
         for file in sorted(set(files.tolist())):
             here = np.flatnonzero(files == file)
-            yield here, self._open(file), rows[here]
-
-    def _open(self, file: int) -> _Opened:
-        def enter() -> _Opened:
-            entry = self.generation.file(file)
-            source = self.generation.sources[entry.source]
-            path, kind, chunks = (
-                self.generation.path(file, self.roots),
-                FORMATS[source.format],
-                self.generation.chunks(entry),
-            )
-            digests = read_digests(self.generation.cache, source.format, entry)
-            checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
-            self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
-            known = dataclasses.replace(entry.opened, group_digests=digests)
-            reader = kind.open(path, source.column, known, storage=self.storage)
-            self._check_version(file, entry, path)
-            return _Opened(reader, chunks, self.eods[entry.source], source)
-
-        return self._opened.get(file, enter)
-
-    def _check_version(self, number: int, file: FileEntry, path: str) -> None:
-        """The file that was opened must be the one that was indexed. Raises: ChangedFileError; as Storage.read does."""
-        source = self.generation.sources[file.source]
-        paths = FORMATS[source.format].files(path)
-        version = number_of(join_etags([self.storage.stat_opened(each) for each in paths]))
-        seen = int(self.generation.seen[number])
-        if version in (seen, self._same.get(number)):
-            return
-        check_body(path, file.opened.size, file.body, self.storage)
-        if seen:
-            tell_moved(self.generation.folder, path)
-        self._same[number] = version
-
-    def _make_room(self, size: int) -> None:
-        """Keep as many readers as there would be room for, were all as large as the largest so far."""
-        if size > self._heaviest:
-            self._heaviest = size
-            self._opened.resize(max(MIN_OPEN_FILES, OPEN_BYTES // size))
+            yield here, self._files.get(file), rows if len(here) == len(rows) else rows[here]
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"generation": self.generation, "eods": self.eods, "roots": self.roots}

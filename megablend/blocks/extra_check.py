@@ -8,9 +8,10 @@ import numpy as np
 
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.document_lengths import count_documents
-from megablend.blocks.extra_columns import SEPARATOR, ExtraColumn
+from megablend.blocks.extra_columns import ExtraColumn
 from megablend.errors import ConfigError
-from megablend.index.snapshot import FileEntry, SourceEntry
+from megablend.index.file_table import FileEntry
+from megablend.index.source_entry import ColumnEntry, SourceEntry
 
 
 def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple[ExtraColumn, ...]:
@@ -21,10 +22,11 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
     if not columns:  # of thousands of sources, most
         return ()
     generation = store.generation
-    entries = {entry.name: entry for entry in generation.sources}
+    source = next(entry for entry in generation.sources if entry.name == name)
     found = []
     for column in columns:
-        entry = entries[f"{name}{SEPARATOR}{column}"]
+        entry = source.find_extra(column)
+        assert entry is not None, column
         kinds = {
             (file.opened.token_dtype, _is_flat(file.opened.meta)): generation.path(i)
             for i, file in ((i, generation.file(i)) for i in reversed(entry.files))
@@ -35,12 +37,12 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
                 f"source {name!r}: extra column {column!r} is not of one type: {told}; write it alike in all files"
             )
         ((dtype, flat),) = kinds
-        _check_counts(store, entries[name], entry, column, flat=flat)
-        found.append(ExtraColumn(column=column, source=entry, dtype=np.dtype(dtype), flat=flat))
+        _check_counts(store, source, entry, column, flat=flat)
+        found.append(ExtraColumn(column=column, entry=entry, dtype=np.dtype(dtype), flat=flat))
     return tuple(found)
 
 
-def _check_counts(store: BlockStore, tokens: SourceEntry, extra: SourceEntry, column: str, *, flat: bool) -> None:
+def _check_counts(store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, column: str, *, flat: bool) -> None:
     generation = store.generation
     for number, other in zip(tokens.files, extra.files, strict=True):
         file, beside = generation.file(number), generation.file(other)

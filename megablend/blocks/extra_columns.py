@@ -1,9 +1,8 @@
 """Columns beside the tokens: for each block of tokens, a number a token.
 
-An extra column is indexed as a source of its own (`source//column`), with pages of its own. One of lists holds as many numbers in
-each row as there are tokens: then what belongs to the n-th token of a source is the column's n-th number. One of single values
-holds a number a row, which belongs to all tokens of the row. Either way the numbers of a block of tokens are a stretch of the
-column, wherever its pages begin.
+An extra column of a source is indexed with blocks of its own. One of lists holds as many numbers in each row as there are
+tokens: then the n-th token of a source has the column's n-th number. One of single values holds one number for each row, for all
+tokens of the row. Either way the numbers of a block of tokens are a contiguous range of the column, wherever its blocks begin.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ import numpy.typing as npt
 from megablend.errors import CorruptFileError
 from megablend.formats.base import STARTS_MID_DOCUMENT, Array, DecodedBlock
 from megablend.formats.eod import with_eod
-from megablend.index.snapshot import Snapshot, SourceEntry
+from megablend.index.snapshot import Snapshot
+from megablend.index.source_entry import ColumnEntry, SourceEntry
 
-SEPARATOR = "//"
-"""Between the names of a source and of its column; no source's own name has a slash."""
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[Int64s], list[DecodedBlock]]
 
@@ -30,8 +28,8 @@ class ExtraColumn:
     """A column beside a source's tokens."""
 
     column: str
-    source: SourceEntry
-    """As which it is indexed."""
+    entry: ColumnEntry
+    """In the index."""
     dtype: np.dtype[np.generic]
     flat: bool
     """One value a row, not a list of as many values as the row has tokens."""
@@ -101,7 +99,7 @@ def _fetch(
     Args:
         starts, counts: int64 [n], of the column's numbers.
     """
-    span = column.source.blocks
+    span = column.entry.blocks
     origin = generation.running("tokens_before", [span.start])[0]
     firsts = np.full(len(starts), span.start)
     stops, filled = firsts.copy(), np.flatnonzero(counts > 0)
@@ -143,7 +141,7 @@ def _check_rows(
     places = np.array(sorted(decoded), np.int64)
     theirs = [decoded[i] for i in sorted(decoded)]
     flags = generation.blocks(places)["flags"]
-    their_rows = _first_rows(generation, column.source, places, flags)
+    their_rows = _first_rows(generation, column.entry, places, flags)
     begins = np.array([before for before, _ in theirs], np.int64)
     continues = ((flags & STARTS_MID_DOCUMENT) > 0).tolist()
     edges = [before + block.offsets[int(on) : -1] for (before, block), on in zip(theirs, continues, strict=True)]
@@ -167,9 +165,9 @@ def _check_rows(
         raise _mismatch_error(generation, column, tokens, i, row + (int(differ[0]) if len(differ) else both))
 
 
-def _first_rows(generation: Snapshot, source: SourceEntry, ids: Int64s, flags: npt.NDArray[np.uint8]) -> Int64s:
-    """The row of each block's first piece, counted from the source's first row."""
-    counts = generation.running("rows_before", np.append(ids, source.blocks.start))
+def _first_rows(generation: Snapshot, entry: ColumnEntry, ids: Int64s, flags: npt.NDArray[np.uint8]) -> Int64s:
+    """The row of each block's first piece, counted from the column's first row."""
+    counts = generation.running("rows_before", np.append(ids, entry.blocks.start))
     rows: Int64s = counts[:-1] - counts[-1]
     return rows - ((flags & STARTS_MID_DOCUMENT) > 0)
 

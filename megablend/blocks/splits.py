@@ -19,9 +19,10 @@ import numpy.typing as npt
 from megablend.blocks.block_store import BlockStore
 from megablend.formats.base import STARTS_MID_DOCUMENT
 from megablend.fs.atomic_write import replace_file, translate_os_errors
+from megablend.index.cache_folders import splits
 from megablend.index.document_table import PartDocuments, open_table
 from megablend.index.group_totals import count, load_group_totals, save_group_totals
-from megablend.index.snapshot import Snapshot, splits
+from megablend.index.snapshot import Snapshot
 
 VERSION = 2
 PART_DTYPE = np.dtype(
@@ -48,18 +49,17 @@ def parts_of(cache: str, store: BlockStore, shares: Sequence[Fraction], *, keep:
     Raises: as `cut` does; CacheError where they cannot be written.
     """
     generation = store.generation
-    asked = json.dumps([VERSION, generation.digest, [str(share) for share in shares], store.eods])
+    asked = json.dumps([VERSION, generation.digest, [str(share) for share in shares], store.column_eods])
     key = hashlib.blake2b(asked.encode(), digest_size=16).digest()
     path = splits(cache) / f"{generation.digest}-{key.hex()}"
-    shape = (len(generation.sources), len(shares))
+    shape = (len(generation.columns), len(shares))  # extra columns have rows of zeros
     with contextlib.suppress(OSError):
         data, checksum = (whole := path.read_bytes())[:-16], whole[-16:]
         if len(data) == shape[0] * shape[1] * PART_DTYPE.itemsize and _checksum(key, data) == checksum:
             return np.frombuffer(data, PART_DTYPE).reshape(shape)
     parts = np.zeros(shape, PART_DTYPE)
-    for number, entry in enumerate(generation.sources):
-        if entry.extra_of is None:
-            parts[number] = compute_split_ranges(store, number, shares)
+    for number in range(len(generation.sources)):
+        parts[number] = compute_split_ranges(store, number, shares)
     if keep:
         with translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fracti
     eod = store.eods[source] is not None
     running = [sum(shares[:i], Fraction(0)) for i in range(len(shares) + 1)]
     documents = [round(share * entry.rows) for share in running]
-    borders = [_border(store, source, document) for document in documents]
+    borders = [find_document(store, source, document) for document in documents]
     parts = np.zeros(len(shares), PART_DTYPE)
     for i, ((block, skip), (stop, keep)) in enumerate(pairwise(borders)):
         tokens = (
@@ -105,7 +105,7 @@ def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fracti
     return parts
 
 
-def _border(store: BlockStore, source: int, document: int) -> tuple[int, int]:
+def find_document(store: BlockStore, source: int, document: int) -> tuple[int, int]:
     """Block in which a document of the source begins, and the tokens in that block before it."""
     generation, entry = store.generation, store.generation.sources[source]
     if document == 0:
@@ -154,8 +154,15 @@ class SplitBlocks:
     @property
     def documents(self) -> PartDocuments:
         """The part's documents. Raises: CacheError where the index has no table of them."""
-        source = int(self.generation.file_sources[self.generation.file_of([self.first_block])[0]])
+        source = int(self.generation.file_columns[self.generation.file_of([self.first_block])[0]])
         return PartDocuments(open_table(self.generation, source), self._documents, eod=self.eod)
+
+    def stored_position(self, block: int, token: int) -> int:
+        """The place among the part's stored tokens of a token of a block of the index; outside of the part, of the nearer end."""
+        local = min(max(block - self.first_block, 0), self.num_blocks)
+        if local != block - self.first_block or local == self.num_blocks:
+            return int(self.before(np.array([local]))[0])
+        return int(self.before(np.array([local]))[0]) + token - (self._skip if local == 0 else 0)
 
     def clips(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of local blocks' stored form that lie before their first token of this part: int64 [n]."""

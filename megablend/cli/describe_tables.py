@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from megablend.cli.tables import new_console, print_problems, print_table, print_warnings
+from megablend.order.registry import find_order
 
 
 def print_description(found: dict[str, Any]) -> None:
@@ -38,8 +39,9 @@ def print_description(found: dict[str, Any]) -> None:
         console.print(f"note: {found['note']}", markup=False)
     if "read_amplification" in found:
         console.print(f"read amplification: {found['read_amplification']:.3f}")
-        if found["order"] == "row":
-            console.print("order: row reads a whole block for each document; this is what that costs (page: near 1)")
+        if not find_order(found["order"]).consumes_whole_blocks:
+            reads = f"order: {found['order']} reads a whole block for each {find_order(found['order']).unit}"
+            console.print(f"{reads}; this is what that costs (page: near 1)")
     print_problems(console, found["problems"])
     print_warnings(console, found["warnings"])
 

@@ -11,16 +11,21 @@ import sys
 import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from megablend import __version__
 from megablend.cli.check import check
 from megablend.cli.describe import describe
+from megablend.cli.diff import diff
+from megablend.cli.export import export
+from megablend.cli.find import find
 from megablend.cli.megatron_cache import megatron_cache
-from megablend.cli.options import as_json, in_cache, of_split, print_json
+from megablend.cli.options import as_json, in_cache, print_json
 from megablend.cli.runs import runs
+from megablend.cli.show import show
+from megablend.cli.skip import skip
 from megablend.errors import ConfigError, MegablendError
 from megablend.system.failures import translate
 
@@ -92,32 +97,6 @@ def index(config: str, cache: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("config")
-@click.option("--sample", "-k", type=int, required=True, help="Sample number, from 0.")
-@of_split
-@click.option("--tokenizer", metavar="FILE", help="A tokenizer.json, to show the text.")
-@click.option("--all", "whole", is_flag=True, help="Print all tokens; otherwise the first and last few. JSON has all.")
-@in_cache
-@as_json
-def show(
-    config: str, sample: int, split: str, tokenizer: str | None, whole: bool, cache: str | None, as_json: bool
-) -> None:
-    """Show what a sample holds and where it comes from."""
-    from megablend.api.show import show as show_sample
-
-    decoder = None if tokenizer is None else _load_tokenizer(tokenizer)
-    found = show_sample(config, sample, split, cache=cache)
-    if decoder is not None:
-        found["text"] = decoder.decode(found["tokens"], skip_special_tokens=False)
-    if as_json:
-        print_json(found)
-    else:
-        from megablend.cli.tables import print_sample
-
-        print_sample(found, whole=whole)
-
-
-@cli.command()
 @click.argument("what", metavar="CONFIG|CACHE")
 @click.option("--data", is_flag=True, help="Read every block of every data file, too.")
 @as_json
@@ -129,7 +108,7 @@ def verify(what: str, data: bool, as_json: bool) -> None:
 
     cache = resolve_cache(what)
     if not Path(cache).is_dir():
-        raise ConfigError(f"{cache}: found no such folder, expected a cache that `megablend build` filled")
+        raise ConfigError(f"{cache}: found no such folder, expected a cache that `megablend build CONFIG` filled")
     with progress_on(sys.stderr, doing="verifying", done="verified") as progress:
         problems = verify_cache(cache, data=data, progress=progress)
     if as_json:
@@ -175,8 +154,13 @@ def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
 
 cli.add_command(check)
 cli.add_command(describe)
+cli.add_command(diff)
+cli.add_command(export)
+cli.add_command(find)
 cli.add_command(megatron_cache)
 cli.add_command(runs)
+cli.add_command(show)
+cli.add_command(skip)
 
 
 def main() -> NoReturn:
@@ -214,14 +198,3 @@ def _end(kind: str, message: str, exit_code: int) -> NoReturn:
     if "--json" in sys.argv[1:]:
         print_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}})
     sys.exit(exit_code)
-
-
-def _load_tokenizer(path: str) -> Any:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise ConfigError("--tokenizer needs the tokenizers library: pip install tokenizers") from None
-    try:
-        return Tokenizer.from_file(path)
-    except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{path}: cannot load a tokenizer.json from it: {error}") from None

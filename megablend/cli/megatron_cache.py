@@ -1,4 +1,4 @@
-"""megatron-cache: Megatron's dataset cache, made ahead of training from the flags that training is given."""
+"""megatron-cache: build Megatron's dataset cache before training, from the flags of the training script."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _IDLE_FLAGS: dict[str, dict[str, Any]] = {
     "--dataloader-fast-cache-load": {"is_flag": True},
     "--dataloader-defer-npy-index-mmap": {"is_flag": True},
 }
-"""Taken so that a training script's data flags can be handed over whole; they change nothing in a cache."""
+"""Accepted so that all data flags of a training script can be passed on; they do not affect a cache."""
 _UNITS = {
     "": 1,
     "K": 10**3,
@@ -75,29 +75,39 @@ def _words(name: str, text: str) -> Callable[[F], F]:
 
 
 @click.command("megatron-cache", cls=WordsCommand)
-@_words("--data-path", "One blend for all splits: weights and prefixes in turn, or prefixes alone.")
-@click.option("--data-args-path", metavar="FILE", help="The same words, in a file.")
-@_words("--train-data-path", "A blend of the train split alone.")
-@_words("--valid-data-path", "A blend of the valid split alone.")
-@_words("--test-data-path", "A blend of the test split alone.")
-@click.option("--per-split-data-args-path", metavar="FILE", help="JSON with the words of train, valid and test.")
-@click.option("--split", metavar="A,B,C", help="Parts of the sequences for train, valid and test.")
-@click.option("--seq-length", type=int, required=True, help="Tokens of a sample.")
-@click.option("--seed", type=int, default=1234, show_default=True, help="Of all shuffles.")
-@click.option("--train-samples", type=int, help="Size of train.")
+@_words("--data-path", "One blend for all splits: alternating weights and prefixes, or prefixes alone.")
+@click.option("--data-args-path", metavar="FILE", help="Read the --data-path entries from FILE.")
+@_words("--train-data-path", "Blend of the train split only.")
+@_words("--valid-data-path", "Blend of the valid split only.")
+@_words("--test-data-path", "Blend of the test split only.")
+@click.option("--per-split-data-args-path", metavar="FILE", help="JSON file with the blends of train, valid and test.")
+@click.option("--split", metavar="A,B,C", help="Proportions of the sequences for train, valid and test.")
+@click.option("--seq-length", type=int, required=True, help="Tokens per sample.")
+@click.option("--seed", type=int, default=1234, show_default=True, help="Seed of all shuffles.")
+@click.option("--train-samples", type=int, help="Size of train, in samples.")
 @click.option("--train-iters", type=int, help="Size of train, in steps of --global-batch-size.")
-@click.option("--global-batch-size", type=int, help="Samples of a step.")
+@click.option("--global-batch-size", type=int, help="Samples per step.")
 @click.option("--eval-interval", type=int, help="Steps from one validation to the next.")
-@click.option("--eval-iters", type=int, default=100, show_default=True, help="Steps of a validation.")
-@click.option("--valid-samples", type=int, help="Size of valid, outright.")
-@click.option("--test-samples", type=int, help="Size of test, outright.")
-@click.option("--full-validation", is_flag=True, help="Valid is one epoch.")
-@click.option("--multiple-validation-sets", is_flag=True, help="Each prefix of --valid-data-path by itself.")
+@click.option("--eval-iters", type=int, default=100, show_default=True, help="Steps per validation.")
+@click.option("--valid-samples", type=int, help="Size of valid, in samples.")
+@click.option("--test-samples", type=int, help="Size of test, in samples.")
+@click.option("--full-validation", is_flag=True, help="Validate on one full epoch.")
 @click.option(
-    "--mid-level-dataset-surplus", type=float, default=0.005, show_default=True, help="Built beyond a blend's share."
+    "--multiple-validation-sets",
+    is_flag=True,
+    help="Treat each prefix of --valid-data-path as a validation set of its own.",
 )
-@click.option("--data-cache-path", metavar="DIR", required=True, help="The cache.")
-@click.option("--tokenizer-identifiers", metavar="JSON|FILE", help="As an earlier run's description.txt has them.")
+@click.option(
+    "--mid-level-dataset-surplus",
+    type=float,
+    default=0.005,
+    show_default=True,
+    help="Fraction of samples built beyond a dataset's share of the blend.",
+)
+@click.option("--data-cache-path", metavar="DIR", required=True, help="Folder of the cache.")
+@click.option(
+    "--tokenizer-identifiers", metavar="JSON|FILE", help="Identifiers as in the description.txt of an earlier run."
+)
 @_options(_TOKENIZER_FLAGS)
 @click.option(
     "--blend", "interleaving", default="greedy", show_default=True, help="greedy (Megatron's), or largest-remainder."
@@ -105,7 +115,7 @@ def _words(name: str, text: str) -> Callable[[F], F]:
 @click.option(
     "--max-memory",
     metavar="SIZE",
-    help="For the arrays of a node's ranks, such as 64G; the program takes 0.2G a rank. [default: most of what is free]",
+    help="Memory for the arrays of a node's ranks, such as 64G, plus 0.2G per rank. [default: most of the free memory]",
 )
 @click.option(
     "--shared-fs",
@@ -114,13 +124,13 @@ def _words(name: str, text: str) -> Callable[[F], F]:
     show_default=True,
     help="Whether all ranks share the cache's folder, or each node has its own.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be built, and what it would take.")
+@click.option("--dry-run", is_flag=True, help="Report what would be built and what it would cost, without building.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @_options(_IDLE_FLAGS, expose_value=False, hidden=True)
 def megatron_cache(as_json: bool, dry_run: bool, max_memory: str | None, shared_fs: str, **flags: Any) -> None:
-    """Write the files that Megatron's dataset builder would, before training does.
+    """Write Megatron's dataset cache before training starts.
 
-    Flags are Megatron's own, and mean the same. Under mpirun, srun or torchrun the ranks share the work.
+    Flags have the names and meaning of Megatron's own. Under mpirun, srun or torchrun the ranks share the work.
     """
     from megablend.cli.progress import progress_on
     from megablend.distributed.find_job import program_job

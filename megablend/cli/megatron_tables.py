@@ -1,4 +1,4 @@
-"""What megatron-cache did, or would do, as a table and as JSON."""
+"""What megatron-cache did or would do, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def summary(report: CacheReport, *, cache: str, dry_run: bool) -> dict[str, Any]
 
 
 def print_report(found: dict[str, Any]) -> None:
-    """A line for each split, and what it all takes."""
+    """A line for each split, and the total cost."""
     console = new_console()
     columns = ("split", "datasets", "samples", "least epochs", "most epochs", "blended", "MB", "missing", "missing MB")
     table = new_table(f"cache {found['cache']}", *columns)
@@ -49,11 +49,11 @@ def print_report(found: dict[str, Any]) -> None:
         done = "nothing is missing"
     elif found["dry_run"]:
         done = (
-            f"{missing:,} are missing; building them takes {found['memory_bytes'] / 1e6:,.0f} MB of memory on a node at most, "
-            f"and, besides writing them, about {found['expected_seconds']:,.0f} s (ranks: {found['ranks']})"
+            f"{missing:,} are missing; building them takes at most {found['memory_bytes'] / 1e6:,.0f} MB of memory per node "
+            f"and about {found['expected_seconds']:,.0f} s, not counting writing (ranks: {found['ranks']})"
         )
     else:
-        done = f"{missing:,} were missing, and are built: {found['seconds']:.1f} s (ranks: {found['ranks']})"
+        done = f"{missing:,} were missing and have been built: {found['seconds']:.1f} s (ranks: {found['ranks']})"
     console.print(done, markup=False)
 
 

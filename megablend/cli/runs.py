@@ -76,7 +76,7 @@ def reset_command(what: str, run: str | None, as_json: bool) -> None:
 
     run = resolve_run(what, run)
     aside = str(reset_run(what, run))
-    text = f"run {run!r} is reset: the next `megablend build` plans it again; its ledger was moved to {aside}"
+    text = f"run {run!r} is reset: the next `megablend build CONFIG` plans it again; its ledger was moved to {aside}"
     _report({"run": run, "ledger_moved_to": aside}, text, as_json)
 
 

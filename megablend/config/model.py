@@ -10,8 +10,11 @@ from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
-from megablend.storage.objects.options import ObjectOptions, parse_options
+from megablend.config.read_spec import OptionValue, ReadSpec, make_options
+from megablend.order.registry import OLD_NAMES, ORDERS, find_order
+from megablend.storage.object_options import ObjectOptions, parse_options
 
 UNITS = ("weight", "tokens", "samples", "epochs")
 """What a source's share may be given in; one for all sources of a blend."""
@@ -106,6 +109,17 @@ def _split(value: object) -> tuple[Fraction, Fraction, Fraction]:
     return (numbers[0] / total, numbers[1] / total, numbers[2] / total)
 
 
+def _order(value: object) -> object:
+    """The name of an order of megablend.order.registry, as it is written."""
+    try:
+        find_order(str(value))
+    except ValueError:
+        written = {new: old for old, new in OLD_NAMES.items()}
+        *names, last = (repr(written.get(name, name)) for name in ORDERS)
+        raise PydanticKnownError("literal_error", {"expected": f"{', '.join(names)} or {last}"}) from None
+    return value
+
+
 Number = Annotated[Fraction, BeforeValidator(_number)]
 Positive = Annotated[Fraction, BeforeValidator(_positive)]
 Count = Annotated[int, BeforeValidator(_count)]
@@ -113,6 +127,7 @@ Token = Annotated[int, BeforeValidator(_token)]
 Size = Annotated[int, BeforeValidator(_size)]
 VocabSize = Annotated[int | str, BeforeValidator(_vocab_size)]
 PathText = Annotated[str, BeforeValidator(_path)]
+OrderName = Annotated[str, BeforeValidator(_order)]
 Objects = Annotated[ObjectOptions, BeforeValidator(parse_options)]
 Split = Annotated[tuple[Fraction, Fraction, Fraction], BeforeValidator(_split)]
 
@@ -128,6 +143,11 @@ class Source(_Model):
     """Unique among the sources of a split."""
     path: tuple[str, ...]
     """Files, globs (`**` too) or Megatron prefixes."""
+    format: Annotated[str, Field(min_length=1)] | None = None
+    """Format of the files: `parquet`, `arrow`, `arrow-stream`, `megatron`, `raw`, or one that another package adds. Where absent,
+    the suffix of their names decides."""
+    format_options: dict[str, OptionValue] = {}
+    """Options of the format, such as `dtype`; each format's documentation lists its own."""
     column: str | None = None
     """Token column of Parquet and Arrow files; dotted path for nested ones. Where absent, the one that
     cannot be mistaken: see megablend.formats.choose."""
@@ -209,7 +229,9 @@ class Config(_Model):
     """Length of a blended test split; where absent, test is one unblended pass."""
     split: Split | None = None
     """Shares of train, valid and test by document, such as 95,5,0; all train where absent."""
-    order: Literal["page", "row", "sequential"] = "page"
+    order: OrderName = "page"
+    interleaving: str = "lanes"
+    """How the samples of the sources alternate; a name of megablend.plan.interleavings.registry."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
     """K: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
     cycle: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
@@ -346,8 +368,23 @@ class Config(_Model):
     def needs_documents(self, source: Source) -> bool:
         """Whether the index must know where the source's documents end."""
         return (
-            source.append_eod is not None or max(self.shares) != 1 or self.order == "row" or bool(source.extra_columns)
+            source.append_eod is not None or max(self.shares) != 1 or self.moves_documents or bool(source.extra_columns)
         )
+
+    def read_spec(self, source: Source) -> ReadSpec:
+        """How the source's tokens are indexed and read."""
+        return ReadSpec(
+            format=source.format,
+            column=source.column,
+            count_documents=self.needs_documents(source),
+            block_bytes=self.block_bytes,
+            options=make_options(source.format_options),
+        )
+
+    @property
+    def moves_documents(self) -> bool:
+        """Whether the order arranges single documents, so that the length of each must be known."""
+        return find_order(self.order).unit == "document"
 
     def is_blended(self, split: str) -> bool:
         """Whether a split is a blend, laid out in the order; otherwise it is one pass over its sources as they lie."""
@@ -356,7 +393,7 @@ class Config(_Model):
     @property
     def tabled(self) -> list[str]:
         """Names in the index of the sources of which every document's length must be known."""
-        if self.order != "row":
+        if not self.moves_documents:
             return []
         return [name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)]
 

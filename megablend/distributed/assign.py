@@ -1,4 +1,4 @@
-"""Dealing files to ranks: the dearest first, each to the rank with the least to do (longest processing time first)."""
+"""Assigning files to ranks: the most expensive first, each to the rank with the least work (longest processing time first)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 
 def assign_longest_first(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Deal items to ranks by cost; the same on every machine.
+    """Assign items to ranks by cost; the same on every machine.
 
     Args:
         costs: of each item, in any unit.
         num_ranks: at least 1.
 
-    Returns: for each rank the items it gets, dearest first. The dearest load is within 4/3 of the best possible.
+    Returns: for each rank the items it gets, most expensive first. The largest load is within 4/3 of the best possible.
     Source: Graham, "Bounds on multiprocessing timing anomalies", 1969.
     """
     items: list[list[int]] = [[] for _ in range(num_ranks)]

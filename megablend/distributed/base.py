@@ -1,4 +1,4 @@
-"""How processes talk to each other: the communicator protocol, and that of a single process."""
+"""How processes communicate: the communicator protocol, and that of a single process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 class Communicator(Protocol):
-    """The processes of one build, and what they say to each other. Collective verbs: by all, in one order."""
+    """The processes of one build, and their messages. Collective methods are called by all ranks, in the same order."""
 
     rank: int
     size: int
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks, and for all posts to arrive; `on_wait` is called now and then."""
+        """Wait for all ranks, and for all posts to arrive; `on_wait` is called at intervals."""
         ...
 
     def bcast(self, value: T) -> T:
@@ -56,7 +56,7 @@ class SingleProcess:
     _inbox: list[tuple[int, Any]] = field(default_factory=list)
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Nobody to wait for."""
+        """There is no other process to wait for."""
         if on_wait is not None:
             on_wait()
 
@@ -82,7 +82,7 @@ class SingleProcess:
         return arrived
 
     def abort(self, error: BaseException) -> NoReturn:
-        """Raise the error: there is nobody else to end."""
+        """Raise the error: there is no other process to end."""
         raise translate(error, "this process") or error
 
 

@@ -1,7 +1,7 @@
 """A launch whose ranks fail together: an error on one rank is raised on all of them, by the next verb that they reach.
 
 Every verb is one exchange of envelopes, a value or an error, between all ranks; `abort` is that exchange, too. So a rank that
-fails meets the others in whatever verb they wait in, and nobody is left waiting. No process is ended: the training script
+fails joins the others in whichever call they wait in, and no rank is left waiting. No process is ended: the training script
 that called us may have other plans.
 
 Where groups of ranks work apart, each verb of a group is a vote of all ranks first, whatever verbs the others are in; ranks
@@ -42,7 +42,7 @@ class FailTogether:
             raise self._failure
         try:
             envelopes = self._exchange((value, None))
-        except BaseException as error:  # a rank has gone: there is nobody to tell any more
+        except BaseException as error:  # a rank has exited: it cannot be told
             self._failure = error
             raise
         for rank, (_, failure) in enumerate(envelopes):
@@ -52,7 +52,7 @@ class FailTogether:
         return [found for found, _ in envelopes]
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks; `meanwhile` is called once."""
+        """Wait for all ranks; `on_wait` is called once."""
         self.allgather(None)
         if on_wait is not None:
             on_wait()
@@ -67,7 +67,7 @@ class FailTogether:
         return found if self.rank == 0 else []
 
     def post(self, value: object) -> None:
-        """Keep the value for `posts` on rank 0; the other ranks' are dropped: nobody shows progress of a plugin."""
+        """Keep the value for `posts` on rank 0; the other ranks' are dropped: a plugin shows no progress."""
         if self.rank == 0:
             self._inbox.append((0, value))
 
@@ -86,7 +86,7 @@ class FailTogether:
         error = translate(error, f"rank {self.rank}") or error
         if self._failure is None:
             self._failure = error
-            with contextlib.suppress(LaunchError):  # a rank has gone meanwhile; the error at hand says more
+            with contextlib.suppress(LaunchError):  # a rank has exited; the error at hand is more informative
                 self._exchange((None, _portable(error)))
         raise error
 

@@ -2,7 +2,7 @@
 
 Ranks of one machine whose folder is one inode need no test. Of each such set the first rank leaves a nonce, and sets that find
 each other's nonces are one. A folder that is not there yet is not made here, lest a refusal leave one: the nearest one above
-it, and the way from there, stand for it.
+it, and the path from there, identify it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEEN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a rank's cache lies; two ranks have it in common only if their folder is one."""
+    """Where a rank's cache is; two ranks share it only if it is the same folder."""
 
     machine: str
     device: int
@@ -44,7 +44,7 @@ def builders(launch: FailTogether, cache: Path | None, shared_fs: str) -> list[i
 
     Args:
         cache: this rank's folder, which need not exist; None on a rank that builds nothing.
-        shared_fs: "yes" where all ranks share the folder, "no" where only those of one machine may, "auto" to find out.
+        shared_fs: "yes" where all ranks share the folder, "no" if only those of one machine may, "auto" to detect it.
 
     Returns: sorted ranks of the launch; none for a rank that builds nothing.
     Raises: ConfigError for another `shared_fs`; CacheError where the folder cannot be looked at, or is none.

@@ -11,7 +11,7 @@ from megablend.distributed.fail_together import FailTogether
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """This process among those of its job."""
+    """This process and the other processes of its job."""
 
     world: FailTogether
     """All ranks; for short talks: a backend may give up waiting after some minutes."""

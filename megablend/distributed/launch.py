@@ -24,13 +24,13 @@ _REINSTALL = "python -m pip install --force-reinstall --no-binary mpi4py mpi4py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherInfo:
-    """What the environment says of the launcher."""
+    """What the environment reveals about the launcher."""
 
     by: str
     variable: str
     size: int
     exact: bool
-    """False where the variable only tells the least number of processes."""
+    """False if the variable gives only a lower bound of the number of processes."""
 
     def __str__(self) -> str:
         return f"{self.by} started {self.size}{'' if self.exact else ' or more'} processes ({self.variable})"
@@ -93,5 +93,5 @@ def _count(environ: Mapping[str, str], variable: str) -> int:
         return int(environ[variable])
     except ValueError:
         raise LaunchError(
-            f"{variable} is {environ[variable]!r} where a launcher puts a number: unset it, or start anew"
+            f"{variable} is {environ[variable]!r} but launchers set it to an integer: unset it, or start the job again"
         ) from None

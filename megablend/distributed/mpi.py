@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import mpi4py
@@ -14,7 +14,7 @@ from megablend.distributed.base import exit_code
 from megablend.errors import MegablendError
 from megablend.system.failures import translate
 
-# Initialised by MpiLaunch: under another MPI's launcher a library may end the process there, without a word of ours.
+# Initialised by MpiLaunch: under another MPI's launcher a library may end the process there, without a message of ours.
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True
 
@@ -22,7 +22,8 @@ from mpi4py import MPI  # noqa: E402
 
 T = TypeVar("T")
 
-_POLL_SECONDS = 0.005
+_FIRST_POLL_SECONDS, _POLL_SECONDS = 0.0002, 0.005
+"""A pause between two polls, at first and at most: what all ranks reach together should not cost one of them a long one."""
 _ABORT_SECONDS = 0.3
 """Launchers lose what a rank writes at the moment it aborts."""
 _POST_TAG = 1
@@ -47,18 +48,19 @@ class MpiLaunch:
         self._inbox: list[tuple[int, Any]] = []
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks, and for all posts to arrive; `meanwhile` is called now and then.
+        """Wait for all ranks, and for all posts to arrive; `on_wait` is called at intervals.
 
         A post is a synchronous send, complete only when received; a rank enters the barrier after its own posts are, so
         that the barrier's end means that none is under way.
 
         Source: Hoefler, Siebert, Lumsdaine, "Scalable communication protocols for dynamic sparse data exchange", 2010.
         """
+        pauses = _pauses()
         while self._unreceived():
-            self._pause(on_wait)
+            self._pause(on_wait, next(pauses))
         request = self._comm.Ibarrier()
         while not request.Test():
-            self._pause(on_wait)
+            self._pause(on_wait, next(pauses))
         if on_wait is not None:
             on_wait()
 
@@ -121,8 +123,16 @@ class MpiLaunch:
             source = int(status.Get_source())
             self._inbox.append((source, self._comm.recv(source=source, tag=_POST_TAG)))
 
-    def _pause(self, on_wait: Callable[[], None] | None) -> None:
+    def _pause(self, on_wait: Callable[[], None] | None, seconds: float) -> None:
         self._receive()
         if on_wait is not None:
             on_wait()
-        time.sleep(_POLL_SECONDS)
+        time.sleep(seconds)
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds of one pause after the other, each twice as long as the one before until it is _POLL_SECONDS."""
+    seconds = _FIRST_POLL_SECONDS
+    while True:
+        yield seconds
+        seconds = min(2 * seconds, _POLL_SECONDS)

@@ -30,7 +30,7 @@ def met() -> Iterator[None]:
         torch.distributed.init_process_group("gloo")
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
-            f"the processes that torchrun started do not find each other ({error}); start them anew"
+            f"the processes that torchrun started cannot reach each other ({error}); start the job again"
         ) from error
     try:
         yield
@@ -60,7 +60,7 @@ def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
         except RuntimeError as error:
             raise LaunchError(
                 f"another rank of the job ended while all were to open the dataset ({error}); see its own last words, then "
-                "start the job anew: what was built is kept"
+                "start the job again: what was built is kept"
             ) from error
         return found
 

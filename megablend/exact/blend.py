@@ -19,7 +19,7 @@ Doubles = npt.NDArray[np.float64]
 MOST_DATASETS = 32_766
 """Megatron numbers datasets in int16."""
 FEW = 32
-"""So many datasets are all looked at sooner than sorted out."""
+"""Up to this number of datasets it is faster to scan all of them."""
 LEAST, MOST = 1 << 17, 1 << 21
 """Steps of a thread's part: many more than its guess costs, few enough to draw again where the guess was wrong."""
 LEAD = 4096
@@ -57,7 +57,7 @@ def exhaustive(sizes: Sequence[int]) -> Greedy:
 
 
 class _State(NamedTuple):
-    """Where a blend stands; what the kernels call so."""
+    """The state of a blend, as the kernels keep it."""
 
     counts: Doubles
     turns: Int64s

@@ -12,13 +12,14 @@ import numpy as np
 
 from megablend.errors import PlanError
 
+_INT32, _UINT32, _INT64 = np.dtype(np.int32), np.dtype(np.uint32), np.dtype(np.int64)
 _THRESHOLD = 0.80  # of an epoch's samples: a final epoch that gives fewer is shuffled by itself
 
 
 def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int:
-    """Epochs of `tokens` tokens that hold `samples` samples; one where None are asked for.
+    """Epochs of `tokens` tokens that hold `samples` samples; one if None are requested.
 
-    Raises: PlanError where tokens are needed and an epoch has none: no number of epochs would do.
+    Raises: PlanError where tokens are needed and an epoch has none: no number of epochs is enough.
 
     Source: GPTDataset._get_num_epochs.
     """
@@ -26,7 +27,9 @@ def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int
     if needed <= tokens:
         return 1
     if tokens < 1:
-        raise PlanError(f"a split holds {tokens} tokens; expected some: give it a larger part of the data, or none")
+        raise PlanError(
+            f"a split contains {tokens} tokens; expected at least one: give it a larger part of the data, or none"
+        )
     return -(-needed // tokens)
 
 
@@ -60,7 +63,7 @@ def sample_dtype(num_documents: int) -> np.dtype[Any]:
 
     Source: helpers.build_sample_idx.
     """
-    return np.dtype(np.int32 if num_documents <= np.iinfo(np.int32).max else np.int64)
+    return _INT32 if num_documents < 1 << 31 else _INT64
 
 
 def shuffle_dtype(samples: int) -> np.dtype[Any]:
@@ -68,4 +71,4 @@ def shuffle_dtype(samples: int) -> np.dtype[Any]:
 
     Source: gpt_dataset._build_shuffle_index.
     """
-    return np.dtype(np.int64 if samples >= np.iinfo(np.uint32).max - 1 else np.uint32)
+    return _INT64 if samples >= (1 << 32) - 2 else _UINT32

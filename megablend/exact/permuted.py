@@ -1,4 +1,4 @@
-"""A blend of given counts in an order that is shuffled as a whole: the samples of all datasets, dealt by one keyed permutation.
+"""A blend of given counts in an order that is shuffled as a whole: the samples of all datasets, ordered by one keyed permutation.
 
 Exact at its end, and at random before: after n samples a dataset with share p is off by some sqrt(n * p * (1 - p)).
 """
@@ -21,7 +21,7 @@ from megablend.kernels.plan.keyed_hash import MASK, hash_combine
 from megablend.plan.allocate import largest_remainder
 
 SMALL = 1 << 16
-"""Up to so many samples are shuffled exactly, as an array: a Feistel network needs more."""
+"""Up to this number of samples they are shuffled exactly, as an array: a Feistel network needs more."""
 BLOCK = 1 << 14
 """Samples at a time: their positions stay in the cache."""
 _HEADS = 14  # bits of the table of datasets by position: it stays in the cache too

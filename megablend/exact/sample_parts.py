@@ -1,6 +1,6 @@
 """A sample index made in parts by processes that share nothing but files: each counts a run of the documents, then cuts it.
 
-everyone   counts the tokens of its run             -> everybody
+everyone   counts the tokens of its run             -> all ranks
 everyone   knows the tokens before its run, and so which rows begin there; makes those
 """
 
@@ -24,7 +24,7 @@ def count_run(lengths: Int32s, documents: Int32s) -> tuple[Int32s, list[int]]:
         documents: int32 [n], the run.
 
     Returns: int32 [n], for `cut_run`; and sums, the last block's may be shorter.
-    Raises: PlanError where the run names a document that is none of the lengths.
+    Raises: PlanError if the run refers to a document without a length.
     """
     gathered = np.empty(len(documents), np.int32)
     sums = []
@@ -47,7 +47,7 @@ def cut_run(
     extra: int,
     dtype: npt.DTypeLike,
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """The rows of the samples that begin in a run; those of sample 0, and of what `rows_after` makes, are nobody's.
+    """The rows of the samples that begin in a run; except those of sample 0 and of `rows_after`.
 
     Args:
         gathered, sums: of the run, as `count_run` counts them.

@@ -55,7 +55,7 @@ def sample_index(
         extra: add_extra_token_to_sequence, 0 or 1.
         keep_tail: whether samples may end (or, by the count's rounding, begin) after the documents.
         dtype: int32 or int64; None: what Megatron takes.
-        threads: do the same with so many.
+        threads: number of threads.
 
     Returns: [samples + 1, 2]: place in the document index, tokens of that document before the sample.
 
@@ -154,7 +154,7 @@ def _serial(
 
 
 def _cutting(lengths: Int32s, documents: Int32s, samples: int) -> Callable[..., tuple[int, int, int]]:
-    """The kernel that is fastest for so many samples of these documents; called as `cut` is."""
+    """The fastest kernel for this number of samples of these documents; called as `cut` is."""
     if len(documents) < SHORT * samples:
         return cut
     far = lengths.nbytes > FAR
@@ -168,7 +168,7 @@ def _cutting(lengths: Int32s, documents: Int32s, samples: int) -> Callable[..., 
 
 
 def _cut_gathered(lengths: Int32s, *args: Any) -> tuple[int, int, int]:
-    """Cut documents whose lengths lie in their order."""
+    """Cut documents whose lengths are already in their order."""
     return cut_short_documents(lengths, _NONE_LONG, False, lengths, *args)
 
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from megablend.kernels.exact import numpy_shuffle as kernels
 
 SMALL = 1 << 16
-"""Below so many entries numpy takes about a millisecond: not worth the loading of a kernel."""
+"""Below this number of entries numpy takes about a millisecond: loading a kernel takes longer."""
 LARGE = 1 << 32
-"""Above so many entries numpy draws 64-bit words."""
+"""Above this number of entries numpy draws 64-bit words."""
 
 
 class Generator:
@@ -44,7 +44,7 @@ def shuffle(array: npt.NDArray[Any], state: np.random.RandomState) -> None:
 
     Args:
         array: [n], int32, uint32 or int64 for speed; whatever else it is, numpy itself shuffles it.
-        state: used by nobody else meanwhile.
+        state: not used by anything else at the same time.
 
     Source: numpy.random.RandomState.shuffle.
     """

@@ -7,14 +7,16 @@ of whole documents of a `.bin`. Where a document straddles blocks, each block ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
+from megablend.config.read_spec import OptionValue, ReadSpec
 from megablend.storage.base import Storage
+from megablend.storage.ranges import FetchedRanges, FileRanges
 
 STARTS_MID_DOCUMENT = 1
 """Flag: the block's first piece continues a document of the block before it."""
@@ -34,7 +36,7 @@ CHUNK_DTYPE = np.dtype(
         ("first_token", "<i8"),  # tokens of the file before the chunk
     ]
 )
-"""A column chunk of a Parquet file; other formats have one a file."""
+"""A column chunk of a Parquet file, or a part of a raw one; other formats have one a file."""
 
 BLOCK_DTYPE = np.dtype(
     [
@@ -64,21 +66,6 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileToIndex:
-    """A file, and what of it is to be indexed."""
-
-    path: str
-    column: str | None
-    """Dotted path of the token column; None takes the one that `choose_column` finds."""
-    documents: bool
-    """Rows, ends and flags must be exact, even if that costs a scan of the body."""
-    block_bytes: int
-    """Rough size of a block where the format leaves the choice to us (`.bin`)."""
-    numbers: bool = False
-    """The column is one beside the tokens: it may hold floats or booleans, too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FileIndex:
     """All that the index keeps of one file. Deterministic: the same bytes for the same file, options and megablend version."""
 
@@ -102,6 +89,9 @@ class FileIndex:
     """Dotted path of the column; None where the format has none, or where a version before 0.2 indexed an Arrow file."""
     note: str | None = None
     """What was found wrong in the file that did no harm; not kept."""
+    token_range: tuple[int, int] | None = None
+    """The smallest and the largest token as the file's own statistics give them, perhaps for some of its row groups alone; None
+    where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,32 +126,51 @@ NO_OFFSETS.setflags(write=False)
 
 
 class BlockReader(Protocol):
-    """Reads blocks of one indexed file. Safe to share between threads, and after a fork."""
+    """Knows which bytes the blocks of one indexed file need, and decodes them. Safe to share between threads, and after a fork.
 
-    def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> Sequence[DecodedBlock]:
-        """Decode blocks.
+    What it is given are blocks: PLACED_BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes `chunks`); any order,
+    repeats allowed; and chunks: CHUNK_DTYPE [m], the file's chunk table. `formats.fetch` has what calls these methods in turn.
+    """
+
+    def byte_ranges(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges] = (), *, tokens: bool = True
+    ) -> Sequence[FileRanges]:
+        """What is to be fetched next. Nothing is read here: what was fetched may say where the rest is.
 
         Args:
-            blocks: PLACED_BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes `chunks`); any order, repeats allowed.
-            chunks: CHUNK_DTYPE [m], the file's chunk table.
+            fetched: what came of all that was asked for before, in the same order.
+            tokens: for `decode`; otherwise for `find_pieces`.
+
+        Returns: nothing when all is there.
+        Raises: CorruptFileError where it is not in the file, or what came contradicts itself.
+        """
+        ...
+
+    def decode(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
+    ) -> Sequence[DecodedBlock]:
+        """Decode blocks whose bytes were fetched.
+
+        Args:
             pieces: whether somebody will look at the blocks' `offsets`; otherwise they may be NO_OFFSETS.
 
         Raises: CorruptFileError (CRC, counts, truncation), naming path and byte offset.
         """
         ...
 
-    def pieces(self, blocks: Array, chunks: Array) -> tuple[list[npt.NDArray[np.int64]], int]:
+    def find_pieces(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
+    ) -> tuple[list[npt.NDArray[np.int64]], int]:
         """Where the documents' pieces lie in blocks, without their tokens where the format can tell.
 
-        Args and raises: as of `read`.
-
         Returns: `offsets` of each DecodedBlock; the bytes of bodies that had to be read.
+        Raises: as `decode` does.
         """
         ...
 
 
 class Format(Protocol):
-    """A kind of file. Implementations are stateless modules' singletons."""
+    """A kind of file. Implementations are stateless singletons of their modules, and derive from `BaseFormat`."""
 
     name: str
     suffixes: Sequence[str]
@@ -175,8 +184,24 @@ class Format(Protocol):
         """All files that `path` stands for, data file first: ["x.bin", "x.idx"] for the prefix "x"; [path] elsewhere."""
         ...
 
-    def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
+    def recognizes(self, path: str, storage: Storage) -> bool:
+        """Whether the content of a file is of this format; called only where several formats have the suffix of its name.
+
+        Raises: MissingFileError; as Storage.read does.
+        """
+        ...
+
+    def check_options(self, options: Mapping[str, OptionValue]) -> None:
+        """Check the config's `format_options`. Raises: ValueError, which says which option, what was found and expected."""
+        ...
+
+    def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Find the blocks of a file and count their tokens.
+
+        Args:
+            path: as in `files`.
+            read: how; its options have passed `check_options`. Rows, ends and flags must be exact where it says
+                `count_documents`, even if that takes a scan of the body.
 
         Raises: MissingFileError; CorruptFileError (truncated, emptied, inconsistent); UnsupportedFileError (encrypted, codec);
             ConfigError (no such column, or not of integers: names the nearest, lists those there are).
@@ -187,11 +212,44 @@ class Format(Protocol):
         """A reader of an indexed file. Checks size and structure first. Raises MissingFileError, ChangedFileError."""
         ...
 
+    def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
+        """A warning about bytes of an indexed file that no block contains; None where that is as it should be.
+
+        Args:
+            blocks: BLOCK_DTYPE [num_blocks], of the whole file.
+            size: bytes of the data file.
+        """
+        ...
+
+
+class BaseFormat:
+    """What most formats do: one file a path, no options, documents always counted."""
+
+    documents_known: bool = True
+    reader_block_bytes: int = 0
+
+    def files(self, path: str) -> Sequence[str]:
+        """The file itself."""
+        return [path]
+
+    def recognizes(self, path: str, storage: Storage) -> bool:
+        """Every file with one of the suffixes."""
+        return True
+
+    def check_options(self, options: Mapping[str, OptionValue]) -> None:
+        """Refuse any option."""
+        if options:
+            raise ValueError(f"found option {min(options)!r}, but this format has no options; remove format_options")
+
+    def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
+        """No warning."""
+        return None
+
 
 class DivisibleFormat(Format, Protocol):
     """A format of which several processes may index one file together, each the chunks that begin in its part of the bytes."""
 
-    def index_part(self, file: FileToIndex, *, span: tuple[int, int], storage: Storage) -> FileIndex:
+    def index_part(self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage) -> FileIndex:
         """Find the blocks of the chunks that begin within bytes [start, stop) of a file.
 
         Args and raises: as of `index`.
@@ -200,3 +258,28 @@ class DivisibleFormat(Format, Protocol):
             start; `first_row` is the file's. `index.parts.join` makes the parts one.
         """
         ...
+
+
+class GroupDigestFormat(Format, Protocol):
+    """A format whose readers look at parts of a large description, each of which `build` digests (`index.idx_digests`)."""
+
+    def needs_group_digests(self, file: OpenedFile) -> bool:
+        """Whether the file's description is so large that its groups are digested."""
+        ...
+
+    def make_group_digests(self, path: str, file: OpenedFile, *, storage: Storage) -> npt.NDArray[np.uint64]:
+        """The digests that `open` takes as `OpenedFile.group_digests`: uint64 [num_groups].
+
+        Raises: ChangedFileError where the description is not the one that was indexed; as Storage.read does.
+        """
+        ...
+
+
+def is_divisible(kind: Format) -> TypeGuard[DivisibleFormat]:
+    """Whether a format is a DivisibleFormat."""
+    return hasattr(kind, "index_part")
+
+
+def has_group_digests(kind: Format) -> TypeGuard[GroupDigestFormat]:
+    """Whether a format is a GroupDigestFormat."""
+    return hasattr(kind, "make_group_digests")

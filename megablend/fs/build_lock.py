@@ -75,7 +75,7 @@ def verify_shared_filesystem(cache: Path, nonce: str) -> None:
     while _holder(cache).get("nonce") != nonce:
         if time.monotonic() > deadline:
             raise CacheError(
-                f"{cache}: the cache on {socket.gethostname()} is not the one that rank 0 sees: it must lie on a file "
+                f"{cache}: the cache on {socket.gethostname()} is not the one that rank 0 sees: it must be on a file "
                 "system that all ranks share; choose such a directory, or build with the ranks of one node"
             )
         time.sleep(_POLL_SECONDS)
@@ -113,7 +113,7 @@ def _try_lock(file: IO[str]) -> int:
 
 def _in_use(path: Path, waited: float) -> CacheError:
     holds = f"has held the cache for {waited:.0f} s" if waited else "holds the cache"
-    return CacheError(f"{path}: another build {holds} ({_name_holder(path)}): wait for it, or end it")
+    return CacheError(f"{path}: another build {holds} ({_name_holder(path)}): wait for it to finish, or stop it")
 
 
 def _name_holder(path: Path) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from megablend.errors import ChangedFileError, DataError
-from megablend.formats import FORMATS
-from megablend.index.build import Progress
+from megablend.index.build_report import Progress
 from megablend.index.file_versions import check_body, join_etags, number_of
 from megablend.index.snapshot import Snapshot
 from megablend.storage.base import Storage
@@ -27,22 +26,22 @@ class FileChecker:
     def check(self, number: int) -> DataError | None:
         """What is wrong with a file; None where it is the one that was indexed. Raises: CacheError."""
         file, path = self._generation.file(number), self._generation.path(number, self._roots)
-        source = self._generation.sources[file.source]
-        kind, storage = FORMATS[source.format], self._storage
+        column = self._generation.columns[file.column]
+        kind, storage = column.kind, self._storage
         try:
             stats = [storage.stat(each) for each in kind.files(path)]
             if stats[0].size != file.opened.size:
                 raise ChangedFileError(path, f"has {stats[0].size} bytes, had {file.opened.size} when it was indexed")
             if number_of(join_etags(stats)) != self._generation.seen[number]:
-                kind.open(path, source.column, file.opened, storage=storage)
+                kind.open(path, column.column, file.opened, storage=storage)
                 check_body(path, file.opened.size, file.body, storage)
         except DataError as error:
-            return _named(error, source.name)
+            return _named(error, column.source_name)
         return None
 
 
 def files_of(generation: Snapshot, sources: Sequence[str]) -> list[int]:
-    """Numbers of the files of sources, by their names; the files of columns beside the tokens are the same ones."""
+    """Numbers of the files of sources, by their names; extra columns are in the same files."""
     return [number for entry in generation.sources if entry.name in sources for number in entry.files]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import CacheError
+from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.fs.atomic_write import checksum, flush_folder, replace_file, temp_sibling, translate_os_errors
 from megablend.index.manifest import BLOCKS, CHUNKS, MANIFEST, damaged_tables, dump_with_checksum, read_manifest
 from megablend.index.mapped_table import MappedTable
@@ -33,7 +33,6 @@ RUNNING = ("tokens_before", "rows_before", "ends_before")
 _PASS = 1 << 18
 """Rows whose checks are computed at once."""
 _GOLDEN, _FIRST, _SECOND = (np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_REMEDY = "rebuild the index to repair it"
 _LOG = logging.getLogger("megablend")
 
 
@@ -74,7 +73,7 @@ class CheckedTable:
         self.num_rows = len(self.mapped[(layout.columns.names or ("",))[0]])
         if self._checks is not None and len(self._checks[next(iter(layout.groups))]) != self.num_rows:
             raise CacheError(
-                f"{folder / layout.checks}: damaged table: not a row for each of {self._path.name}; {_REMEDY}"
+                f"{folder / layout.checks}: damaged table: not a row for each of {self._path.name}; {REPAIR_REMEDY}"
             )
 
     def take(self, group: str, rows: Int64s, *, plainly: bool = False) -> Int64s:
@@ -95,7 +94,7 @@ class CheckedTable:
             if len(wrong):
                 raise CacheError(
                     f"{self._path}: damaged table: row {rows[wrong[0]]} does not match its checksum in "
-                    f"{self._layout.checks}; {_REMEDY}"
+                    f"{self._layout.checks}; {REPAIR_REMEDY}"
                 )
         return values
 
@@ -114,7 +113,7 @@ class CheckedTable:
             self._layout.groups[group].index(name)
         ].reshape(2, -1)
         if ((low > values) | (high <= values)).any():
-            raise CacheError(f"{self._path}: damaged table: its {name} does not rise; {_REMEDY}")
+            raise CacheError(f"{self._path}: damaged table: its {name} does not rise; {REPAIR_REMEDY}")
         return found
 
 
@@ -192,7 +191,7 @@ def warn_unchecked(folder: Path) -> None:
         _warned.add(folder)
         _LOG.warning(
             "%s: built by an older version of megablend, without checksums of its rows: they are not verified as they are "
-            "read; `megablend build` adds them",
+            "read; `megablend build CONFIG` adds them",
             folder,
         )
 

@@ -8,10 +8,12 @@ import numpy as np
 
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import replace_file
+from megablend.index.cache_folders import generations
 from megablend.index.checked_table import complete_checks
 from megablend.index.file_versions import Numbers, seen_bytes
+from megablend.index.list_snapshots import list_snapshots
 from megablend.index.manifest import SEEN
-from megablend.index.snapshot import Snapshot, generations, list_snapshots, open_snapshot
+from megablend.index.snapshot import Snapshot, open_snapshot
 
 
 def complete_generations(cache: Path, newest: str) -> list[str]:
@@ -41,6 +43,6 @@ def _seen_of(older: Snapshot, built: Snapshot) -> Numbers:
 
 def _identities(generation: Snapshot) -> list[tuple[str, ...]]:
     """For each file where it lay and what it held."""
-    roots = [generation.sources[source].root for source in generation.file_sources.tolist()]
+    roots = [generation.columns[column].root for column in generation.file_columns.tolist()]
     rows = zip(roots, generation.file_names(), generation.file_contents(), strict=True)
     return [(root, name, *contents) for root, name, contents in rows]

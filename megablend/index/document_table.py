@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import CacheError
+from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.fs.atomic_write import checksum, reading
 from megablend.index.checked_table import warn_unchecked
 from megablend.index.document_checks import (
@@ -72,7 +72,7 @@ class DocumentTable:
 
     def damaged(self, problem: str) -> CacheError:
         """An error about what the table says."""
-        return CacheError(f"{self.folder}: damaged table of documents ({problem}); build again to mend it")
+        return CacheError(f"{self.folder}: damaged table of documents ({problem}); {REPAIR_REMEDY}")
 
     def lengths(self, documents: Int64s, *, eod: bool) -> Int64s:
         """Tokens of each of `documents` int64 [n], an end-of-document one included where there are tokens, or not: int64 [n]."""
@@ -116,7 +116,7 @@ class DocumentTable:
         return counts + self._starts.take("filled", marks) if eod else counts
 
     def __reduce__(self) -> tuple[Callable[..., DocumentTable], tuple[Path]]:
-        return _opened, (self.folder,)
+        return _open, (self.folder,)
 
 
 class PartDocuments:
@@ -185,32 +185,39 @@ def open_table(generation: Snapshot, source: int) -> DocumentTable:
     """The document table of a source of a generation. Raises: CacheError where there is none, or it is damaged."""
     entry, folder = generation.sources[source], table_folder(generation, source)
     if not (folder / MANIFEST).is_file():
-        raise CacheError(f"{folder}: source {entry.name!r} has no table of its documents; run `megablend build`")
-    table = _opened(folder)
+        raise CacheError(
+            f"{folder}: source {entry.name!r} has no table of its documents; build again (`megablend build CONFIG`)"
+        )
+    table = _open(folder)
     if (table.num_documents, table.num_tokens) != (entry.rows, entry.tokens):
         raise CacheError(
             f"{folder}: the table has {table.num_documents:,} documents and {table.num_tokens:,} tokens, source {entry.name!r} "
-            f"{entry.rows:,} and {entry.tokens:,}: remove the folder and build again"
+            f"{entry.rows:,} and {entry.tokens:,}: remove that folder, then build again (`megablend build CONFIG`)"
         )
     return table
 
 
+def _open(folder: Path) -> DocumentTable:
+    """The table in a folder as it is now: a build may have put another one in the place of a damaged one."""
+    with reading(folder):
+        state = (folder / MANIFEST).stat()
+    return _open_once(folder, (state.st_ino, state.st_mtime_ns, state.st_ctime_ns))
+
+
 @lru_cache(maxsize=256)
-def _opened(folder: Path) -> DocumentTable:
-    """One memory map for all splits and datasets of a process."""
+def _open_once(folder: Path, version: tuple[int, int, int]) -> DocumentTable:
+    """One memory map for all splits and datasets of a process, for each version of the table."""
     committed_tables = read_manifest(folder)["tables"]
     is_large = False
     for name, committed in committed_tables.items():
         with reading(folder / name):
             size = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if size != committed["bytes"]:
-            raise CacheError(
-                f"{folder / name}: has {size} bytes, {committed['bytes']} were committed; build again to mend it"
-            )
+            raise CacheError(f"{folder / name}: has {size} bytes, {committed['bytes']} were committed; {REPAIR_REMEDY}")
         if size > _CHECKED_BYTES:
             is_large = True
         elif checksum(folder / name) != committed["blake2b"]:
-            raise CacheError(f"{folder / name}: damaged table (its checksum is wrong); build again to mend it")
+            raise CacheError(f"{folder / name}: damaged table (its checksum is wrong); {REPAIR_REMEDY}")
     if is_large and GROUP_CHECKS not in committed_tables:
         warn_unchecked(folder)
     return DocumentTable(folder, checks=is_large and GROUP_CHECKS in committed_tables)

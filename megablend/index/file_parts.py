@@ -7,7 +7,7 @@ once gives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +58,14 @@ def join(parts: Sequence[FileIndex]) -> FileIndex:
         meta=parts[0].meta,
         scanned_bytes=sum(part.scanned_bytes for part in parts),
         column=parts[0].column,
+        token_range=join_ranges(part.token_range for part in parts),
     )
+
+
+def join_ranges(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """The smallest and the largest token of all ranges that are known; None where none is."""
+    known = [each for each in ranges if each is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 
 
 def _before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from megablend.errors import CacheError, ChangedFileError, ConfigError
-from megablend.formats import DIVISIBLE, FORMATS
-from megablend.formats.base import FileToIndex
+from megablend.formats.base import is_divisible
 from megablend.fs.atomic_write import list_committed
 from megablend.index.file_parts import join, num_parts, part_span
 from megablend.index.fragments import (
@@ -25,7 +25,7 @@ from megablend.index.fragments import (
 from megablend.index.pack_writer import PackWriter
 from megablend.index.packs import Pack, Packed
 from megablend.index.sampled_digest import sampled_content_digest
-from megablend.index.sources import SourceFile, SourceListing, stat_file
+from megablend.index.source_spec import SourceColumn, SourceFile, stat_file
 from megablend.storage.base import Storage
 
 _FILE_COST = 1 << 20
@@ -39,8 +39,8 @@ _REMEDY = "let its writer finish, then build again"
 class FileTask:
     """One file of a build."""
 
-    source: int
-    """Index into the listings."""
+    column: int
+    """Index into the columns."""
     file: SourceFile
     documents: bool
     """Whether the fragment counts documents; one that does serves those who do not ask for it."""
@@ -79,29 +79,30 @@ class TaskResult:
     """What was wrong with the fragment that should have served, or with the file, and did no harm."""
 
 
-def plan_work(listings: Sequence[SourceListing], folder: Path, packed: Packed | None = None) -> list[FileTask]:
-    """The work of all files, in source and file order, given the single fragments in `folder` and those in packs."""
+def plan_work(columns: Sequence[SourceColumn], folder: Path, packed: Packed | None = None) -> list[FileTask]:
+    """The work of all files, in column and file order, given the single fragments in `folder` and those in packs."""
     present, packed = fragment_names(list_committed(folder)), packed or Packed()
     answers, places = {name.answer: name for name in present}, packed.places | {name.place for name in present}
     work = []
-    for source, listing in enumerate(listings):
-        for file in listing.files:
-            serving = [True] if listing.spec.documents else [True, False]
-            asked = {documents: fragment_answer(listing, file, documents=documents) for documents in serving}
+    for number, column in enumerate(columns):
+        divisible = is_divisible(column.source.kind)
+        for file in column.source.files:
+            serving = [True] if column.read.count_documents else [True, False]
+            asked = {documents: fragment_answer(column, file, documents=documents) for documents in serving}
             in_pack = [documents for documents in serving if asked[documents] in packed]
             known = in_pack or [documents for documents in serving if asked[documents] in answers]
-            documents = known[0] if known else listing.spec.documents
-            name = packed.name(asked[documents]) if in_pack else fragment_name(listing, file, documents=documents)
+            documents = known[0] if known else column.read.count_documents
+            name = packed.name(asked[documents]) if in_pack else fragment_name(column, file, documents=documents)
             work.append(
                 FileTask(
-                    source=source,
+                    column=number,
                     file=file,
                     documents=documents,
                     fragment=answers.get(name.answer, name),
                     known=bool(known),
                     packed=bool(in_pack),
                     changed=not known and name.place in places,
-                    num_parts=1 if known or listing.format not in DIVISIBLE else num_parts(file.size),
+                    num_parts=1 if known or not divisible else num_parts(file.size),
                 )
             )
     return work
@@ -121,7 +122,7 @@ def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
 
 
 def ensure_fragment(
-    work: FileTask, part: int, listing: SourceListing, folder: Path, packs: PackWriter, storage: Storage
+    work: FileTask, part: int, column: SourceColumn, folder: Path, packs: PackWriter, storage: Storage
 ) -> TaskResult:
     """Make sure that what is in the file goes into `packs`, or that a whole fragment of the part lies in `folder`.
 
@@ -140,7 +141,7 @@ def ensure_fragment(
             if work.num_parts == 1:
                 packs.add(work.fragment, fragment, is_single=True)
             return TaskResult(read=False, scanned_bytes=0, note=None)
-    fragment = _index(work, part, listing, storage)
+    fragment = _index(work, part, column, storage)
     if work.num_parts == 1:
         packs.add(work.fragment, fragment, is_single=False)
     else:
@@ -199,25 +200,19 @@ def _path(work: FileTask, part: int, folder: Path) -> Path:
     return whole if work.num_parts == 1 else part_path(whole, part, work.num_parts)
 
 
-def _index(work: FileTask, part: int, listing: SourceListing, storage: Storage) -> Fragment:
-    spec, file = listing.spec, work.file
-    kind = FORMATS[listing.format]
-    asked = FileToIndex(
-        path=file.path,
-        column=spec.column,
-        documents=work.documents,
-        block_bytes=spec.block_bytes,
-        numbers=spec.extra_of is not None,
-    )
+def _index(work: FileTask, part: int, column: SourceColumn, storage: Storage) -> Fragment:
+    file, kind = work.file, column.source.kind
+    read = dataclasses.replace(column.read, count_documents=work.documents)
     try:
         if work.num_parts > 1:
+            assert is_divisible(kind)
             span = part_span(file.size, part, work.num_parts)
-            index = DIVISIBLE[listing.format].index_part(asked, span=span, storage=storage)
+            index = kind.index_part(file.path, read, span=span, storage=storage)
         else:
-            index = kind.index(asked, storage=storage)
+            index = kind.index(file.path, read, storage=storage)
     except ConfigError as error:
-        raise spec.complaint(error) from error
+        raise column.source.spec.complaint(error) from error
     body = sampled_content_digest(file.path, file.size, storage)
-    if stat_file(kind.files(file.path), listing.root, storage).etag != file.etag:
+    if stat_file(kind.files(file.path), column.source.root, storage).etag != file.etag:
         raise ChangedFileError(file.path, f"changed while it was being indexed; {_REMEDY}")
     return Fragment(index=index, body=body)

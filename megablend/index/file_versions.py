@@ -1,6 +1,4 @@
-"""Which version of each file the last build saw, beside a generation's roots and outside its digest.
-
-    seen   magic, a uint64 a file (little-endian, in the order of the table of files), a blake2b digest (16 bytes)
+"""Which version of each file the last build saw, next to a generation's roots (a table of a uint64 a file, see side_table).
 
 A number stands for the sizes, times and inodes of all that a file consists of (`sources.SourceFile.etag`); 0 where they are not
 known. Where a file has another number when it is opened, it was moved, touched or replaced, and its content decides: its
@@ -18,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import CacheError, ChangedFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError
 from megablend.index.manifest import SEEN
 from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES, sampled_content_digest
+from megablend.index.side_table import pack_numbers, read_numbers
 from megablend.storage.base import FileStat, Storage
 
 _MAGIC = b"megablend seen 1"
-_DIGEST_BYTES = 16
 _LOG = logging.getLogger("megablend")
 _TOLD_SLOTS = 1 << 16
 _told = mmap.mmap(-1, _TOLD_SLOTS)
@@ -44,23 +42,12 @@ def number_of(etag: str) -> int:
 
 def seen_bytes(digest: str, numbers: Numbers) -> bytes:
     """The table of a generation (by its digest) as it is stored; numbers: uint64 [num_files]."""
-    data = _MAGIC + numbers.astype("<u8").tobytes()
-    return data + _checksum(digest, data)
+    return pack_numbers(_MAGIC, digest, numbers)
 
 
 def read_seen(folder: Path, num_files: int) -> Numbers | None:
     """The numbers of a generation's files, uint64 [num_files]; None where an older version built it. Raises: CacheError."""
-    path = folder / SEEN
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise CacheError(f"{path}: cannot be read ({error.strerror}); rebuild the index to repair it") from error
-    body = data[:-_DIGEST_BYTES]
-    if len(body) != len(_MAGIC) + 8 * num_files or data[-_DIGEST_BYTES:] != _checksum(folder.name, body):
-        raise CacheError(f"{path}: damaged (its checksum is wrong); rebuild the index to repair it")
-    return np.frombuffer(body, "<u8", num_files, len(_MAGIC))
+    return read_numbers(folder / SEEN, _MAGIC, np.dtype(np.uint64), num_files)
 
 
 def check_body(path: str, size: int, body: str, storage: Storage) -> None:
@@ -71,8 +58,8 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
     if (found := sampled_content_digest(path, size, storage)) != body:
         raise ChangedFileError(
             path,
-            f"changed since it was indexed: it has the same size, but its content has digest {found}, was {body}: "
-            "restore the original file, or build the index again for a new run",
+            f"changed since it was indexed: it has the same size, but its content has digest {found}, was {body}; "
+            f"{CHANGED_REMEDY}",
         )
 
 
@@ -96,7 +83,7 @@ def tell_unknown(folder: Path) -> None:
     if _is_first(folder / SEEN):
         _LOG.warning(
             "%s: built by an older version of megablend, which did not keep sizes and times of files: %d KiB of each file are "
-            "compared as it is opened; `megablend build` adds them",
+            "compared as it is opened; `megablend build CONFIG` adds them",
             folder,
             NUM_RANGES * RANGE_BYTES >> 10,
         )
@@ -108,7 +95,3 @@ def _is_first(place: Path) -> bool:
     is_first = not _told[slot]
     _told[slot] = 1
     return is_first
-
-
-def _checksum(digest: str, data: bytes) -> bytes:
-    return hashlib.blake2b(data, key=digest.encode(), digest_size=_DIGEST_BYTES).digest()

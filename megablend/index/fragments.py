@@ -10,6 +10,7 @@ digest (16 bytes) of all before. One whose digest is wrong is never trusted: the
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import struct
@@ -23,7 +24,7 @@ import numpy as np
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.fs.atomic_write import replace_file
-from megablend.index.sources import SourceFile, SourceListing
+from megablend.index.source_spec import SourceColumn, SourceFile
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import missing_field, parse_json
 
@@ -68,19 +69,16 @@ class FragmentName:
         return f"{self.place}-{self.answer}"
 
 
-def fragment_name(listing: SourceListing, file: SourceFile, *, documents: bool) -> FragmentName:
+def fragment_name(column: SourceColumn, file: SourceFile, *, documents: bool) -> FragmentName:
     """The name of a file's fragment, made with documents counted or not."""
-    answer = fragment_answer(listing, file, documents=documents)
-    return FragmentName(place=_digest(json.dumps([listing.spec.name, file.name]), 8), answer=answer)
+    answer = fragment_answer(column, file, documents=documents)
+    return FragmentName(place=_digest(json.dumps([column.name, file.name]), 8), answer=answer)
 
 
-def fragment_answer(listing: SourceListing, file: SourceFile, *, documents: bool) -> str:
+def fragment_answer(column: SourceColumn, file: SourceFile, *, documents: bool) -> str:
     """The answer in the name of a file's fragment, which alone decides whether it serves."""
-    spec = listing.spec
-    asked = [FORMAT_VERSION, listing.format, spec.column, spec.block_bytes, documents]
-    if spec.extra_of is not None:
-        asked.append("numbers")
-    return _digest(json.dumps([*asked, file.size, file.etag]), 16)
+    read = dataclasses.replace(column.read, count_documents=documents)
+    return _digest(json.dumps([FORMAT_VERSION, *read.cache_key(), file.size, file.etag]), 16)
 
 
 def fragment_names(names: Iterable[str]) -> list[FragmentName]:
@@ -113,6 +111,7 @@ def write_fragment(path: Path, fragment: Fragment) -> None:
         "num_blocks": len(index.blocks),
         "body": fragment.body,
         "column": index.column,
+        "token_range": index.token_range,
     }
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     tables = [index.chunks.astype(CHUNK_DTYPE).tobytes(), index.blocks.astype(BLOCK_DTYPE).tobytes()]
@@ -133,7 +132,7 @@ def read_fragment(path: Path) -> Fragment:
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != trailer:
         raise CacheError(
-            f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); the next build makes it anew"
+            f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); `megablend build CONFIG` makes it again"
         )
     start = len(_MAGIC) + _LENGTH.size
     try:
@@ -150,7 +149,7 @@ def read_fragment(path: Path) -> Fragment:
         chunks = np.frombuffer(body, CHUNK_DTYPE, header["num_chunks"], start + length)
         blocks = np.frombuffer(body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes)
     except (ValueError, struct.error) as error:
-        raise CacheError(f"{path}: damaged fragment ({error}); the next build makes it anew") from error
+        raise CacheError(f"{path}: damaged fragment ({error}); `megablend build CONFIG` makes it again") from error
     index = FileIndex(
         rows=header["rows"],
         tokens=header["tokens"],
@@ -161,6 +160,7 @@ def read_fragment(path: Path) -> Fragment:
         meta=header["meta"],
         scanned_bytes=header["scanned_bytes"],
         column=header.get("column", header["meta"].get("name")),  # Parquet's facts have it, also of older versions
+        token_range=_range_in(header),
     )
     return Fragment(index=index, body=header["body"])
 
@@ -185,6 +185,14 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
         raise CacheError(
             f"{path}: cannot be read ({cause_of(error)}): {remedy_of(error.errno)}, or remove it"
         ) from error
+
+
+def _range_in(header: dict[str, Any]) -> tuple[int, int] | None:
+    """The range of tokens in a fragment's header, which those of older versions do not have."""
+    match header.get("token_range"):
+        case [int(low), int(high)]:
+            return low, high
+    return None
 
 
 def _digest(text: str, size: int) -> str:

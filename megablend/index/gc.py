@@ -24,11 +24,13 @@ from megablend.errors import CacheError
 from megablend.fs.atomic_write import flush_folder, list_committed, remove_leftovers, temp_sibling, translate_os_errors
 from megablend.fs.build_lock import build_lock, lock_time
 from megablend.fs.safe_open import check_folder
+from megablend.index.cache_folders import folders, fragments, generations
 from megablend.index.document_table import table_folder
 from megablend.index.fragments import fragment_content, fragment_names
+from megablend.index.list_snapshots import build_sequence, list_snapshots
 from megablend.index.manifest import MANIFEST, ROOTS
 from megablend.index.packs import Pack, Packed, packs
-from megablend.index.snapshot import build_sequence, folders, fragments, generations, list_snapshots, open_snapshot
+from megablend.index.snapshot import open_snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import ChangedFileError
-from megablend.formats.megatron.lengths import WHOLE_BYTES, digest_idx
-from megablend.formats.megatron.reader import MEGATRON
+from megablend.formats import get_format
+from megablend.formats.base import Format, OpenedFile, has_group_digests
 from megablend.fs.atomic_write import list_committed, replace_file
-from megablend.index.snapshot import FileEntry, Snapshot
+from megablend.index.file_table import FileEntry
+from megablend.index.snapshot import Snapshot
 from megablend.storage.base import Storage
 
 _MAGIC = b"megablend idx 1\n"
@@ -32,8 +32,8 @@ class LongIdx(NamedTuple):
     """A long `.idx` whose digests are missing."""
 
     path: str
-    idx_bytes: int
-    structure: str
+    format: str
+    file: OpenedFile
 
 
 def idx_digests(cache: str | Path) -> Path:
@@ -41,9 +41,9 @@ def idx_digests(cache: str | Path) -> Path:
     return Path(cache).absolute() / "idx"
 
 
-def read_digests(cache: str | Path, format_name: str, file: FileEntry) -> Digests | None:
+def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | None:
     """The digests of a file's parts, uint64 [num_groups]; None where it needs none, or the cache has none that are whole."""
-    if not _is_long(format_name, file):
+    if not (has_group_digests(kind) and kind.needs_group_digests(file.opened)):
         return None
     return _read(idx_digests(cache) / file.opened.structure)
 
@@ -52,16 +52,16 @@ def find_missing(generation: Snapshot) -> Iterator[LongIdx]:
     """Long `.idx` files of an index whose digests are missing, each once."""
     known: set[str] = set()
     for source in generation.sources:
-        if source.format != MEGATRON.name:
+        kind = source.kind
+        if not has_group_digests(kind):
             continue
         for number in source.files:
             file = generation.file(number)
             structure = file.opened.structure
-            if _is_long(source.format, file) and structure not in known:
+            if kind.needs_group_digests(file.opened) and structure not in known:
                 known.add(structure)
                 if _read(idx_digests(generation.cache) / structure) is None:
-                    path = MEGATRON.files(generation.path(number))[1]
-                    yield LongIdx(path, file.opened.meta["idx_bytes"], structure)
+                    yield LongIdx(generation.path(number), source.format, file.opened)
 
 
 def damaged_digests(cache: str | Path) -> Iterator[str]:
@@ -69,20 +69,16 @@ def damaged_digests(cache: str | Path) -> Iterator[str]:
     folder = idx_digests(cache)
     for name in list_committed(folder):
         if _read(folder / name) is None:
-            yield f"{folder / name}: damaged digests of an .idx file; the next build makes them again"
+            yield f"{folder / name}: damaged digests of an .idx file; `megablend build CONFIG` makes them again"
 
 
 def make_digests(cache: str | Path, idx: LongIdx, storage: Storage) -> None:
     """Digest a file and keep what was found. Raises: ChangedFileError where it is not what was indexed; DataError; CacheError."""
-    found, digests = digest_idx(idx.path, idx.idx_bytes, storage)
-    if found != idx.structure:
-        raise ChangedFileError(idx.path, "changed while it was being indexed; let its writer finish, then build again")
+    kind = get_format(idx.format)
+    assert has_group_digests(kind)
+    digests = kind.make_group_digests(idx.path, idx.file, storage=storage)
     data = _MAGIC + digests.astype("<u8").tobytes()
-    replace_file(idx_digests(cache) / idx.structure, data + _checksum(data))
-
-
-def _is_long(format_name: str, file: FileEntry) -> bool:
-    return format_name == MEGATRON.name and file.opened.meta["idx_bytes"] > WHOLE_BYTES
+    replace_file(idx_digests(cache) / idx.file.structure, data + _checksum(data))
 
 
 def _read(path: Path) -> Digests | None:

@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megablend.errors import CacheError
+from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.fs.atomic_write import checksum, reading
 from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
 BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS = "blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json", "roots.json"
 SEEN = "seen"
-"""See `index.seen`."""
+"""See `file_versions`."""
+TOKEN_RANGES = "token_ranges"
+"""See `token_ranges`."""
 TABLES = (BLOCKS, CHUNKS, FILES)
 Fields = dict[str, type | tuple[type, ...]]
 _FIELDS: Fields = {"format_version": int, "tables": dict}
@@ -43,10 +45,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"this megablend reads up to version {FORMAT_VERSION}: upgrade it, or build into another cache"
         )
     if manifest.pop("checksum", None) != _checksum(manifest):
-        raise CacheError(f"{folder / MANIFEST}: damaged (its checksum is wrong); build again to mend it")
+        raise CacheError(f"{folder / MANIFEST}: damaged (its checksum is wrong); {REPAIR_REMEDY}")
     _check_fields(folder, manifest, _FIELDS)
     if manifest["format_version"] != FORMAT_VERSION:
-        raise CacheError(f"{folder / MANIFEST}: damaged (format version {version}); build again to mend it")
+        raise CacheError(f"{folder / MANIFEST}: damaged (format version {version}); {REPAIR_REMEDY}")
     for entry in manifest["tables"].values():
         _check_fields(folder, entry, _TABLE_FIELDS)
     return manifest
@@ -61,19 +63,19 @@ def read_generation_manifest(folder: Path) -> dict[str, Any]:
     for source in manifest["sources"]:
         _check_fields(folder, source, _SOURCE_FIELDS)
         if source["first_file"] != first_file or source["num_files"] < 0:
-            raise CacheError(f"{folder / MANIFEST}: damaged (the files of its sources overlap); build again to mend it")
+            raise CacheError(f"{folder / MANIFEST}: damaged (the files of its sources overlap); {REPAIR_REMEDY}")
         first_file += source["num_files"]
     if first_file != manifest["num_files"]:
         raise CacheError(
             f"{folder / MANIFEST}: damaged (its sources have {first_file} files of {manifest['num_files']}); "
-            "build again to mend it"
+            f"{REPAIR_REMEDY}"
         )
     return manifest
 
 
 def _check_fields(folder: Path, value: object, fields: Mapping[str, type | tuple[type, ...]]) -> None:
     if (missing := missing_field(value, fields)) is not None:
-        raise CacheError(f"{folder / MANIFEST}: damaged (it lacks {missing}); build again to mend it")
+        raise CacheError(f"{folder / MANIFEST}: damaged (it lacks {missing}); {REPAIR_REMEDY}")
 
 
 def dump_with_checksum(manifest: Mapping[str, Any]) -> bytes:
@@ -95,9 +97,9 @@ def read_roots(folder: Path) -> dict[str, Any]:
     roots = _read_json(folder / ROOTS)
     committed = roots.pop("checksum", None)  # version 0.1.0 wrote none
     if not {"arrival", "roots"} <= set(roots) <= _ROOTS_FIELDS or committed not in (None, _checksum(roots)):
-        raise CacheError(f"{folder / ROOTS}: damaged (its checksum is wrong); build again to mend it")
+        raise CacheError(f"{folder / ROOTS}: damaged (its checksum is wrong); {REPAIR_REMEDY}")
     if not isinstance(roots.get("arrival"), int) or not isinstance(roots.get("roots"), dict):
-        raise CacheError(f"{folder / ROOTS}: damaged; build again to mend it")
+        raise CacheError(f"{folder / ROOTS}: damaged; {REPAIR_REMEDY}")
     return roots
 
 
@@ -106,9 +108,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         with reading(path, apart_from=(FileNotFoundError,)):
             value = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError) as error:
-        raise CacheError(f"{path}: cannot be read ({error}); build again to mend it") from error
+        raise CacheError(f"{path}: cannot be read ({error}); {REPAIR_REMEDY}") from error
     if not isinstance(value, dict):
-        raise CacheError(f"{path}: damaged (not a JSON object); build again to mend it")
+        raise CacheError(f"{path}: damaged (not a JSON object); {REPAIR_REMEDY}")
     return value
 
 

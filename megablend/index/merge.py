@@ -26,8 +26,10 @@ from megablend.fs.atomic_write import (
     translate_os_errors,
     write_flushed,
 )
+from megablend.index.cache_folders import generations
 from megablend.index.checked_table import complete_checks, write_checks
 from megablend.index.file_versions import number_of, seen_bytes
+from megablend.index.list_snapshots import build_sequence
 from megablend.index.manifest import (
     BLOCKS,
     CHUNKS,
@@ -37,14 +39,15 @@ from megablend.index.manifest import (
     ROOTS,
     SEEN,
     TABLES,
+    TOKEN_RANGES,
     damaged_tables,
     dump_with_checksum,
     read_generation_manifest,
 )
 from megablend.index.packs import FileFacts
-from megablend.index.snapshot import build_sequence, generations
-from megablend.index.sources import SourceFile, SourceListing
+from megablend.index.source_spec import SourceColumn, SourceFile
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, TableWriter, write_batch
+from megablend.index.token_ranges import pack_ranges
 
 _Batch = list[tuple[SourceFile, FileFacts]]
 Int64s = npt.NDArray[np.int64]
@@ -55,17 +58,17 @@ _CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunk
 
 
 def write_generation(
-    cache: Path, listings: Sequence[SourceListing], facts: Iterator[FileFacts], columns: Mapping[str, str | None]
+    cache: Path, columns: Sequence[SourceColumn], facts: Iterator[FileFacts], found_columns: Mapping[str, str | None]
 ) -> tuple[str, bool]:
     """Merge what was found in all files into a generation and commit it.
 
     A batch of files is held at a time; all but the table of files goes to the disk as it comes.
 
     Args:
-        facts: of each file, in the order of the listings.
-
-    Args:
-        columns: token column of each source's files, as far as known once all of them are loaded; kept beside the roots.
+        columns: all columns to index, in order.
+        facts: what was found in each file of each column, in their order.
+        found_columns: for each column (by its name) its name in the files, as far as known once all facts are taken; stored with
+            the roots.
 
     Returns: its digest, and whether it is new.
     Raises: CacheError where the cache cannot be written; as `facts` does.
@@ -74,44 +77,52 @@ def write_generation(
     with translate_os_errors(folder):
         folder.mkdir()
         try:
-            manifest = _write_tables(folder, listings, facts)
+            ranges: list[tuple[int, int] | None] = []
+            manifest = _write_tables(folder, columns, _noting_ranges(facts, ranges))
             write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
             found = {
-                "roots": {listing.spec.name: listing.root for listing in listings},
-                "columns": dict(columns),
-                "skipped": {listing.spec.name: listing.skipped for listing in listings if listing.skipped},
+                "roots": {each.name: each.source.root for each in columns},
+                "columns": dict(found_columns),
+                "skipped": {each.name: each.source.skipped for each in columns if each.source.skipped},
             }
-            seen = np.array([number_of(file.etag) for listing in listings for file in listing.files], np.uint64)
-            return manifest["digest"], _commit(folder, generations(cache) / manifest["digest"], found, seen)
+            seen = np.array([number_of(file.etag) for each in columns for file in each.source.files], np.uint64)
+            final = generations(cache) / manifest["digest"]
+            tables = {SEEN: seen_bytes(final.name, seen), TOKEN_RANGES: pack_ranges(final.name, ranges)}
+            return final.name, _commit(folder, final, found, tables)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_tables(folder: Path, listings: Sequence[SourceListing], facts: Iterator[FileFacts]) -> dict[str, Any]:
+def _noting_ranges(facts: Iterator[FileFacts], ranges: list[tuple[int, int] | None]) -> Iterator[FileFacts]:
+    """The facts, whose ranges of tokens are appended to `ranges` as they pass."""
+    for each in facts:
+        ranges.append(each.token_range)
+        yield each
+
+
+def _write_tables(folder: Path, indexed: Sequence[SourceColumn], facts: Iterator[FileFacts]) -> dict[str, Any]:
     """Write the three tables; returns the manifest."""
     totals = _Totals()
     files: list[dict[str, Any]] = []
     sources: list[dict[str, Any]] = []
     with TableWriter(folder / BLOCKS, BLOCK_COLUMNS) as blocks, TableWriter(folder / CHUNKS, CHUNK_COLUMNS) as chunks:
-        for source, listing in enumerate(listings):
+        for number, column in enumerate(indexed):
             first_file = len(files)
-            for batch in _batches(listing.files, facts):
+            for batch in _batches(column.source.files, facts):
                 first_chunks = totals.chunk_numbers(batch)
                 chunks.append(_chunk_columns(batch, len(files)))
-                first_blocks, columns = totals.block_columns(batch, first_chunks, documents=listing.spec.documents)
+                first_blocks, columns = totals.block_columns(batch, first_chunks, documents=column.read.count_documents)
                 blocks.append(columns)
                 firsts = zip(first_blocks.tolist(), first_chunks.tolist(), strict=True)
-                files += [_file_row(source, *each, *first) for each, first in zip(batch, firsts, strict=True)]
-            extra = {} if listing.spec.extra_of is None else {"extra_of": listing.spec.extra_of}
+                files += [_file_row(number, *each, *first) for each, first in zip(batch, firsts, strict=True)]
+            extra = {"extra_of": column.source.spec.name} if column.is_extra else {}
             sources.append(
                 {
                     **extra,
-                    "name": listing.spec.name,
-                    "format": listing.format,
-                    "column": listing.spec.column,
-                    "documents": listing.spec.documents,
+                    **column.read.record(),
+                    "name": column.name,
                     "first_file": first_file,
-                    "num_files": len(listing.files),
+                    "num_files": len(column.source.files),
                     "rows": sum(file["rows"] for file in files[first_file:]),
                 }
             )
@@ -223,22 +234,23 @@ def _columns(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {name: rows[name] for name in rows.dtype.names or ()}
 
 
-def _commit(folder: Path, final: Path, found: Mapping[str, Any], seen: np.ndarray[Any, Any]) -> bool:
+def _commit(folder: Path, final: Path, found: Mapping[str, Any], tables: Mapping[str, bytes]) -> bool:
     """Give a written generation its name; True where it is new (or takes the place of a damaged one).
 
     Args:
         found: what this build found that is not part of the generation, for ROOTS.
-        seen: the versions of the files, for SEEN.
+        tables: likewise, by name: numbers of the files, such as their versions.
     """
     arrivals = [build_sequence(final.parent / name) for name in list_committed(final.parent)]
     text = dump_with_checksum({"arrival": 1 + max(arrivals, default=0), **found})
-    numbers = seen_bytes(final.name, seen)
     if final.exists() and _is_whole(final, folder):
         complete_checks(final)
-        replace_file(final / SEEN, numbers)
+        for name, numbers in tables.items():
+            replace_file(final / name, numbers)
         replace_file(final / ROOTS, text)
         return False
-    write_flushed(folder / SEEN, [numbers])
+    for name, numbers in tables.items():
+        write_flushed(folder / name, [numbers])
     write_flushed(folder / ROOTS, [text])
     flush_folder(folder)
     if final.exists():

@@ -78,6 +78,8 @@ def _pack(found: Sequence[tuple[FragmentName, FileFacts]]) -> bytes:
             "column": each.column,
             "num_chunks": len(each.chunks),
             "num_blocks": len(each.blocks),
+            "token_min": None if each.token_range is None else each.token_range[0],
+            "token_max": None if each.token_range is None else each.token_range[1],
         }
         for name, each in found
     ]

@@ -42,6 +42,8 @@ ENTRIES = pa.schema(
         ("column", pa.string()),  # of the tokens; null where the format has none
         ("num_chunks", pa.int64()),
         ("num_blocks", pa.int64()),
+        ("token_min", pa.int64()),  # null where not known; the last two are absent from packs of older versions
+        ("token_max", pa.int64()),
     ]
 )
 
@@ -59,6 +61,8 @@ class FileFacts:
     """JSON."""
     column: str | None
     """Dotted path of the column, as FileIndex has it."""
+    token_range: tuple[int, int] | None
+    """As FileIndex has it."""
     chunks: Array
     """CHUNK_DTYPE [num_chunks]."""
     blocks: Array
@@ -76,6 +80,7 @@ def facts_of(fragment: Fragment) -> FileFacts:
         body=fragment.body,
         meta=json.dumps(index.meta, sort_keys=True, separators=(",", ":")),
         column=index.column,
+        token_range=index.token_range,
         chunks=index.chunks,
         blocks=index.blocks,
     )
@@ -93,7 +98,7 @@ class Pack:
             with path.open("rb") as file:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:  # ValueError: of an empty file
-            raise CacheError(f"{path}: cannot be read ({error}); the next build makes it again") from error
+            raise CacheError(f"{path}: cannot be read ({error}); `megablend build CONFIG` makes it again") from error
         body, start = data[:-DIGEST_BYTES], len(MAGIC) + LENGTH.size
         if (
             len(data) < start + DIGEST_BYTES
@@ -101,7 +106,7 @@ class Pack:
             or hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest() != data[-DIGEST_BYTES:]
         ):
             raise CacheError(
-                f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); the next build makes it again"
+                f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); `megablend build CONFIG` makes it again"
             )
         (length,) = LENGTH.unpack_from(body, len(MAGIC))
         self._entries = pa.ipc.open_stream(pa.py_buffer(body[start : start + length])).read_next_batch()
@@ -131,14 +136,23 @@ class Pack:
             body=columns["body"][number],
             meta=columns["meta"][number],
             column=columns["column"][number],
+            token_range=self._token_range(number),
             chunks=self._chunks[chunk:next_chunk],
             blocks=self._blocks[block:next_block],
         )
 
+    def _token_range(self, number: int) -> tuple[int, int] | None:
+        low, high = self._columns["token_min"][number], self._columns["token_max"][number]
+        return None if low is None or high is None else (low, high)
+
     @cached_property
     def _columns(self) -> dict[str, list[Any]]:
         names = ("rows", "tokens", "token_dtype", "structure", "body", "meta", "column")
-        return {name: self._entries.column(name).to_pylist() for name in names}
+        columns: dict[str, list[Any]] = {name: self._entries.column(name).to_pylist() for name in names}
+        for name in ("token_min", "token_max"):
+            has_it = name in self._entries.schema.names
+            columns[name] = self._entries.column(name).to_pylist() if has_it else [None] * self._entries.num_rows
+        return columns
 
 
 class Packed:

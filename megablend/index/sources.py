@@ -12,113 +12,31 @@ import errno
 import fnmatch
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 
 from megablend.errors import ConfigError, DataError
-from megablend.formats import FORMATS, format_of
+from megablend.formats import FORMATS, format_of, get_format
 from megablend.formats.base import Format
-from megablend.index.file_versions import join_etags
+from megablend.formats.registry import list_suffixes
+from megablend.index.source_spec import SourceListing, SourceSpec
 from megablend.storage import location
 from megablend.storage.base import Storage
 from megablend.storage.find import Found, Match
 
-_KNOWN_ENDINGS = tuple(ending for kind in FORMATS.values() for ending in kind.suffixes)
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceSpec:
-    """Files to be read as one dataset, as asked for."""
-
-    name: str
-    patterns: tuple[str, ...]
-    """Absolute paths, globs, or Megatron prefixes."""
-    column: str | None
-    """Dotted path of the token column; None takes the one that cannot be mistaken (`formats.choose`)."""
-    documents: bool
-    """Documents must be counted exactly, even where that needs a scan."""
-    block_bytes: int
-    """Rough size of a block where the format leaves it open (`.bin`)."""
-    extra_of: str | None = None
-    """Name of the source whose tokens this column's numbers belong to; None where it holds tokens itself."""
-    skip_unreadable: bool | None = None
-    """Leave out folders that cannot be listed, links to nothing and files without permission, and report them; None where there
-    is no such setting."""
-    place: str = ""
-    """Where it is asked for (`demo.yaml:12: sources[1]`), for messages."""
-
-    def complaint(self, problem: object) -> ConfigError:
-        """An error about what was asked for, with the place where it was."""
-        return ConfigError(
-            f"{f'{self.place}: ' if self.place else ''}source {(self.extra_of or self.name)!r}: {problem}"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFile:
-    """A data file as it was found."""
-
-    name: str
-    """Relative to the source's root."""
-    path: str
-    size: int
-    """Bytes of the data file."""
-    etag: str
-    """Changes whenever one of the files that it stands for may have changed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceListing:
-    """A source and its files."""
-
-    spec: SourceSpec
-    format: str
-    root: str
-    files: tuple[SourceFile, ...]
-    skipped: tuple[str, ...] = ()
-    """Paths left out because they cannot be read, with the reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourcePaths:
-    """A source and the paths of its files, of which nothing else is known yet."""
-
-    spec: SourceSpec
-    format: str
-    root: str
-    paths: tuple[str, ...]
-    skipped: tuple[str, ...] = ()
-    """Paths left out because they cannot be read, with the reason."""
-    note: str | None = None
-    """Files that were met under several names, if any."""
-
-    def stat(self, path: str, storage: Storage) -> SourceFile:
-        """One of the files. Raises: MissingFileError, ConfigError."""
-        return stat_file(FORMATS[self.format].files(path), self.root, storage)
-
-    def listing(self, files: Iterable[SourceFile]) -> SourceListing:
-        """The source with its files: what `stat` found of each path, in any order."""
-        by_name = {file.name: file for file in files}
-        return SourceListing(
-            spec=self.spec,
-            format=self.format,
-            root=self.root,
-            files=tuple(by_name[name] for name in sorted(by_name)),
-            skipped=self.skipped,
-        )
 
 
 def list_source(spec: SourceSpec, storage: Storage) -> SourceListing:
     """Find and stat the files of a source. Raises: as `find_source`; MissingFileError."""
     found = find_source(spec, storage)
-    return found.listing(found.stat(path, storage) for path in found.paths)
+    return found.with_files(found.stat(path, storage) for path in found.paths)
 
 
-def find_source(spec: SourceSpec, storage: Storage) -> SourcePaths:
+def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
     """Find the files of a source, each once, whatever links lead to it.
 
-    Raises: ConfigError where a pattern matches nothing, or files are of several formats; DataError where something cannot be
+    Raises: ConfigError where a pattern matches nothing, files are of several formats or of an unknown one, or their format has no
+        such options; DataError where something cannot be
         read that may be, or hold, one of its files.
     """
     root, matches = _root_of(spec), dict[str, Match]()
@@ -138,9 +56,13 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourcePaths:
         raise spec.complaint(f"none of its files can be read: {_first_of(unreadable)}; get permission there")
     kind = _single_format(spec, matches, storage)
     paths, note = _without_doubles(spec, kind, matches.values(), storage)
-    return SourcePaths(
-        spec=dataclasses.replace(spec, documents=spec.documents or kind.documents_known),
-        format=kind.name,
+    try:
+        kind.check_options(dict(spec.read.options))
+    except ValueError as error:
+        raise spec.complaint(f"format_options of {kind.name}: {error}") from error
+    counted = spec.read.count_documents or kind.documents_known
+    return SourceListing(
+        spec=dataclasses.replace(spec, read=dataclasses.replace(spec.read, format=kind.name, count_documents=counted)),
         root=root,
         paths=paths,
         skipped=tuple(f"{path}: {reason}" for path, reason in sorted(unreadable.items())),
@@ -150,7 +72,8 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourcePaths:
 
 def _denied(spec: SourceSpec, path: str, storage: Storage) -> str | None:
     """Why a file, or another one that belongs to it, cannot be read; None where it can, or is not there."""
-    for each in _format(spec, path, storage).files(path) if path.endswith(_KNOWN_ENDINGS) else [path]:
+    is_known = spec.read.format is not None or path.endswith(tuple(list_suffixes()))
+    for each in _format(spec, path, storage).files(path) if is_known else [path]:
         found = storage.find(location.escape_wildcards(each))
         reason = next(iter(found.unreadable.values()), None)
         if reason is None and found.files and not storage.is_readable(each):
@@ -161,14 +84,20 @@ def _denied(spec: SourceSpec, path: str, storage: Storage) -> str | None:
 
 
 def _single_format(spec: SourceSpec, paths: Iterable[str], storage: Storage) -> Format:
-    """The format that all of a source's files are of. Raises: ConfigError."""
+    """The format of all of a source's files; of files with the same suffix, the first one decides. Raises: ConfigError."""
     formats: dict[str, str] = {}
+    suffixes: set[str] = set()
     for path in sorted(paths):
-        formats.setdefault(_format(spec, path, storage).name, path)
+        suffix = next(
+            (each for kind in FORMATS.values() for each in kind.suffixes if path.lower().endswith(each)), path
+        )
+        if suffix not in suffixes:
+            suffixes.add(suffix)
+            formats.setdefault(_format(spec, path, storage).name, path)
     if len(formats) > 1:
         listed = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
         raise spec.complaint(f"mixes formats: {listed}; make each format a source of its own")
-    return FORMATS[next(iter(formats))]
+    return get_format(next(iter(formats)))
 
 
 def _unreadable_error(spec: SourceSpec, unreadable: Mapping[str, str]) -> DataError:
@@ -177,7 +106,7 @@ def _unreadable_error(spec: SourceSpec, unreadable: Mapping[str, str]) -> DataEr
     skip = "" if spec.skip_unreadable is None else "; or set `on_unreadable: skip` to go on without them"
     return DataError(
         path,
-        f"cannot be read: {reason}{more}; source {(spec.extra_of or spec.name)!r} may lack files because of this: get "
+        f"cannot be read: {reason}{more}; source {spec.name!r} may lack files because of this: get "
         f"permission or remove what leads nowhere{skip}",
     )
 
@@ -206,7 +135,7 @@ def _without_doubles(
         return paths, None
     first = min(doubles, key=lambda match: match.path)
     return paths, (
-        f"source {(spec.extra_of or spec.name)!r}: {len(doubles):,} paths lead to files that it has under another name "
+        f"source {spec.name!r}: {len(doubles):,} paths lead to files that it has under another name "
         f"(such as {first.path}, the same file as {kept[identities[first.path]].path}); each file counts once"
     )
 
@@ -251,14 +180,21 @@ def _advice(folder: str, storage: Storage) -> str:
             return f"give its files by `{below}{endings.most_common(1)[0][0]}`"
         if any(name.endswith(_SHARD_ENDINGS) for name in names):
             return "it holds MosaicML's MDS shards, which megablend does not read: write the tokens to Parquet, and name that"
-    return f"no file in it is of a kind that megablend reads ({', '.join(_KNOWN_ENDINGS)}): name another folder's files"
+    return (
+        f"no file in it is of a kind that megablend reads ({', '.join(list_suffixes())}): name another folder's files"
+    )
 
 
 def _known_ending(path: str) -> str | None:
-    return next((ending for ending in _KNOWN_ENDINGS if path.endswith(ending)), None)
+    return next((ending for ending in list_suffixes() if path.endswith(ending)), None)
 
 
 def _format(spec: SourceSpec, path: str, storage: Storage) -> Format:
+    if spec.read.format is not None:
+        try:
+            return get_format(spec.read.format)
+        except ConfigError as error:
+            raise spec.complaint(error) from error
     try:
         return format_of(path, storage)
     except ConfigError as error:
@@ -266,17 +202,3 @@ def _format(spec: SourceSpec, path: str, storage: Storage) -> Format:
         is_matched = any(fnmatch.fnmatchcase(name, location.get_name(pattern)) for pattern in wild)
         advice = f"; {_advice(location.get_parent(path), storage)}" if is_matched else ""
         raise spec.complaint(f"{error}{advice}") from error
-
-
-def stat_file(paths: Sequence[str], root: str, storage: Storage) -> SourceFile:
-    """A data file (first of `paths`) with all that it stands for. Raises: MissingFileError, ConfigError."""
-    name = location.make_relative(paths[0], root)
-    if not name.isprintable():  # a byte that is no UTF-8 is not printable either
-        raise ConfigError(f"{paths[0]!r}: its name has characters that no table can hold; rename it")
-    stats = [storage.stat(path) for path in paths]
-    return SourceFile(
-        name=name,
-        path=paths[0],
-        size=stats[0].size,
-        etag=join_etags(stats),
-    )

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from megablend.errors import CacheError
+from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.formats.as_numpy import as_numpy
 from megablend.fs.atomic_write import flush, reading
 
@@ -140,11 +140,9 @@ def _parsed(path: Path, file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatc
         batch = reader.get_batch(0)
         batch.validate(full=True)  # no look at the values of numbers
     except (pa.ArrowException, OSError) as error:  # OSError: no flatbuffer where there should be one
-        raise CacheError(f"{path}: damaged table ({error}); build again to mend it") from error
+        raise CacheError(f"{path}: damaged table ({error}); {REPAIR_REMEDY}") from error
     if batch.schema != schema or any(column.null_count for column in batch.columns):
-        raise CacheError(
-            f"{path}: damaged table: its columns are not {', '.join(schema.names)}; build again to mend it"
-        )
+        raise CacheError(f"{path}: damaged table: its columns are not {', '.join(schema.names)}; {REPAIR_REMEDY}")
     return batch
 
 

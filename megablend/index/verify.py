@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from megablend.errors import CacheError, DataError, ResourceError
-from megablend.formats import FORMATS
 from megablend.formats.base import (
     ENDS_AT_DOCUMENT_END,
     HAS_EARLIER_TOKENS,
@@ -17,8 +16,10 @@ from megablend.formats.base import (
     BlockReader,
     DecodedBlock,
 )
+from megablend.formats.fetch import read_blocks
 from megablend.fs.atomic_write import list_committed
-from megablend.index.build import Progress
+from megablend.index.build_report import Progress
+from megablend.index.cache_folders import fragments, generations
 from megablend.index.document_table import tables
 from megablend.index.file_versions import read_seen
 from megablend.index.fragments import read_fragment
@@ -26,7 +27,8 @@ from megablend.index.idx_digests import damaged_digests
 from megablend.index.manifest import damaged_tables, read_generation_manifest, read_manifest, read_roots
 from megablend.index.packs import Pack, packs
 from megablend.index.sampled_digest import sampled_content_digest
-from megablend.index.snapshot import Snapshot, fragments, generations, open_snapshot
+from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.index.token_ranges import read_ranges
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
@@ -78,6 +80,7 @@ def _generation_problems(cache: str, digest: str, sound: list[Snapshot]) -> Iter
     damaged = damaged_tables(folder, manifest)
     read_roots(folder)
     read_seen(folder, manifest["num_files"])
+    read_ranges(folder, manifest["num_files"])
     yield from damaged
     if damaged:  # what is in damaged tables says nothing more
         return
@@ -156,41 +159,41 @@ def _table_problems(generation: Snapshot) -> Iterator[str]:
             yield f"{file.name}: a block belongs to none of the file's {file.num_chunks} chunks"
         if blocks["tokens"].sum() != file.tokens:
             yield f"{file.name}: its blocks hold {blocks['tokens'].sum()} tokens, the file {file.tokens}"
-        if generation.sources[file.source].documents and blocks["rows"].sum() != file.rows:
+        if generation.columns[file.column].documents and blocks["rows"].sum() != file.rows:
             yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, the file has {file.rows}"
 
 
 def _file_problems(generation: Snapshot, number: int, seen: set[tuple[object, ...]], storage: Storage) -> Iterator[str]:
     """How a file is not what was indexed; generations share most files, and those in `seen` are not read again."""
     file, path = generation.file(number), generation.path(number)
-    source = generation.sources[file.source]
+    column = generation.columns[file.column]
     blocks = generation.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
-    key = (path, source.column, file.opened.structure, file.body, blocks.tobytes())
+    key = (path, column.column, file.opened.structure, file.body, blocks.tobytes())
     if key in seen:
         return
     seen.add(key)
     chunks = generation.chunks(file)
     try:
-        reader = FORMATS[source.format].open(path, source.column, file.opened, storage=storage)
+        reader = column.kind.open(path, column.column, file.opened, storage=storage)
         found = sampled_content_digest(path, file.opened.size, storage)
         if found != file.body:
             yield f"{path}: its sampled ranges have digest {found}, indexed were {file.body}: not the same file"
         for start in range(0, len(blocks), _BATCH_BLOCKS):
-            yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks)
+            yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks, storage)
     except DataError as error:
         yield str(error)
 
 
-def _block_problems(reader: BlockReader, path: str, blocks: Array, chunks: Array) -> Iterator[str]:
+def _block_problems(reader: BlockReader, path: str, blocks: Array, chunks: Array, storage: Storage) -> Iterator[str]:
     """Problems of some blocks; where they cannot be read together, each is read alone, so that each bad one is named."""
     try:
-        decoded = reader.read(blocks, chunks)
+        decoded = read_blocks(reader, blocks, chunks, storage)
     except DataError as error:
         if len(blocks) == 1:
             yield str(error)
         else:
             for i in range(len(blocks)):
-                yield from _block_problems(reader, path, blocks[i : i + 1], chunks)
+                yield from _block_problems(reader, path, blocks[i : i + 1], chunks, storage)
         return
     for block, found in zip(blocks, decoded, strict=True):
         counts = _counts(found, int(block["flags"]))

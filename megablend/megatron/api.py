@@ -43,7 +43,7 @@ def prepare(
         config: a GPTDatasetConfig.
         sizes: samples of train, valid and test, as the builder takes them.
         max_memory: bytes of arrays that the ranks of one node hold together; most of what is free there where None.
-        shared_fs: "yes" where all ranks share the cache's folder, "no" where only those of one machine may, "auto" to find out.
+        shared_fs: "yes" where all ranks share the cache's folder, "no" if only those of one machine may, "auto" to detect it.
 
     The ranks are those of torch.distributed where it is initialised, else those that an MPI launcher started, else this
     process alone. Ranks that see one folder build it together.
@@ -59,16 +59,16 @@ def prepare(
 
 
 def request_of(config: DatasetConfig, sizes: Sequence[int | None], *, interleaving: str = GREEDY) -> CacheRequest:
-    """The request that a config and sizes stand for.
+    """The request that a config and sizes describe.
 
-    Raises: ConfigError where Megatron would refuse it, or invent data (`mock`).
+    Raises: ConfigError if Megatron would refuse it or use mock data.
     """
     if config.mock:
         raise ConfigError(
-            "the config has neither blend nor blend_per_split, for which Megatron invents data; nothing to cache"
+            "the config has neither blend nor blend_per_split, so Megatron would use mock data; nothing to cache"
         )
     if len(sizes) != len(SPLITS):
-        raise ConfigError(f"{len(sizes)} sizes are given; expected those of train, valid and test")
+        raise ConfigError(f"{len(sizes)} sizes given; expected three, for train, valid and test")
     per_split = config.blend_per_split if config.blend_per_split is not None and any(config.blend_per_split) else None
     return CacheRequest(
         path_to_cache=config.path_to_cache or "",

@@ -1,9 +1,9 @@
-"""What differs between versions of megatron-core, told by what a version has; nothing else here knows of a version.
+"""Differences between versions of megatron-core, detected by what a version has; no other module depends on a version.
 
     0.12    a blend's surplus is 0.5 %, not a setting; no validation sets by themselves, no fast cache load
     0.14    multiple_validation_sets, full_validation
     0.16    fast_cache_load, defer_npy_index_mmap
-    0.19    inter_document_masking: a dataset's query also tells the tokens of each of a sample's documents
+    0.19    inter_document_masking: a dataset's query also returns the tokens of each of a sample's documents
 
 Whether the installed version is one that the plugin fits is found out by probe.py. A setting that is not known here, and is on,
 may change what a cache holds: the builder then leaves the work to Megatron.
@@ -16,7 +16,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 TRIED = ("0.12", "0.13", "0.14", "0.15", "0.16", "0.17", "0.18", "0.19")
-"""Series of versions that were tried, as README says; others that fit are used, and named in the log."""
+"""Series of versions that were tested; others that fit are used, and named in the log."""
 _DEFAULTS = {
     "defer_npy_index_mmap": False,
     "fast_cache_load": False,
@@ -94,7 +94,7 @@ def setting(config: Any, name: str) -> Any:
 
 
 def assumes_whole_cache(config: Any) -> bool:
-    """Whether the user has said that the cache is whole and need not be looked at."""
+    """Whether the user has declared the cache complete, so that it need not be checked."""
     return bool(setting(config, "fast_cache_load"))
 
 

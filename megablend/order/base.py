@@ -1,4 +1,4 @@
-"""The seam of orders: where the tokens of a source's endless concatenation of epochs lie in its blocks."""
+"""What an order is: it says where the tokens of a source's endless concatenation of epochs are in its blocks."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Blocks(Protocol):
         ...
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """See to it that `group_totals` is quick from now on, in every process. Raises CacheError."""
+        """Store what `group_totals` needs, so that it is fast from now on, in every process. Raises CacheError."""
         ...
 
 
-class RowBlocks(Blocks, Protocol):
+class DocumentBlocks(Blocks, Protocol):
     """Blocks whose documents are known one by one."""
 
     @property
     def documents(self) -> Blocks:
-        """The documents that lie in the blocks, in the same order, each as if it were a block.
+        """The documents in the blocks, in the same order, each as if it were a block.
 
         Raises: CacheError where the index has no table of them.
         """
@@ -44,7 +44,7 @@ class RowBlocks(Blocks, Protocol):
 
 
 class Spans(NamedTuple):
-    """Stretches of a source as they lie in its blocks: int64 [m] each; none is empty."""
+    """Stretches of a source, divided at the edges of its blocks: int64 [m] each; no span is empty."""
 
     rows: Int64s
     """Number of the stretch; ascending, a stretch's spans in order."""
@@ -55,14 +55,29 @@ class Spans(NamedTuple):
     stops: Int64s
 
 
+class Placed(NamedTuple):
+    """Ranges of a source's stored tokens as an epoch has them: int64 [m] each; none is empty.
+
+    Stored tokens are counted from the source's first block on, in the sequence of its blocks.
+    """
+
+    rows: Int64s
+    """Number of the range that was looked for; ascending."""
+    stored: Int64s
+    """First of the stored tokens."""
+    starts: Int64s
+    """Where that one is in the endless concatenation of epochs."""
+    stops: Int64s
+
+
 class Order(Protocol):
-    """Lays a source's tokens out for reading. Safe to share between threads, and to pickle."""
+    """Arranges a source's tokens for reading. Safe to share between threads, and to pickle."""
 
     memory_bytes: int
-    """About what it holds at most."""
+    """Upper estimate of what the order holds in memory."""
 
-    def keep(self) -> None:
-        """Store beside the index what would take long to find out again. Called by `build`. Raises CacheError."""
+    def precompute(self) -> None:
+        """Store with the index what would take long to compute when a run is opened. Called by `build`. Raises CacheError."""
         ...
 
     def spans(self, starts: Int64s, length: int) -> Spans:
@@ -73,9 +88,13 @@ class Order(Protocol):
         """
         ...
 
+    def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
+        """Where stored tokens [starts, stops), int64 [n] each, none of them empty, come in an epoch: the inverse of `spans`."""
+        ...
 
-def joined(parts: Sequence[Spans]) -> Spans:
-    """Spans that were found in several passes, of which each went on where the one before ended."""
+
+def join_spans(parts: Sequence[Spans]) -> Spans:
+    """The spans of several passes, where each pass continued the stretches of the one before."""
     if len(parts) == 1:
         return parts[0]
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)] or [np.zeros(0, np.int64)] * 5

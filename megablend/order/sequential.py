@@ -1,21 +1,21 @@
-"""Blocks as they lie on disk, every epoch the same."""
+"""Blocks in the order of the files, the same in every epoch."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from megablend.order.base import Blocks, Int64s, Spans, joined
+from megablend.order.base import Blocks, Int64s, Placed, Spans, join_spans
 
 
 class SequentialOrder:
-    """No shuffling: `key` is taken and not used, so that orders are made alike."""
+    """No shuffling; `key` is unused."""
 
     def __init__(self, blocks: Blocks, key: int) -> None:
         self._blocks = blocks
         self.memory_bytes = 0
 
-    def keep(self) -> None:
-        """There is nothing to keep."""
+    def precompute(self) -> None:
+        """There is nothing to store."""
 
     def spans(self, starts: Int64s, length: int) -> Spans:
         """Stretches of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
@@ -28,7 +28,12 @@ class SequentialOrder:
             epochs = first[inside.rows] // self._blocks.num_tokens
             found.append(inside._replace(rows=rows[inside.rows], epochs=epochs))
             starts = ends
-        return joined(found)
+        return join_spans(found)
+
+    def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
+        """Where stored tokens [starts, stops), int64 [n] each, come in an epoch; see Order.find_tokens."""
+        first = epoch * self._blocks.num_tokens
+        return Placed(np.arange(len(starts)), starts, first + starts, first + stops)
 
     def cut(self, starts: Int64s, stops: Int64s) -> Spans:
         """Spans of tokens [starts, stops) of epoch 0, int64 [n] each; none of these stretches is empty."""

@@ -1,34 +1,14 @@
-"""A run's ledger: which index and blend it stands on, and its stages. What was promised never changes.
-
-The ledger is `runs/<name>.json` in the cache, written by `build` alone and replaced atomically. Its digest is a chain, one link a
-stage, so that the digest of a run's past stays what it was when stages are appended.
-"""
+"""A run's ledger: its stages. What was promised never changes; a run is extended by appending stages."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
-from megablend.errors import CacheError, PlanError
-from megablend.fs.atomic_write import flush_folder, list_committed, reading, replace_file, translate_os_errors
-from megablend.system.failures import cause_of, remedy_of
-from megablend.system.limited_json import missing_field, parse_json
-
-VERSION = 1
-PLAN_VERSION = 2
-"""Of the plan that new runs get; it is part of their blend, as `plan`. Runs of release 0.1.0 have none: theirs is version 1, in
-which the runs of neighbours that lanes walk do not end with a source's epoch, so that the next one begins early."""
-
-
-def digest_of(value: object) -> str:
-    """blake2b of canonical JSON, 16 bytes in hex."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+from megablend.errors import PlanError
+from megablend.plan.ledger_format import chain_digests
+from megablend.plan.stage import Blend, SourceShare, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +16,28 @@ class Ledger:
     """What a run has promised."""
 
     run: str
-    index: str
-    """Digest of the generation of the index that the run reads."""
-    blend: dict[str, Any]
-    """All that decides the order besides the index and the stages; see `plan_run`."""
-    ends: tuple[int, ...]
-    """Sample number at which each stage ends; rising."""
+    stages: tuple[Stage, ...]
+    """At least one; their ends ascend."""
+
+    @classmethod
+    def of_blend(cls, *, run: str, index: str, blend: Blend, ends: Sequence[int]) -> Ledger:
+        """A ledger whose stages have one blend."""
+        return cls(run=run, stages=tuple(Stage(end=end, index=index, blend=blend) for end in ends))
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Sample number at which each stage ends."""
+        return tuple(stage.end for stage in self.stages)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples promised."""
+        return self.stages[-1].end
 
     @property
     def digests(self) -> tuple[str, ...]:
         """The plan's digest after each stage."""
-        link, chain = digest_of([VERSION, self.index, self.blend]), []
-        for end in self.ends:
-            link = digest_of([link, end])
-            chain.append(link)
-        return tuple(chain)
+        return chain_digests(self.stages)
 
     @property
     def digest(self) -> str:
@@ -58,149 +45,103 @@ class Ledger:
         return self.digests[-1]
 
     @property
+    def links(self) -> tuple[tuple[int, str], ...]:
+        """Of each stage, where it ends and the plan's digest after it: what a state keeps."""
+        return tuple(zip(self.ends, self.digests, strict=True))
+
+    @property
+    def index(self) -> str:
+        """Digest of the index that the last stage reads."""
+        return self.stages[-1].index
+
+    @property
+    def blend(self) -> Blend:
+        """The blend of the last stage."""
+        return self.stages[-1].blend
+
+    @property
     def plan_version(self) -> int:
-        """Of the plan; of an unblended split, which has no lanes, 1."""
-        version: int = self.blend.get("plan", 1)
-        return version
+        """The version of the plan, the same in all stages; 1 for an unblended split."""
+        return self.blend.plan_version
+
+    def with_blends(self, blends: Sequence[Blend]) -> Ledger:
+        """The ledger with other blends, one for each stage."""
+        stages = zip(self.stages, blends, strict=True)
+        return dataclasses.replace(
+            self, stages=tuple(dataclasses.replace(stage, blend=blend) for stage, blend in stages)
+        )
 
     def in_version(self, version: int) -> Ledger:
-        """The ledger with another version of the plan; as it is, where the split is not blended."""
-        if "lanes" not in self.blend:
-            return self
-        blend = {key: value for key, value in self.blend.items() if key != "plan"}
-        return dataclasses.replace(self, blend=blend if version == 1 else blend | {"plan": version})
+        """The ledger with another version of the plan; unchanged where the split is not blended."""
+        blends = [stage.blend for stage in self.stages]
+        return self.with_blends(
+            [dataclasses.replace(blend, plan_version=version) if blend.is_blended else blend for blend in blends]
+        )
 
     def with_cycles_of(self, promised: Ledger) -> Ledger:
         """The ledger with the cycles that another has for the same sources: they are promised, however they are chosen now."""
-        cycles = {source["name"]: source["cycles"] for source in promised.blend["sources"]}
-        sources = [
-            source | {"cycles": cycles.get(source["name"], source["cycles"])} for source in self.blend["sources"]
-        ]
-        return dataclasses.replace(self, blend=self.blend | {"sources": sources})
+        cycles = {source.name: source.cycles for stage in promised.stages for source in stage.blend.sources}
+
+        def with_cycles(source: SourceShare) -> SourceShare:
+            return dataclasses.replace(source, cycles=cycles.get(source.name, source.cycles))
+
+        return self.with_blends(
+            [
+                dataclasses.replace(stage.blend, sources=tuple(map(with_cycles, stage.blend.sources)))
+                for stage in self.stages
+            ]
+        )
 
     def until(self, num_samples: int) -> Ledger:
-        """The ledger as it was when it promised so many samples; as it is, where it never promised just these."""
-        ends = self.ends[: self.ends.index(num_samples) + 1] if num_samples in self.ends else self.ends
-        return dataclasses.replace(self, ends=ends)
+        """The ledger as it was when it promised so many samples; unchanged where it never promised exactly these."""
+        if num_samples not in self.ends:
+            return self
+        return dataclasses.replace(self, stages=self.stages[: self.ends.index(num_samples) + 1])
 
-    def extended(self, blend: dict[str, Any], num_samples: int) -> Ledger:
+    def extended(self, asked: Ledger) -> Ledger:
         """The ledger with a stage appended where more samples are asked for.
+
+        Args:
+            asked: what the config asks for, from the first sample on, in one blend.
 
         Raises: PlanError where the blend is another, or fewer samples are asked for.
         """
         remedy = (
-            f"give the new one another name (`run:`), put back what run {self.run!r} was built with, or let the next build plan "
-            "it again (`megablend runs reset CONFIG`)"
+            f"give the new one another name (`run:`), restore the config that run {self.run!r} was built with, or let the next "
+            "build plan it again (`megablend runs reset CONFIG`)"
         )
-        if reason := difference(self.blend, blend):
-            asked = dataclasses.replace(self, blend=blend).digest
+        for stage in self.stages:
+            if reason := difference(stage.blend, asked.blend):
+                changed = self.with_blends([asked.blend] * len(self.stages)).digest
+                raise PlanError(
+                    f"run {self.run!r} has already started, so its order is fixed: {reason} (plan {self.digest} would become "
+                    f"{changed}); {remedy}"
+                )
+        if asked.num_samples < self.num_samples:
             raise PlanError(
-                f"run {self.run!r} is under way and its order is promised: {reason} (plan {self.digest} would become {asked}); "
-                f"{remedy}"
+                f"run {self.run!r} was built for {self.num_samples:,} samples, now {asked.num_samples:,} are requested; a run "
+                f"can only be extended: {remedy}"
             )
-        if num_samples < self.ends[-1]:
-            raise PlanError(
-                f"run {self.run!r} is under way: it was promised {self.ends[-1]:,} samples, now {num_samples:,} are asked for; "
-                f"a run can only be lengthened: {remedy}"
-            )
-        ends = self.ends if num_samples == self.ends[-1] else (*self.ends, num_samples)
-        return Ledger(run=self.run, index=self.index, blend=self.blend, ends=ends)
+        if asked.num_samples == self.num_samples:
+            return self
+        last = dataclasses.replace(self.stages[-1], end=asked.num_samples)
+        return dataclasses.replace(self, stages=(*self.stages, last))
 
 
-def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+def difference(old: Blend, new: Blend) -> str | None:
     """The first thing in which two blends differ, in words; None where they are the same."""
-    if old == new:
-        return None
-    for key in old.keys() | new.keys():
-        if key != "sources" and old.get(key) != new.get(key):
-            return f"{key} was {old.get(key)}, is {new.get(key)}"
-    before, after = ({source["name"]: source for source in blend["sources"]} for blend in (old, new))
-    for name in before.keys() - after.keys():
-        return f"source {name!r} is gone"
-    for name in after.keys() - before.keys():
-        return f"source {name!r} is new"
-    for name, source in before.items():
-        for key, value in source.items():
-            if after[name].get(key) != value:
-                return f"{key} of source {name!r} was {value}, is {after[name].get(key)}"
-    return "the sources are in another order"
-
-
-def _fits(ledger: Ledger) -> bool:
-    """Whether a ledger holds what its digest does not vouch for: fields of the right type, stages that rise."""
-    strings, ends = (ledger.run, ledger.index), ledger.ends
-    if not all(isinstance(text, str) for text in strings) or missing_field(ledger.blend, {"sources": list}) is not None:
-        return False
-    names = [missing_field(source, {"name": str}) for source in ledger.blend["sources"]]
-    return names.count(None) == len(names) > 0 and ends[0] > 0 and all(a < b for a, b in pairwise(ends))
-
-
-def ledger_path(cache: str, run: str) -> Path:
-    """Where a run's ledger is."""
-    return Path(cache) / "runs" / f"{run}.json"
-
-
-def load_ledger(cache: str, run: str) -> Ledger | None:
-    """The run's ledger, or None where the run was never built.
-
-    Raises: CacheError where the file is damaged, or it or its plan is of a newer version.
-    """
-    path = ledger_path(cache, run)
-    try:
-        record = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise CacheError(
-            f"{path}: cannot read the run's ledger ({cause_of(error)}): {remedy_of(error.errno)}"
-        ) from error
-    except ValueError as error:
-        raise CacheError(f"{path}: cannot read the run's ledger: {error}; restore it from a backup") from None
-    if not isinstance(record, dict) or record.get("version") != VERSION:
-        found = record.get("version") if isinstance(record, dict) else record
-        raise CacheError(f"{path}: found ledger version {found!r}, expected {VERSION}; use the megablend that wrote it")
-    try:
-        ledger = Ledger(
-            run=record["run"], index=record["index"], blend=record["blend"], ends=tuple(int(e) for e in record["ends"])
-        )
-        whole = ledger.digests == tuple(record["digests"])
-        whole = whole and _fits(ledger)
-    except (KeyError, TypeError, ValueError, IndexError):
-        whole = False
-    if not whole:
-        raise CacheError(f"{path}: the ledger does not match its own digest: it was edited or damaged; restore it")
-    if ledger.plan_version not in range(1, PLAN_VERSION + 1):
-        raise CacheError(
-            f"{path}: found plan version {ledger.plan_version!r}, expected {PLAN_VERSION} or an earlier one; use the megablend "
-            "that wrote it"
-        )
-    return ledger
-
-
-def save_ledger(cache: str, ledger: Ledger) -> None:
-    """Replace the run's ledger atomically. Raises CacheError where it cannot be written."""
-    record = {
-        "version": VERSION,
-        "run": ledger.run,
-        "index": ledger.index,
-        "ends": ledger.ends,
-        "digests": ledger.digests,
-        "blend": ledger.blend,
-    }
-    path = ledger_path(cache, ledger.run)
-    with translate_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(record, indent=1).encode())
-    flush_folder(path.parent)  # a promise outlives a power cut
-
-
-def run_names(cache: str) -> list[str]:
-    """Names of all runs, sorted."""
-    folder = Path(cache) / "runs"
-    with reading(folder):
-        return [name.removesuffix(".json") for name in list_committed(folder) if name.endswith(".json")]
-
-
-def list_runs(cache: str) -> list[Ledger]:
-    """All runs' ledgers, by name. Raises CacheError as `load_ledger` does."""
-    return [ledger for name in run_names(cache) if (ledger := load_ledger(cache, name)) is not None]
+    for field in dataclasses.fields(Blend):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if field.name != "sources" and before != after:
+            return f"{field.name} was {before}, is {after}"
+    sources, others = ({source.name: source for source in blend.sources} for blend in (old, new))
+    for name in sources.keys() - others.keys():
+        return f"source {name!r} was removed"
+    for name in others.keys() - sources.keys():
+        return f"source {name!r} was added"
+    for name, source in sources.items():
+        for field in dataclasses.fields(SourceShare):
+            before, after = getattr(source, field.name), getattr(others[name], field.name)
+            if before != after:
+                return f"{field.name} of source {name!r} was {before}, is {after}"
+    return None if old == new else "the sources are in another order"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from megablend.config import Config, Source
 from megablend.errors import PlanError
-from megablend.plan.base import MAX_SAMPLES
+from megablend.plan.interleavings.base import MAX_SAMPLES
 
 
 class Shares(NamedTuple):

@@ -1,4 +1,4 @@
-"""How `memory`, what a process may hold for reading, is divided; and whether that is enough for its lanes.
+"""The memory of a process that reads a split, and whether that is enough for its lanes. `blocks.memory_shares` divides it.
 
 Beside it stands what does not depend on data or config: Python, its libraries, compiled kernels, what is mapped of the index
 (megablend.index.mapped_table), and what the allocator keeps at hand.
@@ -13,15 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.blocks.block_store import BLOCK_OVERHEAD_BYTES
+from megablend.blocks.memory_shares import NUM_SHARES, SHARES, divide_rest
 from megablend.config import Config
 from megablend.errors import ConfigError
 from megablend.plan.run import Run
 
 Int64s = npt.NDArray[np.int64]
 
-SHARES = {"dictionaries": 1, "planning": 1, "window": 1, "reads": 2, "blocks": 11}
-"""Parts of what batches and orders leave."""
-_PARTS = sum(SHARES.values())
 PREFETCH_FACTOR = 2
 """Batches that torch's DataLoader asks of each worker in advance, where nothing else is said."""
 
@@ -66,16 +64,16 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     extra = width * sum(16 + each.dtype.itemsize for each in run.extra_columns)  # as it is, and as it is gathered
     budget = split_budget(run, num_batches * micro_batch_size * (sample_bytes(run.config) + extra))
     if (
-        not run.weights or run.config.order == "row"
-    ):  # no lanes, or none that goes on in its block: a step at a time will do
+        not run.has_lanes or not run.order_kind.consumes_whole_blocks
+    ):  # no lane continues in its block: one step must fit
         return budget
     lanes = lanes_of(run.config.lanes, micro_batch_size, stride)
     held = np.minimum(lane_bytes(run) * lanes, _source_bytes(run))
     if held.sum() <= budget.blocks:
         return budget
     most = run.sources[int(held.argmax())].name
-    config, for_lanes = run.config, held.sum() / SHARES["blocks"] * _PARTS
-    needed = format_bytes(for_lanes + budget.batches + budget.orders)
+    config, for_lanes = run.config, held.sum() / SHARES["blocks"] * NUM_SHARES
+    needed = format_bytes(for_lanes + budget.batches + budget.orders, up=True)
     raise ConfigError(
         f"memory: found {format_bytes(config.memory)}, expected {needed} or more: each process holds {lanes} of "
         f"{config.lanes} lanes, and of each what a cycle of {config.cycle} samples takes from {len(run.sources)} "
@@ -96,8 +94,7 @@ def split_budget(run: Run, batches: int) -> Budget:
     """The memory of a process that makes `batches` bytes of batches; no part is below 0."""
     orders = sum(run.order(source).memory_bytes for source in range(len(run.sources)))
     extra = run.store.extra_bytes if run.extra_columns else 0
-    rest = max(0, run.config.memory - batches - orders - extra)
-    return Budget(batches=batches, orders=orders, **{name: rest * part // _PARTS for name, part in SHARES.items()})
+    return Budget(batches=batches, orders=orders, **divide_rest(run.config.memory - batches - orders - extra))
 
 
 def sample_bytes(config: Config) -> int:
@@ -115,8 +112,8 @@ def check_sample(config: Config) -> None:
     """Raises: ConfigError where a single sample takes more than `memory`: nothing could read it."""
     if (size := sample_bytes(config)) > config.memory:
         raise ConfigError(
-            f"memory: found {format_bytes(config.memory)}, expected more than {format_bytes(size)}, which one sample of "
-            f"sequence_length {config.sequence_length:,} takes in a batch; raise memory, or lower sequence_length"
+            f"memory: found {format_bytes(config.memory)}, expected {format_bytes(size, up=True)} or more, which one sample "
+            f"of sequence_length {config.sequence_length:,} takes in a batch; raise memory, or lower sequence_length"
         )
 
 
@@ -152,7 +149,8 @@ def _token_bytes(run: Run) -> Int64s:
     return sizes
 
 
-def format_bytes(size: float) -> str:
-    """Bytes as people write them."""
+def format_bytes(size: float, *, up: bool = False) -> str:
+    """Bytes as people write them; with `up`, never less than they are, for messages that say how much is enough."""
     power = max(1, min(3, int(math.log2(size + 1) / 10)))
-    return f"{size / 1024**power:.1f} {' KMG'[power]}iB"
+    tenths = 10 * size / 1024**power
+    return f"{(math.ceil(tenths) if up else tenths) / 10:.1f} {' KMG'[power]}iB"

@@ -104,7 +104,7 @@ def windows(run: Run, found: Iterator[ReadSchedule], budget: Budget) -> Iterator
         held = held.with_used(now, number)
         ahead = np.zeros(0, np.int64) if after is None else after.ids
         unfinished = (held.used < run.store.num_tokens(held.ids)) | (held.pending_boundary_tokens > 0)
-        if run.config.order == "row":  # another document of a block is due at any time: the room is for reading ahead
+        if not run.order_kind.consumes_whole_blocks:  # may be needed again at any time: the memory is for reading ahead
             unfinished[:] = False
         held = held.only(unfinished | np.isin(held.ids, ahead))
         keeps = np.isin(now.ids, held.ids)

@@ -11,16 +11,17 @@ import torch.utils.data
 from megablend.errors import DataError
 from megablend.formats import bound_caches
 from megablend.prefetch.memory_budget import budget_of
+from megablend.prefetch.read_ahead import ReadAhead
+from megablend.prefetch.read_counts import ReadMeter
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.windows import plan_windows
 from megablend.reader.dataset import Dataset
 from megablend.reader.error_context import name_sample
-from megablend.reader.read_ahead import ReadAhead
 from megablend.reader.tensors import batch_dict
 from megablend.system.failures import translating
 
-MAX_THREADS = 8
-"""That read and decode for a process."""
+MAX_DECODING = 8
+"""Threads that decode for a process."""
 
 
 class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -40,6 +41,8 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._ahead: ReadAhead | None = None
         self._expected = 0
         self._process = os.getpid()
+        self.meter = ReadMeter()
+        """What reading has taken in this process."""
 
     def __getitem__(self, ks: list[int]) -> dict[str, torch.Tensor]:
         """The batch of samples ks, neighbours; without any, one to pad with. Raises as ReadAhead.next."""
@@ -92,9 +95,14 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         budget = budget_of(run, micro_batch_size=mine, stride=stride, num_batches=self._num_batches)
         self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))
         bound_caches(budget.dictionaries)
-        # Each thread of a direct read waits for the disk by itself; otherwise the system has all of a portion under way.
-        num_threads = MAX_THREADS if run.config.direct_io else min(MAX_THREADS, os.cpu_count() or 1)
-        return ReadAhead(run, plan_windows(run, future, budget), budget=budget, num_threads=num_threads)
+        return ReadAhead(
+            run,
+            plan_windows(run, future, budget),
+            budget=budget,
+            num_fetching=run.store.max_reads,
+            num_decoding=min(MAX_DECODING, os.cpu_count() or 1),
+            meter=self.meter,
+        )
 
     def _stride(self) -> int:
         worker = torch.utils.data.get_worker_info()

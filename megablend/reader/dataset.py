@@ -16,12 +16,13 @@ from megablend.blocks.block_store import BlockBatch
 from megablend.config.numbers import whole_number
 from megablend.errors import DataError, StateError
 from megablend.plan.run import Run
+from megablend.plan.skips import Skips
 from megablend.plan.state import State
+from megablend.prefetch.block_cache import BlockCache
 from megablend.prefetch.memory_budget import sample_bytes, split_budget
-from megablend.reader.block_cache import BlockCache
+from megablend.prefetch.samples import Sample, read_sample, read_samples
 from megablend.reader.callers import warn_if_shuffled
 from megablend.reader.error_context import name_sample
-from megablend.reader.samples import Sample, read_sample, read_samples
 from megablend.reader.tensors import sample_dict
 from megablend.reader.transform import Transform, apply, checked
 from megablend.system.failures import translating
@@ -43,8 +44,11 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         consumed_samples: int = 0,
         window_bytes: int | None = None,
         transform: Transform | None = None,
+        skips: Skips | None = None,
     ) -> None:
         self.run = run
+        self.skips = skips or Skips()
+        """Ranges of samples that samplers and loaders jump over."""
         self.transform = checked(transform)
         """Applied to each sample's dict; what it returns takes the dict's place."""
         self._window_bytes = window_bytes
@@ -126,7 +130,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
             run=ledger.run,
             split=self.run.split,
             index=ledger.index,
-            stages=tuple(zip(ledger.ends, ledger.digests, strict=True)),
+            stages=ledger.links,
             consumed_samples=self.consumed_samples if consumed_samples is None else operator.index(consumed_samples),
         ).to_dict()
 
@@ -137,9 +141,15 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     def check_state(self, state: Mapping[str, Any]) -> int:
         """The samples that a state of this run has consumed. Raises StateError where its index or plan is another."""
         taken, ledger = State.from_dict(state), self.run.ledger
-        stages = tuple(zip(ledger.ends, ledger.digests, strict=True))
-        taken.check(split=self.run.split, index=ledger.index, stages=stages)
+        taken.check(split=self.run.split, index=ledger.index, stages=ledger.links)
         return self.check_position(taken.consumed_samples)
+
+    def position(self, trained_samples: int) -> int:
+        """The number of the sample that comes after so many were trained on: more, by the samples skipped before it.
+
+        For loops that count by themselves: `consumed_samples=dataset.position(trained)`. Raises as `check_position`.
+        """
+        return self.check_position(self.skips.position(whole_number("trained_samples", trained_samples, least=0)))
 
     def check_position(self, consumed_samples: int) -> int:
         """`consumed_samples` as an int. Raises: ConfigError for what is no whole number; StateError outside the run."""
@@ -147,5 +157,11 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         if not 0 <= consumed_samples <= self.run.num_samples:
             raise StateError(
                 f"consumed_samples is {consumed_samples:,}; this run has 0 to {self.run.num_samples:,} samples"
+            )
+        if (skipped := self.skips.containing(consumed_samples)) is not None:
+            raise StateError(
+                f"sample {consumed_samples:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run "
+                f"{self.run.ledger.run!r} skips; resume from a checkpoint of sample {skipped[0]:,} or earlier, or skip nothing "
+                "(`megablend skip CONFIG --clear`)"
             )
         return consumed_samples

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megablend.errors import DataError, MegablendError
-from megablend.formats import FORMATS
 from megablend.plan.run import Run
 
 
@@ -18,9 +17,9 @@ def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
         return error
     generation = run.store.generation
     for row, file in zip(stretches.rows.tolist(), generation.file_of(stretches.blocks).tolist(), strict=True):
-        entry = generation.sources[int(generation.file_sources[file])]
-        if error.path in FORMATS[entry.format].files(generation.path(file, run.store.roots)):
-            needed = f"needed for sample {ks[row]:,} of {run.split}, source {entry.name!r}"
+        column = generation.columns[int(generation.file_columns[file])]
+        if error.path in column.kind.files(generation.path(file, run.store.roots)):
+            needed = f"needed for sample {ks[row]:,} of {run.split}, source {column.source_name!r}"
             remedy = "restore the file and resume; `megablend check CONFIG` lists all files that are missing or changed"
             return type(error)(error.path, f"{error.problem} ({needed}; {remedy})", offset=error.offset)
     return error

@@ -11,11 +11,12 @@ from torch.utils.data import DataLoader, Sampler
 
 from megablend.errors import ConfigError, MegablendError, StateError
 from megablend.index.check_files import FileChecker, files_of
-from megablend.plan.lanes import unfit_lanes
+from megablend.plan.fitting_lanes import unfit_lanes
 from megablend.prefetch.memory_budget import batches_of, budget_of
 from megablend.reader.batch_dataset import BatchDataset
 from megablend.reader.dataset import Dataset
 from megablend.reader.file_watch import FileWatch
+from megablend.reader.loader_stats import CountedSteps, LoaderCounts, describe_progress
 from megablend.reader.options import checked_options
 from megablend.reader.ranks import DataParallelGroup
 from megablend.reader.sampler import PretrainingSampler, check_dataset
@@ -90,6 +91,7 @@ class Loader:
         """Of single samples, for those who make a DataLoader of the parts of this one; torch's default where None."""
         self.consumed_samples = self.sampler.consumed_samples
         """Samples, over all ranks, of the batches handed out."""
+        self._counts = LoaderCounts()
         self._steps: BatchDataset | None = None
         self._threads = Threads()
         self._watch = _watch_of(dataset, self.sampler.data_parallel_rank, self.sampler.data_parallel_size)
@@ -107,7 +109,8 @@ class Loader:
         budget_of(dataset.run, stride=step_samples * max(1, num_workers), **sizes)  # an error now, not in a worker
         self._steps = BatchDataset(dataset, step_samples=step_samples, **sizes)
         made = self._steps if dataset.transform is None else TransformedSteps(self._steps, dataset.transform)
-        self._loader = DataLoader(made, batch_size=None, sampler=self.sampler, **options)
+        counted: Any = made if num_workers == 0 else CountedSteps(made, self._steps)
+        self._loader = DataLoader(counted, batch_size=None, sampler=self.sampler, **options)
 
     def __len__(self) -> int:
         """Batches that are left."""
@@ -145,12 +148,10 @@ class Loader:
             self.consumed_samples = 0
         self.sampler.consumed_samples = self.consumed_samples
         try:
-            for batch in self._batches():
+            for batch in self._counts.watch(self._batches()):
                 self._watch.start()  # not before a DataLoader's workers were forked
                 self._watch.raise_found()
-                self.consumed_samples = min(
-                    self.consumed_samples + self.sampler.step_samples, self.dataset.run.num_samples
-                )
+                self.consumed_samples = self.sampler.next_step(self.consumed_samples)[1]
                 yield batch
         except MegablendError:
             self.close()
@@ -160,8 +161,13 @@ class Loader:
         self.close()
 
     def _batches(self) -> Iterator[dict[str, Any]]:
-        if self._steps is None or self._loader.num_workers > 0:
+        if self._steps is None:
             yield from self._loader
+            return
+        if self._loader.num_workers > 0:
+            for batch, counts in self._loader:
+                self._counts.reads = self._counts.reads.plus(counts)
+                yield batch
             return
         # What a DataLoader does around each batch takes longer than the batch.
         steps, transform = self._steps, self.dataset.transform
@@ -171,6 +177,7 @@ class Loader:
             else transformed(steps, transform, self.sampler, self._threads)
         )
         for batch in batches:
+            self._counts.reads = self._counts.reads.plus(steps.meter.take())
             yield _pinned(batch) if self._loader.pin_memory else batch
 
     def close(self) -> None:
@@ -179,6 +186,23 @@ class Loader:
         self._threads.close()
         if self._steps is not None:
             self._steps.close()
+
+    def stats(self) -> dict[str, Any]:
+        """How far the run is, by source, and what reading has taken on this rank since the Loader was made; JSON-able.
+
+        Returns: as `describe_progress`, exact over all ranks and restarts: consumed_samples, num_samples, and sources (name,
+            dataset_id, samples, tokens, epochs, share, planned_share). Of this rank: rank, batches, waiting_seconds (in which
+            the next batch was not ready), and reads, of this process and the workers, as far as their batches have arrived:
+            requests, bytes, blocks, reading_seconds, decoding_seconds (summed over what overlaps); None with a `collate_fn`,
+            where samples are not read ahead.
+        """
+        counts = self._counts
+        return describe_progress(self.dataset.run, self.consumed_samples) | {
+            "rank": self.sampler.data_parallel_rank,
+            "batches": counts.batches,
+            "waiting_seconds": counts.waiting_seconds,
+            "reads": None if self._steps is None else counts.reads._asdict(),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batches handed out so far.
@@ -201,7 +225,7 @@ class Loader:
 
     def _check_lanes(self, num_workers: int) -> None:
         run = self.dataset.run
-        if not run.weights or self.sampler.data_parallel_rank > 0:  # one rank says it for all
+        if not run.has_lanes or self.sampler.data_parallel_rank > 0:  # one rank says it for all
             return
         problem = unfit_lanes(
             run.config.lanes,

@@ -76,8 +76,25 @@ class PretrainingSampler(Sampler[list[int]]):
 
     def steps_after(self, consumed_samples: int) -> int:
         """Micro steps from a sample number to the run's end."""
-        left = self.dataset.run.num_samples - consumed_samples
+        skips = self.dataset.skips
+        left = skips.count_trained(self.dataset.run.num_samples) - skips.count_trained(consumed_samples)
         return left // self.step_samples if self.drop_last else -(-left // self.step_samples)
+
+    def next_step(self, consumed_samples: int) -> tuple[int, int]:
+        """The samples [start, stop) of the next step of all ranks; the next one follows from `stop`.
+
+        Raises: ConfigError where a step would reach into samples that are skipped.
+        """
+        skips = self.dataset.skips
+        start = skips.next_sample(consumed_samples)
+        stop = min(start + self.step_samples, self.dataset.run.num_samples)
+        if (cut := skips.cutting(start, stop)) is not None:
+            raise ConfigError(
+                f"the step of samples {start:,} to {stop:,} would reach into samples {cut[0]:,} to {cut[1]:,}, which are "
+                f"skipped: steps of {self.step_samples:,} samples from {start:,} on do not end at {cut[0]:,}; use a micro batch "
+                f"and ranks whose steps do, or `megablend skip` the range again with --batch {self.step_samples}"
+            )
+        return start, stop
 
     def __iter__(self) -> Iterator[list[int]]:
         refuse_second_split()
@@ -85,8 +102,8 @@ class PretrainingSampler(Sampler[list[int]]):
             self.consumed_samples = 0
         start = self.consumed_samples
         for _ in range(len(self)):
-            mine = start + self.data_parallel_rank * self.micro_batch_size
-            start = min(start + self.step_samples, self.dataset.run.num_samples)
+            first, start = self.next_step(start)
+            mine = first + self.data_parallel_rank * self.micro_batch_size
             self.consumed_samples = start  # before the yield: the state of a batch in hand counts it
             yield list(range(mine, min(mine + self.micro_batch_size, start)))
 

@@ -14,7 +14,7 @@ import torch
 
 from megablend.config import Config
 from megablend.kernels.reader.masks import count_positions, document_ends, fill_causal_mask
-from megablend.reader.samples import Samples
+from megablend.prefetch.samples import Samples
 from megablend.reader.transform import sample_of
 
 

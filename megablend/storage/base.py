@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -36,7 +37,7 @@ class ReadLimits:
     max_merged_bytes: int
     """Neighbouring ranges are read together up to so many bytes; a single range may be larger."""
     max_reads: int
-    """Reads of a process that may be in flight at a time."""
+    """Reads of a process that may be in flight at a time; as many threads fetch where `fetch` waits for the bytes."""
 
 
 class Storage(Protocol):
@@ -97,6 +98,17 @@ class Storage(Protocol):
 
         Returns: a uint8 array; where in it each range begins, int64 [n].
         Raises: as `read` does.
+        """
+        ...
+
+    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
+        """`read_ranges`, without waiting where the storage can: many such calls are in flight at a time, from any thread.
+
+        A storage of synchronous reads reads before it returns (`storage.futures.call_now`); its callers have a thread for each of
+        the `max_reads` that may be in flight. One with an event loop returns at once; how many requests it has in flight is then
+        its own business. Cancelling the future is a hint that nobody waits any more.
+
+        Args and result: as of `read_ranges`. The future has the exceptions that `read` raises.
         """
         ...
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
 from megablend.errors import ConfigError
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
 from megablend.storage.find import Found
 from megablend.storage.location import find_scheme
-from megablend.storage.objects.options import ObjectOptions
-from megablend.storage.registry import StorageOptions, explain_scheme, find_storage
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.registry import explain_scheme, find_storage
+from megablend.storage.storage_options import StorageOptions
 
 
 def make_storage(
@@ -81,6 +83,10 @@ class StorageByScheme:
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges."""
         return self._of(path).read_ranges(path, offsets, sizes, allocate)
+
+    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
+        """See Storage.fetch."""
+        return self._of(path).fetch(path, offsets, sizes, allocate)
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
         """See Storage.descriptor."""

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,7 @@ from megablend.kernels.file_ranges import read_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
 from megablend.storage.descriptors import DescriptorPool, shared_pool
 from megablend.storage.find import Found, find_files
+from megablend.storage.futures import call_now
 from megablend.system.failures import cause_of, remedy_of
 
 _UNCHECKED_BYTES = 1 << 20
@@ -112,6 +114,10 @@ class LocalStorage:
         except OSError as error:
             raise data_error(path, error) from error
         return out, begins
+
+    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
+        """See Storage.fetch: they are read before this returns."""
+        return call_now(self.read_ranges, path, offsets, sizes, allocate)
 
     @contextmanager
     def descriptor(self, path: str) -> Iterator[int]:

@@ -9,28 +9,15 @@ Another package adds one by an entry point of the group `megablend.storages`, wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from megablend.errors import ConfigError
-from megablend.storage.objects.options import ObjectOptions
+from megablend.storage.storage_options import StorageOptions
 
 if TYPE_CHECKING:  # a config is read without NumPy
     from megablend.storage.base import Storage
 
 ENTRY_POINTS = "megablend.storages"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageOptions:
-    """What a config asks of its storages; each takes what it has a use for."""
-
-    direct: bool = False
-    """Read blocks past the system's page cache."""
-    max_open_files: int | None = None
-    """Descriptors of files that the process keeps; None for the storage's own choice."""
-    objects: ObjectOptions = field(default_factory=ObjectOptions)
-    """How object stores and web servers are reached and read."""
 
 
 StorageFactory: TypeAlias = "Callable[[StorageOptions], Storage]"

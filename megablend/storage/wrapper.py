@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
 from megablend.storage.find import Found
+from megablend.storage.futures import call_now
 
 
 class WrapperStorage:
@@ -56,6 +58,12 @@ class WrapperStorage:
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges."""
         return self.inner.read_ranges(path, offsets, sizes, allocate)
+
+    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
+        """See Storage.fetch. That of `inner`, unless a subclass overrides `read_ranges`: then what this one gives."""
+        if type(self).read_ranges is WrapperStorage.read_ranges:
+            return self.inner.fetch(path, offsets, sizes, allocate)
+        return call_now(self.read_ranges, path, offsets, sizes, allocate)
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
         """See Storage.descriptor."""

@@ -31,7 +31,7 @@ from megablend.index import document_table as tables
 from megablend.index.file_versions import join_etags, number_of, seen_bytes
 from megablend.index.manifest import SEEN
 from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES
-from megablend.reader.samples import read_samples
+from megablend.prefetch.samples import read_samples
 from megablend.system.failures import translating
 from tests.formats.writers import write_arrow, write_megatron
 from tests.storages import STORAGE
@@ -105,7 +105,7 @@ def targets_of(folder: Path, runs: list[dict[str, Any]]) -> list[tuple[int, Path
 
 def read(run: dict[str, Any], split: str) -> list[list[int]]:
     """All samples of a split, from files opened anew."""
-    tables._opened.cache_clear()
+    tables._open_once.cache_clear()
     dataset = megablend.open(run, split)
     found: list[list[int]] = []
     for first in range(0, len(dataset), SAMPLES_AT_ONCE):

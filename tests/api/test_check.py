@@ -84,7 +84,7 @@ def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
 
 def test_what_was_not_built_cannot_be_checked(tmp_path: Path) -> None:
     source = write_source(tmp_path, 0, "arrow", documents(0, 5, 9, 1))
-    with pytest.raises(CacheError, match="holds no index; run `megablend build` first"):
+    with pytest.raises(CacheError, match="holds no index; run `megablend build CONFIG` first"):
         megablend.check(make_config(tmp_path, [source], samples=5))
 
 

@@ -27,7 +27,9 @@ def write(folder: Path, kind: str, rows: list[list[int] | None]) -> str:
     table = pa.table({"ids": pa.array(rows, pa.list_(pa.int64()))})
     path = folder / f"b.{kind}"
     if kind == "parquet":
-        pq.write_table(table, path, data_page_size=100, write_batch_size=10, use_dictionary=False)
+        # without statistics, by which `build` would have found the wrong tokens already
+        settings = {"write_statistics": False, "use_dictionary": False}
+        pq.write_table(table, path, data_page_size=100, write_batch_size=10, **settings)
     elif kind == "arrow":
         with pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table, max_chunksize=9)
@@ -53,9 +55,10 @@ def test_a_wrong_token_is_named_with_file_and_row(tmp_path: Path, kind: str, tok
     checked = check_data(given)
     (source,) = checked.sources
     assert (source.smallest, source.largest) == (min(token, 0) if token < 0 else 1, max(token, 89))
+    in_group = " (row group 0)" if kind == "parquet" else ""
     assert checked.problems == (
-        f"{path}: row 150: token {token}, expected 0 to 99 (vocab_size 100); 2 tokens of the file are out of range: if this is "
-        "the column of tokens, write them again; if not, name that by `column:`",
+        f"{path}: row 150{in_group}: token {token}, expected 0 to 99 (vocab_size 100); 2 tokens of the file are out of range: "
+        "if this is the column of tokens, write them again; if not, name that by `column:`",
     )
 
 
@@ -71,7 +74,7 @@ def test_sources_have_vocabularies_of_their_own(tmp_path: Path) -> None:
     assert 0 < seen[0].bytes < seen[-1].bytes == seen[0].num_bytes
     assert [source.vocab_size for source in checked.sources] == [90, None, None]
     assert [(source.smallest, source.largest) for source in checked.sources] == [(1, 89), (1, 89), (-1, 1 << 32)]
-    assert [problem.partition(",")[0] for problem in checked.problems] == [f"{other}: row 0: token -1"]
+    assert [problem.partition(",")[0] for problem in checked.problems] == [f"{other}: row 0 (row group 0): token -1"]
     assert "2 tokens of the file are out of range" in checked.problems[0]
 
 
@@ -87,7 +90,10 @@ def test_the_command_ends_with_3_where_tokens_are_wrong(tmp_path: Path) -> None:
     path.write_text(json.dumps(given | {"vocab_size": 89}))
     done = CliRunner().invoke(cli, ["check", str(path), "--data", "--json"])
     assert done.exit_code == 3
-    assert "row 89: token 89, expected 0 to 88 (vocab_size 89)" in json.loads(done.stdout)["data"]["problems"][0]
+    assert (
+        "row 89 (row group 0): token 89, expected 0 to 88 (vocab_size 89)"
+        in json.loads(done.stdout)["data"]["problems"][0]
+    )
 
 
 def test_a_file_that_cannot_be_read_does_not_end_the_check(tmp_path: Path) -> None:

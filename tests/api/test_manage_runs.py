@@ -46,7 +46,7 @@ def test_runs_are_listed_and_shown_by_cache_or_config(tmp_path: Path, config: di
 def test_a_typo_in_samples_is_not_final(config: dict[str, Any]) -> None:
     longer = megablend.open(config).state_dict(40)
     asked = config | {"samples": 50}
-    with pytest.raises(megablend.PlanError, match="it was promised 100 samples, now 50 are asked for"):
+    with pytest.raises(megablend.PlanError, match="was built for 100 samples, now 50 are requested"):
         megablend.build(asked)
     aside = megablend.reset_run(config, "demo")
     with pytest.raises(megablend.CacheError, match="run 'demo' was not built there"):

@@ -32,10 +32,10 @@ def first_repeat(run: Run) -> dict[str, Any]:
 
 def test_new_runs_have_the_newest_version_in_all_blended_splits(config: dict[str, Any]) -> None:
     ledger = megablend.build(config).ledger
-    assert ledger.blend["plan"] == 2
-    assert megablend.open(config, "valid").run.ledger.blend["plan"] == 2
+    assert ledger.plan_version == 2
+    assert megablend.open(config, "valid").run.ledger.plan_version == 2
     del config["valid_samples"]
-    assert "plan" not in megablend.open(config, "valid").run.ledger.blend
+    assert megablend.open(config, "valid").run.ledger.plan_version == 1
 
 
 def test_described_is_the_first_sample_that_is_read_again(config: dict[str, Any]) -> None:
@@ -57,8 +57,8 @@ def test_cycles_are_read_from_the_ledger(config: dict[str, Any], monkeypatch: py
     ledger = megablend.build(config).ledger
     before = [megablend.open(config).run.plan.locate(k) for k in range(0, 900, 7)]
     state = megablend.open(config).state_dict(10)
-    monkeypatch.setattr("megablend.plan.run.cycles_per_run", lambda *args: 3)
-    assert {source["cycles"] for source in ledger.blend["sources"]} != {3}
+    monkeypatch.setattr("megablend.plan.specification.cycles_per_run", lambda *args: 3)
+    assert {source.cycles for source in ledger.blend.sources} != {3}
     assert megablend.build(config).ledger == ledger
     assert [megablend.open(config).run.plan.locate(k) for k in range(0, 900, 7)] == before
     assert [megablend.open(config, state=state).run.plan.locate(k) for k in range(0, 900, 7)] == before

@@ -358,7 +358,9 @@ def test_a_changed_file(tmp_path: Path, kind: str) -> None:
     shutil.copytree(path.parent, tmp_path / "kept")
     make([[7] * 50] * 30)
     message = refused(given)  # build, and read: the run keeps its index, so that building does not help
-    assert "restore the original file; or run `megablend build` with another run name (`run:`)" in message
+    assert (
+        "restore the original file; or give the run another name (`run:`) and run `megablend build CONFIG`" in message
+    )
     works(given | {"run": "other"})
     for file in (tmp_path / "kept").iterdir():
         file.replace(path.parent / file.name)
@@ -372,7 +374,7 @@ def test_a_run_that_is_planned_again(tmp_path: Path) -> None:
         message = refused(given | change)
         assert "give the new one another name (`run:`)" in message
         works(given | change | {"run": f"other-{len(change)}-{next(iter(change))}"})
-        works(given)  # "put back what run 'default' was built with"
+        works(given)  # "restore the config that run 'default' was built with"
         path.write_text(json.dumps(given | change))
         advised = re.search("let the next build plan it again \\(`megablend ([^`]+)`\\)", message)
         assert advised, message
@@ -389,13 +391,17 @@ def test_an_index_that_is_gone(tmp_path: Path) -> None:
     given = config(tmp_path, {"path": path})
     works(given)
     shutil.rmtree(tmp_path / "cache" / "generations")
-    with pytest.raises(MegablendError, match="`megablend build` makes it again if the data is as it was"):
+    with pytest.raises(MegablendError, match="`megablend build CONFIG` makes it again if the data is as it was"):
         megablend.open(given)
     works(given)
     shutil.rmtree(tmp_path / "cache" / "generations")
     write(path, rows=[[7] * 50] * 30)
     message = refused(given)
-    assert "restore the data and the config as they were and build again, or build with another run name" in message
+    assert "there is no such index\nrun 'default' keeps the index" in message
+    assert (
+        "restore them as they were, or that index from a backup, and build again; or give the run another name"
+        in message
+    )
     works(given | {"run": "other"})
     write(path)
     works(given)

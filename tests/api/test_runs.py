@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import megablend
-from megablend.order import ORDERS
-from megablend.order.page import PageOrder
+from megablend.order.block import BlockOrder
+from megablend.order.registry import ORDERS, OrderKind
 from tests.formats.writers import KINDS
 from tests.runs import EOD, documents, make_config, write_source
 
@@ -31,7 +31,9 @@ def tokens(dataset: megablend.Dataset) -> torch.Tensor:
 
 
 def test_a_run_must_be_built(config: dict[str, Any]) -> None:
-    with pytest.raises(megablend.CacheError, match="run 'demo' was not built there; run `megablend build` first"):
+    with pytest.raises(
+        megablend.CacheError, match="run 'demo' was not built there; run `megablend build CONFIG` first"
+    ):
         megablend.open(config)
 
 
@@ -48,7 +50,7 @@ def test_a_longer_run_begins_with_the_shorter(config: dict[str, Any]) -> None:
     short = megablend.open(config)
     before, state = tokens(short), short.state_dict(40)
     with pytest.raises(
-        megablend.CacheError, match="built for 100 samples, the config now asks for 170; run `megablend build`"
+        megablend.CacheError, match="built for 100 samples, the config now asks for 170; run `megablend build CONFIG`"
     ):
         megablend.open(config | {"samples": 170})
     for samples in (170, 171, 230):
@@ -70,14 +72,14 @@ def test_a_job_with_its_old_config_goes_on_when_the_run_was_lengthened(config: d
     later = megablend.open(config | {"samples": 170}).state_dict(120)
     with pytest.raises(megablend.StateError, match="the plan is another"):
         megablend.open(config, state=later)
-    with pytest.raises(megablend.PlanError, match="was promised 170 samples, now 130 are asked for"):
+    with pytest.raises(megablend.PlanError, match="was built for 170 samples, now 130 are requested"):
         megablend.open(config | {"samples": 130})
 
 
 def test_lowering_and_reweighting_are_refused_with_the_reason(config: dict[str, Any]) -> None:
     megablend.build(config)
     with pytest.raises(
-        megablend.PlanError, match="was promised 100 samples, now 99 are asked for; a run can only be lengthened"
+        megablend.PlanError, match="was built for 100 samples, now 99 are requested; a run can only be extended"
     ):
         megablend.build(config | {"samples": 99})
     sources = [config["sources"][0] | {"weight": "0.5"}, config["sources"][1]]
@@ -186,7 +188,7 @@ def test_unknown_split_and_doubled_resume(config: dict[str, Any]) -> None:
         megablend.open(config, "vlid")
     with pytest.raises(megablend.ConfigError, match="found both state and consumed_samples"):
         megablend.open(config, state=megablend.open(config).state_dict(), consumed_samples=5)
-    with pytest.raises(megablend.PlanError, match="split 'valid' has no whole sample of 8 tokens"):
+    with pytest.raises(megablend.PlanError, match="split 'valid' has fewer tokens than one sample of 8 tokens"):
         megablend.open(config, "valid")
 
 
@@ -279,7 +281,7 @@ def test_pages_of_any_blocks(config: dict[str, Any]) -> None:
 def test_a_build_keeps_what_the_order_of_large_sources_needs(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ORDERS, "page", partial(PageOrder, threshold=3, groups=4))
+    monkeypatch.setitem(ORDERS, "block", OrderKind(partial(BlockOrder, threshold=3, groups=4)))
     blended = config | {"split": "50,50,0", "valid_samples": 20}
     megablend.build(blended)
     expected = {split: tokens(megablend.open(blended, split)) for split in ("train", "valid")}

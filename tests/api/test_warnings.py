@@ -58,7 +58,7 @@ def test_read_amplification_and_lanes_are_said(config: dict[str, Any]) -> None:
     assert "lanes: 8 is not a multiple of micro batch 3 x 4 ranks" in lanes
     assert "lanes: 12 fits" in lanes
     assert (found["lanes"], found["fitting_lanes"]) == (8, 12)
-    assert megablend.build(config | {"lanes": 12, "run": "twelve"}).ledger.blend["lanes"] == 12
+    assert megablend.build(config | {"lanes": 12, "run": "twelve"}).ledger.blend.lanes == 12
 
 
 @pytest.mark.parametrize(("given", "message"), [({"max_epoch": 3}, "max_epoch"), ({"max_epochs": 0}, "more than 0")])

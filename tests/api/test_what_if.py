@@ -48,7 +48,7 @@ def test_an_index_alone_says_just_what_the_build_commits(tmp_path: Path, config:
     assert megablend.list_runs(config) == []
     assert (foreseen["committed"], foreseen["note"]) == (
         False,
-        "run 'demo' is not committed; `megablend build` commits it",
+        "run 'demo' is not committed; `megablend build CONFIG` commits it",
     )
     assert megablend.build(config).index.read == 0
     committed = megablend.describe(config, **sizes)
@@ -61,11 +61,12 @@ def test_other_settings_of_a_run_are_described_and_what_refuses_them(config: dic
     megablend.build(config)
     longer = megablend.describe(config | {"samples": 170})
     assert (longer["committed"], longer["stages"]) == (False, [100, 170])
-    assert "is committed to 100 samples; `megablend build` lengthens it to 170" in longer["note"]
+    assert "is committed to 100 samples; `megablend build CONFIG` lengthens it to 170" in longer["note"]
     assert longer["plan"] == megablend.build(config | {"samples": 170}).ledger.digest
     shorter = megablend.describe(config | {"samples": 60})
     assert (shorter["committed"], shorter["stages"]) == (False, [60])
-    assert "`megablend build` refuses it: run 'demo' is under way: it was promised 170 samples" in shorter["note"]
+    expected = "`megablend build CONFIG` refuses it: run 'demo' was built for 170 samples, now 60 are requested"
+    assert expected in shorter["note"]
     assert "`megablend runs reset CONFIG`" in shorter["note"]
     megablend.reset_run(config, "demo")  # the remedy
     assert megablend.build(config | {"samples": 60}).ledger.digest == shorter["plan"]

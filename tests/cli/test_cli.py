@@ -129,11 +129,15 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
         (["build"], 2, "Missing argument"),
         (["build", "{config}", "--ranks"], 2, "No such option"),
         (["build", "nowhere.yaml"], 2, "nowhere.yaml: cannot read the config: No such file"),
-        (["show", "{config}", "--sample", "0"], 3, "run 'demo' was not built there; run `megablend build` first"),
+        (
+            ["show", "{config}", "--sample", "0"],
+            3,
+            "run 'demo' was not built there; run `megablend build CONFIG` first",
+        ),
         (["describe", "{config}", "--ranks", "2"], 2, "--ranks 2 needs --micro-batch"),
         (["describe", "{config}", "--workers", "2"], 2, "--workers 2 needs --micro-batch"),
         (["describe", "{config}", "--sort", "tokns"], 2, "found sort 'tokns', expected one of name, tokens, "),
-        (["describe", "{folder}"], 3, "holds no index; run `megablend build` first"),
+        (["describe", "{folder}"], 3, "holds no index; run `megablend build CONFIG` first"),
         (["show", "{config}", "--sample", "x"], 2, "'x' is not a valid integer"),
         (
             ["build", "{config}", "--cache", "s3://b/c"],

@@ -52,7 +52,7 @@ def test_index_then_describe_then_build(config: Path, command: Command) -> None:
     assert json.loads(command("index", config, "--json")[1])["index"]["reused"] == 6
     code, out, _ = command("describe", config)
     assert "run 'demo': stages would end at sample 100" in out
-    assert "note: run 'demo' is not committed; `megablend build` commits it" in out
+    assert "note: run 'demo' is not committed; `megablend build CONFIG` commits it" in out
     assert "run 'demo' is new: 100 samples" in command("build", config)[1]
     assert "run 'demo': stages end at sample 100" in command("describe", config)[1]
 

@@ -27,9 +27,9 @@ def test_epochs_as_megatron(tokens: int, samples: int | None, length: int, extra
 
 
 def test_no_tokens_no_epochs() -> None:
-    with pytest.raises(PlanError, match="a split holds 0 tokens; expected some"):
+    with pytest.raises(PlanError, match="a split contains 0 tokens; expected at least one"):
         num_epochs(0, 10, 4, 1)
-    with pytest.raises(PlanError, match="a split holds 0 tokens; expected some"):
+    with pytest.raises(PlanError, match="a split contains 0 tokens; expected at least one"):
         num_epochs(0, 0, 4, 1)
     assert num_epochs(0, None, 4, 1) == num_epochs(0, 0, 4, 0) == 1
 

@@ -23,10 +23,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megablend.errors import DataError, MegablendError
+from megablend.formats import format_of
 from megablend.formats.base import FileIndex
+from megablend.formats.fetch import read_blocks
 from megablend.formats.parquet.metadata.page_header import parse_page_header
 from tests.formats.guarded import guard
-from tests.formats.writers import index, opened, write_arrow, write_megatron
+from tests.formats.writers import index, opened, write_arrow, write_arrow_stream, write_megatron, write_raw
+from tests.storages import STORAGE
 
 RNG = random.Random(5)
 DOCUMENTS = [
@@ -78,6 +81,11 @@ def footer(found: FileIndex, data: bytes, *, tail: int) -> list[Range]:
     return [(len(data) - tail - length, len(data))]
 
 
+def start(found: FileIndex, data: bytes, *, name: str) -> list[Range]:
+    """As many bytes at the start of the file as the index says by `name`."""
+    return [(0, int(found.meta[name]))]
+
+
 def footer_and_bodies(found: FileIndex, data: bytes) -> list[Range]:
     """Of a Parquet file with page checksums."""
     places = [(int(b["offset"]), int(b["offset"] + b["stored_bytes"])) for b in found.blocks]
@@ -114,6 +122,8 @@ BASES = [
         "narrow.parquet", "ids", partial(write_parquet, dtype=pa.uint16(), compression="zstd"), partial(footer, tail=8)
     ),
     Base("zstd.arrow", "ids", partial(write_arrow, documents=DOCUMENTS, codec="zstd"), partial(footer, tail=10)),
+    Base("stream.arrow", "ids", partial(write_arrow_stream, documents=DOCUMENTS), partial(start, name="schema_bytes")),
+    Base("raw.npy", None, partial(write_raw, documents=DOCUMENTS), partial(start, name="header_bytes")),
 ]
 
 
@@ -139,7 +149,7 @@ def mutate(data: bytes, rng: random.Random, target: Range) -> bytes:
 
 
 def read_all(path: Path, column: str | None, found: FileIndex, size: int | None = None) -> None:
-    read = opened(path, column, found, size).read(found.blocks, found.chunks)
+    read = read_blocks(opened(path, column, found, size), found.blocks, found.chunks, STORAGE)
     for block, tokens in zip(read, found.blocks["tokens"].tolist(), strict=True):
         assert len(block.tokens) == tokens == block.offsets[-1]
         block.tokens.max(initial=0)  # all of them lie in memory that is there
@@ -155,7 +165,7 @@ def attempt(base: Base, path: Path, rng: random.Random) -> None:
     base.write(path)
     whole = path.read_bytes()
     found = index(path, base.column)
-    size = path.with_suffix(".bin" if base.column is None else path.suffix).stat().st_size
+    size = Path(format_of(str(path), STORAGE).files(str(path))[0]).stat().st_size
     watched = base.watched(found, whole)
     target = rng.choice(targets(base, found, whole))
     path.write_bytes(mutate(whole, rng, target))

@@ -7,13 +7,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from megablend.config.read_spec import ReadSpec
 from megablend.errors import ConfigError, CorruptFileError, UnsupportedFileError
+from megablend.formats import FORMATS
 from megablend.formats.arrow import buffers
 from megablend.formats.arrow.buffers import decompress
 from megablend.formats.arrow.column import find_column
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.arrow.message import BatchError
+from megablend.storage.base import Bytes
 from tests.formats.writers import index, opened, pieces
+from tests.storages import STORAGE
 
 ROWS = [[1, 2], None, [3, None], [], [7, 8], [9, None], [], [6]]
 
@@ -176,15 +180,15 @@ def test_the_column_must_be_clear(tmp_path: Path) -> None:
         index(write(tmp_path / "y.arrow", twice), "a")
 
 
-def test_streams_and_old_feather_are_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_streams_named_files_and_old_feather_are_refused_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
     table = pa.table({"ids": [[1]]})
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(
-        UnsupportedFileError, match=r"is an Arrow stream.*rewrite it as a file by `import os, pyarrow as pa; "
+        UnsupportedFileError, match=r"is an Arrow stream, not an Arrow file; set `format: arrow-stream`"
     ):
-        index(path, "ids")
+        FORMATS["arrow"].index(str(path), ReadSpec(column="ids"), storage=STORAGE)
     path.write_bytes(b"FEA1" + bytes(40) + b"FEA1")
     with pytest.raises(
         UnsupportedFileError, match=r"is Feather V1, which holds no lists; write the tokens to a Parquet file"
@@ -211,31 +215,36 @@ def test_damaged_ends(tmp_path: Path) -> None:
 
 def test_a_large_batch_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "x.arrow", pa.table({"ids": [list(range(1000))]}))
-    monkeypatch.setattr("megablend.formats.arrow.reader.MAX_BYTES", 5000)
+    monkeypatch.setattr("megablend.formats.arrow.count_batches.MAX_BYTES", 5000)
     with pytest.raises(
         UnsupportedFileError, match=r"1 rows has .* more than 5000; write smaller batches \(max_chunksize"
     ):
         index(path, "ids")
 
 
+def stored(data: bytes) -> Bytes:
+    """As it comes from a file."""
+    return np.frombuffer(data, np.uint8)
+
+
 def test_compressed_buffers_must_have_the_size_they_claim() -> None:
     for codec in ("lz4", "zstd"):
         packed = pa.Codec(codec).compress(b"x" * 100, asbytes=True)
-        assert bytes(decompress(struct.pack("<q", 100) + packed, codec)) == b"x" * 100
+        assert bytes(decompress(stored(struct.pack("<q", 100) + packed), codec)) == b"x" * 100
         for claim, message in (
             (99, "decompresses to more"),
             (101, "decompresses to 100"),
             (-2, "says that it holds -2"),
         ):
             with pytest.raises(BatchError, match=message):
-                decompress(struct.pack("<q", claim) + packed, codec)
+                decompress(stored(struct.pack("<q", claim) + packed), codec)
         with pytest.raises(BatchError, match=codec):
-            decompress(struct.pack("<q", 100) + b"junk" * 20, codec)
-    assert bytes(decompress(b"\xff" * 8 + b"as it is", "lz4")) == b"as it is"
+            decompress(stored(struct.pack("<q", 100) + b"junk" * 20), codec)
+    assert bytes(decompress(stored(b"\xff" * 8 + b"as it is"), "lz4")) == b"as it is"
     with pytest.raises(BatchError, match="of 3 bytes lacks its size"):
-        decompress(b"abc", "lz4")
+        decompress(stored(b"abc"), "lz4")
     with pytest.raises(BatchError, match=f"holds {buffers.MAX_BYTES + 1} bytes"):
-        decompress(struct.pack("<q", buffers.MAX_BYTES + 1), "zstd")
+        decompress(stored(struct.pack("<q", buffers.MAX_BYTES + 1)), "zstd")
 
 
 def test_flatbuffer_tables_are_checked() -> None:

@@ -15,7 +15,8 @@ import pytest
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, MissingFileError
 from megablend.formats import FORMATS, format_of
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, Array, BlockReader, FileIndex
-from tests.formats.writers import KINDS, Documents, Kind, index, joined, opened, pieces
+from megablend.formats.fetch import read_blocks, read_pieces
+from tests.formats.writers import ALL_KINDS, Documents, Kind, index, joined, opened, pieces
 from tests.storages import STORAGE
 
 RANDOM = random.Random(7)
@@ -32,7 +33,7 @@ DOCUMENTS: dict[str, Documents] = {
 }
 
 
-@pytest.fixture(params=KINDS.values(), ids=list(KINDS))
+@pytest.fixture(params=ALL_KINDS.values(), ids=list(ALL_KINDS))
 def kind(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
     return found
@@ -49,7 +50,7 @@ def path(tmp_path: Path, kind: Kind) -> Path:
 def test_documents_come_back(tmp_path: Path, kind: Kind, case: str) -> None:
     path = tmp_path / f"x{kind.suffix}"
     kind.write(path, DOCUMENTS[case])
-    expected = [document or [] for document in DOCUMENTS[case]]
+    expected = kind.as_read(DOCUMENTS[case])
     found = index(path, kind.column)
     read = pieces(opened(path, kind.column, found), found.blocks, found.chunks)
     assert list(joined(found, read)) == expected
@@ -65,7 +66,7 @@ def test_the_block_table_adds_up(path: Path, kind: Kind) -> None:
     assert len(blocks) > 3
     assert blocks["tokens"].sum() == found.tokens
     assert blocks["rows"].sum() == found.rows
-    assert blocks["ends"].sum() == sum(1 for document in DOCUMENTS["mixed"] if document)
+    assert blocks["ends"].sum() == sum(1 for document in kind.as_read(DOCUMENTS["mixed"]) if document)
     assert (blocks["first_token"] == np.cumsum(blocks["tokens"]) - blocks["tokens"]).all()
     assert ((blocks["tokens"] > 0) | (blocks["rows"] > 0)).all()
     assert (np.diff(blocks["offset"]) >= 0).all()
@@ -102,26 +103,26 @@ def test_blocks_come_in_any_order_and_more_than_once(path: Path, kind: Kind) -> 
     whole = pieces(reader, found.blocks, found.chunks)
     ids = np.random.default_rng(3).integers(0, len(found.blocks), 50)
     assert pieces(reader, found.blocks[ids], found.chunks) == [whole[i] for i in ids]
-    assert list(reader.read(found.blocks[:0], found.chunks)) == []
+    assert list(read_blocks(reader, found.blocks[:0], found.chunks, STORAGE)) == []
 
 
 def test_pieces_alone_are_those_of_the_decoded_blocks(path: Path, kind: Kind) -> None:
     found = index(path, kind.column)
     reader = opened(path, kind.column, found)
     ids = np.random.default_rng(3).integers(0, len(found.blocks), 20)
-    offsets, scanned_bytes = reader.pieces(found.blocks[ids], found.chunks)
-    decoded = reader.read(found.blocks[ids], found.chunks)
+    offsets, scanned_bytes = read_pieces(reader, found.blocks[ids], found.chunks, STORAGE)
+    decoded = read_blocks(reader, found.blocks[ids], found.chunks, STORAGE)
     assert [each.tolist() for each in offsets] == [block.offsets.tolist() for block in decoded]
-    assert (scanned_bytes == 0) == (kind.column is None)
+    assert (scanned_bytes == 0) == kind.lengths_known
     wrong: Array = found.blocks[1:2].copy()
     wrong["tokens"] += 1
     with pytest.raises(DataError, match=str(path)):
-        reader.pieces(wrong, found.chunks)
+        read_pieces(reader, wrong, found.chunks, STORAGE)
 
 
 def test_decoded_blocks_are_read_only_and_typed(path: Path, kind: Kind) -> None:
     found = index(path, kind.column)
-    for block in opened(path, kind.column, found).read(found.blocks, found.chunks):
+    for block in read_blocks(opened(path, kind.column, found), found.blocks, found.chunks, STORAGE):
         assert block.tokens.dtype == np.dtype("int32")
         assert block.offsets.dtype == np.dtype("int64")
         assert (block.offsets[0], block.offsets[-1]) == (0, len(block.tokens))
@@ -166,7 +167,7 @@ def test_a_reader_works_after_a_fork(path: Path, kind: Kind) -> None:
 def test_readers_and_indexes_pickle(path: Path, kind: Kind) -> None:
     found: FileIndex = pickle.loads(pickle.dumps(index(path, kind.column)))
     reader: BlockReader = pickle.loads(pickle.dumps(opened(path, kind.column, found)))
-    assert list(joined(found, pieces(reader, found.blocks, found.chunks))) == [d or [] for d in DOCUMENTS["mixed"]]
+    assert list(joined(found, pieces(reader, found.blocks, found.chunks))) == kind.as_read(DOCUMENTS["mixed"])
 
 
 def test_a_missing_file(path: Path, kind: Kind) -> None:
@@ -215,7 +216,7 @@ def test_a_file_that_is_cut_under_its_reader(path: Path, kind: Kind) -> None:
     reader = opened(path, kind.column, found)
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(CorruptFileError, match=rf"{path}.*truncated"):
-        reader.read(found.blocks, found.chunks)
+        read_blocks(reader, found.blocks, found.chunks, STORAGE)
 
 
 def test_a_block_that_is_not_the_files(path: Path, kind: Kind) -> None:
@@ -227,7 +228,7 @@ def test_a_block_that_is_not_the_files(path: Path, kind: Kind) -> None:
         if field == "offset" and not kind.column:
             continue  # a .bin has no marks between tokens
         with pytest.raises(DataError, match=str(path)):
-            reader.read(wrong, found.chunks)
+            read_blocks(reader, wrong, found.chunks, STORAGE)
 
 
 def test_the_column_is_named_or_found(path: Path, kind: Kind) -> None:
@@ -243,9 +244,9 @@ def test_the_column_is_named_or_found(path: Path, kind: Kind) -> None:
 
 
 def test_formats_are_found_by_name(tmp_path: Path) -> None:
-    assert list(FORMATS) == ["parquet", "arrow", "megatron"]
+    assert list(FORMATS) == ["parquet", "arrow", "arrow-stream", "megatron", "raw"]
     for each in FORMATS.values():
-        for suffix in each.suffixes:
+        for suffix in set(each.suffixes) - ({".arrow"} if each.name == "arrow-stream" else set()):
             assert format_of(f"data/*{suffix}", storage=STORAGE) is each
             assert format_of(f"data/X{suffix.upper()}", storage=STORAGE) is each
     prefix = tmp_path / "x_text_document"

@@ -11,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megablend.config.read_spec import ReadSpec
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats import format_of
-from megablend.formats.base import FileToIndex
+from megablend.formats.fetch import read_blocks
+from megablend.formats.megatron import MEGATRON
 from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts
-from megablend.formats.megatron.reader import describe_rest
 from tests.formats.writers import index, opened, pieces, write_megatron
 from tests.storages import STORAGE
 
@@ -93,8 +94,7 @@ def test_prefix_bin_and_idx_name_the_same_pair(path: Path) -> None:
     for name in (prefix, f"{prefix}.bin", f"{prefix}.idx"):
         each = format_of(name, storage=STORAGE)
         assert each.files(name) == [f"{prefix}.bin", f"{prefix}.idx"]
-        file = FileToIndex(path=name, column=None, documents=True, block_bytes=64)
-        found = each.index(file, storage=STORAGE)
+        found = each.index(name, ReadSpec(block_bytes=64), storage=STORAGE)
         tables.append(found.blocks.tobytes())
     assert tables[0] == tables[1] == tables[2]
 
@@ -139,9 +139,10 @@ def test_an_idx_that_changes_under_its_reader(path: Path) -> None:
     reader = opened(path, None, found)
     field(path, HEADER_BYTES, struct.pack("<i", 2))
     with pytest.raises(
-        CorruptFileError, match=r"10[0-9] tokens, where those of .* have 10[0-9]; verify the cache, or build"
+        CorruptFileError,
+        match=r"10[0-9] tokens, where those of .* have 10[0-9]; restore the original file; or give the run",
     ):
-        reader.read(found.blocks, found.chunks)
+        read_blocks(reader, found.blocks, found.chunks, STORAGE)
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -171,11 +172,11 @@ def test_blocks_are_neighbouring_whole_sequences(lengths: list[int], block_bytes
 
 def test_a_bin_that_is_longer_than_its_idx_says_is_noted(path: Path, megatron: Any) -> None:
     size = path.stat().st_size
-    assert describe_rest(str(path), index(path, None).blocks, size) is None
+    assert MEGATRON.describe_unused_bytes(str(path), index(path, None).blocks, size) is None
     with open(path, "ab") as file:
         file.write(bytes(6))
     assert [sequence.tolist() for sequence in megatron.IndexedDataset(str(path)[:-4])] == DOCUMENTS
-    note = describe_rest(str(path), index(path, None).blocks, size + 6)
+    note = MEGATRON.describe_unused_bytes(str(path), index(path, None).blocks, size + 6)
     assert note is not None
     assert f": has {size + 6:,} bytes, of which {path.with_suffix('.idx')} describes the first {size:,};" in note
     assert read(path) == DOCUMENTS

@@ -1,7 +1,6 @@
 """Many pages at a time: which reads are made, what the blocks keep in memory, storages without descriptors, dictionaries kept."""
 
 import dataclasses
-import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,16 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from megablend.errors import CorruptFileError
 from megablend.formats.base import Array, BlockReader, FileIndex
+from megablend.formats.fetch import read_blocks
 from megablend.formats.parquet.decoding.dictionaries import DictionaryCache
 from megablend.formats.parquet.decoding.headers import PART_PAGES
 from megablend.formats.parquet.decoding.page_reader import ParquetReader
 from megablend.formats.parquet.indexing import index_file as index_module
-from megablend.formats.parquet.metadata.ranges import plan_reads, portions
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits, Storage
@@ -29,6 +26,7 @@ from megablend.storage.local import LocalStorage
 from megablend.storage.wrapper import WrapperStorage
 from tests.formats.parquet_files import Rows, check, documents_of
 from tests.formats.writers import index
+from tests.storages import STORAGE
 
 LIMITS = LocalStorage().limits("")
 GAP_BYTES, MERGED_BYTES = LIMITS.max_gap_bytes, LIMITS.max_merged_bytes
@@ -69,39 +67,6 @@ def reader_of(path: Path, found: FileIndex, storage: Storage) -> BlockReader:
     return ParquetReader(ByteSource(str(path), storage, path.stat().st_size), Column.from_meta(found.meta))
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 12)), st.integers(1, 9))
-def test_portions_are_neighbours_and_small(sizes: list[int], most: int) -> None:
-    parts = [sizes[part] for part in portions(np.array(sizes, np.int64), most)]
-    assert [size for part in parts for size in part] == sizes
-    assert all(parts)
-    assert all(sum(part[1:]) < most for part in parts)
-
-
-@settings(derandomize=True, max_examples=100, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([-3, 0, 1, GAP_BYTES, GAP_BYTES + 1]), st.integers(1, MERGED_BYTES // 2)), max_size=30
-    )
-)
-def test_reads_take_neighbours_together(places: list[tuple[int, int]]) -> None:
-    offsets, sizes, stop = [], [], 100
-    for gap, size in places:
-        offsets.append(stop + gap)
-        sizes.append(size)
-        stop += gap + size
-    runs = plan_reads(offsets, sizes, sizes, LIMITS)
-    assert [i for run, _, _ in runs for i in run] == list(range(len(places)))
-    for run, begin, end in runs:
-        inner = list(itertools.pairwise(run))
-        assert (begin, end) == (offsets[run.start], offsets[run.stop - 1] + sizes[run.stop - 1])
-        assert all(0 <= offsets[j] - offsets[i] - sizes[i] <= GAP_BYTES for i, j in inner)
-        assert len(run) == 1 or sum(sizes[i] for i in run) <= MERGED_BYTES
-    for (left, _, end), (right, begin, _) in itertools.pairwise(runs):
-        taken = sum(sizes[i] for i in left) + sizes[right.start]
-        assert not 0 <= begin - end <= GAP_BYTES or taken > MERGED_BYTES
-
-
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("page_index", [False, True])
 @pytest.mark.parametrize("documents", [False, True])
@@ -117,7 +82,7 @@ def test_a_storage_without_descriptors_gives_the_same(
     assert found.blocks.tobytes() == expected.blocks.tobytes()
     assert found.chunks.tobytes() == expected.chunks.tobytes()
     storage.reads.clear()
-    blocks = reader_of(path, found, storage).read(found.blocks, found.chunks)
+    blocks = read_blocks(reader_of(path, found, storage), found.blocks, found.chunks, storage)
     assert np.concatenate([b.tokens for b in blocks]).tolist() == [t for d in documents_of(ROWS) for t in d]
     assert len(storage.reads) <= len(found.chunks)  # pages of a chunk follow each other
 
@@ -168,7 +133,7 @@ def test_a_block_keeps_no_more_than_its_page(tmp_path: Path, encoding: str, code
     found = index(path, "ids")
     asked: Array = found.blocks if together else found.blocks[:1]
     before = pa.total_allocated_bytes()
-    blocks = reader_of(path, found, LocalStorage()).read(asked, found.chunks)
+    blocks = read_blocks(reader_of(path, found, LocalStorage()), asked, found.chunks, STORAGE)
     kept = pa.total_allocated_bytes() - before
     assert kept <= sum(block.tokens.nbytes for block in blocks) * 1.2 + 64 * len(blocks)
     one = blocks[0]
@@ -177,7 +142,7 @@ def test_a_block_keeps_no_more_than_its_page(tmp_path: Path, encoding: str, code
 
 
 def test_a_batch_larger_than_what_is_worked_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megablend.formats.parquet.decoding.page_reader.BATCH_BYTES", 1000)
+    monkeypatch.setattr("megablend.formats.fetch.BATCH_BYTES", 1000)
     small = Remote(dataclasses.replace(LIMITS, max_merged_bytes=500))
     check(store(tmp_path / "x.parquet", compression="zstd"), ROWS, storage=small)
     assert len(small.reads) > 10

@@ -1,7 +1,5 @@
 """Pages of many chunks at once: sums, joining what was found in several ways, ranges read together."""
 
-import random
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,6 @@ from megablend.formats.parquet.decoding.headers import NO_DICTIONARY
 from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, join_parts, without_empty
 from megablend.formats.parquet.indexing.count import PAGE_DTYPE
 from megablend.formats.parquet.metadata.checks import chunk_of, refuse, refuse_pages, starts_of, sum_by_chunk
-from megablend.formats.parquet.metadata.ranges import merge_ranges
 from megablend.formats.parquet.metadata.thrift import MalformedError
 
 SETTINGS = settings(max_examples=100, derandomize=True, deadline=None)
@@ -69,23 +66,3 @@ def test_parts_are_joined_in_the_order_of_chunks(counts: list[int], ways: list[i
     left = [[offset for offset in offsets if offset % 3] for offsets in expected]
     assert kept.pages["offset"].tolist() == [offset for offsets in left for offset in offsets]
     assert kept.first_page.tolist() == np.cumsum([0, *map(len, left)]).tolist()
-
-
-def test_neighbouring_ranges_are_merged() -> None:
-    chance = random.Random(4)
-    for _ in range(200):
-        scale = chance.choice([10, GAP_BYTES, 10 * GAP_BYTES])
-        ranges = [(chance.randrange(9 * scale), chance.randrange(scale)) for _ in range(chance.randrange(9))]
-        offsets, sizes = (np.array([pair[i] for pair in ranges], np.int64) for i in (0, 1))
-        starts, stops, runs = merge_ranges(offsets, sizes, GAP_BYTES)
-        for (offset, size), run in zip(ranges, runs, strict=True):
-            assert starts[run] <= offset
-            assert offset + size <= stops[run]
-        assert all(start - stop > GAP_BYTES for stop, start in zip(stops[:-1], starts[1:], strict=True))
-        for start, stop in zip(starts, stops, strict=True):  # nothing is read that is not near a range
-            inside = sorted(pair for pair in ranges if start <= pair[0] and sum(pair) <= stop)
-            assert (inside[0][0], max(map(sum, inside))) == (start, stop)
-            reach = inside[0][0]
-            for offset, size in inside:
-                assert offset - reach <= GAP_BYTES
-                reach = max(reach, offset + size)

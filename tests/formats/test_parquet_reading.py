@@ -10,10 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from megablend.formats.fetch import read_blocks
 from megablend.formats.parquet.decoding.row_group import flatten
 from megablend.formats.parquet.decoding.values import DECODERS
 from tests.formats.parquet_files import Rows, check, documents_of
 from tests.formats.writers import index, opened
+from tests.storages import STORAGE
 
 TOKENS = {"int32": pa.int32(), "int64": pa.int64(), "uint16": pa.uint16(), "uint32": pa.uint32()}
 SMALL = {"int8": pa.int8(), "int16": pa.int16(), "uint8": pa.uint8()}
@@ -205,7 +207,7 @@ def test_values_are_read_only(tmp_path: Path) -> None:
     for encoding, codec in itertools.product(ENCODINGS, ["none", "zstd"]):
         path = store(tmp_path / "x.parquet", [[1, 2, 3]] * 9, pa.list_(pa.uint16()), encoding=encoding, codec=codec)
         found = index(path, "ids")
-        for block in opened(path, "ids", found).read(found.blocks, found.chunks):
+        for block in read_blocks(opened(path, "ids", found), found.blocks, found.chunks, STORAGE):
             assert not block.tokens.flags.writeable
             assert not block.offsets.flags.writeable
 
@@ -234,7 +236,7 @@ def test_narrow_tokens_are_not_all_wide_at_once(tmp_path: Path, encoding: str) -
     before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(pool)
     try:
-        blocks = opened(path, "ids", found).read(found.blocks, found.chunks)
+        blocks = read_blocks(opened(path, "ids", found), found.blocks, found.chunks, STORAGE)
     finally:
         pa.set_memory_pool(before)
     assert np.concatenate([block.tokens for block in blocks]).tolist() == rows.tolist()

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, UnsupportedFileError
+from megablend.formats.fetch import read_blocks
 from megablend.formats.parquet.decoding.values import BY_ROW_GROUP
 from megablend.formats.parquet.metadata.thrift import Kind, write_struct
 from tests.formats.parquet_files import (
@@ -32,6 +33,7 @@ from tests.formats.parquet_files import (
     check as check_column,
 )
 from tests.formats.writers import index, opened
+from tests.storages import STORAGE
 
 check = functools.partial(check_column, column="ids")
 
@@ -336,7 +338,7 @@ def test_an_index_that_does_not_fit_the_page(path: Path) -> None:
         blocks = found.blocks.copy()
         blocks[field] = value
         with pytest.raises(CorruptFileError, match=match):
-            reader.read(blocks, found.chunks)
+            read_blocks(reader, blocks, found.chunks, STORAGE)
 
 
 def test_any_change_of_a_body_with_a_checksum_is_noticed(path: Path) -> None:
@@ -361,7 +363,7 @@ def test_any_change_of_a_body_with_a_checksum_is_noticed(path: Path) -> None:
             data[start + 60 + chance.randrange(column.total_compressed_size - 60)] ^= 1 << chance.randrange(8)
             path.write_bytes(data)
             try:
-                read = opened(path, None, found).read(found.blocks, found.chunks)
+                read = read_blocks(opened(path, None, found), found.blocks, found.chunks, STORAGE)
             except CorruptFileError:
                 continue
             # A flip of a header's statistics, or of a bit that the format does not use, changes nothing.
@@ -375,11 +377,11 @@ def test_checksums_of_dictionaries_and_of_row_groups(path: Path) -> None:
     data[4 + len(pages[0]) - 1] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptFileError, match="at byte 4: the dictionary page is damaged: its checksum is"):
-        opened(path, None, found).read(found.blocks, found.chunks)
+        read_blocks(opened(path, None, found), found.blocks, found.chunks, STORAGE)
     blocks = found.blocks.copy()
     blocks["encoding"] = BY_ROW_GROUP
     with pytest.raises(CorruptFileError, match=r"pyarrow cannot read it .*CRC"):
-        opened(path, None, found).read(blocks, found.chunks)
+        read_blocks(opened(path, None, found), blocks, found.chunks, STORAGE)
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
@@ -410,7 +412,7 @@ def test_mutated_files_give_clear_errors(tmp_path: Path, version: str, page_inde
         path.write_bytes(mutated)
         try:
             found = index(path, "ids")
-            opened(path, "ids", found).read(found.blocks, found.chunks)
+            read_blocks(opened(path, "ids", found), found.blocks, found.chunks, STORAGE)
         except (DataError, ConfigError) as error:
             messages.append(str(error))
     assert len(messages) > 100
@@ -433,7 +435,7 @@ def test_a_flipped_bit_of_a_page_header_never_gives_other_tokens(path: Path, ver
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         try:
-            (block,) = opened(path, None, found).read(found.blocks, found.chunks)
+            (block,) = read_blocks(opened(path, None, found), found.blocks, found.chunks, STORAGE)
             assert block.tokens.tolist() == tokens.tolist(), f"bit {bit - 8 * begin} of the header"
         except DataError as error:
             messages.append(error.problem)
@@ -441,5 +443,5 @@ def test_a_flipped_bit_of_a_page_header_never_gives_other_tokens(path: Path, ver
     other = found.blocks.copy()
     other["encoding"] = 9
     with pytest.raises(CorruptFileError, match="its values are of encoding PLAIN, the index says BYTE_STREAM_SPLIT"):
-        opened(path, None, found).read(other, found.chunks)
+        read_blocks(opened(path, None, found), other, found.chunks, STORAGE)
     assert any("the index says PLAIN" in message for message in messages)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from megablend.config.read_spec import ReadSpec, make_options
 from megablend.formats import format_of
 from megablend.formats.base import (
     BLOCK_DTYPE,
@@ -21,15 +22,17 @@ from megablend.formats.base import (
     Array,
     BlockReader,
     FileIndex,
-    FileToIndex,
     OpenedFile,
 )
 from megablend.formats.blocks import place_blocks
+from megablend.formats.fetch import read_blocks
 from megablend.storage.base import Storage
 from tests.storages import STORAGE
 
 Documents = Sequence[Sequence[int] | None]
 IDX_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
+RAW_EOD = 60_000
+"""Ends documents in raw files; no other token of the tests."""
 BLOCK_BYTES = 256
 """Of the tests' `.bin` files, so that a few documents make several blocks."""
 
@@ -38,6 +41,13 @@ def write_arrow(path: Path, documents: Documents, *, codec: str | None = None, r
     table = pa.table({"text": ["x"] * len(documents), "ids": pa.array(documents, pa.list_(pa.int32()))})
     with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
         writer.write_table(table, max_chunksize=rows)
+
+
+def write_arrow_stream(path: Path, documents: Documents) -> None:
+    """As Hugging Face's save_to_disk does."""
+    table = pa.table({"text": ["x"] * len(documents), "ids": pa.array(documents, pa.list_(pa.int32()))})
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
 
 
 def write_parquet(path: Path, documents: Documents, *, page_index: bool, version: str) -> None:
@@ -70,6 +80,12 @@ def write_megatron(path: Path, documents: Documents, *, dtype: str = "int32") ->
     )
 
 
+def write_raw(path: Path, documents: Documents) -> None:
+    """A `.npy` of all documents, each followed by RAW_EOD."""
+    tokens = [token for document in documents for token in (*(document or []), RAW_EOD)]
+    np.save(path, np.array(tokens, np.int32))
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A way to write a file, and how its column is called."""
@@ -77,6 +93,14 @@ class Kind:
     suffix: str
     column: str | None
     write: Callable[[Path, Documents], None]
+    separator: tuple[int, ...] = ()
+    """Tokens that each document ends with, as it is read."""
+    lengths_known: bool = False
+    """The lengths of documents are known without reading their tokens."""
+
+    def as_read(self, documents: Documents) -> list[list[int]]:
+        """Documents as the format reads them."""
+        return [[*(document or []), *self.separator] for document in documents]
 
 
 KINDS = {
@@ -86,14 +110,21 @@ KINDS = {
     ),
     "arrow": Kind(".arrow", "ids", write_arrow),
     "arrow-lz4": Kind(".arrow", "ids", lambda path, docs: write_arrow(path, docs, codec="lz4")),
-    "megatron": Kind(".bin", None, write_megatron),
+    "arrow-stream": Kind(".arrow", "ids", write_arrow_stream),
+    "megatron": Kind(".bin", None, write_megatron, lengths_known=True),
 }
+ALL_KINDS = {**KINDS, "raw": Kind(".npy", None, write_raw, separator=(RAW_EOD,))}
+"""With those that put a token between documents."""
+OPTIONS = {".npy": make_options({"eod_token": RAW_EOD})}
+"""Of formats, by the suffix of their files."""
 
 
 def index(path: Path, column: str | None, *, documents: bool = True, storage: Storage = STORAGE) -> FileIndex:
     """What a format finds in a file, its blocks as readers take them."""
-    file = FileToIndex(path=str(path), column=column, documents=documents, block_bytes=BLOCK_BYTES)
-    found = format_of(file.path, storage).index(file, storage=storage)
+    read = ReadSpec(
+        column=column, count_documents=documents, block_bytes=BLOCK_BYTES, options=OPTIONS.get(path.suffix, ())
+    )
+    found = format_of(str(path), storage).index(str(path), read, storage=storage)
     assert found.blocks.dtype == BLOCK_DTYPE
     return dataclasses.replace(found, blocks=place_blocks(found.blocks))
 
@@ -115,7 +146,7 @@ def pieces(reader: BlockReader, blocks: Array, chunks: Array) -> list[list[list[
     """The pieces of each block, as lists."""
     return [
         [piece.tolist() for piece in np.split(block.tokens, block.offsets[1:-1])] if len(block.offsets) > 1 else []
-        for block in reader.read(blocks, chunks)
+        for block in read_blocks(reader, blocks, chunks, STORAGE)
     ]
 
 

@@ -16,11 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from megablend.config.read_spec import ReadSpec
 from megablend.distributed.base import Communicator
 from megablend.distributed.launch import detect
 from megablend.errors import CorruptFileError
-from megablend.formats import DIVISIBLE, FORMATS
-from megablend.formats.base import FileIndex, FileToIndex, Format
+from megablend.formats import FORMATS
+from megablend.formats.base import FileIndex, Format
 from megablend.formats.parquet import PARQUET
 from megablend.index import file_parts as parts
 from megablend.index.build import Progress, SourceSpec, build_index
@@ -42,19 +43,9 @@ class Troubled:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kind, name)
 
-    def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
-        self._trouble(file.path)
-        return self._kind.index(file, storage=storage)
-
-    def index_part(self, file: FileToIndex, *, span: tuple[int, int], storage: Storage) -> FileIndex:
-        self._trouble(file.path)
-        if folder := os.environ.get("MEGABLEND_TEST_PIDS"):
-            if self._parts_left == 0:
-                Path(folder, f"hangs-{self._rank}").touch()
-                time.sleep(600)
-            self._parts_left -= 1
-            Path(folder, f"part-{span[0]}-{self._rank}").touch()
-        return PARQUET.index_part(file, span=span, storage=storage)
+    def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
+        self._trouble(path)
+        return self._kind.index(path, read, storage=storage)
 
     def _trouble(self, path: str) -> None:
         time.sleep(self._seconds)
@@ -64,6 +55,20 @@ class Troubled:
             raise CorruptFileError(path, "is truncated", offset=17)
 
 
+class TroubledParts(Troubled):
+    """The same for one that indexes parts of files."""
+
+    def index_part(self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage) -> FileIndex:
+        self._trouble(path)
+        if folder := os.environ.get("MEGABLEND_TEST_PIDS"):
+            if self._parts_left == 0:
+                Path(folder, f"hangs-{self._rank}").touch()
+                time.sleep(600)
+            self._parts_left -= 1
+            Path(folder, f"part-{span[0]}-{self._rank}").touch()
+        return PARQUET.index_part(path, read, span=span, storage=storage)
+
+
 def main() -> None:
     launch = detect()
     if folder := os.environ.get("MEGABLEND_TEST_PIDS"):
@@ -71,10 +76,10 @@ def main() -> None:
         beside.write_text(str(os.getpid()))
         beside.rename(Path(folder, str(launch.rank)))
     FORMATS["arrow"] = Troubled(FORMATS["arrow"], launch)
-    DIVISIBLE["parquet"] = Troubled(PARQUET, launch)
+    FORMATS["parquet"] = TroubledParts(PARQUET, launch)
     parts.PART_BYTES = int(os.environ.get("MEGABLEND_TEST_PART_BYTES", parts.PART_BYTES))
     sources = [
-        SourceSpec(name=name, patterns=(pattern,), column=None, documents=True, block_bytes=1 << 20)
+        SourceSpec(name=name, patterns=(pattern,), read=ReadSpec())
         for name, _, pattern in (argument.partition("=") for argument in sys.argv[2:])
     ]
     seen: list[Progress] = []

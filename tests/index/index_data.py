@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from megablend.config.read_spec import ReadSpec
 from megablend.distributed.base import SingleProcess
 from megablend.index.build import BuildReport, SourceSpec, build_index
 from megablend.index.manifest import TABLES, dump_with_checksum, read_manifest
@@ -39,7 +40,7 @@ def write(path: Path, seed: int) -> Path:
 
 
 def spec(data: Path, pattern: str = "*.arrow", *, name: str = "source", documents: bool = True) -> SourceSpec:
-    return SourceSpec(name=name, patterns=(str(data / pattern),), column=None, documents=documents, block_bytes=1 << 20)
+    return SourceSpec(name=name, patterns=(str(data / pattern),), read=ReadSpec(count_documents=documents))
 
 
 def build(cache: Path, *specs: SourceSpec) -> BuildReport:

@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megablend.config.read_spec import ReadSpec
 from megablend.errors import CacheError, ChangedFileError, ConfigError, CorruptFileError
 from megablend.formats import FORMATS
-from megablend.formats.base import FileIndex, FileToIndex
+from megablend.formats.base import FileIndex
 from megablend.fs import build_lock as lock
 from megablend.fs.build_lock import build_lock
 from megablend.index.build import SourceSpec
-from megablend.index.snapshot import list_snapshots, open_snapshot
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import open_snapshot
 from megablend.storage.base import Storage
 from tests.index.index_data import build, documents_of, generation_bytes, spec, write
 
@@ -45,9 +47,9 @@ def indexed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def __getattr__(self, name: str) -> object:
             return getattr(ARROW, name)
 
-        def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
-            names.append(Path(file.path).name)
-            return ARROW.index(file, storage=storage)
+        def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
+            names.append(Path(path).name)
+            return ARROW.index(path, read, storage=storage)
 
     monkeypatch.setitem(FORMATS, "arrow", Counted())
     return names
@@ -194,9 +196,9 @@ def test_a_file_that_changes_while_it_is_indexed_is_refused(
         def __getattr__(self, name: str) -> object:
             return getattr(ARROW, name)
 
-        def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
-            index = ARROW.index(file, storage=storage)
-            os.utime(file.path, ns=(1, 1))
+        def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
+            index = ARROW.index(path, read, storage=storage)
+            os.utime(path, ns=(1, 1))
             return index
 
     monkeypatch.setitem(FORMATS, "arrow", Meddled())
@@ -269,5 +271,5 @@ def test_a_cache_that_is_a_file_is_refused(data: Path, cache: Path) -> None:
 def test_patterns_in_any_order_are_the_same_source(data: Path, cache: Path, seed: int) -> None:
     patterns = [str(data / name) for name in ("b.arrow", "a.arrow", "?.arrow")]
     np.random.default_rng(seed).shuffle(patterns)
-    source = SourceSpec(name="source", patterns=tuple(patterns), column=None, documents=True, block_bytes=1 << 20)
+    source = SourceSpec(name="source", patterns=tuple(patterns), read=ReadSpec())
     assert build(cache, source).digest == build(cache, spec(data)).digest

@@ -7,11 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from megablend.config.read_spec import ReadSpec
 from megablend.errors import CacheError
 from megablend.formats import FORMATS
-from megablend.formats.base import PLACED_BLOCK_DTYPE, FileToIndex
+from megablend.formats.base import PLACED_BLOCK_DTYPE
 from megablend.formats.blocks import place_blocks
-from megablend.index.snapshot import Snapshot, list_snapshots, open_snapshot
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import Snapshot, open_snapshot
 from tests.index.index_data import build, spec, strip_checks, write
 from tests.storages import STORAGE
 
@@ -38,10 +40,9 @@ def test_blocks_are_what_the_formats_found(generation: Snapshot) -> None:
     block = 0
     for i in range(generation.num_files):
         path, entry = generation.path(i), generation.file(i)
-        source = generation.sources[entry.source]
+        source = generation.columns[entry.column]
         storage = STORAGE
-        file = FileToIndex(path=path, column=None, documents=True, block_bytes=1 << 20)
-        found = FORMATS["arrow"].index(file, storage=storage)
+        found = FORMATS["arrow"].index(path, ReadSpec(), storage=storage)
         blocks = generation.blocks(np.arange(entry.first_block, entry.first_block + entry.num_blocks))
         assert entry.first_block == block
         expected = found.blocks.copy()
@@ -120,7 +121,9 @@ def test_a_flipped_bit_of_the_table_of_files_is_said_at_opening(generation: Snap
     table = generation.folder / "files.arrow"
     data = table.read_bytes()
     table.write_bytes(data.replace(b"int32", b"in432", 1))
-    with pytest.raises(CacheError, match=r"files.arrow: damaged table: its checksum is wrong; build again"):
+    with pytest.raises(
+        CacheError, match=r"files.arrow: damaged table: its checksum is wrong; build again to repair it"
+    ):
         open_snapshot(generation.cache, generation.digest)
     table.write_bytes(data)
 

@@ -12,8 +12,9 @@ import pytest
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import CacheError
 from megablend.index import checked_table as checked
+from megablend.index.list_snapshots import list_snapshots
 from megablend.index.mapped_table import MappedTable
-from megablend.index.snapshot import list_snapshots, open_snapshot
+from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import build, spec, strip_checks, write
 from tests.storages import STORAGE
@@ -97,7 +98,9 @@ def test_a_row_is_named_with_its_file(cache: Path) -> None:
     data[MappedTable(path, checked.BLOCK_LAYOUT.columns)._begins["offset"] + 8] ^= 1
     path.write_bytes(data)
     store = BlockStore(open_snapshot(cache, path.parent.name), storage=STORAGE)
-    message = rf"{path}: damaged table: row 1 does not match its checksum in blocks.check.arrow; rebuild the index"
+    message = (
+        rf"{path}: damaged table: row 1 does not match its checksum in blocks.check.arrow; build again to repair it"
+    )
     with pytest.raises(CacheError, match=message):
         store.read([1])
     store.read([0])

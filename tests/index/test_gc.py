@@ -18,10 +18,12 @@ from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError
 from megablend.fs import build_lock as lock
 from megablend.fs.build_lock import build_lock
+from megablend.index.cache_folders import fragments, generations, splits
 from megablend.index.document_table import PartDocuments, open_table
 from megablend.index.gc import Collected, collect
 from megablend.index.group_totals import load_group_totals, save_group_totals
-from megablend.index.snapshot import fragments, generations, list_snapshots, open_snapshot, splits
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import ROOT, build, run, spec, write
 from tests.storages import STORAGE
@@ -192,7 +194,7 @@ def test_it_refuses_what_it_cannot_know(cache: Path, tmp_path: Path, monkeypatch
             gc(cache)
     newest = generations(cache) / list_snapshots(cache)[-1] / "files.arrow"
     newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.raises(CacheError, match="build again to mend it"):
+    with pytest.raises(CacheError, match="build again to repair it"):
         gc(cache)
     assert len(list_snapshots(cache)) == 3
 

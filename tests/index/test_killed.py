@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from megablend.config.read_spec import ReadSpec
 from megablend.index.build import SourceSpec
-from megablend.index.snapshot import list_snapshots, open_snapshot
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import ROOT, build, driver, environment, run, spec, write
 from tests.storages import STORAGE
@@ -154,9 +156,7 @@ def test_a_build_of_many_files_killed_at_each_of_its_writes(data: Path, tmp_path
     both = SourceSpec(
         name="both",
         patterns=(f"{data}/*.arrow", f"{tmp_path}/data/*.arrow"),
-        column=None,
-        documents=True,
-        block_bytes=0,
+        read=ReadSpec(),
     )
     cache = tmp_path / "cache"
     crash = CRASH.replace("spec(Path(sys.argv[2]))", f"eval({repr(both)!r}, vars(sources))")

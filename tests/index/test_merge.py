@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megablend.config.read_spec import ReadSpec
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.index.fragments import Fragment
 from megablend.index.manifest import FORMAT_VERSION
 from megablend.index.merge import write_generation
 from megablend.index.packs import facts_of
 from megablend.index.snapshot import open_snapshot
-from megablend.index.sources import SourceFile, SourceListing, SourceSpec
+from megablend.index.source_spec import SourceFile, SourceListing, SourceSpec, list_columns
 
 DIGESTS = {1: "4ba1284d92ee303541f687266c2b586c"}
 """By format version: what earlier releases made of these fragments. States of running jobs name such digests."""
@@ -24,8 +25,9 @@ def listing(name: str, num_files: int, *, documents: bool, root: str = "/data") 
         SourceFile(name=f"{i}.parquet", path=f"{root}/{i}.parquet", size=1 << (33 + i), etag=f"{root}{i}")
         for i in range(num_files)
     )
-    spec = SourceSpec(name=name, patterns=(f"{root}/*",), column="tokens", documents=documents, block_bytes=1 << 20)
-    return SourceListing(spec=spec, format="parquet", root=root, files=files)
+    read = ReadSpec(format="parquet", column="tokens", count_documents=documents)
+    spec = SourceSpec(name=name, patterns=(f"{root}/*",), read=read)
+    return SourceListing(spec=spec, root=root, paths=tuple(file.path for file in files), files=files)
 
 
 def load(source: int, file: SourceFile) -> Fragment:
@@ -59,7 +61,7 @@ def write(cache: Path, root: str = "/data") -> str:
     (cache / "generations").mkdir(parents=True)
     listings = [listing("one", 4, documents=True, root=root), listing("two", 3, documents=False, root=root)]
     found = (facts_of(load(source, file)) for source, each in enumerate(listings) for file in each.files)
-    digest, created = write_generation(cache, listings, found, {})
+    digest, created = write_generation(cache, list_columns(listings), found, {})
     assert created
     return digest
 

@@ -6,9 +6,9 @@ import pytest
 
 from megablend.errors import CorruptFileError
 from megablend.index import pack_writer as module
+from megablend.index.cache_folders import fragments, generations
 from megablend.index.gc import collect
 from megablend.index.packs import Pack, packs
-from megablend.index.snapshot import fragments, generations
 from megablend.index.verify import verify
 from megablend.storage.local import LocalStorage
 from tests.index.index_data import build, driver, generation_bytes, run, spec, write
@@ -102,7 +102,7 @@ def test_a_damaged_pack_is_never_trusted(data: Path, cache: Path, place: int) ->
     (problem,) = verify(str(cache), data=False, storage=STORAGE)
     assert (
         problem
-        == f"{pack}: damaged pack of {len(content)} bytes (its checksum is wrong); the next build makes it again"
+        == f"{pack}: damaged pack of {len(content)} bytes (its checksum is wrong); `megablend build CONFIG` makes it again"
     )
     report = build(cache, spec(data))
     assert (report.digest, report.read, report.notes) == (digest, NUM_FILES, (problem,))

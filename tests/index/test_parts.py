@@ -15,15 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from megablend.config.read_spec import ReadSpec
 from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import SingleProcess
 from megablend.errors import ChangedFileError
-from megablend.formats.base import FileIndex, FileToIndex
+from megablend.formats.base import FileIndex
 from megablend.formats.parquet import PARQUET
 from megablend.index import file_parts as parts
 from megablend.index.build import Progress, build_index
 from megablend.index.file_parts import join, num_parts, part_span
 from megablend.index.file_tasks import items_of, plan_work
+from megablend.index.source_spec import list_columns
 from megablend.index.sources import list_source
 from megablend.index.verify import verify
 from megablend.storage.base import Storage
@@ -59,11 +61,11 @@ def same(one: FileIndex, other: FileIndex) -> bool:
 
 def check_joined(path: Path, column: str | None, *, documents: bool) -> None:
     storage, size = LocalStorage(), path.stat().st_size
-    file = FileToIndex(path=str(path), column=column, documents=documents, block_bytes=0)
-    whole = PARQUET.index(file, storage=storage)
+    read = ReadSpec(column=column, count_documents=documents)
+    whole = PARQUET.index(str(path), read, storage=storage)
     for count in (1, 2, 3, 17):
         spans = [part_span(size, part, count) for part in range(count)]
-        found = [PARQUET.index_part(file, span=span, storage=storage) for span in spans]
+        found = [PARQUET.index_part(str(path), read, span=span, storage=storage) for span in spans]
         assert same(join(found), whole)
 
 
@@ -95,7 +97,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranks_share_one_file(tmp_path: Path, small_parts: None) -> None:
     write_groups(tmp_path / "x.parquet")
-    work = plan_work([list_source(spec(tmp_path, "*.parquet"), storage=STORAGE)], tmp_path / "fragments")
+    work = plan_work(list_columns([list_source(spec(tmp_path, "*.parquet"), storage=STORAGE)]), tmp_path / "fragments")
     items = items_of(work)
     assert len(items) == work[0].num_parts == work[0].file.size // 2500 > 8
     assert sum(item.size for item in items) == work[0].file.size
@@ -105,7 +107,7 @@ def test_ranks_share_one_file(tmp_path: Path, small_parts: None) -> None:
 def test_progress_moves_while_one_file_is_indexed(
     tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megablend.index.build._POST_SECONDS", 0)
+    monkeypatch.setattr("megablend.index.share_work._POST_SECONDS", 0)
     write_groups(tmp_path / "x.parquet")
     seen: list[Progress] = []
     cache = str(tmp_path / "cache")
@@ -127,11 +129,11 @@ def test_what_a_build_that_failed_left_serves_the_next(
     asked: list[int] = []
     real = type(PARQUET).index_part
 
-    def index_part(self: object, file: FileToIndex, *, span: tuple[int, int], storage: Storage) -> FileIndex:
+    def index_part(self: object, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage) -> FileIndex:
         asked.append(span[0])
         if len(asked) == 5:
             raise KeyboardInterrupt
-        return real(PARQUET, file, span=span, storage=storage)
+        return real(PARQUET, path, read, span=span, storage=storage)
 
     monkeypatch.setattr(type(PARQUET), "index_part", index_part)
     with pytest.raises(KeyboardInterrupt):

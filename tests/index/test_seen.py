@@ -16,7 +16,8 @@ import pytest
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import CacheError, ChangedFileError
 from megablend.index.file_versions import tell_moved
-from megablend.index.snapshot import list_snapshots, open_snapshot
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import build, spec, strip_checks, write
 from tests.storages import STORAGE
@@ -153,10 +154,10 @@ def test_a_flipped_bit_of_what_was_seen_is_said(small: Path) -> None:
     data, expected = seen.read_bytes(), tokens_of(small)
     for at in range(0, len(data), 5):
         seen.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
-        with pytest.raises(CacheError, match=rf"{seen}: damaged \(its checksum is wrong\); rebuild the index"):
+        with pytest.raises(CacheError, match=rf"{seen}: damaged \(its checksum is wrong\); build again to repair it"):
             tokens_of(small)
     (problem,) = verify(str(small), data=False, storage=STORAGE)
-    assert problem == f"{seen}: damaged (its checksum is wrong); rebuild the index to repair it"
+    assert problem == f"{seen}: damaged (its checksum is wrong); build again to repair it (`megablend build CONFIG`)"
     build(small, spec(small.parent / "data"))
     assert tokens_of(small) == expected
 

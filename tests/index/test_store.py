@@ -16,8 +16,8 @@ from tests.storages import STORAGE
 def test_as_many_readers_are_kept_as_there_is_room_for(
     tmp_path: Path, open_bytes: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megablend.blocks.block_store.OPEN_BYTES", open_bytes)
-    monkeypatch.setattr("megablend.blocks.block_store.MIN_OPEN_FILES", 1)
+    monkeypatch.setattr("megablend.blocks.open_files.OPEN_BYTES", open_bytes)
+    monkeypatch.setattr("megablend.blocks.open_files.MIN_OPEN_FILES", 1)
     for seed in range(6):
         write(tmp_path / "data" / f"{seed}.arrow", seed)
     store = BlockStore(
@@ -27,4 +27,4 @@ def test_as_many_readers_are_kept_as_there_is_room_for(
     again = [block.tokens.tolist() for block in store.read(range(store.generation.file(5).first_block))]
     assert again == expected
     store.read([store.generation.file(5).first_block])
-    assert len(store._opened._kept) == kept
+    assert len(store._files._opened._kept) == kept

@@ -12,6 +12,7 @@ import pytest
 from megablend.blocks import build_document_tables as tabulate
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables, stretches
+from megablend.config.read_spec import ReadSpec
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, UnsupportedFileError
 from megablend.formats.base import STARTS_MID_DOCUMENT
@@ -38,7 +39,7 @@ def write(folder: Path, kind: str, seeds: list[int]) -> SourceSpec:
     for seed in seeds:
         KINDS[kind].write(folder / f"{seed}{KINDS[kind].suffix}", listed(seed))
     pattern = str(folder / f"*{KINDS[kind].suffix}")
-    return SourceSpec(name=kind, patterns=(pattern,), column=KINDS[kind].column, documents=True, block_bytes=256)
+    return SourceSpec(name=kind, patterns=(pattern,), read=ReadSpec(column=KINDS[kind].column, block_bytes=256))
 
 
 def make(cache: Path, *specs: SourceSpec) -> tuple[BlockStore, TablesReport]:
@@ -149,17 +150,19 @@ def test_damaged_counts_are_counted_again(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0])
     generation = open_snapshot(cache, build_index(str(cache), [spec], launch=SingleProcess(), storage=STORAGE).digest)
-    with pytest.raises(CacheError, match="'parquet' has no table of its documents; run `megablend build`"):
+    with pytest.raises(CacheError, match="'parquet' has no table of its documents; build again"):
         open_table(generation, 0)
     store, _ = make(cache, spec)
     lengths = table_folder(generation, 0) / "lengths.arrow"
     whole = lengths.read_bytes()
     lengths.write_bytes(whole[:-8])
-    with pytest.raises(CacheError, match=r"lengths\.arrow: has \d+ bytes, \d+ were committed; build again to mend it"):
+    with pytest.raises(
+        CacheError, match=r"lengths\.arrow: has \d+ bytes, \d+ were committed; build again to repair it"
+    ):
         open_table(generation, 0)
     assert any("lengths.arrow: damaged table" in problem for problem in verify(str(cache), data=False, storage=STORAGE))
     lengths.write_bytes(whole)
-    documents._opened.cache_clear()
+    documents._open_once.cache_clear()
     assert open_table(store.generation, 0).num_tokens == store.generation.sources[0].tokens
     (lengths.parent / "manifest.json").unlink()
     assert any(
@@ -179,8 +182,8 @@ def test_a_build_mends_a_damaged_table(tmp_path: Path, name: str, size: int | No
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
     damaged.write_bytes(flipped if size is None else whole[:size])
-    with pytest.raises(CacheError, match=rf"{name}: .*; build again to mend it"):
-        documents._opened.__wrapped__(damaged.parent)
+    with pytest.raises(CacheError, match=rf"{name}: .*; build again to repair it"):
+        documents._open_once.__wrapped__(damaged.parent, (0, 0, 0))
     assert verify(str(tmp_path / "cache"), data=False, storage=STORAGE) != []
     store, report = make(tmp_path / "cache", source)
     assert report.counted == 0
@@ -270,7 +273,7 @@ def test_lengths_that_change_places_within_a_large_table_are_noticed(
     lengths = table.lengths(np.arange(150), eod=False)
     first = int(np.flatnonzero(np.diff(lengths[64:128]))[0]) + 64
     monkeypatch.setattr(documents, "_CHECKED_BYTES", 0)
-    documents._opened.cache_clear()
+    documents._open_once.cache_clear()
     large = open_table(store.generation, 0)
     np.testing.assert_array_equal(large.lengths(np.arange(150), eod=False), lengths)
     np.testing.assert_array_equal(large.before(np.arange(151), eod=True), table.before(np.arange(151), eod=True))
@@ -278,7 +281,7 @@ def test_lengths_that_change_places_within_a_large_table_are_noticed(
     begin = data.index(lengths.astype("<i4").tobytes()) + 4 * first
     data[begin : begin + 8] = data[begin + 4 : begin + 8] + data[begin : begin + 4]
     (folder / "lengths.arrow").write_bytes(data)
-    documents._opened.cache_clear()
+    documents._open_once.cache_clear()
     damaged = open_table(store.generation, 0)
     for look in (damaged.lengths, damaged.before):
         with pytest.raises(
@@ -292,10 +295,10 @@ def test_lengths_that_change_places_within_a_large_table_are_noticed(
     manifest = read_manifest(folder)
     del manifest["tables"]["groups.check.arrow"]
     (folder / "manifest.json").write_bytes(dump_with_checksum(manifest))
-    documents._opened.cache_clear()
+    documents._open_once.cache_clear()
     with caplog.at_level("WARNING", "megablend"):
         open_table(store.generation, 0)
     assert "without checksums of its rows" in caplog.text
     build_tables(store, [0], launch=SingleProcess())
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
-    documents._opened.cache_clear()
+    documents._open_once.cache_clear()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from megablend.errors import CacheError
-from megablend.index.snapshot import list_snapshots, open_snapshot
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.index.index_data import build, documents_of, spec, write
 from tests.storages import STORAGE
@@ -75,7 +76,7 @@ def test_any_overwritten_byte_of_a_table_is_found(cache: Path, name: str) -> Non
 def test_a_truncated_generation_is_not_opened(cache: Path, name: str) -> None:
     path = generation(cache) / name
     os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(CacheError, match=rf"{path}.*build again to mend it"):
+    with pytest.raises(CacheError, match=rf"{path}.*build again to repair it"):
         open_snapshot(str(cache), generation(cache).name)
     assert str(path) in verify(str(cache), data=False, storage=STORAGE)[0]
 

@@ -8,6 +8,7 @@ import pytest
 from megablend.errors import CacheError
 from megablend.index import file_tasks as work
 from megablend.index.file_tasks import await_fragment, items_of, plan_work
+from megablend.index.source_spec import list_columns
 from megablend.index.sources import list_source
 from tests.index.index_data import build, spec, write
 from tests.storages import STORAGE
@@ -19,7 +20,7 @@ def test_the_plan_knows_new_kept_and_changed_files(tmp_path: Path) -> None:
     build(tmp_path / "cache", spec(tmp_path))
     write(tmp_path / "b.arrow", 7)
     write(tmp_path / "c.arrow", 8)
-    planned = plan_work([list_source(spec(tmp_path), storage=STORAGE)], tmp_path / "cache" / "fragments")
+    planned = plan_work(list_columns([list_source(spec(tmp_path), storage=STORAGE)]), tmp_path / "cache" / "fragments")
     assert [(item.file.name, item.known, item.changed) for item in planned] == [
         ("a.arrow", True, False),
         ("b.arrow", False, True),
@@ -27,7 +28,9 @@ def test_the_plan_knows_new_kept_and_changed_files(tmp_path: Path) -> None:
     ]
     kept, changed, _ = items_of(planned)
     assert kept.cost < changed.cost
-    other = plan_work([list_source(spec(tmp_path, name="other"), storage=STORAGE)], tmp_path / "cache" / "fragments")
+    other = plan_work(
+        list_columns([list_source(spec(tmp_path, name="other"), storage=STORAGE)]), tmp_path / "cache" / "fragments"
+    )
     assert [(item.known, item.changed) for item in other] == [(True, False), (False, False), (False, False)]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from megablend.formats.base import DecodedBlock
 from megablend.formats.decoded import DecodedBlocks
 from megablend.order.base import Spans
-from megablend.reader.block_table import BlockTable
+from megablend.prefetch.block_table import BlockTable
 
 TYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.kernels.plan.tree import first_multiple, heavy_child_count, leaf_at, leaf_counts
-from megablend.plan.tree import Tree, build_tree
+from megablend.plan.interleavings.tree import Tree, build_tree
 from tests import oracle
 
 TOTALS = st.lists(st.integers(1, 12), min_size=1, max_size=12)
@@ -56,7 +56,7 @@ def test_counts_equal_the_twin_at_every_prefix(totals: list[int]) -> None:
         assert dict(zip(twin.sources, counts, strict=True)) == oracle.prefix(twin, n)
         size = len(counts)
         for rank in range(size):
-            found = leaf_counts(tree.left_leaves, tree.left_samples, 0, size, sum(totals), n, rank)
+            found = leaf_counts(tree.left_leaves, tree.left_samples, sum(totals), n, rank)
             assert found == (sum(counts[:rank]), counts[rank])
 
 
@@ -67,9 +67,8 @@ def test_leaf_at_lays_samples_out_by_leaf(totals: list[int], data: st.DataObject
     start = data.draw(st.integers(0, total - 1))
     stop = data.draw(st.integers(start + 1, total))
     layout = np.repeat(np.arange(len(tree.sources)), tree.counts(stop) - tree.counts(start))
-    size = len(tree.sources)
     for position, rank in enumerate(layout):
-        assert leaf_at(tree.left_leaves, tree.left_samples, 0, size, total, start, stop, position) == rank
+        assert leaf_at(tree.left_leaves, tree.left_samples, total, start, stop, position) == rank
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)

@@ -27,7 +27,8 @@ warnings.simplefilter("ignore")
 
 from megatron.core.datasets.gpt_dataset import GPTDataset  # noqa: E402
 
-from megablend.megatron.cache_builder.write import ArtefactWriter  # noqa: E402
+from megablend.megatron.cache_builder.artefacts import Artefact  # noqa: E402
+from megablend.megatron.cache_builder.commit import Commits  # noqa: E402
 from megablend.megatron.plugin.builder import MegablendDatasetBuilder  # noqa: E402
 from megablend.megatron.plugin.dataset import MegablendGPTDataset  # noqa: E402
 from tests.megatron.plugin_data import plugin_config  # noqa: E402
@@ -63,16 +64,16 @@ def rank_of(launcher: str) -> int:
 
 def watch(built: list[str], victim: bool) -> None:
     """Note what is built; a victim ends with its first artefact."""
-    commit = ArtefactWriter._commit
+    add = Commits.add
 
-    def noted(writer: ArtefactWriter) -> None:
-        commit(writer)
-        writer._commits.finish()  # at once, as a large one is
-        built.append(writer._artefact.base)
+    def noted(commits: Commits, artefact: Artefact) -> None:
+        add(commits, artefact)
+        commits.finish()  # at once, as a large one is
+        built.append(artefact.base)
         if victim:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(ArtefactWriter, "_commit", noted)  # noqa: B010
+    setattr(Commits, "add", noted)  # noqa: B010
 
 
 def main() -> None:

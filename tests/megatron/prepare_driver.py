@@ -27,7 +27,8 @@ from megablend.distributed.launch import detect
 from megablend.megatron import prepare
 from megablend.megatron.cache_builder import cost as needs
 from megablend.megatron.cache_builder import schedule
-from megablend.megatron.cache_builder.write import ArtefactWriter
+from megablend.megatron.cache_builder.artefacts import Artefact
+from megablend.megatron.cache_builder.commit import Commits
 
 
 def config_of(spec: dict[str, Any], cache: str) -> Any:
@@ -48,17 +49,17 @@ def config_of(spec: dict[str, Any], cache: str) -> Any:
 
 def watch(built: list[str], victim: bool, patient: float) -> None:
     """Note what is built; a victim ends with its first artefact."""
-    commit = ArtefactWriter._commit
+    add = Commits.add
 
-    def noted(writer: ArtefactWriter) -> None:
-        writer._commits.stop.wait(patient)
-        commit(writer)
-        writer._commits.finish()  # at once, as a large one is
-        built.append(writer._artefact.base)
+    def noted(commits: Commits, artefact: Artefact) -> None:
+        commits.stop.wait(patient)
+        add(commits, artefact)
+        commits.finish()  # at once, as a large one is
+        built.append(artefact.base)
         if victim:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(ArtefactWriter, "_commit", noted)  # noqa: B010
+    setattr(Commits, "add", noted)  # noqa: B010
 
 
 def main() -> None:

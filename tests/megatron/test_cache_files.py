@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import threading
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.errors import CacheError
+from megablend.kernels import new_files
 from megablend.megatron.cache_builder import commit
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact, problem_with
 from megablend.megatron.cache_builder.commit import WORK_FOLDER, Commits
@@ -71,13 +73,13 @@ def test_files_are_those_of_numpy_save(tmp_path: Path) -> None:
     ("array", "message"),
     [
         (None, r"sample_index\.npy: cannot be read \(No such file"),
-        (b"", r"sample_index\.npy: is no \.npy file"),
-        (saved(SAMPLES)[:-1], r"holds int32 \[3, 2\] in 23 bytes; expected holds int32 \[3, 2\] in 24 bytes"),
-        (saved(SAMPLES)[:100], r"sample_index\.npy: is no \.npy file"),
-        (saved(SAMPLES).replace(b"(3, 2)", b"(3, 2 "), r"sample_index\.npy: is no \.npy file"),
-        (saved(SAMPLES[:2]), r"holds int32 \[2, 2\] in 16 bytes"),
-        (saved(SAMPLES.astype(np.int64)), r"holds int64 \[3, 2\] in 48 bytes"),
-        (saved(np.asfortranarray(SAMPLES)), r"holds Fortran int32"),
+        (b"", r"sample_index\.npy: not a \.npy file"),
+        (saved(SAMPLES)[:-1], r"contains int32 \[3, 2\] in 23 bytes; expected contains int32 \[3, 2\] in 24 bytes"),
+        (saved(SAMPLES)[:100], r"sample_index\.npy: not a \.npy file"),
+        (saved(SAMPLES).replace(b"(3, 2)", b"(3, 2 "), r"sample_index\.npy: not a \.npy file"),
+        (saved(SAMPLES[:2]), r"contains int32 \[2, 2\] in 16 bytes"),
+        (saved(SAMPLES.astype(np.int64)), r"contains int64 \[3, 2\] in 48 bytes"),
+        (saved(np.asfortranarray(SAMPLES)), r"contains Fortran int32"),
     ],
 )
 def test_arrays_that_are_not_whole_are_no_hit(array: bytes | None, message: str, tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_arrays_that_are_not_whole_are_no_hit(array: bytes | None, message: str,
 def test_another_description_is_no_hit(tmp_path: Path) -> None:
     write(tmp_path)
     ARTEFACT.description_path(tmp_path).write_text("{")
-    assert "is not the description that its name is the hash of" in (problem_with(ARTEFACT, tmp_path) or "")
+    assert "the text does not match the hash in the file's name" in (problem_with(ARTEFACT, tmp_path) or "")
 
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
@@ -164,8 +166,8 @@ def test_no_name_appears_before_all_bytes_are_on_the_disk(
     monkeypatch.setattr(commit, "can_flush_together", lambda folder: together)
 
     def watched(step: str) -> Callable[..., None]:
-        def call(*args: Any) -> None:
-            real[step](*args)
+        def call(*args: Any, **options: Any) -> None:
+            real[step](*args, **options)
             seen(step)
 
         return call
@@ -209,3 +211,59 @@ def test_what_was_written_before_an_error_is_not_committed(tmp_path: Path) -> No
     with pytest.raises(ZeroDivisionError, match="in the second"):
         fail()
     assert [path.name for path in tmp_path.rglob("*")] == [WORK_FOLDER]
+
+
+def write_at_once(cache: Path) -> None:
+    """The files of ARTEFACT out of one buffer."""
+    contents = [b"{}", saved(SAMPLES), saved(SHUFFLED)]
+    sizes = [len(content) for content in contents]
+    starts = [0, sizes[0], sizes[0] + sizes[1]]
+    (cache / WORK_FOLDER).mkdir(exist_ok=True)
+    with Commits(cache, threading.Event()) as commits:
+        commits.write(ARTEFACT, np.frombuffer(b"".join(contents), np.uint8), starts, sizes)
+
+
+@pytest.mark.parametrize(("available", "together"), [(True, True), (False, True), (True, False)])
+def test_files_that_are_written_at_once(
+    available: bool, together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    flush = os.fsync
+
+    def note_flush(fd: int) -> None:
+        flushed.append(fd)
+        flush(fd)
+
+    monkeypatch.setattr(commit, "can_flush_together", lambda folder: together)
+    monkeypatch.setattr(new_files, "AVAILABLE", available)
+    monkeypatch.setattr(os, "fsync", note_flush)
+    write_at_once(tmp_path)
+    assert ARTEFACT.path(tmp_path, "sample_index").read_bytes() == saved(SAMPLES)
+    assert ARTEFACT.path(tmp_path, "shuffle_index").read_bytes() == saved(SHUFFLED)
+    assert ARTEFACT.description_path(tmp_path).read_bytes() == b"{}"
+    assert list((tmp_path / WORK_FOLDER).iterdir()) == []
+    assert together or len(flushed) >= 3  # each file, where the file system cannot flush all
+
+
+def test_what_the_kernel_could_not_write_is_written_or_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that the system refused once is tried again; refused again, it is an error and nothing is left."""
+    monkeypatch.setattr(new_files, "write_new_files", lambda *args: 1)
+    with pytest.raises(CacheError, match=r"sample_index\.npy: cannot write the cache \(No space"):
+        refuse_new_files(monkeypatch, lambda: write_at_once(tmp_path))
+    assert [path.name for path in tmp_path.rglob("*")] == [WORK_FOLDER]
+
+
+def refuse_new_files(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Act on a full disk, as os.open sees it."""
+    open_ = os.open
+
+    def refuse(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return open_(path, flags, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        act()

@@ -13,7 +13,7 @@ from megablend.errors import CacheError, PlanError
 from megablend.exact import sample_parts
 from megablend.megatron.cache_builder import build_artefact as build
 from megablend.megatron.cache_builder import cost as needs
-from megablend.megatron.cache_builder import parts, schedule
+from megablend.megatron.cache_builder import parts, schedule, worker
 from megablend.megatron.cache_builder.build_cache import prepare_cache
 from megablend.megatron.cache_builder.write import ArtefactWriter
 from megablend.megatron.request.request import GREEDY, Blend, CacheRequest
@@ -154,6 +154,7 @@ def test_an_error_ends_builds_of_other_ranks_at_once(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(schedule, "PARTED_NS", 1e18)
     monkeypatch.setattr(schedule.Assignment, "workers", 4)  # so that none waits for work without end
+    monkeypatch.setattr(worker, "is_small", lambda job: False)
     monkeypatch.setattr(build, "sample_rows", endless)
     monkeypatch.setattr(ArtefactWriter, "_commit", failing)  # of the blend
     request = request_for(tmp_path, "cache", [[20] * 400, [20] * 400])

@@ -181,7 +181,7 @@ class OtherDataset(GPTDataset):  # type: ignore[misc]
 
 
 def test_what_is_not_ours_goes_megatrons_way(tmp_path: Path, options: dict[str, Any]) -> None:
-    with pytest.warns(RuntimeWarning, match="OtherDataset is no class that megablend builds"):
+    with pytest.warns(RuntimeWarning, match="OtherDataset is not a class that megablend builds"):
         assert type(build(OtherDataset, config_of(tmp_path / "a", **options))[0].datasets[0]) is OtherDataset
     with pytest.warns(RuntimeWarning, match="path_to_cache"):
         assert len(build(GPTDataset, config_of(tmp_path / "b", **options, path_to_cache=None))[0]) >= 200

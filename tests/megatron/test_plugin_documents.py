@@ -77,7 +77,8 @@ def test_a_pair_that_was_replaced_since_is_refused_and_one_that_was_touched_is_n
     for others in (DOCUMENTS[1:], [[*DOCUMENTS[0], 7], *DOCUMENTS[1:]]):
         write_word(tmp_path / "megatron", "megatron", others)
         with pytest.raises(
-            ChangedFileError, match=rf"pair\.idx: its {len(others)} lengths are not the 200 that the cache was built"
+            ChangedFileError,
+            match=rf"pair\.idx: its {len(others)} lengths differ from the 200 that the cache was built",
         ):
             PairDocuments(word, catalog, storage=STORAGE).get(5)
 
@@ -137,7 +138,7 @@ def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:
     cache = str(tmp_path)
     with pytest.raises(CacheError, match=r"not indexed in .*MegablendDatasetBuilder"):
         pinned_address(cache, "arrow:/data/*.arrow?column=ids")
-    with pytest.raises(CacheError, match=r"lengths of the \.idx files are not there"):
+    with pytest.raises(CacheError, match=r"lengths of the \.idx files are missing or damaged"):
         open_catalog(catalog_path(cache, ("/data/a",)))
 
 

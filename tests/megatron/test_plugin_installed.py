@@ -94,7 +94,7 @@ def an_error(patch: pytest.MonkeyPatch) -> None:
         (another_shuffle, r"^tiny datasets \(several_epochs\): Megatron makes another shuffle_index of GPTDataset$"),
         (
             another_name,
-            r"^tiny datasets \(several_epochs\): Megatron looks for [0-9a-f]+-GPTDataset-(train|valid|test)-\S+ besides",
+            r"^tiny datasets \(several_epochs\): Megatron looks for [0-9a-f]+-GPTDataset-(train|valid|test)-\S+ in addition to",
         ),
         (another_token, r"^tiny datasets \(several_epochs\): sample 0 is another in MegablendGPTDataset"),
         (an_error, r"^tiny datasets \(several_epochs\): KeyError: 'epochs'$"),
@@ -116,7 +116,7 @@ def test_ranks_that_may_not_write_find_the_same(monkeypatch: pytest.MonkeyPatch)
     another_name(monkeypatch)
     found = probe.find_misfit(MegablendDatasetBuilder)
     assert re.fullmatch(
-        r"tiny datasets \(several_epochs\): Megatron looks for \S+\.npy, which we do not write", found or ""
+        r"tiny datasets \(several_epochs\): Megatron looks for \S+\.npy, which megablend does not write", found or ""
     )
 
 
@@ -205,3 +205,8 @@ def test_a_version_that_nothing_tells_is_no_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delattr(sys.modules["megatron.core"], "__version__")
     monkeypatch.setattr(metadata, "version", none)
     assert installed.installed_version() == "of unknown version"
+
+
+def test_what_was_found_is_kept_for_this_code_alone() -> None:
+    names = {f"{path.parent.name}/{path.name}" for path in installed._files()}
+    assert {"datasets/gpt_dataset.py", "plugin/probe.py", "cache_builder/work_plan.py", "exact/shuffle.py"} <= names

@@ -45,7 +45,7 @@ def test_what_is_no_array_is_told(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=r"a\.npy: no such file"):
         len(PooledArray(str(path), storage=STORAGE))
     path.write_bytes(b"x" * 300)
-    with pytest.raises(CorruptFileError, match=r"a\.npy: is no \.npy file"):
+    with pytest.raises(CorruptFileError, match=r"a\.npy: not a \.npy file"):
         len(PooledArray(str(path), storage=STORAGE))
     np.save(path, np.asfortranarray(np.zeros((3, 2))))
     with pytest.raises(CorruptFileError, match=r"Fortran order .*expected"):

@@ -29,7 +29,7 @@ def request(**options: Any) -> CacheRequest:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path_to_cache": ""}, r"no cache folder is given"),
+        ({"path_to_cache": ""}, r"no cache folder is set"),
         ({"sequence_length": 0}, r"sequence length is 0; expected 1 or more"),
         ({"random_seed": -1}, r"the seed is -1"),
         ({"random_seed": 1 << 32}, r"numpy's RandomState takes 0 to 4294967295"),
@@ -39,8 +39,8 @@ def request(**options: Any) -> CacheRequest:
         ({"blend_per_split": (BLEND, None, None)}, r"either one blend for all splits"),
         ({"split": None}, r"needs its proportions: give split"),
         ({"blend": None, "blend_per_split": (BLEND, None, None)}, r"split '1,1,1' contradicts blends by split"),
-        ({"sizes": (1, -1, 1)}, r"valid: -1 samples are asked for"),
-        ({"sizes": (1, None, 1)}, r"valid: no number of samples is given"),
+        ({"sizes": (1, -1, 1)}, r"valid: -1 samples requested"),
+        ({"sizes": (1, None, 1)}, r"valid: the number of samples is missing"),
         (
             {
                 "blend": None,

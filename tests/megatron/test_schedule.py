@@ -59,7 +59,7 @@ def test_ranks_that_are_bound_to_cores_have_those() -> None:
 
 def test_a_job_that_no_node_holds_is_named() -> None:
     with pytest.raises(
-        ConfigError, match=r"big: its arrays take 104,857,601 bytes of memory, where x may use 104,857,600"
+        ConfigError, match=r"big: its arrays take 104,857,601 bytes of memory, but x may use 104,857,600"
     ):
         assign_jobs([need(MB), need(100 * MB + 1)], ["small", "big"], [place("x")])
 

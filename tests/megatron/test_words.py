@@ -27,7 +27,7 @@ def test_reads_what_megatron_reads(prefixes: list[str], weighted: bool, data: st
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], r"--data-path: a blend names no prefix"),
+        ([], r"--data-path: a blend has no prefixes"),
         (["30", "a", "b"], r"word 3 of 3 is 'b'; expected a weight"),
         (["30", "a", "70"], r"word 4 of 3 is the end; expected a weight before each prefix"),
         (["a", "30", "b", "70"], r"word 1 of 4 is 'a'"),
@@ -37,7 +37,7 @@ def test_reads_what_megatron_reads(prefixes: list[str], weighted: bool, data: st
         (["nan", "a"], r"a has weight nan"),
         (["-1", "a"], r"a has weight -1\.0"),
         (["a.bin"], r"a\.bin: Megatron adds \.bin and \.idx itself"),
-        (["s3://bucket/a"], r"s3://bucket/a: object stores are not read here"),
+        (["s3://bucket/a"], r"s3://bucket/a: object stores are not supported here"),
     ],
 )
 def test_lists_that_megatron_would_misread_are_refused(words: list[str], message: str) -> None:
@@ -67,7 +67,7 @@ def test_words_and_blends_from_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", r"is no JSON"),
+        ("{", r"invalid JSON"),
         ("[]", r"expected an object with the keys train, valid and test"),
         ('{"train": [], "valid": null}', r"expected an object with the keys"),
         ('{"train": 3, "valid": null, "test": null}', r"train: found 3; expected a list of words"),

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.plan.allocate import largest_remainder, stage_totals
-from megablend.plan.blend import BlendPlan
-from megablend.plan.tree import build_tree
+from megablend.plan.interleavings.tree import build_tree
+from megablend.plan.stages_plan import StagesPlan
+from tests.plan.plans import lane_plan
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,7 +44,7 @@ def test_every_prefix_is_within_2(name: str, total: int) -> None:
     assert np.array_equal(tree.counts(total), tree.samples)
 
 
-def steps(plan: BlendPlan, size: int, start: int, stop: int, share: Floats) -> Iterator[tuple[float, float]]:
+def steps(plan: StagesPlan, size: int, start: int, stop: int, share: Floats) -> Iterator[tuple[float, float]]:
     """(worst deviation within a step, at a step's end) of whole steps of `size` in [start, stop), some at a time."""
     seen = plan.counts(start)
     for low in range(start, stop - size + 1, 256 * size):
@@ -60,7 +61,7 @@ def steps(plan: BlendPlan, size: int, start: int, stop: int, share: Floats) -> I
 
 def check_steps(weights: list[int | Fraction], lanes: int, slots: int, total: int) -> None:
     totals = largest_remainder(weights, total)
-    plan = BlendPlan([totals], lanes=lanes, slots=slots, spans=[1] * len(totals), seed=5)
+    plan = lane_plan([totals], lanes=lanes, slots=slots, spans=[1] * len(totals), seed=5)
     share = np.array(totals) / total
     full = total // (lanes * slots) * lanes * slots
     for size in (lanes, lanes // 2, lanes // 4):
@@ -106,7 +107,7 @@ def test_steps_are_balanced_in_any_plan(weights: list[int], quarter: int, more: 
 def test_a_thousand_appends_of_one_sample_stay_within_2(name: str) -> None:
     weights = blends()[name]
     totals = stage_totals(weights, range(1, 1001))
-    plan = BlendPlan(totals, lanes=64, slots=512, spans=[1] * len(weights), seed=0)
+    plan = lane_plan(totals, lanes=64, slots=512, spans=[1] * len(weights), seed=0)
     sources, _ = plan.locate_many(np.arange(1000))
     seen = np.cumsum(sources[:, None] == np.arange(len(weights)), axis=0)
     share = np.array([float(Fraction(weight) / sum(weights)) for weight in weights])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from megablend.plan.allocate import largest_remainder
-from megablend.plan.blend import BlendPlan
 from tests import oracle
+from tests.plan.plans import lane_plan
 
 SOAK_PLANS = int(os.environ.get("MEGABLEND_SOAK_PLANS", "2000"))
 SOAK_SEED = int(os.environ.get("MEGABLEND_SOAK_SEED", "1"))
@@ -16,7 +16,7 @@ SOAK_SEED = int(os.environ.get("MEGABLEND_SOAK_SEED", "1"))
 
 def check_plan(given: oracle.Plan) -> float:
     """Order, promises and first repeats of a plan against the oracle; by how many samples an epoch's end exceeds a quarter."""
-    plan = BlendPlan(**given)
+    plan = lane_plan(**given)
     sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
     walked = oracle.walk(**given)
     assert list(zip(sources.tolist(), ordinals.tolist(), strict=True)) == walked, given
@@ -92,7 +92,7 @@ def test_an_epoch_begins_when_the_last_one_has_ended(
     }
     early = dict[str, list[oracle.EpochEnd]]()
     for name, epochs in (("regarded", given["epoch_tokens"]), ("not", None)):
-        plan = BlendPlan(**given | {"epoch_tokens": epochs})
+        plan = lane_plan(**given | {"epoch_tokens": epochs})
         sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
         ours = np.flatnonzero(sources == 0)  # the oracle would count the others' epochs, too
         ends = []
@@ -110,7 +110,7 @@ def test_an_epoch_begins_when_the_last_one_has_ended(
 def test_periods_begin_and_end_with_an_epoch() -> None:
     """A lane's part of a period is a run of neighbours, from the first cycle that has some of the epoch to its last."""
     lanes, slots, span, epoch = 4, 8, 3, 32 * 5 - 7
-    plan = BlendPlan([[32 * 20]], lanes=lanes, slots=slots, spans=[span], seed=1, epoch_tokens=[epoch])
+    plan = lane_plan([[32 * 20]], lanes=lanes, slots=slots, spans=[span], seed=1, epoch_tokens=[epoch])
     _, ordinals = plan.locate_many(np.arange(32 * 20))
     samples = np.arange(32 * 20)
     begins = {0: 0, 1: 4, 2: 9, 3: 14}  # epoch -> the cycle in which it begins

@@ -56,3 +56,24 @@ def test_an_end_of_document_token_that_does_not_fit_is_refused(config: dict[str,
     )
     with pytest.raises(megablend.ConfigError, match=match):
         megablend.build(wrong)
+
+
+def test_sources_one_after_the_other_are_a_choice_of_the_config(tmp_path: Path) -> None:
+    sources = [write_source(tmp_path / "data", d, "parquet", documents(d, 60, 30, 5)) for d in range(2)]
+    given = make_config(
+        tmp_path, [source | {"weight": 1} for source in sources], samples=60, interleaving="sequential", run="in_turn"
+    )
+    digest = megablend.build(given).ledger.digest
+    dataset = megablend.open(given)
+    assert [dataset.sample(k).source for k in range(60)] == [0] * 30 + [1] * 30
+    assert len(list(megablend.Loader(dataset, micro_batch_size=4))) == 15
+    assert megablend.build(given | {"interleaving": "lanes", "run": "lanes"}).ledger.digest != digest
+    with pytest.raises(megablend.PlanError, match="interleaving was sequential, is lanes"):
+        megablend.build(given | {"interleaving": "lanes"})
+
+
+def test_an_unknown_interleaving_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(
+        megablend.ConfigError, match=r"interleaving: found 'greedy', expected one of lanes, sequential$"
+    ):
+        megablend.build(config | {"interleaving": "greedy"})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from megablend.errors import PlanError
-from megablend.plan.sequential import SequentialPlan
+from megablend.plan.interleavings.sequential import SequentialPlan
 
 COUNTS = [3, 0, 2, 0]
 

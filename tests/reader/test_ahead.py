@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 
 import megablend
 from megablend.prefetch.read_amplification import read_amplification
+from megablend.storage.base import Allocate, Bytes, Int64s
 from megablend.storage.wrapper import WrapperStorage
 from tests.runs import EOD, documents, make_config, write_source
 from tests.storages import STORAGE
@@ -146,7 +147,7 @@ def test_an_interrupt_loses_no_batch(config: dict[str, Any], monkeypatch: pytest
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("megablend.reader.read_ahead.gather", interrupted)
+    monkeypatch.setattr("megablend.prefetch.read_ahead.gather", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(iter(loader))
     monkeypatch.undo()
@@ -200,9 +201,9 @@ class CountingStorage(WrapperStorage):
         super().__init__(STORAGE)
         self.bytes = 0
 
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        self.bytes += size * path.endswith(".bin")
-        return super().read(path, offset, size)
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        self.bytes += int(sizes.sum()) * path.endswith(".bin")
+        return super().read_ranges(path, offsets, sizes, allocate)
 
 
 @pytest.mark.parametrize(("micro_batch", "ranks"), [(4, 1), (2, 2), (3, 1), (1, 5)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
 from megablend.config import load_config
-from megablend.reader.samples import Samples
+from megablend.prefetch.samples import Samples
 from megablend.reader.tensors import sample_dict
 
 LENGTH = 12

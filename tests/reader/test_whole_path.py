@@ -3,6 +3,8 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import megablend
-from megablend.order import ORDERS
-from megablend.order.page import PageOrder
-from megablend.order.row import RowOrder
+from megablend.order.block import BlockOrder
+from megablend.order.document import DocumentOrder
+from megablend.order.registry import ORDERS
 from tests.formats.writers import KINDS
 from tests.runs import EOD, documents, make_config, write_source
 
@@ -57,8 +59,11 @@ def check_source(samples: dict[int, list[int]], tokens: list[int], length: int, 
 def levels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both levels of the page and row orders, on few blocks."""
     if request.param:
-        monkeypatch.setitem(ORDERS, "page", lambda blocks, key: PageOrder(blocks, key, threshold=3, groups=4))
-        monkeypatch.setitem(ORDERS, "row", lambda blocks, key: RowOrder(blocks, key, threshold=3, group=7))
+        for name, make in (
+            ("block", partial(BlockOrder, threshold=3, groups=4)),
+            ("document", partial(DocumentOrder, threshold=3, group=7)),
+        ):
+            monkeypatch.setitem(ORDERS, name, replace(ORDERS[name], make=make))
     return "two" if request.param else "one"
 
 

@@ -17,7 +17,8 @@ from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, Storage
 from megablend.storage.by_scheme import StorageByScheme, make_storage
 from megablend.storage.descriptors import default_capacity, shared_pool
 from megablend.storage.find import Found, Match
-from megablend.storage.registry import STORAGES, StorageOptions
+from megablend.storage.registry import STORAGES
+from megablend.storage.storage_options import StorageOptions
 from megablend.storage.wrapper import WrapperStorage
 from tests.runs import documents, make_config, write_source
 

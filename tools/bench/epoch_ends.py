@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.plan.allocate import cycles_per_run
-from megablend.plan.blend import BlendPlan
+from megablend.plan.interleavings.lanes import LanePlan
 
 SAMPLE_TOKENS = 4096
 
 
-def measure(plan: BlendPlan, lanes: int, epoch_samples: int, block_tokens: int) -> tuple[float, float]:
+def measure(plan: LanePlan, lanes: int, epoch_samples: int, block_tokens: int) -> tuple[float, float]:
     """(amplification, early) of all samples of a plan of sources with epochs of that many samples."""
     ks = np.arange(plan.num_samples)
     sources, ordinals = plan.locate_many(ks)
@@ -63,11 +63,11 @@ def main() -> None:
                 span = cycles_per_run(args.block_tokens, share, SAMPLE_TOKENS, args.slots)
                 results = [
                     measure(
-                        BlendPlan(
-                            [[args.epochs * epoch_samples + epoch_samples // 2] * number],
+                        LanePlan(
+                            [args.epochs * epoch_samples + epoch_samples // 2] * number,
                             lanes=lanes,
-                            slots=args.slots,
-                            spans=[span] * number,
+                            window=args.slots,
+                            cycles=[span] * number,
                             seed=1,
                             epoch_tokens=epoch_tokens,
                             sample_tokens=SAMPLE_TOKENS,

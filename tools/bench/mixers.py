@@ -52,10 +52,10 @@ def megablend_plan(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], i
     from fractions import Fraction
 
     from megablend.plan.allocate import largest_remainder
-    from megablend.plan.blend import BlendPlan
+    from megablend.plan.interleavings.lanes import LanePlan
 
     totals = largest_remainder([Fraction(weight) for weight in weights], samples)
-    plan = BlendPlan([totals], lanes=8, slots=64, spans=[1] * len(totals), seed=1)
+    plan = LanePlan(totals, lanes=8, window=64, cycles=[1] * len(totals), seed=1)
     told = min(samples, 4_000_000)
     return lambda: np.concatenate(
         [plan.locate_many(np.arange(k, min(k + 4096, told)))[0] for k in range(0, told, 4096)]

@@ -95,8 +95,8 @@ def measure(config: Path) -> dict[str, float]:
 
 def _load_kernels() -> None:
     """Load what opening and reading call, from the node's cache of kernels."""
-    from megablend.order.page import PageOrder
-    from megablend.plan.blend import BlendPlan
+    from megablend.order.block import BlockOrder
+    from megablend.plan.interleavings.lanes import LanePlan
 
     class Two:
         num_blocks, num_tokens = 2, 2
@@ -110,8 +110,8 @@ def _load_kernels() -> None:
         def keep_group_totals(self, num_groups: int, run: int) -> None:
             pass
 
-    PageOrder(Two(), 1).spans(np.zeros(1, np.int64), 2)
-    plan = BlendPlan([[2, 1]], lanes=1, slots=2, spans=[1, 1], seed=0)
+    BlockOrder(Two(), 1).spans(np.zeros(1, np.int64), 2)
+    plan = LanePlan([2, 1], lanes=1, window=2, cycles=[1, 1], seed=0)
     plan.locate(0), plan.locate_many(np.arange(3)), plan.counts(2)
 
 

@@ -25,7 +25,7 @@ from megablend.exact.blend import greedy
 from megablend.exact.permuted import largest_remainder_blend
 from megablend.exact.pieces import Pieces
 from megablend.plan.allocate import largest_remainder
-from megablend.plan.blend import BlendPlan
+from megablend.plan.interleavings.lanes import LanePlan
 
 PIECE = 1 << 25
 BATCH = 1 << 16
@@ -73,9 +73,9 @@ def plan(weights: npt.NDArray[np.float64], samples: int, rounds: int = 5) -> Non
     """Time the plan: until it is ready, and a sample by itself, in order and at random."""
     shares = [Fraction(weight) for weight in weights]
 
-    def ready() -> BlendPlan:
+    def ready() -> LanePlan:
         totals = largest_remainder(shares, samples)
-        return BlendPlan([totals], lanes=8, slots=64, spans=[1] * len(totals), seed=1)
+        return LanePlan(totals, lanes=8, window=64, cycles=[1] * len(totals), seed=1)
 
     def median(run: Callable[[], object]) -> float:
         run()  # loads the kernels

@@ -1,4 +1,4 @@
-"""The buffers of a record batch, read one by one and decompressed.
+"""The buffers of a record batch, decompressed.
 
 Source: Arrow columnar format, "Compression".
 """
@@ -12,18 +12,19 @@ import pyarrow as pa
 
 from megablend.formats.arrow.message import Batch, BatchError
 from megablend.formats.base import Array
+from megablend.storage.base import Bytes
 
 MAX_BYTES = (1 << 32) - 1
 """Sizes of blocks are kept in 32 bits; no buffer of a block is larger."""
 
 _NOT_COMPRESSED = b"\xff" * 8
 
-Fetch = Callable[[int, int], bytes]
-"""(offset in the body of the batch, size) -> bytes."""
+Fetch = Callable[[int, int], Bytes]
+"""(offset in the body of the batch, size) -> uint8 [size]."""
 
 
 class Buffers:
-    """The buffers of one batch; counts the bytes that it fetches."""
+    """The buffers of one batch; counts the bytes that it asks for."""
 
     def __init__(self, batch: Batch, fetch: Fetch) -> None:
         self._batch = batch
@@ -42,16 +43,16 @@ class Buffers:
         """uint8 [size], read-only. Raises: BatchError."""
         if number not in self._read:
             data = self._load(number, int(self._batch.buffers[number]["size"]))
-            plain = self._batch.codec is None or not data
-            self._read[number] = np.frombuffer(data, np.uint8) if plain else decompress(data, str(self._batch.codec))
+            plain = self._batch.codec is None or not len(data)
+            self._read[number] = data if plain else decompress(data, str(self._batch.codec))
         return self._read[number]
 
-    def _load(self, number: int, size: int) -> bytes:
+    def _load(self, number: int, size: int) -> Bytes:
         self.fetched_bytes += size
         return self._fetch(int(self._batch.buffers[number]["offset"]), size)
 
 
-def decompress(stored: bytes, codec: str) -> Array:
+def decompress(stored: Bytes, codec: str) -> Array:
     """A buffer that is stored as its size (int64; -1 where it is not compressed) and its data.
 
     Returns: uint8 [size], read-only.
@@ -59,8 +60,8 @@ def decompress(stored: bytes, codec: str) -> Array:
     Raises: BatchError.
     """
     size = _decompressed_size(stored[:8], len(stored))
-    if stored[:8] == _NOT_COMPRESSED:
-        return np.frombuffer(stored, np.uint8, offset=8)
+    if stored[:8].tobytes() == _NOT_COMPRESSED:
+        return stored[8:]
     out = np.empty(size + 1, np.uint8)  # one more, to find out a buffer that goes on
     try:
         got = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)[8:]), codec).readinto(out)
@@ -72,12 +73,12 @@ def decompress(stored: bytes, codec: str) -> Array:
     return out[:size]
 
 
-def _decompressed_size(prefix: bytes, stored_bytes: int) -> int:
+def _decompressed_size(start: Bytes, stored_bytes: int) -> int:
     if not stored_bytes:
         return 0
     if stored_bytes < 8:
         raise BatchError(f"a compressed buffer of {stored_bytes} bytes lacks its size")
-    if prefix == _NOT_COMPRESSED:
+    if (prefix := start.tobytes()) == _NOT_COMPRESSED:
         return stored_bytes - 8
     size = int.from_bytes(prefix, "little", signed=True)
     if not 0 <= size <= MAX_BYTES:

@@ -40,10 +40,8 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
     if head[:4] == _CONTINUATION:
         raise UnsupportedFileError(
             path,
-            "is an Arrow stream, which does not say where its batches are; rewrite it as a file by `import os, pyarrow as pa; "
-            f"path = {path!r}; table = pa.ipc.open_stream(pa.OSFile(path)).read_all(); "
-            "file = pa.ipc.new_file(path + '.new', table.schema); file.write_table(table); file.close(); "
-            "os.replace(path + '.new', path)`",
+            "is an Arrow stream, not an Arrow file; set `format: arrow-stream` for its source, and make files and streams "
+            "sources of their own",
         )
     if head[: len(MAGIC)] != MAGIC:
         raise CorruptFileError(path, f"begins with {head!r}, not with {MAGIC!r}: no Arrow IPC file", offset=0)

@@ -1,4 +1,4 @@
-"""The lengths in an `.idx`, read where they are needed: never the whole file, however long it is.
+"""The lengths in an `.idx`, taken where they are needed: never the whole file, however long it is.
 
 Readers look at the header and the lengths alone. A short `.idx` is compared with its digest when it is opened. Of a long one
 `build` makes a digest for every GROUP_BYTES of header and lengths, and a group is compared with its own when it is first read.
@@ -12,9 +12,9 @@ import logging
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import ChangedFileError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
-from megablend.storage.base import Storage
+from megablend.storage.base import Bytes, Int64s, Storage
 
 GROUP_BYTES = 1 << 14
 WHOLE_BYTES = 1 << 20
@@ -37,19 +37,21 @@ class LengthReader:
     """
 
     def __init__(self, path: str, idx_bytes: int, structure: str, digests: Digests | None, storage: Storage) -> None:
-        self._path, self._storage, self._digests = path, storage, digests
+        self._path, self._digests = path, digests
         if digests is None or idx_bytes <= WHOLE_BYTES:
             self._digests = None
             if idx_bytes > WHOLE_BYTES:
                 _LOG.warning(
                     "%s: the cache has no digests of its parts, so all %d bytes are read in every process; the next "
-                    "`megablend build` makes them",
+                    "`megablend build CONFIG` makes them",
                     path,
                     idx_bytes,
                 )
             found, _ = digest_idx(path, idx_bytes, storage)
             if found != structure:
-                raise ChangedFileError(path, f"has digest {found}, had {structure} when it was indexed; build again")
+                raise ChangedFileError(
+                    path, f"has digest {found}, had {structure} when it was indexed; {CHANGED_REMEDY}"
+                )
         header = parse_header(path, storage.read(path, 0, min(HEADER_BYTES, idx_bytes)), idx_bytes)
         self.num_sequences = header.num_sequences
         self._end = HEADER_BYTES + 4 * self.num_sequences
@@ -58,31 +60,49 @@ class LengthReader:
         if self._digests is not None:
             if len(self._digests) != num_groups:
                 raise self._changed(f"has {num_groups} groups of lengths, had {len(self._digests)}")
-            self._check(0, HEADER_BYTES)
+            first_group = storage.read(path, 0, min(GROUP_BYTES, self._end))
+            self._check(0, np.frombuffer(first_group, np.uint8))
 
-    def read(self, first: int, count: int) -> npt.NDArray[np.int32]:
-        """Lengths of sequences `first` to `first + count`, which are in range: int32 [count].
+    def byte_ranges(self, firsts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
+        """What is to be fetched of the file for lengths of sequences `firsts` to `firsts + counts`, int64 [n] each, in range.
+
+        Returns: offsets and sizes in bytes, int64 [n] each: with the groups around them where these were not checked yet.
+        """
+        starts, stops = HEADER_BYTES + 4 * firsts, HEADER_BYTES + 4 * (firsts + counts)
+        if self._digests is not None:
+            for i in np.flatnonzero(counts).tolist():
+                first, last = int(starts[i]) // GROUP_BYTES, (int(stops[i]) - 1) // GROUP_BYTES
+                if not self._is_checked[first : last + 1].all():
+                    starts[i], stops[i] = first * GROUP_BYTES, min((last + 1) * GROUP_BYTES, self._end)
+        return starts, stops - starts
+
+    def decode(self, begin: int, data: Bytes, first: int, count: int) -> npt.NDArray[np.int32]:
+        """Lengths of sequences `first` to `first + count`: int32 [count].
+
+        Args:
+            begin, data: what was fetched for them, from this byte of the file on.
 
         Raises: ChangedFileError where they are not what was indexed.
         """
-        start, stop = HEADER_BYTES + 4 * first, HEADER_BYTES + 4 * (first + count)
-        self._check(start, stop)
-        return np.frombuffer(self._storage.read(self._path, start, stop - start), "<i4")
+        self._check(begin, data)
+        start = HEADER_BYTES + 4 * first - begin
+        return data[start : start + 4 * count].view("<i4")
 
-    def _check(self, start: int, stop: int) -> None:
-        """Compare the groups that bytes start:stop lie in with their digests, each once."""
-        if self._digests is None or stop <= start:
+    def _check(self, begin: int, data: Bytes) -> None:
+        """Compare the groups that are whole in the file's bytes from `begin` on with their digests, each once."""
+        if self._digests is None:
             return
-        first, last = start // GROUP_BYTES, (stop - 1) // GROUP_BYTES
-        for group in first + np.flatnonzero(~self._is_checked[first : last + 1]):
-            begin = int(group) * GROUP_BYTES
-            data = self._storage.read(self._path, begin, min(GROUP_BYTES, self._end - begin))
-            if _digest(data) != self._digests[group]:
-                raise self._changed(f"its bytes from {begin} to {begin + len(data)} are others than")
-            self._is_checked[group] = True
+        for group in range(-(-begin // GROUP_BYTES), len(self._is_checked)):
+            start, stop = group * GROUP_BYTES, min((group + 1) * GROUP_BYTES, self._end)
+            if stop > begin + len(data):
+                return
+            if not self._is_checked[group]:
+                if _digest(data[start - begin : stop - begin].data) != self._digests[group]:
+                    raise self._changed(f"its bytes from {start} to {stop} are others than")
+                self._is_checked[group] = True
 
     def _changed(self, problem: str) -> ChangedFileError:
-        return ChangedFileError(self._path, f"{problem} when it was indexed; restore it, or build again")
+        return ChangedFileError(self._path, f"{problem} when it was indexed; {CHANGED_REMEDY}")
 
 
 def digest_idx(path: str, idx_bytes: int, storage: Storage) -> tuple[str, Digests]:

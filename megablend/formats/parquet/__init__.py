@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from megablend.config.read_spec import ReadSpec
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, UnsupportedFileError
-from megablend.formats.base import BlockReader, DivisibleFormat, FileIndex, FileToIndex, OpenedFile
+from megablend.formats.base import BaseFormat, BlockReader, DivisibleFormat, FileIndex, OpenedFile
 from megablend.formats.parquet.decoding.page_reader import ParquetReader
 from megablend.formats.parquet.indexing.index_file import index_file
 from megablend.formats.parquet.metadata.footer import digest_of, read_footer_bytes
@@ -14,25 +15,20 @@ from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.storage.base import Storage
 
 
-class ParquetFormat:
+class ParquetFormat(BaseFormat):
     """Parquet files; see `Format`."""
 
     name = "parquet"
     suffixes: Sequence[str] = (".parquet", ".parq", ".pq")
     documents_known: bool = False
-    reader_block_bytes: int = 0
 
-    def files(self, path: str) -> Sequence[str]:
-        """The file itself."""
-        return [path]
-
-    def index(self, file: FileToIndex, *, storage: Storage) -> FileIndex:
+    def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Find the pages of a file and count their tokens; pages are as large as their writer made them."""
-        return index_file(file, storage)
+        return index_file(path, read, storage)
 
-    def index_part(self, file: FileToIndex, *, span: tuple[int, int], storage: Storage) -> FileIndex:
+    def index_part(self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage) -> FileIndex:
         """Find the pages of the column chunks that begin within bytes [start, stop); see `DivisibleFormat`."""
-        return index_file(file, storage, span=span)
+        return index_file(path, read, storage, span=span)
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
         """A reader of an indexed file, if its size and footer are still the same."""

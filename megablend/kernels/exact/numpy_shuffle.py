@@ -34,6 +34,12 @@ def shuffle(entries: Entries, key: Uint32s, position: int) -> int:
         key: uint32 [624], MT19937's.
         position: words of the key used up, 0 to 624.
     """
+    return shuffle_entries(entries, key, position)
+
+
+@device
+def shuffle_entries(entries: Entries, key: Uint32s, position: int) -> int:
+    """The same, for other kernels to call."""
     words = np.empty(WORDS, np.uint32)
     temper(key, words)
     # AHEAD more than a buffer, of any content: they are asked for, not used; and room for a draw that is not accepted

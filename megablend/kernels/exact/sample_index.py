@@ -84,6 +84,21 @@ def cut(
 
     Returns: rows filled; documents passed, -1 where one is none of [0, num_lengths); tokens before the next of them.
     """
+    return cut_rows(lengths, documents, first, start, length, extra, sample, rows)
+
+
+@device
+def cut_rows(
+    lengths: Int32s,
+    documents: Int32s,
+    first: int,
+    start: int,
+    length: int,
+    extra: int,
+    sample: int,
+    rows: npt.NDArray[Any],
+) -> tuple[int, int, int]:
+    """`cut`, for other kernels to call."""
     row, end, size = 0, start, len(documents)
     begin, limit = sample * length, np.uint32(len(lengths))
     for i in range(size):

@@ -1,7 +1,7 @@
-"""Where samples begin in documents much shorter than a sample: what megablend.kernels.exact.sample_index.cut says, sooner.
+"""Where samples begin in documents much shorter than a sample: the result of megablend.kernels.exact.sample_index.cut, faster.
 
 A sample begins in one document of dozens, so the guess that none begins is nearly always right, and costs less than to do without
-one. What remains is the wait for the lengths, which lie all over memory: they may be kept in a byte each, where nearly all fit.
+one. What remains is the wait for the lengths, which are scattered over memory: they may be stored in a byte each if most fit.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import kernel, prefetch
+from megablend.jit import device, kernel, prefetch
 from megablend.kernels.exact.sample_index import begun
 
 Int32s = npt.NDArray[np.int32]
 Uint8s = npt.NDArray[np.uint8]
 LONG = 255
-"""In a byte: so many tokens, or more."""
+"""In a byte: this many tokens, or more."""
 AHEAD = 64
 """Documents between asking for the cache line of a length and using it."""
 
@@ -50,6 +50,24 @@ def cut_short_documents(
         limit: those of `short` below it are lengths; the others are looked up.
         far: whether `short` is larger than a core's own caches.
     """
+    return cut_short_rows(short, limit, far, lengths, documents, first, start, length, extra, sample, rows)
+
+
+@device
+def cut_short_rows(
+    short: npt.NDArray[Any],
+    limit: int,
+    far: bool,
+    lengths: Int32s,
+    documents: Int32s,
+    first: int,
+    start: int,
+    length: int,
+    extra: int,
+    sample: int,
+    rows: npt.NDArray[Any],
+) -> tuple[int, int, int]:
+    """`cut_short_documents`, for other kernels to call."""
     row, end, size = 0, start, len(documents)
     begin, num_lengths = sample * length, np.uint32(len(lengths))
     ahead = AHEAD if far else size

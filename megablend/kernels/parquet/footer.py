@@ -11,7 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.jit import Pointer, device, kernel, pointer_at
-from megablend.kernels.parquet.thrift import LIST, STRUCT, UNUSUAL, integer, list_header, next_field, skip
+from megablend.kernels.parquet.thrift import (
+    BINARY,
+    FALSE,
+    LIST,
+    STRUCT,
+    UNUSUAL,
+    integer,
+    list_header,
+    next_field,
+    skip,
+    varint,
+)
 
 CHUNK_DTYPE = np.dtype(
     [
@@ -27,6 +38,14 @@ CHUNK_DTYPE = np.dtype(
         ("data_page", "<i8"),
         ("dictionary_page", "<i8"),  # 0 where absent
         ("null_count", "<i8"),  # -1 where absent
+        (
+            "ranges",
+            "<i8",
+        ),  # which statistics of values there are: bit f, field f, of 4 bytes, or (7, 8) false; f + 8: of 8
+        ("old_max", "<u8"),  # Statistics.max, bytes as one little-endian integer; 0 where absent
+        ("old_min", "<u8"),  # Statistics.min
+        ("max_value", "<u8"),
+        ("min_value", "<u8"),
         ("page_encodings", "<u8"),  # of data pages, a bit each; all bits where absent
         ("num_levels", "<i8"),  # counts in the histogram of definition levels; -1 where absent
         ("all_levels", "<i8"),  # their sum: not num_values where the writer counted wrong, as ClickHouse 26 does
@@ -174,7 +193,8 @@ def _count(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int]:
 @device
 def _meta_data(data: Pointer, at: int, end: int, path: Pointer, path_bytes: int, found: np.void) -> int:
     """Of a ColumnMetaData: the position after it."""
-    found["dictionary_page"], found["null_count"] = 0, -1
+    found["dictionary_page"] = 0
+    _forget_statistics(found)
     found["page_encodings"], found["num_levels"], found["all_levels"], found["top_level"] = ABSENT, -1, 0, 0
     field, seen = 0, 0
     while True:
@@ -202,7 +222,7 @@ def _meta_data(data: Pointer, at: int, end: int, path: Pointer, path_bytes: int,
         elif field == 11:
             at, found["dictionary_page"] = integer(data, at, end, kind)
         elif field == 12:
-            at, found["null_count"] = _null_count(data, at, end, kind)
+            at = _statistics(data, at, end, kind, found)
         elif field == 13:
             at, found["page_encodings"] = _page_encodings(data, at, end, kind)
         elif field == 16:
@@ -274,21 +294,61 @@ def _page_encodings(data: Pointer, at: int, end: int, kind: int) -> tuple[int, n
 
 
 @device
-def _null_count(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int]:
-    """Of Statistics: the position after it, and the count of nulls (-1 where there is none)."""
-    field, nulls = 0, np.int64(-1)
+def _forget_statistics(found: np.void) -> None:
+    found["null_count"], found["ranges"] = -1, 0
+    found["old_max"] = found["old_min"] = found["max_value"] = found["min_value"] = np.uint64(0)
+
+
+@device
+def _statistics(data: Pointer, at: int, end: int, kind: int, found: np.void) -> int:
+    """Of Statistics: the position after it. Its count of nulls, and its smallest and largest values as they are written."""
+    _forget_statistics(found)
+    field = 0
     if kind != STRUCT:
-        return UNUSUAL, nulls
+        return UNUSUAL
     while True:
         at, field, kind = next_field(data, at, end, field)
         if at < 0 or kind == 0:
-            return at, nulls
+            return at
         if field == 3:
-            at, nulls = _count(data, at, end, kind)
+            at, found["null_count"] = _count(data, at, end, kind)
+        elif field in (1, 2, 5, 6):
+            found["ranges"] &= ~np.int64((1 << field) | (1 << (field + 8)))
+            at, size, word = _value(data, at, end, kind)
+            if size:
+                found["ranges"] |= np.int64(1 << field if size == 4 else 1 << (field + 8))
+            if field == 1:
+                found["old_max"] = word
+            elif field == 2:
+                found["old_min"] = word
+            elif field == 5:
+                found["max_value"] = word
+            else:
+                found["min_value"] = word
+        elif field in (7, 8):
+            found["ranges"] &= ~np.int64(1 << field)
+            if kind == FALSE:
+                found["ranges"] |= np.int64(1 << field)
+            at = skip(data, at, end, kind)
         else:
             at = skip(data, at, end, kind)
         if at < 0:
-            return at, nulls
+            return at
+
+
+@device
+def _value(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, np.uint64]:
+    """The position after a field, and of an integer's 4 or 8 bytes their number and the integer; 0 and 0 of anything else."""
+    word = np.uint64(0)
+    stop = skip(data, at, end, kind)
+    if stop < 0 or kind != BINARY:
+        return stop, np.int64(0), word
+    at, size = varint(data, at, end)
+    if size != 4 and size != 8:
+        return stop, np.int64(0), word
+    for i in range(stop - at):
+        word |= np.uint64(data[at + i]) << np.uint64(8 * i)
+    return stop, np.int64(size), word
 
 
 @device

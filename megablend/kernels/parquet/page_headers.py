@@ -168,11 +168,11 @@ def parse_header(data: Pointer, at: int, end: int, header: np.void) -> int:
                 header["crc"], header["has_crc"] = value, True
         elif wire == STRUCT and field == 5 and kind == DATA:
             header["def_encoding"] = header["rep_encoding"] = -1
-            at, values, encoding = _counts(data, at, end, header, True)
+            at, values, encoding = _counts(data, at, end, header, DATA)
         elif wire == STRUCT and field == 7 and kind == DICTIONARY:
-            at, values, encoding = _counts(data, at, end, header, False)
+            at, values, encoding = _counts(data, at, end, header, DICTIONARY)
         elif wire == STRUCT and field == 8 and kind == DATA_V2:
-            at, values, encoding = _counts_v2(data, at, end, header)
+            at, values, encoding = _counts(data, at, end, header, DATA_V2)
         else:
             at = skip(data, at, end, wire)
         if at < 0:
@@ -192,50 +192,30 @@ def parse_header(data: Pointer, at: int, end: int, header: np.void) -> int:
 
 
 @device
-def _counts(data: Pointer, at: int, end: int, header: np.void, is_data: bool) -> tuple[int, int, int]:
-    """Of a DataPageHeader or a DictionaryPageHeader: the position after it, values, encoding."""
+def _counts(data: Pointer, at: int, end: int, header: np.void, kind: int) -> tuple[int, int, int]:
+    """Parse a DataPageHeader, DictionaryPageHeader or DataPageHeaderV2. Returns the position after it, values, encoding."""
     values = encoding = -1
+    last_integer = 4 if kind == DATA else 2 if kind == DICTIONARY else 6
     field = 0
     while True:
         at, field, wire = next_field(data, at, end, field)
         if at < 0 or wire == 0:
             return at, values, encoding
-        if 1 <= field <= 2 or (is_data and 3 <= field <= 4):
+        if 1 <= field <= last_integer:
             at, value = integer(data, at, end, wire)
             if field == 1:
                 values = value
-            elif field == 2:
+            elif field == (4 if kind == DATA_V2 else 2):
                 encoding = value
-            elif field == 3:
+            elif kind == DATA and field == 3:
                 header["def_encoding"] = value
-            else:
+            elif kind == DATA:
                 header["rep_encoding"] = value
-        else:
-            at = skip(data, at, end, wire)
-        if at < 0:
-            return at, values, encoding
-
-
-@device
-def _counts_v2(data: Pointer, at: int, end: int, header: np.void) -> tuple[int, int, int]:
-    """Of a DataPageHeaderV2: the position after it, values, encoding."""
-    values = encoding = -1
-    field = 0
-    while True:
-        at, field, wire = next_field(data, at, end, field)
-        if at < 0 or wire == 0:
-            return at, values, encoding
-        if 1 <= field <= 6:
-            at, value = integer(data, at, end, wire)
-            if field == 1:
-                values = value
-            elif field == 4:
-                encoding = value
             elif field == 5:
                 header["def_bytes"] = value
             elif field == 6:
                 header["rep_bytes"] = value
-        elif field == 7:
+        elif kind == DATA_V2 and field == 7:
             if wire not in (TRUE, FALSE):
                 return UNUSUAL, values, encoding
             header["is_compressed"] = wire == TRUE

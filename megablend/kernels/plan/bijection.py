@@ -24,7 +24,7 @@ def permuted(i: int, n: int, key: int) -> int:
     uniform for few entries, which are shuffled exactly instead.
     """
     if n <= PACKED:
-        return _packed(i, n, key)
+        return (_packed(n, key) >> 4 * i) & 15
     a = int(math.sqrt(n))
     a += a * a < n
     b = (n + a - 1) // a
@@ -39,14 +39,35 @@ def permuted(i: int, n: int, key: int) -> int:
 
 
 @device
-def _packed(i: int, n: int, key: int) -> int:
-    """Entry i of an exact Fisher-Yates shuffle of n <= PACKED entries, kept in one integer."""
+def unpermuted(entry: int, n: int, key: int) -> int:
+    """The i of which `permuted(i, n, key)` is `entry`; 0 <= entry < n <= 2^50."""
+    if n <= PACKED:
+        packed, i = _packed(n, key), 0
+        while (packed >> 4 * i) & 15 != entry:
+            i += 1
+        return i
+    a = int(math.sqrt(n))
+    a += a * a < n
+    b = (n + a - 1) // a
+    while True:
+        left, right = entry // b, entry % b
+        for turn in range(ROUNDS - 2, -2, -2):
+            right = (right - bounded_hash(key ^ (turn + 1), left, b)) % b
+            left = (left - bounded_hash(key ^ turn, right, a)) % a
+        entry = left * b + right
+        if entry < n:
+            return entry
+
+
+@device
+def _packed(n: int, key: int) -> int:
+    """An exact Fisher-Yates shuffle of n <= PACKED entries, kept in one integer, four bits an entry."""
     entries = 0xEDCBA9876543210
     for last in range(n - 1, 0, -1):
         other = bounded_hash(key, last, last + 1)
         differ = ((entries >> 4 * last) ^ (entries >> 4 * other)) & 15
         entries ^= (differ << 4 * last) | (differ << 4 * other) if other != last else 0
-    return (entries >> 4 * i) & 15
+    return entries
 
 
 @kernel

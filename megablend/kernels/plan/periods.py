@@ -15,10 +15,14 @@ more, which is at most the larger of the two.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from megablend.jit import device, kernel
+from megablend.kernels.plan.bijection import permuted
+from megablend.kernels.plan.keyed_hash import hash_combine
 from megablend.kernels.plan.tree import leaf_counts, least_multiple
 
 Int32s = npt.NDArray[np.int32]
@@ -27,146 +31,188 @@ Int64s = npt.NDArray[np.int64]
 BEGIN, END, EPOCH, PURE_BEGIN, PURE_END, ORDINAL, LOW, HIGH, HEAD = range(9)
 """What is kept of a period: its cycles; its epoch; those of its cycles that have no other epoch; its first ordinal; the first of
 its ranks in its first cycle, and the end of its ranks in its last cycle."""
-_ALL = 1 << 62
+ALL = 1 << 62
+"""An ordinal beyond all."""
+
+
+class Stage(NamedTuple):
+    """A stage: its tree, and how it is cut into cycles."""
+
+    left_leaves: Int32s
+    left_samples: Int64s
+    total: int
+    """Samples."""
+    dealt: int
+    """Samples of its cycles, the cut one included; what follows is the tail."""
+    lanes: int
+    step: int
+    """Samples of a full cycle."""
+
+
+class Leaf(NamedTuple):
+    """A source in a stage."""
+
+    rank: int
+    total: int
+    """Samples."""
+    first_token: int
+    """Where the source's first sample of the stage begins, counted over all its epochs."""
+    span: int
+    """Cycles of a full period."""
+    epoch_tokens: int
+    sample_tokens: int
+    """Tokens by which samples advance."""
+
+
+@device
+def make_stage(left_leaves: Int32s, left_samples: Int64s, total: int, lanes: int, slots: int) -> Stage:
+    """A stage of `total` samples, whose lanes have `slots` samples in a full cycle."""
+    total, lanes = int(total), int(lanes)
+    return Stage(left_leaves, left_samples, total, total - total % lanes, lanes, lanes * int(slots))
 
 
 @kernel
 def period_of(
     left_leaves: Int32s,
     left_samples: Int64s,
-    leaf_samples: Int64s,
+    total: int,
+    lanes: int,
+    slots: int,
     rank: int,
-    leaf_ordinal: int,
-    step: int,
-    cycle: int,
+    leaf_total: int,
+    first_token: int,
     span: int,
-    ordinal: int,
     epoch_tokens: int,
     sample_tokens: int,
+    cycle: int,
+    ordinal: int,
 ) -> tuple[int, int]:
     """The period [begin, end) that has an ordinal, which is one of cycle `cycle` by the counts at its edges.
 
-    Of a stage whose tree is all there is: leaf_samples int64 [size], by rank. Others as `find_period` has them.
+    Of the stage and the leaf, see `Stage` and `Leaf`. Ordinals are counted from the stage's start.
     """
-    size, total, leaf_total = len(leaf_samples), int(leaf_samples.sum()), int(leaf_samples[rank])
+    stage = make_stage(left_leaves, left_samples, total, lanes, slots)
+    leaf = Leaf(rank, leaf_total, first_token, span, epoch_tokens, sample_tokens)
     epoch_first = 0
     if epoch_tokens > 0:
-        epoch_first = epoch_start(epoch_of(ordinal, epoch_tokens, sample_tokens), epoch_tokens, sample_tokens)
-    return find_period(
-        left_leaves, left_samples, 0, size, total, rank, leaf_total, leaf_ordinal, step, cycle, span, epoch_first
-    )
+        epoch_first = epoch_start(leaf, epoch_of(leaf, ordinal))
+    return find_period(stage, leaf, cycle, epoch_first)
 
 
 @device
-def find_period(
-    left_leaves: Int32s,
-    left_samples: Int64s,
-    first: int,
-    size: int,
-    total: int,
-    rank: int,
-    leaf_total: int,
-    leaf_ordinal: int,
-    step: int,
-    cycle: int,
-    span: int,
-    epoch_first: int,
-) -> tuple[int, int]:
+def find_period(stage: Stage, leaf: Leaf, cycle: int, epoch_first: int) -> tuple[int, int]:
     """The cycles [begin, end) of the period that has a leaf's samples of an epoch in cycle `cycle`; the last may have none.
 
-    Of the stage: the tree, which begins at `first`; total, its samples; step, those of a cycle. Of the leaf: leaf_total, its
-    samples; leaf_ordinal, the source's ordinal with which the stage begins. epoch_first: the first ordinal of the epoch.
+    epoch_first: the first ordinal of the epoch.
     """
-    full = int(total) // int(step)  # cycles; a cut one is not counted
+    full = int(stage.total) // int(stage.step)  # cycles; a cut one is not counted
     if cycle >= full:
         return cycle, cycle + 1
-    begin, before = 0, int(epoch_first) - int(leaf_ordinal)
-    if before > 0 and span > 1:
-        begin = least_multiple(left_leaves, left_samples, first, size, total, leaf_total, rank, before + 1, step) - 1
-    begin = cycle - (cycle - begin) % span
-    return begin, min(begin + span, full)
+    begin, before = 0, int(epoch_first)
+    if before > 0 and leaf.span > 1:
+        begin = (
+            least_multiple(
+                stage.left_leaves, stage.left_samples, stage.total, leaf.total, leaf.rank, before + 1, stage.step
+            )
+            - 1
+        )
+    begin = cycle - (cycle - begin) % leaf.span
+    return begin, min(begin + leaf.span, full)
 
 
 @device
-def enter_period(
-    left_leaves: Int32s,
-    left_samples: Int64s,
-    first: int,
-    size: int,
-    total: int,
-    rank: int,
-    leaf_total: int,
-    leaf_ordinal: int,
-    lanes: int,
-    slots: int,
-    cycle: int,
-    position: int,
-    span: int,
-    epoch_tokens: int,
-    sample_tokens: int,
-    heads: Int64s,
-    parts: Int64s,
-    at: int,
-) -> int:
+def enter_period(stage: Stage, leaf: Leaf, cycle: int, position: int, heads: Int64s, parts: Int64s) -> int:
     """The period of a position of a leaf in cycle `cycle`: which of the two that are kept of a leaf, by the parity of its epoch.
 
-    Where it is not kept yet, it fills row `at` of heads int64 [2, num_leaves, HEAD]; and of parts int64 [2, num_leaves, span, 4]:
-    for each of the period's cycles the leaf's positions [left, right), both divided by the lanes. Others as in `find_period`.
+    Where it is not kept yet, it fills row `rank` of heads int64 [2, num_leaves, HEAD] and of parts int64
+    [2, num_leaves, span, 4]; see `fill_period`.
     """
-    lanes, step = int(lanes), int(lanes) * int(slots)
-    dealt = int(total) - int(total) % lanes
-    epoch, epoch_first, epoch_stop = 0, 0, _ALL
-    if epoch_tokens > 0:
-        stop = min((cycle + 1) * step, dealt)
-        pace = float(leaf_total) / float(total)  # counts are within 2 of the share
-        least = leaf_ordinal + max(0, int(float(cycle * step) * pace) - 3)
-        epoch = epoch_of(least, epoch_tokens, sample_tokens)
-        if epoch_of(leaf_ordinal + int(float(stop) * pace) + 3, epoch_tokens, sample_tokens) != epoch:
-            passed, seen = leaf_counts(left_leaves, left_samples, first, size, total, cycle * step, rank)
-            passed_stop, seen_stop = leaf_counts(left_leaves, left_samples, first, size, total, stop, rank)
-            left = passed_stop - passed
-            right = left + seen_stop - seen
-            before, _, own = count_ranks(left // lanes, left % lanes, right // lanes, right % lanes, position % lanes)
-            ordinal = leaf_ordinal + seen + before + position // lanes - own
-            epoch = epoch_of(ordinal, epoch_tokens, sample_tokens)
-        epoch_first = epoch_start(epoch, epoch_tokens, sample_tokens)
-        epoch_stop = epoch_start(epoch + 1, epoch_tokens, sample_tokens)
-    which = epoch % 2
-    if heads[which, at, EPOCH] == epoch and heads[which, at, BEGIN] <= cycle < heads[which, at, END]:
-        return which
-
-    begin, end = find_period(
-        left_leaves,
-        left_samples,
-        first,
-        size,
-        total,
-        rank,
-        leaf_total,
-        leaf_ordinal,
-        step,
-        cycle,
-        span,
-        epoch_first,
-    )
-    passed, seen = leaf_counts(left_leaves, left_samples, first, size, total, begin * step, rank)
-    low = max(0, epoch_first - leaf_ordinal - seen)
-    heads[which, at, ORDINAL] = leaf_ordinal + seen + low
-    high, other = 0, begin
-    while other < end and leaf_ordinal + seen < epoch_stop:
-        stop = min((other + 1) * step, dealt)
-        passed_stop, seen_stop = leaf_counts(left_leaves, left_samples, first, size, total, stop, rank)
-        left = passed_stop - passed  # the leaf's positions in that cycle are [left, right)
-        right = left + seen_stop - seen
-        high = min(right - left, epoch_stop - leaf_ordinal - seen)
-        part = parts[which, at, other - begin]
-        part[0], part[1], part[2], part[3] = left // lanes, left % lanes, right // lanes, right % lanes
-        passed, seen, other = passed_stop, seen_stop, other + 1
-    heads[which, at, BEGIN], heads[which, at, END], heads[which, at, EPOCH] = begin, other, epoch
-    heads[which, at, LOW], heads[which, at, HIGH] = low, high
-    heads[which, at, PURE_BEGIN] = begin + (low > 0)
-    heads[which, at, PURE_END] = other - (leaf_ordinal + seen > epoch_stop)
+    epoch, epoch_first, epoch_stop = 0, 0, ALL
+    if leaf.epoch_tokens > 0:
+        epoch = _epoch_at(stage, leaf, cycle, position)
+        epoch_first, epoch_stop = epoch_start(leaf, epoch), epoch_start(leaf, epoch + 1)
+    which, rank = epoch % 2, leaf.rank
+    if heads[which, rank, EPOCH] != epoch or not heads[which, rank, BEGIN] <= cycle < heads[which, rank, END]:
+        begin, end = find_period(stage, leaf, cycle, epoch_first)
+        heads[which, rank, EPOCH] = epoch
+        fill_period(stage, leaf, begin, end, epoch_first, epoch_stop, which, heads, parts)
     return which
+
+
+@device
+def fill_period(
+    stage: Stage,
+    leaf: Leaf,
+    begin: int,
+    end: int,
+    epoch_first: int,
+    epoch_stop: int,
+    which: int,
+    heads: Int64s,
+    parts: Int64s,
+) -> None:
+    """Fill in the period [begin, end) of an epoch's ordinals [epoch_first, epoch_stop), which may end it earlier.
+
+    Of each of its cycles, parts has the leaf's positions [left, right), both divided by the lanes: quotient and rest of each.
+    """
+    left_leaves, left_samples, total, rank, lanes = (
+        stage.left_leaves,
+        stage.left_samples,
+        stage.total,
+        leaf.rank,
+        stage.lanes,
+    )
+    before, seen = leaf_counts(left_leaves, left_samples, total, begin * stage.step, rank)
+    low, high, cycle = max(0, epoch_first - seen), 0, begin
+    heads[which, rank, ORDINAL] = seen + low
+    while cycle < end and seen < epoch_stop:
+        stop = min((cycle + 1) * stage.step, stage.dealt)
+        before_stop, seen_stop = leaf_counts(left_leaves, left_samples, total, stop, rank)
+        left = before_stop - before
+        right = left + seen_stop - seen
+        high = min(right - left, epoch_stop - seen)
+        part = parts[which, rank, cycle - begin]
+        part[0], part[1], part[2], part[3] = left // lanes, left % lanes, right // lanes, right % lanes
+        before, seen, cycle = before_stop, seen_stop, cycle + 1
+    heads[which, rank, BEGIN], heads[which, rank, END] = begin, cycle
+    heads[which, rank, LOW], heads[which, rank, HIGH] = low, high
+    heads[which, rank, PURE_BEGIN] = begin + (low > 0)
+    heads[which, rank, PURE_END] = cycle - (seen > epoch_stop)
+
+
+@device
+def ordinal_in_period(
+    lanes: int, rank: int, cycle: int, position: int, key: int, which: int, heads: Int64s, parts: Int64s
+) -> int:
+    """The ordinal of a leaf's position in a cycle of a period that has been entered.
+
+    Ranks, those of earlier lanes first, are cut to the period's epoch in its first and last cycle.
+
+    Args:
+        key: of the cycle, the source and the lane: it orders the lane's part of the cycle.
+    """
+    turn, residue = position // lanes, position % lanes
+    begin, end = int(heads[which, rank, BEGIN]), int(heads[which, rank, END])
+    mixed = heads[which, rank, PURE_BEGIN] > begin or heads[which, rank, PURE_END] < end
+    ordinal = int(heads[which, rank, ORDINAL])
+    for other in range(begin, end):
+        left, left_rest, right, right_rest = parts[which, rank, other - begin]
+        before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
+        place, after = before + turn - first, before + mine
+        if mixed:
+            count = (right - left) * lanes + right_rest - left_rest
+            lowest = int(heads[which, rank, LOW]) if other == begin else 0
+            highest = int(heads[which, rank, HIGH]) if other == end - 1 else count
+            before, after = min(max(before, lowest), highest), min(max(after, lowest), highest)
+            ordinal -= lowest
+            if other == cycle and highest - lowest < count:
+                key = hash_combine(key, heads[which, rank, EPOCH])
+        ordinal += before
+        if other < cycle:
+            ordinal += after - before
+        elif other == cycle:
+            ordinal += permuted(place - before, after - before, key)
+    return ordinal
 
 
 @device
@@ -178,12 +224,30 @@ def count_ranks(left: int, left_rest: int, right: int, right_rest: int, residue:
 
 
 @device
-def epoch_of(ordinal: int, epoch_tokens: int, sample_tokens: int) -> int:
+def epoch_of(leaf: Leaf, ordinal: int) -> int:
     """The epoch in which a sample begins."""
-    return int(ordinal) * int(sample_tokens) // int(epoch_tokens)
+    return (int(leaf.first_token) + int(ordinal) * int(leaf.sample_tokens)) // int(leaf.epoch_tokens)
 
 
 @device
-def epoch_start(epoch: int, epoch_tokens: int, sample_tokens: int) -> int:
-    """The first ordinal whose sample begins in an epoch, or later."""
-    return (int(epoch) * int(epoch_tokens) + int(sample_tokens) - 1) // int(sample_tokens)
+def epoch_start(leaf: Leaf, epoch: int) -> int:
+    """The first ordinal whose sample begins in an epoch, or later; below 0 for epochs that began before the stage."""
+    before = int(epoch) * int(leaf.epoch_tokens) - int(leaf.first_token)
+    return (before + int(leaf.sample_tokens) - 1) // int(leaf.sample_tokens)
+
+
+@device
+def _epoch_at(stage: Stage, leaf: Leaf, cycle: int, position: int) -> int:
+    """The epoch of a leaf's sample at a position of a cycle: estimated, and counted only where the cycle may have two."""
+    stop = min((cycle + 1) * stage.step, stage.dealt)
+    pace = float(leaf.total) / float(stage.total)  # counts are within 2 of the share
+    epoch = epoch_of(leaf, max(0, int(float(cycle * stage.step) * pace) - 3))
+    if epoch_of(leaf, int(float(stop) * pace) + 3) == epoch:
+        return epoch
+    lanes, shape = stage.lanes, (stage.left_leaves, stage.left_samples, stage.total)
+    before, seen = leaf_counts(shape[0], shape[1], shape[2], cycle * stage.step, leaf.rank)
+    before_stop, seen_stop = leaf_counts(shape[0], shape[1], shape[2], stop, leaf.rank)
+    left = before_stop - before
+    right = left + seen_stop - seen
+    earlier, _, first = count_ranks(left // lanes, left % lanes, right // lanes, right % lanes, position % lanes)
+    return epoch_of(leaf, seen + earlier + position // lanes - first)

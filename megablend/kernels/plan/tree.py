@@ -70,15 +70,10 @@ def heavy_child_count(n: int, part: int, whole: int) -> int:
 
 
 @device
-def leaf_counts(
-    left_leaves: Int32s, left_samples: Int64s, first: int, size: int, total: int, n: int, rank: int
-) -> tuple[int, int]:
-    """Among the first n samples: (how many are of leaves before `rank`, how many of leaf `rank`).
-
-    The tree's arrays begin at `first`.
-    """
-    node, before, passed = first, 0, 0
-    n, total = int(n), int(total)
+def leaf_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int) -> tuple[int, int]:
+    """Among the first n samples: (how many are of leaves before `rank`, how many of leaf `rank`)."""
+    node, before, passed = 0, 0, 0
+    size, n, total = len(left_leaves), int(n), int(total)
     while size > 1:
         width, part = int(left_leaves[node]), int(left_samples[node])
         heavy = heavy_child_count(n, part, total)
@@ -91,11 +86,9 @@ def leaf_counts(
 
 
 @device
-def leaf_at(
-    left_leaves: Int32s, left_samples: Int64s, first: int, size: int, total: int, start: int, stop: int, position: int
-) -> int:
+def leaf_at(left_leaves: Int32s, left_samples: Int64s, total: int, start: int, stop: int, position: int) -> int:
     """The rank of the leaf at `position` when samples [start, stop) are laid out leaf by leaf; 0 <= position < stop - start."""
-    node, rank = first, 0
+    node, rank, size = 0, 0, len(left_leaves)
     start, stop, total = int(start), int(stop), int(total)
     while size > 1:
         width, part = int(left_leaves[node]), int(left_samples[node])
@@ -143,21 +136,13 @@ def all_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, co
 def first_multiple(
     left_leaves: Int32s, left_samples: Int64s, total: int, leaf_total: int, rank: int, count: int, step: int
 ) -> int:
-    """As `least_multiple` does, in a tree whose arrays begin at 0."""
-    return least_multiple(left_leaves, left_samples, 0, len(left_leaves), total, leaf_total, rank, count, step)
+    """As `least_multiple` does, which kernels call."""
+    return least_multiple(left_leaves, left_samples, total, leaf_total, rank, count, step)
 
 
 @device
 def least_multiple(
-    left_leaves: Int32s,
-    left_samples: Int64s,
-    first: int,
-    size: int,
-    total: int,
-    leaf_total: int,
-    rank: int,
-    count: int,
-    step: int,
+    left_leaves: Int32s, left_samples: Int64s, total: int, leaf_total: int, rank: int, count: int, step: int
 ) -> int:
     """The least m with `count` samples of leaf `rank`, 1 to leaf_total, among the first min(m * step, total).
 
@@ -169,7 +154,7 @@ def least_multiple(
     high = min((int(total) + int(step) - 1) // int(step), int(float(count + 3) * pace) + 1)
     while low < high:
         middle = (low + high) // 2
-        _, have = leaf_counts(left_leaves, left_samples, first, size, total, min(middle * int(step), int(total)), rank)
+        _, have = leaf_counts(left_leaves, left_samples, total, min(middle * int(step), int(total)), rank)
         if have >= count:
             high = middle
         else:

@@ -1,15 +1,17 @@
-"""Files of a cache: a description and its arrays, what they are called and whether they are whole.
+"""Files of a cache: a description and its arrays, their names and whether they are complete.
 
-What lies in a cache is believed only after its text, shapes, types and sizes have been looked at: Megatron writes the
+Files in a cache are trusted only after their text, shapes, types and sizes have been checked: Megatron writes the
 description first and the arrays in place, so a build of its own that was killed leaves arrays that are missing or short.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import tokenize
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,11 +20,13 @@ import numpy as np
 _MAGIC = b"\x93NUMPY\x01\x00"
 _PREFIX_BYTES = len(_MAGIC) + 2
 _ALIGNMENT = 64
+_DESCRIPTORS = {name: np.dtype(name).str for name in ("int16", "int32", "uint32", "int64")}
+_ITEM_BYTES = {name: np.dtype(name).itemsize for name in _DESCRIPTORS}
 _DIGITS = 21
 """That numpy leaves room for, so that the first dimension can grow in place."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ArraySpec:
     """An array that an artefact consists of."""
 
@@ -30,27 +34,25 @@ class ArraySpec:
     """document_index, sample_index, ..."""
     shape: tuple[int, ...]
     dtype: str
+    """int16, int32, uint32 or int64."""
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
-        """Of the array, without the file's header."""
-        size = np.dtype(self.dtype).itemsize
-        for length in self.shape:
-            size *= length
-        return size
+        """Bytes of the array, without the file's header."""
+        return _ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     def header(self) -> bytes:
         """What numpy.save writes before the array; by hand, which takes a tenth of the time.
 
         Source: numpy.lib.format, version 1.0.
         """
-        text = f"{{'descr': '{np.dtype(self.dtype).str}', 'fortran_order': False, 'shape': {self.shape}, }}"
+        text = f"{{'descr': '{_DESCRIPTORS[self.dtype]}', 'fortran_order': False, 'shape': {self.shape}, }}"
         text += " " * (_DIGITS - len(str(self.shape[0])))
         padding = _ALIGNMENT - (_PREFIX_BYTES + len(text) + 1) % _ALIGNMENT
         return _MAGIC + struct.pack("<H", len(text) + padding + 1) + f"{text}{' ' * padding}\n".encode()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Artefact:
     """A description and its arrays."""
 
@@ -59,31 +61,31 @@ class Artefact:
     description: str
     arrays: tuple[ArraySpec, ...]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
-        """Of all its files, to within some kilobytes."""
+        """Bytes of all its files, to within a few kilobytes."""
         return sum(array.nbytes for array in self.arrays)
 
-    @property
+    @cached_property
     def file_names(self) -> tuple[str, ...]:
-        """Of its files, the description's first."""
+        """Names of its files, the description's first."""
         return (self.description_name, *(self.file_name(array.name) for array in self.arrays))
 
     @property
     def description_name(self) -> str:
-        """Of the description's file."""
+        """Name of the description's file."""
         return f"{self.base}-description.txt"
 
     def file_name(self, array: str) -> str:
-        """Of an array's file."""
+        """Name of an array's file."""
         return f"{self.base}-{array}.npy"
 
     def path(self, cache: Path, array: str) -> Path:
-        """Where an array's file lies."""
+        """Path of an array's file."""
         return cache / self.file_name(array)
 
     def description_path(self, cache: Path) -> Path:
-        """Where the description lies."""
+        """Path of the description."""
         return cache / self.description_name
 
 
@@ -98,7 +100,7 @@ def names_in(cache: Path) -> frozenset[str] | None:
 
 
 def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None = None) -> str | None:
-    """Why what lies in the cache does not serve; "" where there is no description, None where all is well.
+    """Why the cached files cannot be used; "" if there is no description, None if all is well.
 
     Args:
         names: what `names_in` found, so that files that are not there are not looked for one by one.
@@ -113,7 +115,7 @@ def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None =
     except OSError as error:
         return f"{path}: {error.strerror}"
     if text != artefact.description:
-        return f"{path}: is not the description that its name is the hash of"
+        return f"{path}: the text does not match the hash in the file's name"
     for array in artefact.arrays:
         found, expected = _seen(artefact.path(cache, array.name)), _said(array.shape, array.dtype, array.nbytes)
         if found != expected:
@@ -124,7 +126,7 @@ def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None =
 def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
     """Version, shape, whether in Fortran's order, and type of a `.npy` file that is open at its start.
 
-    Raises: ValueError where it is none; of other versions than (1, 0) nothing but the version is told.
+    Raises: ValueError if it is not one. For versions other than (1, 0) only the version is returned.
     """
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
@@ -136,19 +138,19 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool
 
 
 def _seen(path: Path) -> str:
-    """What an array's file holds, by its header and its size."""
+    """What an array's file contains, by its header and size."""
     try:
         with path.open("rb") as file:
             version, shape, fortran_order, dtype = read_header(file)
             if version != (1, 0):
-                return "is of another version than numpy.save writes"
+                return "has an unsupported .npy version"
             nbytes = path.stat().st_size - file.tell()
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except ValueError:
-        return "is no .npy file"
+        return "not a .npy file"
     return _said(shape, f"Fortran {dtype}" if fortran_order else str(dtype), nbytes)
 
 
 def _said(shape: tuple[int, ...], dtype: str, nbytes: int) -> str:
-    return f"holds {dtype} {list(shape)} in {nbytes:,} bytes"
+    return f"contains {dtype} {list(shape)} in {nbytes:,} bytes"

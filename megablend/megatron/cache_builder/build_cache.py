@@ -1,11 +1,11 @@
-"""Filling a cache with what Megatron's builder will look for there. Called on every rank of a launch.
+"""Filling a cache with the files that Megatron's builder will look for. Called on every rank of a launch.
 
-    each rank  counts the tokens of its part of the prefixes      -> everybody
-    each rank  plans the whole work, looks at its part of the cache's files    -> everybody
+    each rank  counts the tokens of its share of the prefixes      -> all ranks
+    each rank  plans all of the work, checks its share of the cache's files    -> all ranks
     rank 0     locks the cache, where work is left
     each rank  builds its share, in threads; waits for the others
 
-A cache that holds everything is only read, so it may be read-only. An error on any rank ends all of them.
+A complete cache is only read, so it may be read-only. An error on any rank ends all of them.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _RUN = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReport:
-    """What was done, or what is to do; the same on all ranks."""
+    """What was done, or what would be done; the same on all ranks."""
 
     splits: tuple[SplitPlan, ...]
     missing: frozenset[str]
-    """Base names of what the cache did not hold: built now, unless in a dry run."""
+    """Base names of the artefacts that the cache lacked; built now, except in a dry run."""
     notes: tuple[str, ...]
-    """Things worth telling that ended nothing: damaged files, a file system without locks."""
+    """Non-fatal warnings: damaged files, a file system without locks."""
     forecast: Forecast
     """Of what was missing."""
     seconds: float
@@ -75,7 +75,7 @@ def prepare_cache(
         request: the same on all ranks.
         storage: where the datasets' files are read.
         max_memory: bytes of arrays that the ranks of one node hold together; most of what is free there where None.
-        progress: called on rank 0 now and then.
+        progress: called on rank 0 at intervals.
 
     Raises: ConfigError, PlanError, DataError, CacheError where the launch is one process; of several ranks, one prints its
         error and all end with its exit code.
@@ -158,13 +158,13 @@ def _together(look: Callable[[T], R], items: Sequence[T], launch: Communicator) 
 
 
 def _jobs(splits: Sequence[SplitPlan]) -> list[Job]:
-    """All jobs, each artefact once: a prefix may stand in a blend twice."""
+    """All jobs, each artefact once: a blend may contain a prefix twice."""
     jobs = [job for split in splits for job in split.jobs]
     return list({job.artefact.base: job for job in jobs}.values())
 
 
 def _open_cache(cache: Path, nbytes: int, launch: Communicator, stack: contextlib.ExitStack) -> list[str]:
-    """Lock the cache until `stack` ends, clean it of what killed builds left, look for room for `nbytes`; notes.
+    """Lock the cache until `stack` ends, remove leftovers of killed builds, check for `nbytes` of free space; returns notes.
 
     Raises: CacheError where it cannot be written, is in use, has no room, or is another one on this rank.
     """
@@ -177,7 +177,7 @@ def _open_cache(cache: Path, nbytes: int, launch: Communicator, stack: contextli
             free = shutil.disk_usage(cache).free
         if free < nbytes:
             raise CacheError(
-                f"{cache}: {free:,} bytes are free, where the files take {nbytes:,}; make room, or choose another folder"
+                f"{cache}: {free:,} bytes are free, but the files need {nbytes:,}; free disk space or choose another folder"
             )
     held = launch.bcast(held)
     assert held is not None

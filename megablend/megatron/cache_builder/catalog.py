@@ -59,7 +59,7 @@ class Catalog:
 
 @lru_cache(maxsize=8)
 def catalog_path(cache: str, prefixes: tuple[str, ...]) -> Path:
-    """Where the catalog of these prefixes lies: the part of its name before `.npy` and `.json`."""
+    """Path of the catalog of these prefixes, without `.npy` or `.json`."""
     digest = hashlib.blake2b(json.dumps(sorted(set(prefixes))).encode(), digest_size=16).hexdigest()
     return Path(cache).absolute() / _FOLDER / digest
 
@@ -71,7 +71,7 @@ def open_catalog(path: Path) -> Catalog:
         return Catalog(path.with_suffix(".npy"), parse_json(path.with_suffix(".json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise CacheError(
-            f"{path}: the lengths of the .idx files are not there, or damaged ({error}); open the datasets through "
+            f"{path}: the lengths of the .idx files are missing or damaged ({error}); open the datasets through "
             "MegablendDatasetBuilder, which writes them"
         ) from error
 

@@ -1,4 +1,4 @@
-"""A receipt: one file that says what a request's cache consists of, so that the next run opens no `.idx` and no array.
+"""A completion marker: one file that lists what a request's cache consists of, so that the next run opens no `.idx` and no array.
 
     .megablend/whole-<digest of the request>.json    {"artefacts": [[base, {array: bytes of its file}], ...],
                                                       "datasets": [[prefix, split, samples asked for, samples], ...]}
@@ -34,14 +34,14 @@ DatasetKey = tuple[str, int, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A cache whose files were all there, and of the right size, when it was looked at."""
+    """A cache whose files were all there, and of the right size, when it was checked."""
 
     num_samples: Mapping[DatasetKey, int]
     """How many samples each dataset has."""
 
 
 def read_receipt(request: CacheRequest) -> Receipt | None:
-    """The receipt of a request; None where its cache has none, or one that is damaged or not true any more."""
+    """The completion marker of a request; None if its cache has none, or one that is damaged or outdated."""
     cache = Path(request.path_to_cache)
     try:
         text, _, digest = _path(request).read_text(encoding="utf-8").rpartition("\n")
@@ -56,7 +56,7 @@ def read_receipt(request: CacheRequest) -> Receipt | None:
 
 
 def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: bool) -> None:
-    """Vouch for a cache that was just filled (`built`), or found whole. Raises: CacheError where that cannot be written."""
+    """Write the marker of a cache that was just filled (`built`), or found complete. Raises: CacheError."""
     artefacts = [job.artefact for split in splits for job in split.jobs]
     datasets = [
         [job.part.prefix, job.part.split, job.part.num_samples, job.num_samples]
@@ -64,7 +64,7 @@ def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: 
         for job in split.datasets
     ]
     text = json.dumps({"artefacts": [[each.base, _sizes(each)] for each in artefacts], "datasets": datasets})
-    # A whole cache may be read-only: it is looked through again the next time, no more.
+    # A complete cache may be read-only: it is merely checked again the next time.
     with contextlib.nullcontext() if built else contextlib.suppress(CacheError):
         with translate_os_errors(_path(request)):
             _path(request).parent.mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ def _is_there(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
 
 
 def _path(request: CacheRequest) -> Path:
-    # Where the cache lies does not matter; tables are told by the names of what they are of.
+    # The cache's location is irrelevant; tables are identified by the names of their sources.
     asked: dict[str, Any] = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
     asked |= {"path_to_cache": None, "lengths_at": None, "receipt": _VERSION}
     digest = _digest(json.dumps(asked, sort_keys=True, default=dataclasses.asdict))

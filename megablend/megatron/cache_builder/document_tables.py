@@ -1,10 +1,10 @@
-"""Document tables: the length of every document of Parquet or Arrow files, which Megatron's order needs and they do not tell.
+"""Document tables: the length of every document of Parquet or Arrow files, which Megatron's order needs but files do not store.
 
     megablend/generations/<digest>/             the index of the files, as `megablend build` makes it
     megablend-documents/<address>.json          which generation serves an address; written last
     megablend-documents/<address>-<digest>.npy  int32, the lengths of its documents, end-of-document tokens included
 
-An address keeps its generation as long as its json stands: files that are added later are not seen by a run that goes on, and
+An address keeps its generation as long as its json exists: a run that continues does not see files that are added later, and
 files that are replaced are refused. Remove the json to have the files looked at again.
 """
 
@@ -20,12 +20,14 @@ import numpy as np
 
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.document_lengths import count_documents
+from megablend.config.read_spec import ReadSpec
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, UnsupportedFileError
 from megablend.formats.base import Array
 from megablend.fs.atomic_write import replace_file
 from megablend.index.build import SourceSpec, build_index
-from megablend.index.snapshot import Snapshot, external_references_dir, open_snapshot
+from megablend.index.cache_folders import external_references_dir
+from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.megatron.cache_builder.counts import share_of
 from megablend.megatron.cache_builder.shared_array import shared_array
 from megablend.megatron.request.dataset_uri import DatasetURI, parse_address
@@ -51,9 +53,7 @@ def build_table(cache: str, address: DatasetURI, *, launch: Communicator, storag
     spec = SourceSpec(
         name=_SOURCE,
         patterns=(address.pattern,),
-        column=address.column,
-        documents=True,
-        block_bytes=_BLOCK_BYTES,
+        read=ReadSpec(column=address.column, block_bytes=_BLOCK_BYTES),
         place=str(address),
     )
     report = build_index(str(_index(cache)), [spec], launch=launch, storage=storage)
@@ -106,7 +106,7 @@ def pinned_address(cache: str, text: str) -> DatasetURI:
 
 
 def table_path(cache: str, address: DatasetURI) -> Path:
-    """Where the document table of an address that has its index lies."""
+    """Path of the document table of an address with a known index."""
     return external_references_dir(_index(cache)) / f"{_key(address)}-{address.index}.npy"
 
 

@@ -1,7 +1,7 @@
 """Memory that this process may still take: what its node has, or less where control groups bound it (containers, Slurm).
 
 A group's bound holds for all below it, so those above the process's own count, too. What it uses includes files that the kernel
-keeps as long as nobody needs the room; those that were not used lately are free.
+keeps as long as the memory is not needed; pages that were not used lately count as free.
 
 Source: Linux, Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst.
 """
@@ -17,7 +17,7 @@ _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that are free for this process. `root` is where /proc and /sys lie."""
+    """Bytes that are free for this process. `root` is the folder that contains /proc and /sys."""
     (available,) = _numbers(root / "proc/meminfo", "MemAvailable:")
     return min([1024 * available, *_left_in_groups(root)])
 
@@ -36,7 +36,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
             own = PurePosixPath(path)
             for group in (own, *own.parents):
                 # inside a container the groups above it are not to be seen, and its own may lie at the top
-                with contextlib.suppress(OSError, ValueError):  # "max" is no bound
+                with contextlib.suppress(OSError, ValueError):  # "max" means no limit
                     yield _left(base / str(group).lstrip("/"), *names)
 
 

@@ -20,7 +20,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSize:
-    """What one part of a dataset holds."""
+    """Size of one part of a dataset."""
 
     begin: int
     """Its first sequence."""
@@ -32,7 +32,7 @@ class PartSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLengths:
-    """Where a dataset's lengths lie: int32, one after the other."""
+    """Where a dataset's lengths are stored: int32, one after the other."""
 
     path: str
     offset: int
@@ -55,7 +55,7 @@ class StoredLengths:
 
 
 def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> StoredLengths:
-    """Where the lengths of a pair lie, whose `.bin` must be there, too; or those of a `table`, int32 in a `.npy` file.
+    """Where the lengths of a pair are stored, whose `.bin` must exist; or those of a `table`, int32 in a `.npy` file.
 
     Raises: MissingFileError, CorruptFileError, UnsupportedFileError.
     """
@@ -92,7 +92,7 @@ def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> l
 def read_lengths(stored: StoredLengths, begin: int, end: int) -> Array:
     """Lengths of sequences [begin, end) at their own places: int32 [num_sequences], tokens.
 
-    Other places stay zero and untouched, and so take no memory. Raises: DataError as StoredLengths.read does.
+    Other entries stay zero and untouched, and so take no memory. Raises: DataError as StoredLengths.read does.
     """
     lengths = np.zeros(stored.num_sequences, np.int32)
     for first, last in _chunks(begin, end):

@@ -1,4 +1,4 @@
-"""Blends that ask a dataset for more samples than it was built with. Megatron finds out when all is built; we, before.
+"""Blends that ask a dataset for more samples than it was built with. Megatron notices this after building; megablend, before.
 
 At step i >= 1 the errors w[d] * i - count[d] sum to 0, so the greatest is not negative, and the dataset d that is taken then has
 count[d] <= w[d] * i. Of a blend of n samples d therefore gives at most w[d] * (n - 1) + 1. Only a dataset for which that is not
@@ -42,8 +42,8 @@ def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
         remedy = f"--mid-level-dataset-surplus (now {surplus}) of {math.ceil(needed * 1e4 + 1e-6) / 1e4} suffices"
     worst = max(over, key=lambda d: counts[d] / job.lengths[d])
     raise PlanError(
-        f"{split.datasets[worst].name}: the blend takes {counts[worst]:,} samples, where {job.lengths[worst]:,} are built "
-        f"(so of {len(over):,} datasets): {remedy}"
+        f"{split.datasets[worst].name}: the blend takes {counts[worst]:,} samples, but only {job.lengths[worst]:,} are built "
+        f"(likewise for {len(over):,} datasets): {remedy}"
     )
 
 

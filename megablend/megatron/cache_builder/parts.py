@@ -1,11 +1,11 @@
 """Large sample indices, made by all ranks: each cuts a run of the documents into its part of the file.
 
-    owner      shuffles the documents, begins the file          -> everybody: begun
-    each rank  reads its run, gathers and counts its lengths    -> everybody: counted
-    each rank  knows the tokens before its run; writes its rows -> everybody: written
-    owner      has shuffled the samples meanwhile; commits the artefact
+    owner      shuffles the documents, begins the file          -> all ranks: begun
+    each rank  reads its run, gathers and counts its lengths    -> all ranks: counted
+    each rank  knows the tokens before its run; writes its rows -> all ranks: written
+    owner      shuffles the samples at the same time; commits the artefact
 
-What is said travels with the ticks of a build (see work), so a rank does jobs of its own until it is asked.
+Messages travel with the heartbeats of a build (see worker), so a rank works on its own jobs until one arrives.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A job's document index is whole, and the file of its sample index is made; no paths where there is nothing to do."""
+    """A job's document index is complete and the file of its sample index exists; no paths if there is nothing to do."""
 
     job: int
     documents: Path | None = None
@@ -67,7 +67,7 @@ class Parts:
         jobs: of all ranks.
         parted: numbers of those that are parted.
         part, num_parts: this rank's, and how many there are; part -1 for a rank that makes none.
-        wake: called from any thread when there is something to tell.
+        wake: called from any thread when there is something to send.
         stop: set where the build has failed.
     """
 
@@ -107,7 +107,7 @@ class Parts:
                 raise StoppedError
 
     def news(self) -> list[Message]:
-        """What is to be told to all ranks, this one among them. Raises: the error of a part that failed."""
+        """Messages for all ranks, this one included. Raises: the error of a part that failed."""
         for task in [task for task in self._tasks if task.done()]:
             self._tasks.remove(task)
             task.result()
@@ -116,7 +116,7 @@ class Parts:
         return said
 
     def hear(self, news: Message) -> None:
-        """Take note of what a rank said, and do what can be done now."""
+        """Process a message of any rank, and start the work that it allows."""
         job = news.job
         if isinstance(news, Begun):
             self._begun[job] = news

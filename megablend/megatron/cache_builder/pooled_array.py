@@ -1,4 +1,4 @@
-"""`.npy` arrays read entry by entry through the process's pool of descriptors: thousands of them take no map and no file each."""
+"""`.npy` arrays read entry by entry through the process's pool of descriptors: none needs a map or an open file of its own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PooledArray:
         return row[0]
 
     def __getattr__(self, name: str) -> Any:
-        """What else numpy.ndarray has (`max`, `tolist`, ...), of the whole array, which is read for it."""
+        """Other attributes of numpy.ndarray (`max`, `tolist`, ...), of the whole array, which is read for them."""
         if name.startswith("_") or not hasattr(np.ndarray, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(np.asarray(self), name)
@@ -70,18 +70,18 @@ class PooledArray:
 
     @cached_property
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and dtype, of the file that lies there now: a cache may have been built anew since the pool opened it."""
+        """Shape and dtype, of the file as it is now: the cache may have been rebuilt since the pool opened it."""
         self._storage.stat(self.path)
         head = io.BytesIO(self._storage.read(self.path, 0, _ENTRIES_START))
         try:
             version, shape, fortran_order, dtype = read_header(head)
         except ValueError as error:
-            raise CorruptFileError(self.path, f"is no .npy file ({error}); remove it and build again") from error
+            raise CorruptFileError(self.path, f"not a .npy file ({error}); remove it and rebuild the cache") from error
         if version != (1, 0) or fortran_order or head.tell() != _ENTRIES_START:
             order = "Fortran" if fortran_order else "C"
             raise CorruptFileError(
                 self.path,
                 f"is of version {version}, {order} order and {head.tell()} bytes of header; expected (1, 0), C order and "
-                f"{_ENTRIES_START}: remove it and build again",
+                f"{_ENTRIES_START}: remove it and rebuild the cache",
             )
         return shape, dtype

@@ -18,7 +18,7 @@ from megablend.megatron.cache_builder.free_memory import free_memory
 _USABLE = 0.8
 """Of a node's free memory, where no bound is given."""
 PARTED_NS = 5e8
-"""Of a sample index that all ranks make: below it what they have to say to each other takes longer."""
+"""Minimum cost of a sample index that all ranks make together: below it, communication takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Assignment:
     """One rank's part of the work."""
 
     jobs: tuple[int, ...]
-    """Dearest first; none for a rank that rests, so that its node's memory suffices."""
+    """Most expensive first; empty for a rank that stays idle because its node lacks memory."""
     memory: int
     """Bytes for them."""
     threads: int
@@ -61,14 +61,14 @@ class Assignment:
 
     @property
     def workers(self) -> int:
-        """Jobs at once: one more than threads, which goes on while files are flushed."""
+        """Jobs at once: one more than threads, which works while files are flushed."""
         return self.threads + 1
 
 
 def assign_jobs(
     needs: Sequence[CostEstimate], names: Sequence[str], places: Sequence[NodeResources]
 ) -> list[Assignment]:
-    """Deal jobs to the ranks at `places`.
+    """Assign jobs to the ranks at `places`.
 
     The ranks of a node share its memory equally; where the largest job does not fit a share, fewer of them work.
 
@@ -87,8 +87,8 @@ def assign_jobs(
         free = memory[place.host]
         if most > free:
             raise ConfigError(
-                f"{names[largest]}: its arrays take {most:,} bytes of memory, where {place.host} may use {free:,} "
-                "(--max-memory, or what is free there); allow as much, or ask for fewer samples"
+                f"{names[largest]}: its arrays take {most:,} bytes of memory, but {place.host} may use {free:,} "
+                "(--max-memory, or what is free there); allow that much, or request fewer samples"
             )
         cores[place.host] |= place.cores
         if working[place.host] < free // max(1, most):
@@ -117,7 +117,7 @@ def _parted(needs: Sequence[CostEstimate], num_parts: int, spare: int) -> tuple[
 
     Args:
         num_parts: ranks that work.
-        spare: bytes that a rank has beside its largest job.
+        spare: bytes that a rank has in addition to its largest job.
     """
     fair = sum(need.cost for need in needs) / num_parts
     large = sorted((-need.cost, number, need.parted) for number, need in enumerate(needs) if need.cost > fair / 2)

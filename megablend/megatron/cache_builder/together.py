@@ -1,4 +1,4 @@
-"""Every rank of a job fills the cache that it sees: ranks of one folder together, those of another one beside them."""
+"""Every rank of a job fills the cache that it sees: the ranks that share a folder work together."""
 
 from __future__ import annotations
 

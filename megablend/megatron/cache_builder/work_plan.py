@@ -1,4 +1,4 @@
-"""The whole work of a request, with every number known before anything is built; refuses what Megatron would fail at.
+"""All the work of a request, with every number known before anything is built; refuses requests on which Megatron would fail.
 
 Source: GPTDataset._build_document_sample_shuffle_indices, BlendedDataset.__init__.
 """
@@ -37,7 +37,7 @@ class DatasetJob:
     size: PartSize
     num_epochs: int
     num_samples: int
-    """That it will have; as many as asked for, or more."""
+    """Samples that it will have: as many as requested, or more."""
     samples_before_final: int | None
     """Samples of all epochs but the last, where the last is shuffled by itself."""
     keep_tail: bool
@@ -56,7 +56,7 @@ class BlendJob:
     artefact: Artefact
     layout: SplitLayout
     weights: tuple[float, ...]
-    """As the description has them; integers, the datasets' lengths, where there is no size."""
+    """As written in the description; integers, the datasets' lengths, if there is no size."""
     size: int | None
     lengths: tuple[int, ...]
     """Samples of its datasets."""
@@ -109,7 +109,7 @@ def plan_cache(request: CacheRequest, sizes: Mapping[PartKey, PartSize]) -> list
     Args:
         sizes: of all parts of the request's layouts.
 
-    Raises: PlanError for a split without tokens, a dataset that cannot be as long as asked for, a blend by length with a
+    Raises: PlanError for a split without tokens, a dataset that cannot be as long as requested, a blend by length with a
         dataset that has no sample.
     """
     plans = []
@@ -130,14 +130,14 @@ def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize, share
     if epochs > _INT32_MAX:
         raise PlanError(
             f"{name}: {part.num_samples:,} samples of {length:,} tokens read its {size.tokens:,} tokens {epochs:,} times, and "
-            "Megatron counts epochs in 32 bits; ask for fewer, or add data"
+            "Megatron counts epochs in 32 bits; request fewer, or add data"
         )
     keep_tail = SPLITS[part.split] == "valid" and not request.drop_last_partial_validation_sequence
     samples = num_samples(size.tokens, epochs, length, extra, keep_tail)
     if part.num_samples is not None and samples < part.num_samples:
         raise PlanError(
             f"{name}: Megatron rounds its {epochs * size.tokens:,} tokens to {samples:,} samples in single precision, fewer "
-            f"than the {part.num_samples:,} asked for; drop the last partial sequence, or ask for no more"
+            f"than the {part.num_samples:,} requested; drop the last partial sequence, or request fewer"
         )
     text = dataset_description(request, part, shared)
     documents = epochs * (size.end - size.begin)
@@ -160,7 +160,7 @@ def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize, share
 def _refuse_no_tokens(request: CacheRequest, part: DatasetPart, size: PartSize) -> None:
     """Refuse a part without tokens where Megatron would fail; elsewhere it makes a dataset without samples.
 
-    Raises: PlanError where samples are asked for, or a sample's extra token is all that Megatron would subtract from nothing.
+    Raises: PlanError if samples are requested, or a sample's extra token is all that Megatron would subtract from nothing.
     """
     extra, length = int(request.add_extra_token_to_sequence), request.sequence_length
     if part.num_samples is not None and part.num_samples * length + extra > 0:
@@ -181,8 +181,8 @@ def _blend_job(request: CacheRequest, layout: SplitLayout, datasets: tuple[Datas
         for job in datasets:
             if not job.num_samples:
                 raise PlanError(
-                    f"{job.name}: its {job.size.tokens:,} tokens make no sample of {request.sequence_length:,}, and Megatron "
-                    "weights a dataset by its samples; leave it out, or give the split a larger part of it"
+                    f"{job.name}: its {job.size.tokens:,} tokens do not fill one sample of {request.sequence_length:,}, and "
+                    "Megatron weights a dataset by its samples; leave it out, or give the split a larger part of it"
                 )
     size = _blend_size(request, layout, lengths)
     weights: list[float] | list[int] = list(lengths if layout.weights is None else layout.weights)

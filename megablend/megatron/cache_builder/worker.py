@@ -1,7 +1,7 @@
-"""One rank's share of a build: its jobs in threads, as many at once as its memory holds, dearest first.
+"""One rank's share of a build: its jobs in threads, as many at once as fit in its memory, most expensive first.
 
-While threads work, all ranks tick: a few times a second they meet, and tell how far they are, and what the others wait for
-(see parts). So an error on one rank, or its end, is known to all at the next tick, however long their own work would take.
+While threads work, all ranks exchange heartbeats a few times a second: their progress, and what other ranks wait for (see parts).
+So an error or exit of one rank is known to all at the next heartbeat, however long their own work would take.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from megablend.distributed.base import Communicator
 from megablend.index.build import Progress
 from megablend.megatron.cache_builder.artefacts import names_in, problem_with
 from megablend.megatron.cache_builder.build_artefact import build_blend, build_dataset, build_parted
+from megablend.megatron.cache_builder.build_small import build_small, is_small
 from megablend.megatron.cache_builder.commit import Commits, StoppedError
 from megablend.megatron.cache_builder.cost import PIECE_BYTES, CostEstimate
 from megablend.megatron.cache_builder.parts import Begun, Message, Parts
@@ -33,7 +34,7 @@ _WIND_DOWN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Heartbeat:
-    """What a rank tells all ranks now and then."""
+    """What a rank sends to all ranks at regular intervals."""
 
     finished: bool
     files: int
@@ -107,7 +108,7 @@ class _WorkerPool:
             future.add_done_callback(lambda _: self._wake.set())
 
     def tick(self) -> _Heartbeat:
-        """Wait a little, or until there is something to tell. Raises: the error of a thread."""
+        """Wait a little, or until there is something to send. Raises: the error of a thread."""
         if not self._finished:
             self._wake.wait(_TICK_SECONDS)
             self._wake.clear()
@@ -119,7 +120,7 @@ class _WorkerPool:
         return _Heartbeat(finished=self._finished, files=self._files, bytes=self._bytes, news=news)
 
     def end(self) -> None:
-        """Stop what is still at work, if anything is."""
+        """Stop the threads that are still working."""
         self._stop.set()
         self.parts.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -128,7 +129,7 @@ class _WorkerPool:
             self._commits.close()
 
     def _work(self) -> None:
-        """Build what is left, one after the other, dearest first; whoever ends the last job commits what is not yet."""
+        """Build the remaining jobs, most expensive first; the thread that finishes the last one commits the rest."""
         while self._left:
             try:
                 number = self._left.popleft()
@@ -165,6 +166,8 @@ class _WorkerPool:
             return
         if isinstance(job, BlendJob):
             build_blend(job, commits, threads=threads)
+        elif parts is None and is_small(job):
+            build_small(job, self._request, commits, self._storage)
         elif parts is None:
             build_dataset(job, self._request, commits, self._storage, threads=threads, overlap=overlap)
         else:

@@ -1,4 +1,4 @@
-"""Writing the files of artefacts, in a folder beside their final names; `commit` renames them when they are whole."""
+"""Writing the files of artefacts in a temporary folder; `commit` renames them when they are complete."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ import numpy as np
 
 from megablend.formats.base import Array
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
-from megablend.megatron.cache_builder.commit import Commits, StoppedError
+from megablend.megatron.cache_builder.commit import MAX_BUFFERS, Commits, StoppedError, write_all
 
 _BUFFER_BYTES = 1 << 20
 """Rows are collected up to this size before they are written: a system call for each small array costs more than the array."""
-_MAX_BUFFERS = 1024
-"""That Linux takes at once (IOV_MAX)."""
 
 
 class ArrayFile:
@@ -40,11 +38,11 @@ class ArrayFile:
             self._left -= rows.nbytes
             self._buffered += rows.nbytes
             self._buffers.append(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
-        if self._buffered >= _BUFFER_BYTES or len(self._buffers) == _MAX_BUFFERS:
+        if self._buffered >= _BUFFER_BYTES or len(self._buffers) == MAX_BUFFERS:
             self._write()
 
     def extend(self, parts: Iterable[Array]) -> None:
-        """Write all that follows, part by part."""
+        """Write the remaining rows, part by part."""
         for rows in parts:
             self.append(rows)
 
@@ -73,7 +71,7 @@ class ArtefactWriter:
 
     @contextmanager
     def array(self, name: str) -> Iterator[ArrayFile]:
-        """Open the file of an array; it is whole when the context ends."""
+        """Open the file of an array; it is complete when the context ends."""
         spec = self._spec(name)
         with self._new_file(spec) as fd:
             array = ArrayFile(fd, spec, self._commits.stop)
@@ -121,13 +119,3 @@ class ArtefactWriter:
         with self._commits.new_file(self._artefact.description_name) as fd:
             write_all(fd, [self._artefact.description.encode()])
         self._commits.add(self._artefact)
-
-
-def write_all(fd: int, buffers: list[Any]) -> None:
-    """Write all bytes of the buffers: the system may stop early, at 2 GiB or on a signal."""
-    while buffers:
-        done = os.writev(fd, buffers[:_MAX_BUFFERS])
-        while buffers and done >= len(buffers[0]):
-            done -= len(buffers.pop(0))
-        if buffers and done:
-            buffers[0] = memoryview(buffers[0])[done:]

@@ -1,8 +1,8 @@
-"""MegablendDatasetBuilder: Megatron's builder, but all ranks build what the cache lacks, and on a hit nobody waits for anybody.
+"""MegablendDatasetBuilder: Megatron's builder, but all ranks build what the cache lacks, and on a hit no rank waits for another.
 
-    each rank  opens its datasets, if the cache has a receipt of them
-    everyone   says whether that worked: where it did for all, that is all
-    else       the ranks that see one cache folder build it together; then each opens its datasets; then everyone says so
+    each rank  opens its datasets, if the cache has a completion marker for them
+    all ranks  exchange whether that worked: if it did for all, nothing else is done
+    else       the ranks that see one cache folder build it together; then each opens its datasets and reports it
 
 What comes out are Megatron's own objects, made by Megatron's own code, which finds every file it looks for.
 """
@@ -34,6 +34,7 @@ from megablend.megatron.cache_builder.completion_marker import Receipt, read_rec
 from megablend.megatron.cache_builder.document_tables import build_table, pinned_address, table_path
 from megablend.megatron.compat import TRIED, assumes_whole_cache, find_unknown_settings, is_tried
 from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig, Split
+from megablend.megatron.plugin.config import uses_own_plan
 from megablend.megatron.plugin.dataset import (
     MegablendGPTDataset,
     cache_of,
@@ -110,15 +111,15 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return found
 
     def _not_ours(self) -> str | None:
-        """Why the datasets are none of our business."""
+        """Why megablend does not build these datasets."""
         if issubclass(self.cls, MegablendGPTDataset):
             return None
         if self.cls is not GPTDataset:
-            return f"{self.cls.__name__} is no class that megablend builds"
+            return f"{self.cls.__name__} is not a class that megablend builds"
         if self.config.mock:
-            return "the config names no data"
+            return "the config has no data"
         if not self.config.path_to_cache:
-            return "path_to_cache (--data-cache-path) is not given"
+            return "path_to_cache (--data-cache-path) is not set"
         if unknown := find_unknown_settings(self.config, GPTDatasetConfig):
             return (
                 f"megatron-core {installed_version()} has settings that megablend does not know: {', '.join(unknown)}"
@@ -136,18 +137,18 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return list(BlendedMegatronDatasetBuilder(self.cls, self.sizes, self.is_built_on_rank, self.config).build())
 
     def _open_whole(self) -> list[Any] | None:
-        """The datasets, if the cache says that it is whole, and is; building finds out what is wrong with it."""
+        """The datasets, if the cache is marked complete and is; otherwise building finds out what is wrong with it."""
         try:
             if not self._has_receipt:
                 return self._open()
             if receipt := read_receipt(self._request()):
                 return self._open(receipt)
-        except Exception:  # of Megatron's too: whatever it is, all ranks meet again where it is mended, or told
+        except Exception:  # of Megatron's too: all ranks meet again where it is repaired or reported
             pass
         return None
 
     def _open(self, receipt: Receipt | None = None) -> list[Any]:
-        """The datasets of this rank, out of a whole cache; with its receipt, those of a blend are opened on first use.
+        """The datasets of this rank, from a complete cache; with its marker, those of a blend are opened on first use.
 
         Nothing here waits for another rank.
         """
@@ -184,7 +185,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         prepare_cache(self._request(), launch=launch, storage=storage)
 
     def _request(self) -> CacheRequest:
-        """What the cache is to hold: for addresses, under names that tell their index."""
+        """What the cache should contain: for URIs, under names that include their index."""
         if not issubclass(self.cls, MegablendGPTDataset):
             return request_of(self.config, self.sizes)
         config, cache = self.config, cache_of(self.config)
@@ -209,7 +210,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     @cached_property
     def _in_pages(self) -> bool:
-        return getattr(self.config, "order", "megatron") != "megatron" and issubclass(self.cls, MegablendGPTDataset)
+        return uses_own_plan(self.config) and issubclass(self.cls, MegablendGPTDataset)
 
     def _build_megatron_datasets_parallel(
         self, prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]

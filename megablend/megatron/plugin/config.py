@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from megablend.distributed.folder_groups import SHARED_FS
 from megablend.errors import ConfigError
 from megablend.megatron.core import GPTDatasetConfig
+from megablend.order.registry import find_order
 
-ORDERS = ("megatron", "page", "row")
+MEGATRON_ORDER = "megatron"
+"""Megatron's own shuffles; every other order is one of megablend's (megablend.order.registry)."""
+
+
+def uses_own_plan(config: GPTDatasetConfig) -> bool:
+    """Whether samples come from megablend's plan, not from Megatron's index arrays."""
+    return getattr(config, "order", MEGATRON_ORDER) != MEGATRON_ORDER
 
 
 @dataclass(kw_only=True)
@@ -18,13 +25,13 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     Prefixes may be addresses of other formats: `parquet:/data/web/*.parquet?column=input_ids&append_eod=0`, `arrow:...`.
     """
 
-    order: str = "megatron"
+    order: str = MEGATRON_ORDER
     """"megatron": Megatron's own shuffles, sample by sample the same over any format; "page": megablend's plan, which reads
     whole pages, needs no arrays and reads nothing twice; "row": megablend's plan over single documents, fully shuffled, which
     reads a page for each."""
 
     run: str = "default"
-    """Page and row order: name of the run in the cache; a run's past never changes, another name is a new run."""
+    """Page and row order: name of the run in the cache; samples of a run never change, another name starts a new run."""
 
     lanes: int = 8
     """Page and row order: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
@@ -33,19 +40,23 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     """Page and row order: slots a lane in one shuffle window."""
 
     shared_fs: str = "auto"
-    """Whether all ranks see one cache folder: "yes", "no" (one a machine) or "auto", to find out when there is work to do."""
+    """Whether all ranks see one cache folder: "yes", "no" (one per machine) or "auto" (detected when something must be built)."""
 
     max_open_files: int = 256
     """Descriptors of data files and index arrays that MegablendGPTDataset keeps open in a process."""
 
     memory: int = 512 << 20
-    """Bytes that a process keeps of the decoded pages of Parquet and Arrow files."""
+    """Bytes that a process may hold for reading a split, as `memory` of a config. In Megatron's order they are for the decoded
+    pages of Parquet and Arrow files: an equal part for each of these in the data paths."""
 
     def __post_init__(self) -> None:
-        """Check what Megatron does not know."""
+        """Check the settings that Megatron does not know."""
         super().__post_init__()
-        if self.order not in ORDERS:
-            raise ConfigError(f"order is {self.order!r}; choose one of {', '.join(ORDERS)}")
+        if uses_own_plan(self):
+            try:
+                find_order(self.order)
+            except ValueError as error:
+                raise ConfigError(f"order: {error}, or {MEGATRON_ORDER}") from None
         if self.shared_fs not in SHARED_FS:
             raise ConfigError(f"shared_fs is {self.shared_fs!r}; choose one of {', '.join(SHARED_FS)}")
         for name in ("lanes", "cycle", "max_open_files", "memory"):

@@ -101,9 +101,9 @@ def _sample(dataset: Any, idx: Any) -> Any:
 
 
 def _attribute(dataset: Any, name: str) -> Any:
-    """Of what is not known before; `copy` and `pickle` look for special methods, which are the class's."""
+    """Attributes that are not known before opening; `copy` and `pickle` look for special methods, which are the class's."""
     if name.startswith("__") or "_opened" not in dataset.__dict__:
-        if name in dataset.__dict__:  # another thread has opened it meanwhile
+        if name in dataset.__dict__:  # another thread has opened it in the meantime
             return dataset.__dict__[name]
         raise AttributeError(f"{type(dataset).__name__!r} object has no attribute {name!r}")
     return getattr(_open(dataset), name)

@@ -1,4 +1,4 @@
-"""Low-level datasets: what GPTDataset reads of an IndexedDataset, and what other code looks up in one."""
+"""Low-level datasets: what GPTDataset reads from an IndexedDataset, and what other code looks up in one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from megablend.megatron.cache_builder.document_tables import open_table
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
 from megablend.megatron.plugin.sequence_index import SequenceIndex
 from megablend.megatron.request.dataset_uri import DatasetURI
-from megablend.reader.block_cache import BlockCache
+from megablend.prefetch.block_cache import BlockCache
 from megablend.storage.base import Storage
 
 
@@ -26,7 +26,7 @@ class Documents(ABC):
     """Documents by number, with the interface of megatron.core.datasets.indexed_dataset.IndexedDataset. Picklable."""
 
     path_prefix: str
-    """What the blend calls them."""
+    """Their name in the blend."""
     sequence_lengths: Array
     """int32 [num_documents], tokens; memory-mapped."""
     multimodal = False
@@ -126,19 +126,19 @@ class PairDocuments(Documents):
         return whole[pointers:documents].view("<i8"), whole[documents:][: 8 * header.num_boundaries].view("<i8")
 
     def _check(self) -> None:
-        """On first use, when its file is opened anyway: whether the `.idx` is the one whose lengths the catalog has.
+        """On first use, when its file is opened anyway, check that the `.idx` is the one whose lengths are in the catalog.
 
         One that was copied or touched is read through, once a process.
         """
         path = f"{self.path_prefix}.idx"
-        self._storage.stat(f"{self.path_prefix}.bin")  # the pool lets go of a file that was replaced
+        self._storage.stat(f"{self.path_prefix}.bin")  # the pool closes a file that was replaced
         if self._storage.stat(path).etag != self._etag:
             stored = lengths_of(self.path_prefix, storage=self._storage)
             if not np.array_equal(read_lengths(stored, 0, stored.num_sequences), self.sequence_lengths):
                 raise ChangedFileError(
                     path,
-                    f"its {stored.num_sequences:,} lengths are not the {len(self):,} that the cache was built of: restore the "
-                    f"file, or remove the cache ({self._catalog.parent.parent}) and build again",
+                    f"its {stored.num_sequences:,} lengths differ from the {len(self):,} that the cache was built from: restore "
+                    f"the file, or remove the cache ({self._catalog.parent.parent}) and rebuild it",
                 )
         self._checked = True
 

@@ -1,4 +1,4 @@
-"""The installed megatron-core: its name, and whether the plugin fits it, which is found out once a node and kept.
+"""The installed megatron-core: its version, and whether the plugin fits it, which is checked once per node and stored.
 
 <kernel cache>/megatron-<digest>.json     what the probe found of this code of Megatron's, with this code of ours
 """
@@ -25,7 +25,7 @@ from megablend.megatron.plugin.probe import find_misfit
 
 @cache
 def installed_version() -> str:
-    """What the imported megatron-core calls itself. A source checkout has no metadata, or stands before an installed release."""
+    """Version of the imported megatron-core. A source checkout has no metadata, or takes precedence over an installed release."""
     core: Any = sys.modules["megatron.core"]
     version = getattr(core, "__version__", None)
     if version is None:
@@ -44,18 +44,23 @@ def misfit(builder: type[Any]) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         found = find_misfit(builder)
     text = json.dumps({"version": installed_version(), "misfit": found}, indent=1)
-    with contextlib.suppress(CacheError, OSError):  # a full disk: the next process finds out by itself
+    with contextlib.suppress(CacheError, OSError):  # a full disk: the next process checks again
         replace_file(path, text.encode())
     return found
 
 
 def _digest() -> str:
-    """Of all that the outcome depends on: Megatron's datasets and their compiled helpers, our code beside the kernels', numpy."""
-    theirs, ours = Path(sys.modules[GPTDataset.__module__].__file__ or ""), Path(__file__)
-    files = [*theirs.parent.glob("*.py"), *theirs.parent.glob("helpers*.so")]
-    for room in ("megatron", "exact"):
-        files += (ours.parent.parent / room).glob("*.py")
+    """Digest of everything that the result depends on."""
     digest = hashlib.blake2b(f"{installed_version()} {np.__version__} {sys.version}".encode(), digest_size=16)
-    for path in sorted(files):
+    for path in _files():
         digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def _files() -> list[Path]:
+    """Megatron's datasets and their compiled helpers, and megablend's code outside the kernels."""
+    theirs, ours = Path(sys.modules[GPTDataset.__module__].__file__ or ""), Path(__file__).parents[2]
+    files = [*theirs.parent.glob("*.py"), *theirs.parent.glob("helpers*.so")]
+    for room in ("megatron", "exact"):
+        files += (ours / room).rglob("*.py")
+    return sorted(files)

@@ -1,4 +1,4 @@
-"""Page and row order: megablend's own plan behind GPTDataset's dict. No arrays are built; each sample is found by arithmetic."""
+"""Page and row order: megablend's own plan, returned as GPTDataset's dict. No arrays are built; each sample is computed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PageOrderDataset(MegablendGPTDataset):
 
 
 def build_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None], launch: Communicator) -> None:
-    """Index the data and promise the run's order. Called by all ranks of the launch. Raises: as megablend.build does."""
+    """Index the data and commit the run's order. Called by all ranks of the launch. Raises: as megablend.build does."""
     build(run_config(config, sizes), launch=launch, storage=make_dataset_storage(config))
 
 
@@ -71,7 +71,7 @@ def open_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> l
 
 
 def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> Config:
-    """The config of `megablend build` that says the same.
+    """The equivalent config of `megablend build`.
 
     Raises: ConfigError for what these orders do not have.
     """

@@ -137,7 +137,9 @@ def _compare_builds(builder: type[Any]) -> str | None:
             try:
                 difference = _compare(builder, Path(folder, case.__name__), options, sizes)
             except FileNotFoundError as error:
-                difference = f"Megatron looks for {Path(error.filename or str(error)).name}, which we do not write"
+                difference = (
+                    f"Megatron looks for {Path(error.filename or str(error)).name}, which megablend does not write"
+                )
             except (OSError, CacheError, MemoryError):  # of this machine, not of a version
                 raise
             except Exception as error:  # code that is not known may raise anything
@@ -156,7 +158,7 @@ def _compare(builder: type[Any], cache: Path, options: dict[str, Any], sizes: li
     built: list[tuple[Any, tuple[Any, ...]]] = []
     found = _recorder(builder, built)(GPTDataset, sizes, lambda: True, config)._open()
     if new := sorted(_contents(cache) - made):
-        return f"Megatron looks for {new[0]} besides what we write"
+        return f"Megatron looks for {new[0]} in addition to what megablend writes"
     memory = copy.copy(config)
     memory.path_to_cache, memory.mock = None, True  # so that every rank builds, and writes nothing
     for ours, arguments in built:
@@ -224,7 +226,7 @@ def _contents(cache: Path) -> set[str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What Megatron says of tiny datasets would only confuse."""
+    """Megatron's log messages about tiny datasets would only confuse."""
     logger = logging.getLogger("megatron.core.datasets")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

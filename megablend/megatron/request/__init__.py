@@ -1,1 +1,1 @@
-"""What Megatron's builder is asked for."""
+"""What Megatron's builder is called with."""

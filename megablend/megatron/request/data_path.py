@@ -1,4 +1,4 @@
-"""Blends as Megatron's command line writes them: words, weight and prefix in turn or prefixes alone.
+"""Blends as on Megatron's command line: alternating weights and prefixes, or prefixes alone.
 
 Megatron guesses by whether the number of words is odd, so that a forgotten word makes paths of weights; such lists are
 refused here. Source: megatron.core.datasets.utils.get_blend_from_list, get_blend_and_blend_per_split.
@@ -53,7 +53,7 @@ def read_blends(path: str) -> tuple[Blend | None, ...]:
     try:
         found = parse_json(_read(path))
     except ValueError as error:
-        raise ConfigError(f"{path}: is no JSON ({error})") from None
+        raise ConfigError(f"{path}: invalid JSON ({error})") from None
     if not isinstance(found, dict) or not set(SPLITS) <= set(found):
         raise ConfigError(
             f"{path}: expected an object with the keys train, valid and test (null for a split without data)"

@@ -1,4 +1,4 @@
-"""Where a dataset's documents lie: the words of a blend, such as `parquet:/data/web/*.parquet?column=input_ids&append_eod=0`."""
+"""A dataset's source as an entry of a blend, such as `parquet:/data/web/*.parquet?column=input_ids&append_eod=0`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DatasetURI:
     append_eod: int | None = None
     """Token put after each document as it is read."""
     index: str | None = None
-    """Digest of the generation of the index that tells the files; only where it is known."""
+    """Digest of the index generation that lists the files; only if known."""
 
     def __str__(self) -> str:
         values = {"column": self.column, "append_eod": self.append_eod, "index": self.index}

@@ -1,4 +1,4 @@
-"""The request that the flags of Megatron's training script stand for.
+"""The request that the flags of Megatron's training script describe.
 
 Source: megatron.training.utils.get_blend_and_blend_per_split, validate_args and core_gpt_dataset_config_from_args of
 Megatron-LM 0.16.1.

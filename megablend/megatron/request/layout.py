@@ -47,7 +47,7 @@ class SplitLayout:
     targets: tuple[int, ...] | None = None
     """With weights: the samples that the blend means to take of each dataset, before the surplus."""
     size: int | None = None
-    """The split's size as asked for."""
+    """The split's size as requested."""
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ def matrix_of(request: CacheRequest) -> Matrix | None:
 def layouts(request: CacheRequest) -> list[SplitLayout]:
     """The splits that have data, in order.
 
-    Raises: ConfigError for a split string that cannot be read, or a weight that is nothing beside the others.
+    Raises: ConfigError for a split string that cannot be read, or a weight that is negligible next to the others.
     """
     matrix = matrix_of(request) or [_WHOLE] * len(SPLITS)
     result = []
@@ -105,7 +105,7 @@ def _shares(prefixes: Sequence[str], weights: Sequence[float]) -> tuple[float, .
     for prefix, weight, share in zip(prefixes, weights, shares, strict=True):
         if not share > 0:
             raise ConfigError(
-                f"{prefix} has weight {weight} of {sum(weights)} in all, a share of {share}; expected one above 0: give "
-                "weights of like size, or leave the prefix out"
+                f"{prefix} has weight {weight} of {sum(weights)} in all, a share of {share}; expected one above 0: use "
+                "weights of similar magnitude, or leave the prefix out"
             )
     return tuple(shares)

@@ -1,4 +1,4 @@
-"""What Megatron's builder is asked for: blends, sizes, seed, length, tokenizer. The same words as its config, checked."""
+"""The arguments of Megatron's builder: blends, sizes, seed, length, tokenizer. Named as in its config, and validated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Blend:
     def __post_init__(self) -> None:
         if not self.prefixes:
             raise ConfigError(
-                "a blend names no prefix; expected at least one, the path of a .bin/.idx pair without suffix"
+                "a blend has no prefixes; expected at least one, the path of a .bin/.idx pair without suffix"
             )
         if len(self.prefixes) > MAX_DATASETS:
             raise ConfigError(
@@ -77,7 +77,7 @@ class CacheRequest:
     def __post_init__(self) -> None:
         if not self.path_to_cache:
             raise ConfigError(
-                "no cache folder is given (--data-cache-path, path_to_cache); expected the one training will use"
+                "no cache folder is set (--data-cache-path, path_to_cache); set the one that training will use"
             )
         if self.sequence_length < 1:
             raise ConfigError(f"the sequence length is {self.sequence_length}; expected 1 or more")
@@ -106,23 +106,23 @@ class CacheRequest:
     def _check_sizes(self) -> None:
         for name, size, blend in zip(SPLITS, self.sizes, map(self.blend_of, range(len(SPLITS))), strict=True):
             if size is not None and size < 0:
-                raise ConfigError(f"{name}: {size} samples are asked for; expected 0 or more")
+                raise ConfigError(f"{name}: {size} samples requested; expected 0 or more")
             if size is None and blend is not None and blend.weights is not None:
                 raise ConfigError(
-                    f"{name}: no number of samples is given (as with full validation), which Megatron allows for prefixes "
+                    f"{name}: the number of samples is missing (as with full validation), which Megatron allows for prefixes "
                     "without weights only; leave the weights out, or give a number"
                 )
         per_split = self.blend_per_split is not None and self.blend_per_split[1] is not None
         if per_split and self.multiple_validation_sets and self.full_validation and self.sizes[1] is not None:
             raise ConfigError(
-                f"valid: full validation sets take whole epochs, found {self.sizes[1]} samples; give none"
+                f"valid: full validation sets take whole epochs, found {self.sizes[1]} samples; leave the number out"
             )
 
 
 def _check_prefix(prefix: str) -> None:
     if "://" in prefix or prefix.startswith("msc:"):
         raise ConfigError(
-            f"{prefix}: object stores are not read here; copy its .idx to a file system and give that path"
+            f"{prefix}: object stores are not supported here; copy its .idx to a file system and give that path"
         )
     if prefix.endswith((".bin", ".idx")):
         raise ConfigError(f"{prefix}: Megatron adds .bin and .idx itself; give the path without its suffix")

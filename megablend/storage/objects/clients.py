@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import ConfigError
+from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.address import WEB_SCHEMES, Address
 from megablend.storage.objects.credentials import find_provider
 from megablend.storage.objects.flow import count_processes
 from megablend.storage.objects.loop import check_fork
-from megablend.storage.objects.options import StoreOptions
 from megablend.storage.objects.requests import Source
 
 INSTALL = "install megablend[objects] (`pip install 'megablend[objects]'`)"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError, MissingFileError
+from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.failures import Failure, Kind, read_failure
 from megablend.storage.objects.flow import Flow
-from megablend.storage.objects.options import StoreOptions
 from megablend.storage.objects.pins import Pin, make_pin
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
 

@@ -11,13 +11,13 @@ import numpy as np
 from megablend.errors import ConfigError, CorruptFileError, MissingFileError
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
 from megablend.storage.find import Found, Match
+from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
 from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
 from megablend.storage.objects.clients import check_installed, get_lister, get_source
 from megablend.storage.objects.flow import MAX_REQUESTS
 from megablend.storage.objects.listing import is_wild
-from megablend.storage.objects.options import ObjectOptions
 from megablend.storage.objects.pins import Pin
 from megablend.storage.objects.urls import split_query
 

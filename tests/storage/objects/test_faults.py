@@ -13,7 +13,7 @@ import pytest
 import megablend
 from megablend.errors import ChangedFileError, CorruptFileError, DataError
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.objects.options import parse_options
+from megablend.storage.object_options import parse_options
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.test_http import list_files

@@ -10,7 +10,7 @@ import pytest
 from megablend.errors import ChangedFileError, MissingFileError
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.objects.options import parse_options
+from megablend.storage.object_options import parse_options
 
 DATA = np.random.default_rng(7).integers(0, 256, 100_000, np.uint8).tobytes()
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

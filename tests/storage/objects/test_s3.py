@@ -12,7 +12,7 @@ import pytest
 import megablend
 from megablend.errors import ChangedFileError, CorruptFileError, DataError, MissingFileError, UnsupportedFileError
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.objects.options import ObjectOptions, parse_options
+from megablend.storage.object_options import ObjectOptions, parse_options
 from tests.runs import documents, make_config, write_source
 from tests.storage.objects.conftest import S3Server
 

@@ -45,12 +45,13 @@ def write_files(folder: Path, files: int, distinct: int) -> None:
 
 def build(folder: Path, cache: Path) -> tuple[float, float]:
     """Seconds of wall and CPU time of a build in this process, imports and kernels left out."""
+    from megablend.config.read_spec import ReadSpec
     from megablend.distributed.base import SingleProcess
     from megablend.index.build import SourceSpec, build_index
     from megablend.storage.by_scheme import make_storage
 
     def source(pattern: str) -> SourceSpec:
-        return SourceSpec(name="many", patterns=(pattern,), column=None, documents=True, block_bytes=0)
+        return SourceSpec(name="many", patterns=(pattern,), read=ReadSpec())
 
     with tempfile.TemporaryDirectory() as warm:  # loads the kernels
         build_index(

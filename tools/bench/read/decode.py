@@ -21,9 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from documents import CODECS, make_documents, write_parquet
 
+from megablend.config.read_spec import ReadSpec
 from megablend.formats import format_of
-from megablend.formats.base import BlockReader, FileIndex, FileToIndex, OpenedFile
+from megablend.formats.base import BlockReader, FileIndex, OpenedFile
 from megablend.formats.decoded import DecodedBlocks
+from megablend.formats.fetch import read_blocks
+from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 
 PAGES = {"8 KB": 8 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20}
@@ -31,11 +34,10 @@ BATCH_BYTES = 4 << 20
 """Of pages asked for together."""
 
 
-def open_file(path: Path) -> tuple[FileIndex, BlockReader]:
+def open_file(path: Path, storage: Storage) -> tuple[FileIndex, BlockReader]:
     """Our index of a file, and a reader of it."""
-    kind, storage = format_of(str(path), storage=make_storage()), make_storage()
-    asked = FileToIndex(path=str(path), column="tokens", documents=True, block_bytes=0)
-    found = kind.index(asked, storage=storage)
+    kind = format_of(str(path), storage=storage)
+    found = kind.index(str(path), ReadSpec(column="tokens"), storage=storage)
     size = storage.stat(str(path)).size
     file = OpenedFile(size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta)
     return found, kind.open(str(path), "tokens", file, storage=storage)
@@ -50,11 +52,12 @@ def cpu_seconds(function: Callable[[], int]) -> tuple[float, int]:
 
 def measure(path: Path, rounds: int) -> list[str]:
     """A row of the table."""
-    found, reader = open_file(path)
+    storage = make_storage()
+    found, reader = open_file(path, storage)
     order = np.random.default_rng(1).permutation(len(found.blocks))
 
     def decoded(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> DecodedBlocks:
-        return DecodedBlocks.of(reader.read(found.blocks[ids], found.chunks, pieces=False))
+        return read_blocks(reader, found.blocks[ids], found.chunks, storage, pieces=False)
 
     def read(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
         batch = max(1, int(BATCH_BYTES * len(found.blocks) / 4 / found.tokens))

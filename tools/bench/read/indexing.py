@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from megablend.config.read_spec import ReadSpec
 from megablend.formats import format_of
-from megablend.formats.base import FileIndex, FileToIndex
+from megablend.formats.base import FileIndex
 from megablend.formats.parquet.indexing.by_page_index import read_page_indexes
 from megablend.formats.parquet.indexing.chunk_pages import PageScanContext
 from megablend.formats.parquet.metadata.column_chunk import column_chunks
@@ -50,8 +51,8 @@ def write_columns(path: Path, columns: int, groups: int, *, page_index: bool) ->
 
 def index(path: Path, *, documents: bool) -> FileIndex:
     """As `build` does it."""
-    file = FileToIndex(path=str(path), column="ids", documents=documents, block_bytes=0)
-    return format_of(file.path, storage=make_storage()).index(file, storage=make_storage())
+    read = ReadSpec(column="ids", count_documents=documents)
+    return format_of(str(path), storage=make_storage()).index(str(path), read, storage=make_storage())
 
 
 def parse_page_index(path: Path) -> Callable[[], int]:

@@ -33,6 +33,10 @@ class DictionaryCache:
         self._lock = threading.Lock()
         self._turns: dict[Key, threading.Lock] = {}
 
+    def __contains__(self, key: Key) -> bool:
+        with self._lock:
+            return key in self._arrays
+
     def get(self, key: Key, load: Callable[[], Array]) -> Array:
         """The array under `key`, loaded where it is not here: by one thread, others wait. Raises what `load` raises."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""Pages to tokens, many at a time: fetched by few reads; headers, bodies, levels and values each by one kernel call.
+"""Pages to tokens, many at a time: headers, bodies, levels and values each by one kernel call.
 
 Tokens stored as they are stay where they were decompressed to, for their page alone; no block keeps another one's bytes.
 """
@@ -6,7 +6,7 @@ Tokens stored as they are stay where they were decompressed to, for their page a
 from __future__ import annotations
 
 import itertools
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -19,21 +19,20 @@ from megablend.formats.parquet.decoding.dictionaries import CACHE, READERS
 from megablend.formats.parquet.decoding.headers import headers_in, is_data
 from megablend.formats.parquet.decoding.levels import Levels, check_level_encodings, check_levels, levels_of
 from megablend.formats.parquet.decoding.row_group import read_row_group
-from megablend.formats.parquet.decoding.values import BY_ROW_GROUP, Encoded, is_by_dictionary, plain_values, tokens_of
+from megablend.formats.parquet.decoding.select import places_of, select_blocks
+from megablend.formats.parquet.decoding.values import Encoded, is_by_dictionary, plain_values, tokens_of
 from megablend.formats.parquet.metadata.names import Encoding, name_of
 from megablend.formats.parquet.metadata.page_header import parse_page_header
-from megablend.formats.parquet.metadata.ranges import plan_reads, portions
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError
 from megablend.kernels.parquet.levels import NONE
 from megablend.kernels.parquet.page_headers import DATA, DICTIONARY, Headers
-from megablend.storage.base import Int64s
+from megablend.storage.base import Bytes, Int64s
+from megablend.storage.ranges import FetchedRanges, FileRanges
 
 RLE = int(Encoding.RLE)
 """As a plain number: NumPy compares arrays with members of an enum slowly."""
-BATCH_BYTES = 32 << 20
-"""Of blocks, decoded, that are worked on together: what a call needs beyond its result."""
 
 
 class ParquetReader:
@@ -48,34 +47,73 @@ class ParquetReader:
     def __reduce__(self) -> tuple[type[ParquetReader], tuple[ByteSource, Column]]:
         return ParquetReader, (self._source, self._column)
 
-    def read(self, blocks: Array, chunks: Array, *, pieces: bool = True) -> DecodedBlocks:
-        """Decode blocks; see `BlockReader.read`. Raises CorruptFileError, UnsupportedFileError."""
-        firsts, places = _in_file_order(blocks["offset"])
-        wanted, is_group = blocks[firsts], blocks["encoding"][firsts] == BY_ROW_GROUP
-        pages = wanted[~is_group] if is_group.any() else wanted
-        batches = portions(pages["decoded_bytes"], BATCH_BYTES)
-        parts = [self._read_pages(pages[batch], chunks, pieces=pieces) for batch in batches]
-        if is_group.any():
-            parts.append(DecodedBlocks.of([self._read_group(block, chunks) for block in wanted[is_group]]))
-            places = np.argsort(np.argsort(is_group, kind="stable"))[places]  # the groups are behind the pages now
-        return DecodedBlocks.joined(parts).taken(places)
+    def byte_ranges(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges] = (), *, tokens: bool = True
+    ) -> list[FileRanges]:
+        """Pages, and the dictionaries that are not kept; see `BlockReader.byte_ranges`. Raises CorruptFileError.
 
-    def pieces(self, blocks: Array, chunks: Array) -> tuple[list[Int64s], int]:
-        """See `BlockReader.pieces`. Levels lie within the pages, so these are read whole."""
-        return [block.offsets for block in self.read(blocks, chunks)], int(blocks["stored_bytes"].sum(dtype=np.int64))
+        Levels lie within the pages, so these are needed whole to find documents, too.
+        """
+        if fetched or not len(blocks):
+            return []
+        path, selected = self._source.path, select_blocks(blocks)
+        self._source.check_ranges(*places_of(selected.pages), "the page")
+        self._source.check_ranges(*places_of(selected.groups), "the column chunk")
+        found = [FileRanges(path, *places_of(rows)) for rows in (selected.pages, selected.groups) if len(rows)]
+        needed = selected.pages["chunk"][is_by_dictionary(selected.pages["encoding"])]
+        for chunk in chunks[sorted(set(needed.tolist()))]:
+            place = chunk["dictionary_offset"].reshape(1), chunk["dictionary_bytes"].reshape(1).astype(np.int64)
+            if place[0][0] >= 0 and (self._number, int(place[0][0])) not in CACHE:
+                self._source.check_ranges(*place, "the dictionary page")
+                found.append(FileRanges(path, *place, is_shared=True))
+        return found
 
-    def _read_group(self, block: np.void, chunks: Array) -> DecodedBlock:
+    def decode(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
+    ) -> DecodedBlocks:
+        """See `BlockReader.decode`. Raises CorruptFileError, UnsupportedFileError."""
+        selected, dictionaries, parts = select_blocks(blocks), list(fetched), list[DecodedBlocks]()
+        if len(selected.pages):
+            pages = dictionaries.pop(0)
+            groups = dictionaries.pop(0) if len(selected.groups) else None
+            parts.append(self._decode_pages(selected.pages, chunks, pages, dictionaries, pieces=pieces))
+        else:
+            groups = dictionaries.pop(0) if len(selected.groups) else None
+        if groups is not None:
+            parts.append(
+                DecodedBlocks.of(
+                    [self._decode_group(block, chunks, groups[i]) for i, block in enumerate(selected.groups)]
+                )
+            )
+        return DecodedBlocks.joined(parts).taken(selected.places)
+
+    def find_pieces(self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]) -> tuple[list[Int64s], int]:
+        """See `BlockReader.find_pieces`."""
+        stored_bytes = int(blocks["stored_bytes"].sum(dtype=np.int64))
+        return [block.offsets for block in self.decode(blocks, chunks, fetched)], stored_bytes
+
+    def _decode_group(self, block: np.void, chunks: Array, stored: Bytes) -> DecodedBlock:
         """A block that is a whole chunk, through pyarrow."""
-        with self._source.error_context(int(block["offset"]), "the page"):
-            tokens, offsets = read_row_group(self._source, self._column, int(chunks[block["chunk"]]["row_group"]))
+        offset = int(block["offset"])
+        with self._source.error_context(offset, "the page"):
+            row_group = int(chunks[block["chunk"]]["row_group"])
+            tokens, offsets = read_row_group(self._source, self._column, row_group, {offset: stored})
             _check_counts(block, len(tokens), len(offsets) - 1, continues=False)
         offsets.setflags(write=False)
         return DecodedBlock(tokens, offsets)
 
-    def _read_pages(self, blocks: Array, chunks: Array, *, pieces: bool) -> DecodedBlocks:
+    def _decode_pages(
+        self,
+        blocks: Array,
+        chunks: Array,
+        fetched: FetchedRanges,
+        dictionaries: Sequence[FetchedRanges],
+        *,
+        pieces: bool,
+    ) -> DecodedBlocks:
         """Blocks that are pages, in the order of the file."""
         source, column = self._source, self._column
-        data, begins = self._fetch(blocks)
+        data, begins = pa.py_buffer(fetched.buffers[0]), fetched.begins
         headers = headers_in(source, blocks["offset"], blocks["stored_bytes"].astype(np.int64), data, begins)
         self._check_headers(headers, blocks)
         bodies = bodies_of(source, headers, chunks["codec"][blocks["chunk"]], data, begins + headers["header_bytes"])
@@ -95,20 +133,11 @@ class ParquetReader:
             bodies.value_sizes - value_begins,
             levels["tokens"],
             headers["encoding"],
-            self._dictionaries(headers["encoding"], blocks["chunk"], chunks),
+            self._dictionaries(headers["encoding"], blocks["chunk"], chunks, dictionaries),
         )
         owners, tokens = tokens_of(source, encoded, column.physical, self._dtype)
         kinds = np.full(len(blocks), KINDS[self._dtype], np.int8)
         return DecodedBlocks(owners, kinds, levels["tokens"].copy(), tokens, _cut(offsets, first) if pieces else None)
-
-    def _fetch(self, blocks: Array) -> tuple[pa.Buffer, Int64s]:
-        """Pages, in one buffer; where in it each begins, int64 [n]."""
-        offsets, sizes = blocks["offset"].tolist(), blocks["stored_bytes"].tolist()
-        runs = plan_reads(offsets, sizes, sizes, self._source.limits)
-        starts, stops = (np.array([run[i] for run in runs], np.int64) for i in (1, 2))
-        data, begins = self._source.read_ranges(starts, stops - starts, "a run of pages")
-        shifts = np.repeat(begins - starts, [len(pages) for pages, _, _ in runs])
-        return data, blocks["offset"] + shifts
 
     def _check_headers(self, headers: Headers, blocks: Array) -> None:
         """They must be those of data pages that take the bytes that the index says."""
@@ -146,28 +175,42 @@ class ParquetReader:
                 check_levels(levels[i], self._column)
                 _check_counts(blocks[i], int(levels["tokens"][i]), int(rows[i]), continues=bool(levels["continues"][i]))
 
-    def _dictionaries(self, encodings: Int64s, places: Array, chunks: Array) -> list[Array | None]:
+    def _dictionaries(
+        self, encodings: Int64s, places: Array, chunks: Array, fetched: Sequence[FetchedRanges]
+    ) -> list[Array | None]:
         """For each page what its indices stand for, int32 or int64 [num_entries]; None where it has none, or has no indices."""
         found = list[Array | None]([None] * len(encodings))
         needed = np.flatnonzero(is_by_dictionary(encodings))
         if len(needed):
-            by_chunk = {place: self._dictionary(chunks[place]) for place in sorted(set(places[needed].tolist()))}
+            stored = {int(each.ranges.offsets[0]): each[0] for each in fetched}
+            by_chunk = {
+                place: self._dictionary(chunks[place], stored) for place in sorted(set(places[needed].tolist()))
+            }
             for i in needed.tolist():
                 found[i] = by_chunk[int(places[i])]
         return found
 
-    def _dictionary(self, chunk: np.void) -> Array | None:
-        """What indices stand for in a chunk, int32 or int64 [num_entries]; None where it has no dictionary."""
-        offset = int(chunk["dictionary_offset"])
+    def _dictionary(self, chunk: np.void, stored: Mapping[int, Bytes]) -> Array | None:
+        """What indices stand for in a chunk, int32 or int64 [num_entries]; None where it has no dictionary.
+
+        Args:
+            stored: dictionary pages that were fetched, by their offset.
+        """
+        offset, size, codec = int(chunk["dictionary_offset"]), int(chunk["dictionary_bytes"]), int(chunk["codec"])
         if offset < 0:
             return None
-        return CACHE.get(
-            (self._number, offset),
-            partial(self._read_dictionary, offset, int(chunk["dictionary_bytes"]), int(chunk["codec"])),
-        )
 
-    def _read_dictionary(self, offset: int, size: int, codec: int) -> Array:
-        page = memoryview(self._source.read(offset, size, "the dictionary page"))
+        def decode() -> Array:
+            if offset in stored:
+                return self._decode_dictionary(offset, codec, stored[offset].data)
+            # It was kept when the pages were asked for, and is not any more; or the page's header contradicts the index.
+            return self._decode_dictionary(
+                offset, codec, memoryview(self._source.read(offset, size, "the dictionary page"))
+            )
+
+        return CACHE.get((self._number, offset), decode)
+
+    def _decode_dictionary(self, offset: int, codec: int, page: memoryview) -> Array:
         with self._source.error_context(offset, "the dictionary page"):
             header = parse_page_header(page)
             if header.type != DICTIONARY:
@@ -180,17 +223,6 @@ class ParquetReader:
             found: Array = plain_values(values, header.num_values, self._column.physical).copy()
             found.setflags(write=False)
             return found
-
-
-def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """Where each of `offsets` int64 [n] is met first, ascending, and each one's place among these: np.unique, but faster."""
-    order = np.argsort(offsets, kind="stable")
-    ascending = offsets[order]
-    is_new = np.ones(len(order), np.bool_)
-    np.not_equal(ascending[1:], ascending[:-1], out=is_new[1:])
-    places = np.empty(len(order), np.int64)
-    places[order] = np.cumsum(is_new) - 1
-    return order[is_new], places
 
 
 def _cut(offsets: Int64s, first: Int64s) -> list[Int64s]:

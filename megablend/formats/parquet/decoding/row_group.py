@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,25 @@ from megablend.formats.as_numpy import as_numpy
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError
-from megablend.storage.base import Int64s
+from megablend.storage.base import Bytes, Int64s
 
 
-def read_row_group(source: ByteSource, column: Column, row_group: int) -> tuple[npt.NDArray[Any], Int64s]:
-    """Tokens [num_tokens] of a column chunk, and its rows: row i is tokens[offsets[i]:offsets[i+1]]. Raises MalformedError."""
+def read_row_group(
+    source: ByteSource, column: Column, row_group: int, fetched: Mapping[int, Bytes] | None = None
+) -> tuple[npt.NDArray[Any], Int64s]:
+    """Tokens [num_tokens] of a column chunk, and its rows: row i is tokens[offsets[i]:offsets[i+1]].
+
+    Args:
+        fetched: bytes of the file that are there, by their offset; the others, those of the footer, are read.
+
+    Raises: MalformedError.
+    """
     import pyarrow.parquet as pq  # few files need it, and it takes some 50 ms
 
     try:
-        with pq.ParquetFile(pa.PythonFile(_SourceFile(source), "r"), page_checksum_verification=True) as file:
+        with pq.ParquetFile(
+            pa.PythonFile(_SourceFile(source, fetched or {}), "r"), page_checksum_verification=True
+        ) as file:
             table = file.read_row_group(row_group, columns=[".".join(column.path)], use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise MalformedError(f"pyarrow cannot read it ({error})") from error
@@ -50,10 +61,11 @@ def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
 
 
 class _SourceFile(io.RawIOBase):
-    """A ByteSource as the kind of file that pyarrow reads."""
+    """A ByteSource, of which some bytes were fetched, as the kind of file that pyarrow reads."""
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource, fetched: Mapping[int, Bytes]) -> None:
         self._source = source
+        self._fetched = fetched
         self._position = 0
 
     def readable(self) -> bool:
@@ -72,6 +84,12 @@ class _SourceFile(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         left = max(0, self._source.size - self._position)
-        data = self._source.read(self._position, left if size < 0 else min(size, left), "a column chunk")
+        data = self._load(self._position, left if size < 0 else min(size, left))
         self._position += len(data)
         return data
+
+    def _load(self, offset: int, size: int) -> bytes:
+        for start, data in self._fetched.items():
+            if start <= offset and offset + size <= start + len(data):
+                return data[offset - start : offset - start + size].tobytes()
+        return self._source.read(offset, size, "a column chunk")

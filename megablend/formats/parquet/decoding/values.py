@@ -15,7 +15,6 @@ import pyarrow as pa
 from megablend.formats.decoded import address_of, addresses_of
 from megablend.formats.parquet.decoding.codecs import Buffer
 from megablend.formats.parquet.metadata.names import Encoding, Physical, name_of
-from megablend.formats.parquet.metadata.ranges import portions
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.kernels.parquet.values import (
@@ -31,6 +30,7 @@ from megablend.kernels.parquet.values import (
     decode_values,
 )
 from megablend.storage.base import Int64s
+from megablend.storage.ranges import portions
 
 BY_ROW_GROUP = -1
 """In a block's `encoding`: the block is a whole column chunk, read through pyarrow."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.base import CHUNK_DTYPE, Array, FileIndex, FileToIndex
+from megablend.config.read_spec import ReadSpec
+from megablend.formats.base import CHUNK_DTYPE, Array, FileIndex
 from megablend.formats.parquet.decoding.codecs import CODECS, unsupported_codec_message
 from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, PageScanContext
 from megablend.formats.parquet.indexing.chunks import find_pages
@@ -15,6 +16,7 @@ from megablend.formats.parquet.metadata.column_chunk import Chunks, column_chunk
 from megablend.formats.parquet.metadata.footer import read_footer
 from megablend.formats.parquet.metadata.schema import Column, find_column
 from megablend.formats.parquet.metadata.source import ByteSource
+from megablend.formats.parquet.metadata.statistics import find_value_range
 from megablend.formats.parquet.metadata.thrift import UnsupportedError
 from megablend.storage.base import Storage
 
@@ -24,17 +26,17 @@ THREADED_BYTES = 64 << 20
 """A column of less is indexed before threads would pay."""
 
 
-def index_file(file: FileToIndex, storage: Storage, *, span: tuple[int, int] | None = None) -> FileIndex:
-    """Find and count the pages of a file's token column, or of its chunks that begin within bytes `span`.
+def index_file(path: str, read: ReadSpec, storage: Storage, *, span: tuple[int, int] | None = None) -> FileIndex:
+    """Find and count the pages of a file's column, or of its chunks that begin within bytes `span`.
 
-    Where tokens are known without a scan, but rows are not, and nobody asked for documents, rows and ends of all blocks are -1.
+    Where tokens are known without a scan, but rows are not, and documents need not be counted, rows and ends of blocks are -1.
 
     Raises: MissingFileError, CorruptFileError, UnsupportedFileError, ConfigError (no such column).
     """
-    source = ByteSource(file.path, storage, storage.stat(file.path).size)
+    source = ByteSource(path, storage, storage.stat(path).size)
     footer = read_footer(source)
     with source.error_context(footer.offset, "the footer"):
-        leaf, num_leaves = find_column(footer.schema, file.column, file.path, numbers=file.numbers)
+        leaf, num_leaves = find_column(footer.schema, read.column, path, numbers=read.allow_float)
         chunks = column_chunks(footer, leaf, num_leaves)
         _check_chunks(chunks, leaf)
     first_rows = np.cumsum(chunks["num_rows"]) - chunks["num_rows"]
@@ -47,7 +49,7 @@ def index_file(file: FileToIndex, storage: Storage, *, span: tuple[int, int] | N
             source=source,
             column=leaf,
             limit=footer.offset,
-            documents=file.documents,
+            documents=read.count_documents,
             in_flight=source.limits.max_reads if large else 1,
         ),
         chunks,
@@ -64,6 +66,7 @@ def index_file(file: FileToIndex, storage: Storage, *, span: tuple[int, int] | N
         scanned_bytes=found.scanned_bytes,
         column=leaf.name,
         note=found.note,
+        token_range=find_value_range(chunks, leaf),
     )
 
 

@@ -9,12 +9,12 @@ from megablend.formats.parquet.decoding.bodies import check_checksums, decompres
 from megablend.formats.parquet.decoding.levels import check_levels, levels_of
 from megablend.formats.parquet.indexing.count import Pages, count_levels
 from megablend.formats.parquet.metadata.parallel_map import parallel_map
-from megablend.formats.parquet.metadata.ranges import plan_reads
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.kernels.parquet.levels import NONE
 from megablend.kernels.parquet.page_headers import DATA, Headers
 from megablend.storage.base import Int64s
+from megablend.storage.ranges import merge_ranges
 
 
 def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, pages: Pages, in_flight: int) -> int:
@@ -32,9 +32,11 @@ def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, p
     sizes = np.where(is_v1, headers["stored_bytes"], headers["rep_bytes"] + headers["def_bytes"])
     loads = np.where(is_v1, np.maximum(sizes, headers["decoded_bytes"]), sizes)
 
-    def count(planned: tuple[range, int, int]) -> None:
-        pages_of_run, start, stop = planned
-        run = slice(pages_of_run.start, pages_of_run.stop)
+    merged = merge_ranges(offsets, sizes, source.limits, loads)
+    bounds = np.searchsorted(merged.runs, np.arange(len(merged.starts) + 1))  # pages are in the order of the file
+
+    def count(number: int) -> None:
+        run, start, stop = slice(bounds[number], bounds[number + 1]), merged.starts[number], merged.stops[number]
         data, _ = source.read_ranges(np.array([start]), np.array([stop - start]), "a run of pages")
         owners, addresses, held = _level_bytes(
             source, headers[run], codecs[run], data, offsets[run] - start, sizes[run]
@@ -46,7 +48,7 @@ def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, p
                 check_levels(levels[i], column)
         count_levels(pages[run], levels)
 
-    parallel_map(count, plan_reads(offsets.tolist(), sizes.tolist(), loads.tolist(), source.limits), in_flight)
+    parallel_map(count, range(len(merged.starts)), in_flight)
     return int(sizes.sum())
 
 

@@ -93,6 +93,7 @@ def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
         "stored_bytes": meta.count(7, "total_compressed_size"),
         "decoded_bytes": meta.count(6, "total_uncompressed_size"),
         "null_count": statistics.count(3, "null_count") if 3 in statistics else -1,
+        **_value_statistics(statistics),
         "num_levels": -1 if levels is None else len(levels),
         "all_levels": min(max(sum(levels or ()), -1), 1 << 62),
         "top_level": levels[-1] if levels else 0,
@@ -104,6 +105,19 @@ def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
     if tuple(meta.texts(3, "path_in_schema")) != column.path:
         raise MalformedError(f"row group {row_group} has another column in place of {column.name!r}")
     return facts
+
+
+def _value_statistics(statistics: Struct) -> dict[str, int]:
+    """The smallest and largest values of a chunk, as CHUNK_DTYPE has them."""
+    facts, ranges = {"old_max": 0, "old_min": 0, "max_value": 0, "min_value": 0}, 0
+    for name, field in zip(facts, (1, 2, 5, 6), strict=True):
+        data = statistics.binary(field)
+        if data is not None and len(data) in (4, 8):
+            facts[name] = int.from_bytes(data, "little")
+            ranges |= 1 << (field if len(data) == 4 else field + 8)
+    for field in (7, 8):
+        ranges |= (statistics.is_false(field)) << field
+    return {**facts, "ranges": ranges}
 
 
 def _page_encodings(meta: Struct) -> int:

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.parquet.metadata.memory import empty_from_arrow_pool
-from megablend.formats.parquet.metadata.ranges import merge_ranges
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.storage.base import Bytes, Int64s, ReadLimits, Storage
+from megablend.storage.ranges import merge_ranges
 
 
 @dataclass(slots=True)
@@ -50,8 +50,7 @@ class ByteSource:
         Returns: a buffer; where in it each range begins, int64 [n].
         Raises: CorruptFileError where `what` does not lie within the file.
         """
-        for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > self.size - sizes)):
-            self._check(int(offsets[i]), int(sizes[i]), what)
+        self.check_ranges(offsets, sizes, what)
         out, begins = self.storage.read_ranges(
             self.path, offsets, sizes, lambda size: empty_from_arrow_pool(size, np.uint8)
         )
@@ -62,9 +61,14 @@ class ByteSource:
 
         Returns: uint8; where in it each range begins, int64 [n].
         """
-        starts, stops, runs = merge_ranges(offsets, sizes, self.limits.max_gap_bytes)
+        starts, stops, runs = merge_ranges(offsets, sizes, self.limits)
         data, begins = self.read_ranges(starts, stops - starts, what)
         return np.frombuffer(data, np.uint8), begins[runs] + offsets - starts[runs]
+
+    def check_ranges(self, offsets: Int64s, sizes: Int64s, what: str) -> None:
+        """Ranges int64 [n] must lie within the file. Raises CorruptFileError."""
+        for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > self.size - sizes)):
+            self._check(int(offsets[i]), int(sizes[i]), what)
 
     def _check(self, offset: int, size: int, what: str) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:

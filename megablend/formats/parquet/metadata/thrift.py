@@ -96,6 +96,15 @@ class Struct:
         """A field that is true or false."""
         return self._typed(field, name, bool, default)
 
+    def is_false(self, field: int) -> bool:
+        """Whether a boolean is there, and false."""
+        return self._fields.get(field) is False
+
+    def binary(self, field: int) -> bytes | None:
+        """A binary field; None where it is absent, or of another type."""
+        value = self._fields.get(field)
+        return value if isinstance(value, bytes) else None
+
     def text(self, field: int, name: str) -> str:
         """A binary field, read as UTF-8."""
         return self._typed(field, name, bytes).decode("utf-8", "replace")

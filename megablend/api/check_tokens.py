@@ -1,0 +1,106 @@
+"""The token ids of one file: the smallest, the largest, and the first that is out of range, with its row."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.api.vocabulary import MAX_IDS
+from megablend.blocks.block_store import BlockStore
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
+from megablend.formats.base import STARTS_MID_DOCUMENT, OpenedFile
+from megablend.formats.blocks import place_blocks
+from megablend.formats.fetch import read_pieces
+from megablend.formats.parquet import PARQUET
+from megablend.index.file_table import FileEntry
+from megablend.index.snapshot import Snapshot
+from megablend.index.source_entry import SourceEntry
+from megablend.storage.base import Storage
+
+BATCH_BYTES = 16 << 20
+"""Of tokens that are decoded together; each thread holds one batch."""
+
+
+class FileTokens(NamedTuple):
+    """What was found in a file."""
+
+    smallest: int | None
+    """None where no token was read."""
+    largest: int | None
+    problem: DataError | None
+    """The first token out of range, or why the file cannot be read."""
+
+
+def check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: int | None) -> FileTokens:
+    """Read all tokens of file `number` of the index, and compare them with the number of token ids (MAX_IDS where None)."""
+    generation = store.generation
+    file, path = generation.file(number), generation.path(number, store.roots)
+    first_token = int(generation.tokens_before[file.first_block])
+    limit, bad, wrong, lowest, highest = vocab_size or MAX_IDS, None, 0, None, None
+    try:
+        for ids in _batches(generation, file):
+            tokens = store.read_blocks(ids).tokens
+            if not len(tokens):
+                continue
+            low, high = int(tokens.min()), int(tokens.max())
+            lowest = low if lowest is None else min(lowest, low)
+            highest = high if highest is None else max(highest, high)
+            if low < 0 or high >= limit:
+                places = np.flatnonzero((tokens < 0) | (tokens >= limit))
+                wrong += len(places)
+                if bad is None:
+                    before = int(generation.tokens_before[ids[0]]) - first_token
+                    bad = before + int(places[0]), int(tokens[places[0]])
+        problem = None
+        if bad is not None:
+            where = _place(path, entry, bad[0], file.tokens, store.storage)
+            expected = f"0 to {limit - 1}" + (f" (vocab_size {vocab_size})" if vocab_size else "")
+            problem = DataError(
+                path,
+                f"{where}: token {bad[1]}, expected {expected}; {wrong:,} tokens of the file are out of range: if this is the "
+                "column of tokens, write them again; if not, name that by `column:`",
+            )
+        return FileTokens(lowest, highest, problem)
+    except DataError as error:
+        return FileTokens(lowest, highest, error)
+
+
+def _batches(generation: Snapshot, file: FileEntry) -> list[npt.NDArray[np.int64]]:
+    """The blocks of a file in order, some BATCH_BYTES of tokens at a time: int64 [n] each."""
+    ids = np.arange(file.first_block, file.first_block + file.num_blocks)
+    width = np.dtype(file.opened.token_dtype).itemsize
+    before = generation.tokens_before[file.first_block : file.first_block + file.num_blocks]
+    batch = (before - (before[0] if len(before) else 0)) * width // BATCH_BYTES
+    return [part for part in np.split(ids, np.flatnonzero(np.diff(batch)) + 1) if len(part)]
+
+
+def _place(path: str, entry: SourceEntry, place: int, num_tokens: int, storage: Storage) -> str:
+    try:
+        row, row_group = find_row(path, entry, place, num_tokens, storage)
+        return f"row {row}" + (f" (row group {row_group})" if entry.format == PARQUET.name else "")
+    except ConfigError:  # an index of a version that took a column which now has to be named, and did not keep its name
+        return f"the file's token number {place:,}"
+
+
+def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int, storage: Storage) -> tuple[int, int]:
+    """The row of a file that its token number `place` is in, from 0, and its row group, found by indexing the file once more.
+
+    Raises: as `Format.index` does; ChangedFileError where the file is not the one that was indexed.
+    """
+    column, kind = entry.column_taken, entry.kind
+    read = dataclasses.replace(entry.read, column=column, count_documents=True)
+    index = kind.index(path, read, storage=storage)
+    if index.tokens != num_tokens:
+        raise ChangedFileError(path, f"has {index.tokens:,} tokens, {num_tokens:,} were indexed; {CHANGED_REMEDY}")
+    block = int(np.searchsorted(index.blocks["first_token"], place, side="right")) - 1
+    rows_before = int(index.blocks["rows"][:block].sum()) - bool(index.blocks["flags"][block] & STARTS_MID_DOCUMENT)
+    opened = OpenedFile(
+        size=storage.stat(path).size, token_dtype=index.token_dtype, structure=index.structure, meta=index.meta
+    )
+    reader = kind.open(path, column, opened, storage=storage)
+    (offsets,), _ = read_pieces(reader, place_blocks(index.blocks)[block : block + 1], index.chunks, storage)
+    within = int(np.searchsorted(offsets, place - int(index.blocks["first_token"][block]), side="right")) - 1
+    return rows_before + within, int(index.chunks["row_group"][index.blocks["chunk"][block]])

@@ -1,0 +1,103 @@
+"""A committed run, opened by its ledger alone: what it read stays known after its config was edited or lost."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from megablend.api.runs import ConfigLike, open_run, resolve_cache, resolve_run
+from megablend.config import Config, load_config
+from megablend.errors import CacheError, ConfigError, PlanError
+from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.index.source_entry import SourceEntry
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import load_ledger
+from megablend.plan.run import Run
+from megablend.plan.stage import SourceShare
+from megablend.storage.location import escape_wildcards, join
+
+
+def open_committed(what: ConfigLike, run: str | None = None, split: str = "train", *, cache: str | None = None) -> Run:
+    """A split of a run as it was committed.
+
+    A config that still asks for its run's order is used as it is. Otherwise the ledger decides, of train: a config then only
+    says which run of which cache is meant.
+
+    Args:
+        what: a config, or the folder of a cache, which needs `run`.
+        run: the run's name, in place of the config's.
+        cache: in place of the config's.
+
+    Raises: ConfigError, PlanError where the split is not one of the run's; CacheError where the run was not built, or its index
+        is gone.
+    """
+    is_cache = isinstance(what, str | Path) and Path(what).is_dir()
+    config = None if is_cache else load_config(what, cache=cache)
+    if config is not None and run in (None, config.run):
+        try:
+            return open_run(config, split)
+        except (PlanError, CacheError):
+            if split != "train":
+                raise
+    elif split != "train":
+        raise ConfigError(f"split {split}: only train is in a run's ledger; give the run's own config for {split}")
+    folder, name = (
+        (config.cache, run or config.run) if config is not None else (resolve_cache(what), resolve_run(what, run))
+    )
+    ledger = load_ledger(folder, name)
+    if ledger is None:
+        raise CacheError(f"{folder}: run {name!r} was not built there; `megablend runs list {folder}` lists its runs")
+    return open_ledger(folder, ledger)
+
+
+def open_ledger(cache: str, ledger: Ledger) -> Run:
+    """The train split that a ledger promises, over the index that it names. Raises CacheError, PlanError."""
+    return open_run(make_config(cache, ledger, open_snapshot(cache, ledger.index)), "train")
+
+
+def make_config(cache: str, ledger: Ledger, generation: Snapshot) -> Config:
+    """A config that asks for just what a ledger promises, of the files that its index holds."""
+    blend, entries = ledger.blend, {entry.name: entry for entry in generation.sources}
+    by_split = any(source.name not in entries for source in blend.sources)
+    prefix = "train/" if by_split else ""
+    listed = []
+    for source in blend.sources:
+        entry = entries.get(prefix + source.name)
+        if entry is None:
+            raise CacheError(
+                f"{generation.folder}: lacks source {source.name!r} of run {ledger.run!r}; restore the cache from a backup"
+            )
+        listed.append(_source(entry, source))
+    settings: dict[str, Any] = {
+        "cache": str(cache),
+        "run": ledger.run,
+        "samples": ledger.num_samples,
+        "sources": {"train": listed, "valid": []} if by_split else listed,
+        "sequence_length": blend.sequence_length,
+        "add_extra_token_to_sequence": blend.add_extra_token_to_sequence,
+        "seed": blend.seed,
+        "order": blend.order,
+        "lanes": blend.lanes,
+        "cycle": blend.shuffle_window,
+    }
+    if not by_split:
+        settings["split"] = _shares(blend.split)
+    return load_config(settings)
+
+
+def _source(entry: SourceEntry, source: SourceShare) -> dict[str, Any]:
+    return {
+        "name": source.name,
+        "path": join(escape_wildcards(entry.root), "*"),
+        "column": entry.column,
+        "format": entry.format,
+        "format_options": dict(entry.read.options),
+        "append_eod": source.append_eod,
+        "weight": source.share,
+    }
+
+
+def _shares(split: str) -> list[Any]:
+    """Of train, valid and test, from a ledger's text such as `train of 9/10,1/10,0`."""
+    return [Fraction(share) for share in split.partition(" of ")[2].split(",")]

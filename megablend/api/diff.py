@@ -1,0 +1,226 @@
+"""diff: from which sample on two runs part, and how they differ. Samples are located, not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.api.committed import open_ledger
+from megablend.api.what_if import foresee_run
+from megablend.config import load_config
+from megablend.errors import ConfigError
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import load_ledger
+from megablend.plan.ledger_format import blend_record
+from megablend.plan.run import Run
+from megablend.plan.state import State
+from megablend.system.failures import translating
+from megablend.system.limited_json import parse_json
+
+Int64s = npt.NDArray[np.int64]
+_FIRST_CHUNK, _LARGEST_CHUNK = 1 << 10, 1 << 16
+"""Samples that are compared at once."""
+
+
+class Difference(NamedTuple):
+    """One thing in which two runs differ; None stands for what one of them does not have."""
+
+    what: str
+    a: Any
+    b: Any
+
+
+@translating("diff")
+def diff(a: str | Path, b: str | Path) -> dict[str, Any]:
+    """Compare two runs' train: each a config (planned as `build` would), a run's ledger or a checkpoint's state, as JSON.
+
+    Returns: differences (what, a, b); samples of each; `parts_at`, the first sample that is not the same in both, or None where
+        one is the beginning of the other. A state has digests alone: with one, `parts_at` is absent, and `agrees_up_to` is the
+        end of the last stage that both have.
+    Raises: ConfigError where one of them is none of these, or a config has no index yet; as `open` does.
+    """
+    runs = _read(a), _read(b)
+    ledgers = [each.ledger if isinstance(each, Run) else each for each in runs]
+    ends = [_chain(each) for each in ledgers]
+    common = sum(
+        1 for x, y in zip(*ends, strict=False) if x == y
+    )  # digests are chained: a later pair is equal only after all
+    agreed = ends[0][common - 1][0] if common else 0
+    found: dict[str, Any] = {
+        "a": str(a),
+        "b": str(b),
+        "samples": [chain[-1][0] for chain in ends],
+        "agrees_up_to": agreed,
+        "differences": [each._asdict() for each in list_differences(*ledgers)],
+    }
+    if isinstance(runs[0], Run) and isinstance(runs[1], Run):
+        found["parts_at"] = find_parting(runs[0], runs[1], start=agreed)
+    return found
+
+
+def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
+    """What two ledgers say differently; of a state, index and stages alone are known."""
+    found = [Difference("index", a.index, b.index)]
+    if isinstance(a, Ledger) and isinstance(b, Ledger):
+        blends = blend_record(a.blend), blend_record(b.blend)
+        keys = sorted((blends[0].keys() | blends[1].keys()) - {"sources"})
+        found += [Difference(key, blends[0].get(key), blends[1].get(key)) for key in keys]
+        found += _differences_of_sources(blends[0]["sources"], blends[1]["sources"])
+        found.append(Difference("stage ends", list(a.ends), list(b.ends)))
+    else:
+        stages = [[list(stage) for stage in _chain(each)] for each in (a, b)]
+        found.append(Difference("stages", *stages))
+    return [each for each in found if each.a != each.b]
+
+
+def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
+    """The first sample from `start` on that differs in source or tokens; None where one run is the beginning of the other."""
+    stop = min(a.num_samples, b.num_samples)
+    if a.sample_tokens != b.sample_tokens or a.config.sequence_length != b.config.sequence_length:
+        return start if start < stop else None
+    compare = _Comparison(a, b)
+    start, chunk = max(start, _first_epoch_end(a, b)), _FIRST_CHUNK
+    while start < stop:
+        ks = np.arange(start, min(start + chunk, stop))
+        if (sample := compare.first_difference(ks)) is not None:
+            return sample
+        start, chunk = start + len(ks), min(2 * chunk, _LARGEST_CHUNK)
+    return None
+
+
+class _Comparison:
+    """Compares samples of two runs: by ordinal where a source's order is the same in both, elsewhere by their tokens' places."""
+
+    def __init__(self, a: Run, b: Run) -> None:
+        self._runs = a, b
+        names = {source.name: i for i, source in enumerate(a.sources)}
+        self._number = np.array([names.get(source.name, -1) for source in b.sources], np.int32)
+        """[sources of b]: their numbers in a, -1 where it has none."""
+        self._same_order = np.array(
+            [_have_same_order(a, b, i, source.name) for i, source in enumerate(a.sources)], bool
+        )
+        ids: dict[tuple[str, int | None], int] = {}
+        self._files = [_number_contents(run, ids) for run in self._runs]
+
+    def first_difference(self, ks: Int64s) -> int | None:
+        """The first of the samples ks, ascending, that differs."""
+        a, b = self._runs
+        (sources, ordinals), (others, other_ordinals) = a.plan.locate_many(ks), b.plan.locate_many(ks)
+        differ = sources != self._number[others]
+        same = self._same_order[sources]
+        differ |= same & (ordinals != other_ordinals)
+        first = int(np.argmax(differ)) if differ.any() else len(ks)
+        unknown = np.flatnonzero(~same[:first])  # other samples before are the same
+        places = [self._places(0, sources, ordinals, unknown), self._places(1, others, other_ordinals, unknown)]
+        length = min(len(each[0]) for each in places)
+        wrong = np.zeros(length, bool)
+        for x, y in zip(*places, strict=True):
+            wrong |= x[:length] != y[:length]
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            first = int(unknown[min(each[0][at] for each in places)])
+        elif len(places[0][0]) != len(places[1][0]):
+            longer = max(places, key=lambda each: len(each[0]))
+            first = int(unknown[longer[0][length]])
+        return int(ks[first]) if first < len(ks) else None
+
+    def _places(
+        self, which: int, sources: npt.NDArray[np.int32], ordinals: Int64s, chosen: Int64s
+    ) -> tuple[Int64s, ...]:
+        """Of chosen samples' pieces: number of the sample, content of the file, byte offset of the block, start, stop."""
+        run = self._runs[which]
+        spans = run.stretches(sources[chosen], ordinals[chosen])
+        generation = run.store.generation
+        offsets = generation.blocks(spans.blocks)["offset"].astype(np.int64)
+        return spans.rows, self._files[which][generation.file_of(spans.blocks)], offsets, spans.starts, spans.stops
+
+
+def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
+    """Whether a source's samples are the same ordinal for ordinal, as the settings show."""
+    other = next((i for i, each in enumerate(b.sources) if each.name == name), None)
+    if other is None or a.store.generation.digest != b.store.generation.digest:
+        return False
+    same = (a.ledger.blend.seed, a.ledger.blend.order) == (b.ledger.blend.seed, b.ledger.blend.order)
+    eods = a.sources[source].append_eod == b.sources[other].append_eod
+    return bool(same and eods and a.split == b.split and a.parts[source] == b.parts[other])
+
+
+def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s:
+    """A number for the tokens that each file of a run's index gives, the same for the same content: int64 [num_files]."""
+    generation = run.store.generation
+    numbers = np.empty(generation.num_files, np.int64)
+    for source, eod in zip(generation.sources, run.store.eods, strict=True):
+        keys = generation.file_keys(source)
+        numbers[source.files.start : source.files.stop] = [ids.setdefault((key, eod), len(ids)) for key in keys]
+    return numbers
+
+
+def _first_epoch_end(a: Run, b: Run) -> int:
+    """A sample before which two runs are the same that differ in the version of the plan alone; 0 where they differ in more.
+
+    Both versions deal a source alike until the period in which its first epoch ends.
+    """
+    short, long = sorted((a.ledger, b.ledger), key=lambda ledger: len(ledger.ends))
+    same = a.ledger.index == b.ledger.index and short.ends == long.ends[: len(short.ends)]
+    if not same or a.ledger.in_version(b.ledger.plan_version).blend != b.ledger.blend:
+        return 0
+    first = short.ends[-1]
+    for source, tokens in enumerate(a.tokens):
+        sample = a.plan.first_sample_from(source, tokens // a.config.sequence_length)
+        if sample is not None:
+            blend = a.ledger.blend
+            period = (blend.sources[source].cycles or 1) * blend.lanes * blend.shuffle_window
+            first = min(first, max(0, sample - 2 * period))
+    return first
+
+
+def _read(path: str | Path) -> Run | State:
+    """A run that a config, a ledger or a state describes."""
+    path = Path(path)
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; give a config, a run's ledger (runs/NAME.json of a cache) or a state")
+    record = _json_of(path)
+    if record is not None and {"blend", "ends"} <= record.keys():
+        cache = str(path.absolute().parent.parent)
+        ledger = load_ledger(cache, path.stem)
+        assert ledger is not None
+        return open_ledger(cache, ledger)
+    if record is not None and {"consumed_samples", "stages"} <= record.keys():
+        return State.from_dict(record)
+    foreseen = foresee_run(load_config(path))
+    if isinstance(foreseen, str):
+        raise ConfigError(f"{path}: {foreseen}")
+    return foreseen.run
+
+
+def _json_of(path: Path) -> dict[str, Any] | None:
+    """What a file of one JSON object holds; None for other files."""
+    try:
+        record = parse_json(path.read_text(encoding="utf-8")) if path.suffix == ".json" else None
+    except (OSError, ValueError):
+        return None  # as a config it is refused with its place
+    return record if isinstance(record, dict) else None
+
+
+def _chain(which: Ledger | State) -> list[tuple[int, str]]:
+    """End of each stage, and the plan's digest after it."""
+    return list(which.links if isinstance(which, Ledger) else which.stages)
+
+
+def _differences_of_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Difference]:
+    by_name = [{source["name"]: source for source in listed} for listed in (a, b)]
+    names = list(dict.fromkeys([*by_name[0], *by_name[1]]))
+    found = []
+    for name in names:
+        x, y = (listed.get(name) for listed in by_name)
+        if x is None or y is None:
+            found.append(Difference(f"source {name!r}", *("present" if each else None for each in (x, y))))
+        else:
+            keys = sorted(x.keys() | y.keys())
+            found += [Difference(f"{key} of source {name!r}", x.get(key), y.get(key)) for key in keys]
+    if len(by_name[0]) == len(names) == len(by_name[1]):
+        found.append(Difference("sequence of sources", list(by_name[0]), list(by_name[1])))
+    return found

@@ -1,0 +1,149 @@
+"""export: the order of a run as Parquet, for audits and for other loaders. Samples are located, not read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megablend.api.committed import open_committed
+from megablend.api.runs import ConfigLike
+from megablend.config.numbers import whole_number
+from megablend.errors import ConfigError
+from megablend.fs.atomic_write import flush_folder, temp_sibling
+from megablend.plan.run import Run
+from megablend.system.failures import translating
+
+CHUNK = 1 << 14
+"""Samples of a row group, located and written at once."""
+_NAMES = pa.dictionary(pa.int32(), pa.string())
+_PIECES = pa.struct(
+    [
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("block", pa.int64(), nullable=False),
+        pa.field("byte_offset", pa.int64(), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("stop", pa.int64(), nullable=False),
+        pa.field("epoch", pa.int64(), nullable=False),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        pa.field("sample", pa.int64(), nullable=False),
+        pa.field("source", _NAMES, nullable=False),
+        pa.field("ordinal", pa.int64(), nullable=False),
+        pa.field("epoch", pa.int64(), nullable=False),
+        pa.field("pieces", pa.list_(pa.field("element", _PIECES, nullable=False)), nullable=False),
+    ]
+)
+"""A row a sample. `epoch` is that of its first token; `ordinal` is its number within its source, over all epochs. A piece is
+tokens [start, stop) of block number `block` of a file, which begins at `byte_offset`; end-of-document tokens that are added
+count."""
+
+
+@translating("export")
+def export(
+    what: ConfigLike,
+    target: str | Path,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    run: str | None = None,
+    split: str = "train",
+    cache: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Write where the tokens of samples [start, stop) are to a Parquet file, in bounded memory; it appears only once complete.
+
+    Args:
+        what: a config, or a cache's folder (then `run` is needed). Where a config was edited since, the run's ledger decides.
+        target: the file, replaced where it exists.
+        stop: the run's end where absent.
+        progress: called with the samples written and to write.
+
+    Returns: run, split, start, stop, file, bytes.
+    Raises: as `open_dataset`; ConfigError for samples outside the run; ResourceError where the file cannot be written.
+    """
+    opened = open_committed(what, run, split, cache=cache)
+    start = whole_number("start", start, least=0)
+    stop = opened.num_samples if stop is None else whole_number("stop", stop)
+    if not start <= stop <= opened.num_samples:
+        raise ConfigError(
+            f"found samples {start:,} to {stop:,}, expected a range within 0 to {opened.num_samples:,}, the samples of {split}"
+        )
+    path = Path(target).absolute()
+    unfinished = temp_sibling(path)
+    try:
+        with pq.ParquetWriter(unfinished, SCHEMA.with_metadata(_describe(opened)), compression="zstd") as writer:
+            for first in range(start, stop, CHUNK):
+                ks = np.arange(first, min(first + CHUNK, stop))
+                writer.write_table(_locate(opened, ks), row_group_size=CHUNK)
+                if progress is not None:
+                    progress(int(ks[-1]) + 1 - start, stop - start)
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        flush_folder(path.parent)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    return {
+        "run": opened.ledger.run,
+        "split": split,
+        "start": start,
+        "stop": stop,
+        "file": str(path),
+        "bytes": path.stat().st_size,
+    }
+
+
+def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
+    """Rows of SCHEMA for samples ks, at least one."""
+    generation = run.store.generation
+    sources, ordinals = run.plan.locate_many(ks)
+    spans = run.stretches(sources, ordinals)
+    numbers, files = np.unique(generation.file_of(spans.blocks), return_inverse=True)
+    entries = [generation.file(number) for number in numbers.tolist()]
+    paths = pa.array([generation.path(number, run.store.roots) for number in numbers.tolist()], pa.string())
+    first_blocks = np.array([entry.first_block for entry in entries], np.int64)
+    columns = [
+        paths.take(pa.array(files)),
+        pa.array(spans.blocks - first_blocks[files]),
+        pa.array(generation.blocks(spans.blocks)["offset"].astype(np.int64)),
+        pa.array(spans.starts),
+        pa.array(spans.stops),
+        pa.array(spans.epochs),
+    ]
+    offsets = np.searchsorted(spans.rows, np.arange(len(ks) + 1)).astype(np.int32)
+    pieces = pa.ListArray.from_arrays(
+        pa.array(offsets), pa.StructArray.from_arrays(columns, fields=list(_PIECES)), type=SCHEMA.field("pieces").type
+    )
+    names = pa.array([source.name for source in run.sources], pa.string())
+    first_epochs = spans.epochs[offsets[:-1]]
+    rows = [
+        pa.array(ks),
+        pa.DictionaryArray.from_arrays(pa.array(sources), names),
+        pa.array(ordinals),
+        pa.array(first_epochs),
+        pieces,
+    ]
+    return pa.Table.from_arrays(rows, schema=SCHEMA)
+
+
+def _describe(run: Run) -> dict[bytes, bytes]:
+    """What the file's metadata says of the run, under the key `megablend`."""
+    described = {
+        "run": run.ledger.run,
+        "split": run.split,
+        "index": run.ledger.index,
+        "plan": run.ledger.digest,
+        "sequence_length": run.config.sequence_length,
+        "sample_tokens": run.sample_tokens,
+    }
+    return {b"megablend": json.dumps(described).encode()}

@@ -1,0 +1,224 @@
+"""find: at which samples of a run a file, or one of its documents, is read; the inverse of `show`. No data is read but, for a
+document, the blocks in which it begins and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.api.committed import open_committed
+from megablend.api.runs import ConfigLike
+from megablend.blocks.splits import find_document
+from megablend.config.numbers import whole_number
+from megablend.errors import ConfigError
+from megablend.index.file_table import FileEntry
+from megablend.plan.run import Run
+from megablend.plan.skips import Skips, load_skips
+from megablend.system.failures import translating
+
+Int64s = npt.NDArray[np.int64]
+_LISTED = 5
+"""Files that a message names."""
+
+
+class Hits(NamedTuple):
+    """Where a source's stored tokens come in the samples of one epoch: int64 [m] each, by sample."""
+
+    samples: Int64s
+    ordinals: Int64s
+    starts: Int64s
+    """First of the sample's tokens that are meant."""
+    stops: Int64s
+    stored: Int64s
+    """The first of them, counted from the start of what was looked for."""
+
+
+@translating("find")
+def find(
+    what: ConfigLike,
+    file: str,
+    row: int | None = None,
+    *,
+    run: str | None = None,
+    split: str = "train",
+    batch_size: int | None = None,
+    limit: int | None = None,
+    cache: str | None = None,
+) -> dict[str, Any]:
+    """At which samples a run reads a file, or one row of it, as a JSON-able dict.
+
+    Args:
+        what: a config, or a cache's folder (then `run` is needed).
+        file: path of a data file as it was indexed, or the end of one.
+        row: of the file, from 0; a document. All of the file where absent.
+        batch_size: samples of a step, over all ranks: tells steps too.
+        limit: samples to list at most; no more epochs are then looked at.
+
+    Returns: run, split, num_samples, found: a dict for each source that has the file, with file, source, row, tokens (in this
+        split), samples and complete. Each of `samples` has sample, step (with `batch_size`; None where it is skipped), skipped,
+        epoch, and pieces: first_token and stop_token within the sample, offset of the first within the file's (or row's) tokens
+        of this split.
+    Raises: ConfigError where no file, several files, or no such row is meant; CacheError; as BlockStore.read does.
+    """
+    batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
+    limit = None if limit is None else whole_number("limit", limit, least=1)
+    opened = open_committed(what, run, split, cache=cache)
+    skips = load_skips(opened.config.cache, opened.ledger) if split == "train" else Skips()
+    found = []
+    for number in match_files(opened, file):
+        entry = opened.store.generation.file(number)
+        source = _source_of(opened, entry)
+        if source is None:
+            continue
+        start, stop = stored_tokens(opened, source, entry, None if row is None else whole_number("row", row))
+        samples, complete = _list_samples(opened, source, start, stop, limit)
+        for sample in samples:
+            _place_in_training(sample, skips, batch_size)
+        found.append(
+            {
+                "file": opened.store.generation.path(number, opened.store.roots),
+                "source": opened.sources[source].name,
+                "row": row,
+                "tokens": stop - start,
+                "samples": samples,
+                "complete": complete,
+            }
+        )
+    if not found:
+        raise ConfigError(f"{file}: no source of {split} reads it; give the --split whose sources do")
+    return {"run": opened.ledger.run, "split": split, "num_samples": opened.num_samples, "found": found}
+
+
+def match_files(run: Run, file: str) -> list[int]:
+    """Numbers of the files of the index that a path, or the end of one, means: several where sources share the file.
+
+    Raises: ConfigError where it means none, or different ones.
+    """
+    generation, roots = run.store.generation, run.store.roots
+    names = generation.file_names()
+    is_tokens = generation.file_columns < len(generation.sources)  # extra columns list their files again
+    meant = (file, f"{file.removesuffix('.idx')}.bin")  # a pair is named by its .bin, and often by its prefix
+    tails = tuple(each.rpartition("/")[2] for each in meant)
+    likely = [i for i, name in enumerate(names) if name.endswith(tails) and is_tokens[i]]
+    paths = {i: generation.path(i, roots) for i in likely}
+    wanted = [each if "://" in each else str(Path(each).absolute()) for each in meant]
+    if exact := [i for i, path in paths.items() if path in wanted]:
+        return exact
+    ends = [i for i, path in paths.items() if path.endswith(tuple(f"/{each}" for each in meant))]
+    distinct = sorted({paths[i] for i in ends})
+    if not ends:
+        raise ConfigError(
+            f"{file}: the index {generation.digest} has no file of this path or ending; `megablend describe` lists the sources"
+        )
+    if len(distinct) > 1:
+        more = f" and {len(distinct) - _LISTED} more" if len(distinct) > _LISTED else ""
+        raise ConfigError(
+            f"{file}: {len(distinct)} files end so ({', '.join(distinct[:_LISTED])}{more}); give more of the path"
+        )
+    return ends
+
+
+def stored_tokens(run: Run, source: int, entry: FileEntry, row: int | None) -> tuple[int, int]:
+    """The range of a source's stored tokens, counted in the split, that a file or one of its rows has; empty where none is in it.
+
+    Raises: ConfigError where there is no such row, or the index does not know rows; as BlockStore.read does.
+    """
+    generation, blocks = run.store.generation, run.blocks(source)
+    if row is None:
+        edges = np.array([entry.first_block, entry.first_block + entry.num_blocks])
+        start, stop = blocks.before(np.clip(edges - blocks.first_block, 0, blocks.num_blocks)).tolist()
+        return start, stop
+    listed = generation.sources[entry.column]
+    if not listed.documents:
+        raise ConfigError(
+            f"{entry.name}: the index does not know the rows of source {listed.name!r} (they are counted for append_eod, split, "
+            "extra_columns and orders of documents); leave out the row to find the whole file"
+        )
+    if not 0 <= row < entry.rows:
+        raise ConfigError(f"{entry.name}: found row {row:,}, expected 0 to {entry.rows - 1:,}")
+    before = generation.running("rows_before", [listed.blocks.start, entry.first_block])
+    document = int(before[1] - before[0]) + row
+    edges = np.array([blocks.stored_position(*find_document(run.store, entry.column, document + i)) for i in (0, 1)])
+    start, stop = np.clip(edges, 0, blocks.num_tokens).tolist()
+    return start, stop
+
+
+def find_tokens(run: Run, source: int, epoch: int, start: int, stop: int) -> Hits:
+    """The samples that have a source's stored tokens [start, stop) of an epoch, as far as the run goes."""
+    length, width = run.config.sequence_length, run.sample_tokens
+    placed = run.order(source).find_tokens(epoch, np.array([start]), np.array([stop]))
+    first = np.maximum((placed.starts - width) // length + 1, 0)  # the first sample that ends behind the range's start
+    counts = (placed.stops - 1) // length + 1 - first
+    which = np.repeat(np.arange(len(first)), counts)
+    ordinals = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    order = np.argsort(ordinals, kind="stable")
+    order = order[ordinals[order] < int(run.plan.counts(run.num_samples)[source])]
+    which, ordinals = which[order], ordinals[order]
+    samples = run.plan.samples_of(np.full(len(ordinals), source, np.int32), ordinals)
+    begins = ordinals * length
+    starts = np.maximum(placed.starts[which], begins)
+    hits = Hits(
+        samples,
+        ordinals,
+        starts - begins,
+        np.minimum(placed.stops[which], begins + width) - begins,
+        placed.stored[which] + starts - placed.starts[which] - start,
+    )
+    order = np.lexsort((hits.starts, samples))
+    return Hits(*(column[order] for column in hits))
+
+
+def list_epochs(run: Run, source: int) -> range:
+    """The epochs of a source that a run enters."""
+    samples = int(run.plan.counts(run.num_samples)[source])
+    if samples == 0:
+        return range(0)
+    last = (samples - 1) * run.config.sequence_length + run.sample_tokens
+    return range(-(-last // run.blocks(source).num_tokens))
+
+
+def _source_of(run: Run, entry: FileEntry) -> int | None:
+    """The number in the split of the source that has a file; None where the split does not read it."""
+    name = run.store.generation.sources[entry.column].name
+    names = list(run.config.sources_of(run.split))
+    return names.index(name) if name in names else None
+
+
+def _list_samples(run: Run, source: int, start: int, stop: int, limit: int | None) -> tuple[list[dict[str, Any]], bool]:
+    """The samples that have stored tokens [start, stop), and whether these are all of them."""
+    samples: list[dict[str, Any]] = []
+    if start == stop:
+        return samples, True
+    epochs = list_epochs(run, source)
+    for epoch in epochs:
+        for sample in _as_dicts(find_tokens(run, source, epoch, start, stop), epoch):
+            if len(samples) == limit:
+                return samples, False
+            samples.append(sample)
+    return samples, True
+
+
+def _place_in_training(sample: dict[str, Any], skips: Skips, batch_size: int | None) -> None:
+    """Say whether a sample is skipped, and at which step it is read otherwise."""
+    skipped = sample["skipped"] = skips.next_sample(sample["sample"]) != sample["sample"]
+    if batch_size is not None:
+        sample["step"] = None if skipped else skips.count_trained(sample["sample"]) // batch_size
+
+
+def _as_dicts(hits: Hits, epoch: int) -> Iterator[dict[str, Any]]:
+    samples, _, *ranges = (column.tolist() for column in hits)
+    at = 0
+    while at < len(samples):
+        stop = at
+        while stop < len(samples) and samples[stop] == samples[at]:
+            stop += 1
+        names = ("first_token", "stop_token", "offset")
+        pieces = [
+            dict(zip(names, piece, strict=True)) for piece in zip(*(part[at:stop] for part in ranges), strict=True)
+        ]
+        yield {"sample": samples[at], "epoch": epoch, "pieces": pieces}
+        at = stop

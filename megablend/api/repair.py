@@ -1,0 +1,57 @@
+"""The index that a run keeps, made again where it is damaged and the config's files make another one by now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from megablend.config import Config
+from megablend.distributed.base import Communicator
+from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.index.build import Progress, build_index
+from megablend.index.repair import find_damage, list_indexed_files
+from megablend.plan.ledger import Ledger
+from megablend.storage.base import Storage
+from megablend.storage.location import find_root
+
+
+def repair_kept_index(
+    config: Config,
+    ledger: Ledger,
+    newest: str,
+    *,
+    launch: Communicator,
+    storage: Storage,
+    progress: Callable[[Progress], None] | None,
+) -> bool:
+    """Index the files of the run's index again, if that is not the newest one and is damaged. Called by all ranks.
+
+    Returns: whether that was done; the repaired index then counts as the newest.
+    Raises: CacheError where the files do not make that index any more, or nothing says which files those were.
+    """
+    if ledger.index == newest:
+        return False
+    damage = launch.bcast(find_damage(config.cache, ledger.index) if launch.rank == 0 else None)
+    if damage is None:
+        return False
+    try:
+        roots = {name: find_root(source.path) for name, source in config.all_sources.items()}
+        is_first, block_bytes = launch.rank == 0, config.block_bytes
+        listed = (
+            list_indexed_files(config.cache, ledger.index, roots=roots, block_bytes=block_bytes) if is_first else ()
+        )
+    except CacheError:
+        raise lost_index(ledger, newest, damage) from None
+    made = build_index(config.cache, launch.bcast(listed), launch=launch, storage=storage, progress=progress)
+    if made.digest != ledger.index:
+        raise lost_index(ledger, newest, damage)
+    return True
+
+
+def lost_index(ledger: Ledger, newest: str, problem: str) -> CacheError:
+    """The error about an index that a run keeps and that cannot be made again."""
+    problem = problem.removesuffix(f"; {REPAIR_REMEDY}")
+    return CacheError(
+        f"{problem}\nrun {ledger.run!r} keeps the index {ledger.index}, but the data and the config as they are now make "
+        f"{newest}: restore them as they were, or that index from a backup, and build again; or give the run another name "
+        "(`run:`), or reset it (`megablend runs reset CONFIG`), and build"
+    )

@@ -1,0 +1,82 @@
+"""skip: leave out a range of a run's samples, such as after a loss spike, without another order."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from megablend.api.committed import open_committed
+from megablend.api.runs import ConfigLike
+from megablend.config.numbers import whole_number
+from megablend.errors import ConfigError
+from megablend.fs.build_lock import build_lock
+from megablend.plan.run import Run
+from megablend.plan.skips import Skips, load_skips, remove_skips, save_skip
+from megablend.system.failures import translating
+
+
+@translating("skip")
+def skip(
+    what: ConfigLike,
+    start: int,
+    stop: int,
+    *,
+    batch_size: int,
+    run: str | None = None,
+    cache: str | None = None,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Let Loaders and PretrainingSamplers that are opened from now on jump from sample `start` to sample `stop` of train.
+
+    Both are rounded outwards to multiples of the lanes and of the step, so that lanes and batches stay as they are. Sample
+    numbers, digests and states stay valid; a state inside of the range is refused.
+
+    Args:
+        what: a config, or a cache's folder (then `run` is needed).
+        batch_size: samples of a step, over all ranks.
+        dry_run: only say what would be skipped.
+
+    Returns: as `list_skips`, with this range in it.
+    Raises: ConfigError for a range outside of the run; CacheError where it cannot be stored.
+    """
+    opened = open_committed(what, run, cache=cache)
+    unit = math.lcm(opened.ledger.blend.lanes, whole_number("batch_size", batch_size, least=1))
+    start, stop = whole_number("start", start, least=0), whole_number("stop", stop)
+    if not start < stop <= opened.num_samples:
+        raise ConfigError(
+            f"found samples {start:,} to {stop:,}, expected a range within the {opened.num_samples:,} samples of the run"
+        )
+    first, last = start // unit * unit, min(-(-stop // unit) * unit, opened.num_samples)
+    if dry_run:
+        return _describe(opened, load_skips(opened.config.cache, opened.ledger).add(first, last))
+    with build_lock(Path(opened.config.cache)):
+        save_skip(opened.config.cache, opened.ledger, first, last)
+    return list_skips(what, run=run, cache=cache)
+
+
+@translating("list_skips")
+def list_skips(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> dict[str, Any]:
+    """What a run skips: run, and skips, a dict for each range: start, stop, samples, tokens, and by_source, unread tokens."""
+    opened = open_committed(what, run, cache=cache)
+    return _describe(opened, load_skips(opened.config.cache, opened.ledger))
+
+
+@translating("unskip")
+def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> None:
+    """Let loaders that are opened from now on skip nothing of a run. Raises as `skip`."""
+    opened = open_committed(what, run, cache=cache)
+    with build_lock(Path(opened.config.cache)):
+        remove_skips(opened.config.cache, opened.ledger)
+
+
+def _describe(run: Run, skips: Skips) -> dict[str, Any]:
+    length, listed = run.config.sequence_length, []
+    for start, stop in skips.ranges:
+        counts = (run.plan.counts(stop) - run.plan.counts(start)).tolist()
+        by_source = {source.name: n * length for source, n in zip(run.sources, counts, strict=True) if n}
+        samples = stop - start
+        listed.append(
+            {"start": start, "stop": stop, "samples": samples, "tokens": samples * length, "by_source": by_source}
+        )
+    return {"run": run.ledger.run, "skips": listed}

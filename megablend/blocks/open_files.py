@@ -1,0 +1,85 @@
+"""Readers of a generation's files: each opened when it is first needed, if it still is the file that was indexed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from megablend.formats.base import Array, BlockReader
+from megablend.index.file_table import FileEntry
+from megablend.index.file_versions import check_body, join_etags, number_of, tell_moved
+from megablend.index.idx_digests import read_digests
+from megablend.index.snapshot import Snapshot
+from megablend.index.source_entry import ColumnEntry
+from megablend.lru import LRUCache
+from megablend.storage.base import Storage
+
+MIN_OPEN_FILES, MAX_OPEN_FILES = 1 << 10, 1 << 14
+"""Readers of files kept at once, since opening a file reads its footer; descriptors are bounded by the storage."""
+OPEN_BYTES = 32 << 20
+"""Of readers, where that allows for more than MIN_OPEN_FILES."""
+_READER_BYTES = 2 << 10
+"""What a reader takes besides its tables."""
+
+
+class OpenedReader(NamedTuple):
+    """A file, opened."""
+
+    reader: BlockReader
+    chunks: Array
+    """CHUNK_DTYPE [num_chunks], the file's."""
+    eod: int | None
+    column: ColumnEntry
+
+
+class OpenFiles:
+    """Readers by the number of their file; the least recently used are let go. Safe to share between threads, and after a fork.
+
+    Args:
+        eods: for each column of the generation, the token put after each document, or None.
+        generation, roots, storage: as of BlockStore.
+    """
+
+    def __init__(
+        self, generation: Snapshot, eods: Sequence[int | None], roots: Mapping[str, str], storage: Storage
+    ) -> None:
+        self._generation, self._eods, self._roots, self._storage = generation, eods, roots, storage
+        self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
+        self._same: dict[int, int] = {}  # by file, another version of it than the build saw, whose content was compared
+        self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
+
+    def get(self, file: int) -> OpenedReader:
+        """The reader of file `file` of the generation. Raises: MissingFileError, ChangedFileError, CorruptFileError."""
+
+        def enter() -> OpenedReader:
+            entry = self._generation.file(file)
+            column = self._generation.columns[entry.column]
+            path, kind, chunks = self._generation.path(file, self._roots), column.kind, self._generation.chunks(entry)
+            digests = read_digests(self._generation.cache, kind, entry)
+            checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
+            self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
+            known = dataclasses.replace(entry.opened, group_digests=digests)
+            reader = kind.open(path, column.column, known, storage=self._storage)
+            self._check_version(file, entry, path)
+            return OpenedReader(reader, chunks, self._eods[entry.column], column)
+
+        return self._opened.get(file, enter)
+
+    def _check_version(self, number: int, file: FileEntry, path: str) -> None:
+        """The file that was opened must be the one that was indexed. Raises: ChangedFileError; as Storage.read does."""
+        paths = self._generation.columns[file.column].kind.files(path)
+        version = number_of(join_etags([self._storage.stat_opened(each) for each in paths]))
+        seen = int(self._generation.seen[number])
+        if version in (seen, self._same.get(number)):
+            return
+        check_body(path, file.opened.size, file.body, self._storage)
+        if seen:
+            tell_moved(self._generation.folder, path)
+        self._same[number] = version
+
+    def _make_room(self, size: int) -> None:
+        """Keep as many readers as there would be room for, were all as large as the largest so far."""
+        if size > self._heaviest:
+            self._heaviest = size
+            self._opened.resize(max(MIN_OPEN_FILES, OPEN_BYTES // size))

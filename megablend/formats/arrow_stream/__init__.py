@@ -1,0 +1,5 @@
+"""Arrow IPC streams, as Hugging Face's `save_to_disk` writes them; one record batch a block."""
+
+from megablend.formats.arrow_stream.stream_format import ARROW_STREAM
+
+__all__ = ["ARROW_STREAM"]

@@ -1,0 +1,159 @@
+"""The messages of an Arrow IPC stream: a schema, record batches, and a mark at its end.
+
+    FF FF FF FF | size of the metadata (int32) | metadata (flatbuffer) | body      for each message
+    FF FF FF FF 00 00 00 00                                                        at the end
+
+Nothing lists the messages: each one says where the next one begins.
+
+Source: Arrow columnar format, "IPC Streaming Format", "Encapsulated message format"; Message.fbs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
+from megablend.formats.arrow.footer import PLACE_DTYPE
+from megablend.formats.base import Array
+from megablend.storage.base import Storage
+
+CONTINUATION = b"\xff\xff\xff\xff"
+_PROBE_BYTES = 4096
+"""Read of each message at first: more than the metadata of most batches."""
+_METADATA_V4 = 3
+_SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
+
+
+class Stream(NamedTuple):
+    """What a stream consists of."""
+
+    schema_bytes: bytes
+    """Its first message."""
+    places: Array
+    """PLACE_DTYPE [num_batches], in file order."""
+
+
+def read_stream(path: str, size: int, storage: Storage) -> Stream:
+    """Find the record batches of a stream of `size` bytes.
+
+    Raises: CorruptFileError where it is no stream, truncated, or contradicts itself; UnsupportedFileError for metadata older than
+        V4, and big-endian streams; MissingFileError.
+    """
+    found, offset = list[tuple[int, int, int, int]](), 0
+    schema_bytes = b""
+    while True:
+        data = storage.read(path, offset, min(_PROBE_BYTES, size - offset)) if offset < size else b""
+        if len(data) < 8:
+            raise CorruptFileError(
+                path,
+                "ends without the mark of the end of an Arrow stream: truncated, or still being written",
+                offset=offset,
+            )
+        if data[:4] != CONTINUATION:
+            raise CorruptFileError(
+                path, f"no message of an Arrow stream begins here: found {data[:4]!r}", offset=offset
+            )
+        metadata_bytes = 8 + int.from_bytes(data[4:8], "little", signed=True)
+        if metadata_bytes == 8:
+            break
+        if not 8 < metadata_bytes <= size - offset:
+            raise CorruptFileError(
+                path, f"message of {metadata_bytes} bytes of metadata, the file has {size - offset} more", offset=offset
+            )
+        if metadata_bytes > len(data):
+            data = storage.read(path, offset, metadata_bytes)
+        kind, body_bytes = _parse(path, offset, data[:metadata_bytes])
+        if not 0 <= body_bytes <= size - offset - metadata_bytes:
+            raise CorruptFileError(
+                path,
+                f"message with a body of {body_bytes} bytes, the file has {size - offset - metadata_bytes} more: truncated, or "
+                "still being written",
+                offset=offset,
+            )
+        if (kind == _SCHEMA) != (offset == 0):
+            raise CorruptFileError(
+                path, "the schema of an Arrow stream is its first message, and no other", offset=offset
+            )
+        if kind == _SCHEMA:
+            schema_bytes = data[:metadata_bytes]
+        elif kind == _RECORD_BATCH:
+            found.append((offset, metadata_bytes, 0, body_bytes))
+        elif kind != _DICTIONARY:
+            raise UnsupportedFileError(path, f"has a message of kind {kind}; write record batches", offset=offset)
+        offset += metadata_bytes + body_bytes
+    if offset + 8 != size:
+        raise CorruptFileError(path, f"{size - offset - 8} bytes follow the end of its Arrow stream", offset=offset + 8)
+    if not schema_bytes:
+        raise CorruptFileError(path, "is an Arrow stream without a schema")
+    return Stream(schema_bytes, np.array(found, PLACE_DTYPE))
+
+
+def read_schema(path: str, schema_bytes: bytes) -> pa.Schema:
+    """The schema of a stream. Raises: CorruptFileError."""
+    try:
+        return pa.ipc.read_schema(pa.BufferReader(schema_bytes))
+    except (pa.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
+        raise CorruptFileError(path, f"schema: {error}", offset=0) from error
+
+
+def pack_places(places: Array) -> dict[str, Any]:
+    """Where batches are, as short JSON: most follow each other, with metadata of one size. The inverse of `unpack_places`."""
+    ends = places["offset"] + places["metadata_bytes"] + places["body_bytes"]
+    before = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(places)]
+    columns = {
+        "gaps": places["offset"] - before,
+        "metadata_bytes": places["metadata_bytes"],
+        "body_bytes": places["body_bytes"],
+    }
+    packed: dict[str, Any] = {"count": len(places)}
+    for name, values in columns.items():
+        begin, rest = values[:1].tolist(), values[1:].tolist()
+        packed[name] = [*begin, rest[0]] if rest and len(set(rest)) == 1 else [*begin, *rest]
+    return packed
+
+
+def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
+    """PLACE_DTYPE [num_batches]. Raises: CorruptFileError where they are not in a file of `size` bytes."""
+    count = int(packed["count"])
+    places = np.zeros(count if 0 <= count <= size else 0, PLACE_DTYPE)
+    try:
+        gaps, metadata, body = (_expand(packed[name], len(places)) for name in ("gaps", "metadata_bytes", "body_bytes"))
+        places["metadata_bytes"], places["body_bytes"] = metadata, body
+        places["offset"] = np.cumsum(gaps + metadata + body) - metadata - body
+        low = min((int(each.min(initial=0)) for each in (gaps, metadata, body)), default=0)
+        if low < 0 or len(places) != count or places["offset"].max(initial=0) > size:
+            raise ValueError(f"{count} batches do not fit in {size} bytes")
+    except (ValueError, OverflowError) as error:
+        raise CorruptFileError(
+            path, f"the index says wrongly where its batches are ({error}); verify the cache"
+        ) from error
+    return places
+
+
+def _expand(values: list[int], count: int) -> Array:
+    if len(values) == 2 < count:
+        values = [values[0], *[values[1]] * (count - 1)]
+    found = np.array(values, np.int64)
+    if len(found) != count:
+        raise ValueError(f"{len(found)} values of {count} batches")
+    return found
+
+
+def _parse(path: str, offset: int, metadata: bytes) -> tuple[int, int]:
+    """The kind of a message, and the size of its body."""
+    try:
+        message = Table.root(metadata, 8)
+        version, kind, body_bytes = message.scalar(0, "<h", 0), message.scalar(1, "<B", 0), message.scalar(3, "<q", 0)
+        header = message.table(2)
+        big_endian = kind == _SCHEMA and header is not None and header.scalar(0, "<h", 0) != 0
+    except FlatbufferError as error:
+        raise CorruptFileError(path, f"message: {error}", offset=offset) from error
+    if version < _METADATA_V4:
+        raise UnsupportedFileError(path, f"has Arrow metadata version V{version + 1}; rewrite it with a newer Arrow")
+    if big_endian:
+        raise UnsupportedFileError(path, "is big-endian; rewrite it on a little-endian machine")
+    return kind, body_bytes

@@ -1,0 +1,82 @@
+"""Arrow IPC streams: a record batch is a block, decoded as those of Arrow files.
+
+A stream has no list of its batches, so the index keeps where they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from megablend.config.read_spec import ReadSpec
+from megablend.errors import CHANGED_REMEDY, ChangedFileError
+from megablend.formats.arrow.batch_reader import ArrowReader
+from megablend.formats.arrow.column import Column, find_column
+from megablend.formats.arrow.count_batches import count_batches
+from megablend.formats.arrow_stream.messages import (
+    CONTINUATION,
+    pack_places,
+    read_schema,
+    read_stream,
+    unpack_places,
+)
+from megablend.formats.base import Array, BaseFormat, BlockReader, FileIndex, OpenedFile
+from megablend.formats.blocks import single_chunk
+from megablend.storage.base import Storage
+
+
+class ArrowStreamFormat(BaseFormat):
+    """Arrow IPC streams; `.arrow` files that begin as one."""
+
+    name = "arrow-stream"
+    suffixes: Sequence[str] = (".arrow", ".arrows")
+    reader_block_bytes: int = 32
+
+    def recognizes(self, path: str, storage: Storage) -> bool:
+        """Whether the file begins with a message."""
+        return storage.read(path, 0, min(4, storage.stat(path).size)) == CONTINUATION
+
+    def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
+        """Find the record batches, message after message, and count their tokens; see Format.index."""
+        stream = read_stream(path, storage.stat(path).size, storage)
+        schema = read_schema(path, stream.schema_bytes)
+        name, column = find_column(path, read.column, schema, numbers=read.allow_float)
+        blocks, scanned_bytes = count_batches(path, stream.places, column, storage)
+        return FileIndex(
+            rows=int(blocks["rows"].sum()),
+            tokens=int(blocks["tokens"].sum()),
+            token_dtype=column.token_dtype,
+            chunks=single_chunk(),
+            blocks=blocks,
+            structure=_digest(stream.schema_bytes, stream.places),
+            meta={
+                "column": column.to_json(),
+                "schema_bytes": len(stream.schema_bytes),
+                "batches": pack_places(stream.places),
+            },
+            scanned_bytes=scanned_bytes,
+            column=name,
+        )
+
+    def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
+        """A reader of an indexed stream; see Format.open."""
+        size = storage.stat(path).size
+        if size != file.size:
+            raise ChangedFileError(path, f"has {size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}")
+        places = unpack_places(path, file.meta["batches"], size)
+        schema_bytes = storage.read(path, 0, min(size, int(file.meta["schema_bytes"])))
+        if (found := _digest(schema_bytes, places)) != file.structure:
+            raise ChangedFileError(
+                path, f"its schema's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}"
+            )
+        offsets = np.ascontiguousarray(places["offset"])
+        return ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets)
+
+
+ARROW_STREAM = ArrowStreamFormat()
+
+
+def _digest(schema_bytes: bytes, places: Array) -> str:
+    return hashlib.blake2b(schema_bytes + places.tobytes(), digest_size=16).hexdigest()

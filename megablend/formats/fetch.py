@@ -1,0 +1,133 @@
+"""Fetches for blocks of any format: ranges that are near each other by one read, as their storage likes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from megablend.formats.base import Array, BlockReader
+from megablend.formats.decoded import DecodedBlocks
+from megablend.storage.base import Bytes, Int64s, Storage
+from megablend.storage.futures import gather_futures
+from megablend.storage.ranges import FetchedRanges, FileRanges, MergedRanges, merge_ranges, portions
+
+BATCH_BYTES = 32 << 20
+"""Of blocks, decoded, that are fetched together where a caller waits for all of them: what a call needs beyond its result."""
+
+
+def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
+    """Ask the storage for ranges of a file; see Storage.fetch."""
+    merged = merge_ranges(ranges.offsets, ranges.sizes, storage.limits(ranges.path))
+    if ranges.owners is None:
+        read = [storage.fetch(ranges.path, merged.starts, merged.stops - merged.starts, _allocate)]
+    else:  # memory of its own for each run
+        read = [
+            storage.fetch(ranges.path, merged.starts[i : i + 1], (merged.stops - merged.starts)[i : i + 1], _allocate)
+            for i in range(len(merged.starts))
+        ]
+    return gather_futures(read, lambda parts: _place_ranges(ranges, merged, parts))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileRead:
+    """Blocks of one file, and what of their bytes is here so far."""
+
+    reader: BlockReader
+    blocks: Array
+    """PLACED_BLOCK_DTYPE [n]."""
+    chunks: Array
+    """CHUNK_DTYPE [m], the file's."""
+    tokens: bool = True
+    """Whether they will be decoded; otherwise only their documents are looked for."""
+    fetched: list[FetchedRanges] = field(default_factory=list)
+    """What came, in the order in which it was asked for."""
+
+    def next_ranges(self) -> Sequence[FileRanges]:
+        """What is to be fetched next; nothing when all is here. Raises as BlockReader.byte_ranges does."""
+        return self.reader.byte_ranges(self.blocks, self.chunks, self.fetched, tokens=self.tokens)
+
+    def decode(self, *, pieces: bool = True) -> DecodedBlocks:
+        """See BlockReader.decode."""
+        return DecodedBlocks.of(self.reader.decode(self.blocks, self.chunks, self.fetched, pieces=pieces))
+
+    def find_pieces(self) -> tuple[list[npt.NDArray[np.int64]], int]:
+        """See BlockReader.find_pieces."""
+        return self.reader.find_pieces(self.blocks, self.chunks, self.fetched)
+
+
+def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
+    """Fetch all that reads ask for, and wait for it. Raises as Storage.read does."""
+    while asked := [(read, ranges) for read in reads for ranges in read.next_ranges()]:
+        pending = [start_fetch(ranges, storage) for _, ranges in asked]
+        for (read, _), each in zip(asked, pending, strict=True):
+            read.fetched.append(each.result())
+
+
+def read_blocks(
+    reader: BlockReader, blocks: Array, chunks: Array, storage: Storage, *, pieces: bool = True
+) -> DecodedBlocks:
+    """Fetch and decode blocks of one file; see BlockReader.decode. Raises also as Storage.read does."""
+    parts, order = list[DecodedBlocks](), np.argsort(blocks["offset"], kind="stable")
+    for mine in _batches(blocks, order):
+        read = FileRead(reader, mine, chunks)
+        fetch_all([read], storage)
+        parts.append(read.decode(pieces=pieces))
+    return DecodedBlocks.joined(parts).taken(np.argsort(order)) if parts else DecodedBlocks.of([])
+
+
+def read_pieces(
+    reader: BlockReader, blocks: Array, chunks: Array, storage: Storage
+) -> tuple[list[npt.NDArray[np.int64]], int]:
+    """Fetch what says where documents lie in blocks of one file; see BlockReader.find_pieces."""
+    found, scanned_bytes = list[npt.NDArray[np.int64]](), 0
+    order = np.argsort(blocks["offset"], kind="stable")
+    for mine in _batches(blocks, order):
+        read = FileRead(reader, mine, chunks, tokens=False)
+        fetch_all([read], storage)
+        offsets, size = read.find_pieces()
+        found += offsets
+        scanned_bytes += size
+    return [found[i] for i in np.argsort(order).tolist()], scanned_bytes
+
+
+def _batches(blocks: Array, order: Int64s) -> Iterator[Array]:
+    """Blocks in an order, in portions that are worked on together."""
+    ordered = blocks[order]
+    for part in portions(ordered["decoded_bytes"], BATCH_BYTES):
+        yield ordered[part]
+
+
+def _allocate(size: int) -> Bytes:
+    """Memory from Arrow's pool, which keeps freed memory at hand: fresh pages from the system cost more to touch."""
+    return np.frombuffer(pa.allocate_buffer(size), np.uint8)
+
+
+def _place_ranges(ranges: FileRanges, merged: MergedRanges, read: list[tuple[Bytes, Int64s]]) -> FetchedRanges:
+    """Where ranges lie in what was read of their runs."""
+    inside, runs = ranges.offsets - merged.starts[merged.runs], merged.runs
+    if ranges.owners is None:
+        data, begins = read[0]
+        return FetchedRanges(ranges, [data], np.zeros(len(runs), np.int64), begins[runs] + inside)
+    begins = np.array([int(places[0]) for _, places in read], np.int64)
+    return _separate(FetchedRanges(ranges, [data for data, _ in read], runs, begins[runs] + inside), ranges.owners)
+
+
+def _separate(found: FetchedRanges, owners: Int64s) -> FetchedRanges:
+    """Copy ranges out of buffers that several owners share."""
+    if len(found.buffers) == len(owners):
+        return found
+    order = np.lexsort((owners, found.buffer_of))
+    is_other = (found.buffer_of[order[1:]] == found.buffer_of[order[:-1]]) & (owners[order[1:]] != owners[order[:-1]])
+    is_shared = np.zeros(len(found.buffers), np.bool_)
+    is_shared[found.buffer_of[order[1:][is_other]]] = True
+    copied = is_shared[found.buffer_of]
+    buffers, buffer_of, begins = list(found.buffers), found.buffer_of.copy(), found.begins.copy()
+    for i in np.flatnonzero(copied).tolist():
+        buffer_of[i], begins[i] = len(buffers), 0
+        buffers.append(found[i].copy())
+    return FetchedRanges(found.ranges, buffers, buffer_of, begins)

@@ -1,0 +1,69 @@
+"""Documents in a stream of tokens: which ones begin in the middle of a range of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.base import (
+    BLOCK_DTYPE,
+    ENDS_AT_DOCUMENT_END,
+    HAS_EARLIER_TOKENS,
+    STARTS_MID_DOCUMENT,
+    Array,
+)
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Separator:
+    """The token that separates documents, which is part of them."""
+
+    token: int
+    ends: bool
+    """It ends documents; otherwise it begins them."""
+
+    def find_starts(self, tokens: Array) -> Int64s:
+        """Where documents begin in tokens [n], but for the first one's place: int64 [m], each above 0 and below n."""
+        places = (
+            np.flatnonzero(tokens[:-1] == self.token) + 1 if self.ends else np.flatnonzero(tokens[1:] == self.token) + 1
+        )
+        return places.astype(np.int64)
+
+
+def count_documents(blocks: Array, first: Int64s, starts: Int64s, num_tokens: int) -> None:
+    """Fill rows, ends and flags of neighbouring blocks.
+
+    Args:
+        blocks: BLOCK_DTYPE [n], whose `tokens` are known.
+        first: int64 [n], the file's token that each block begins with.
+        starts: int64 [m], the file's tokens that documents begin with, 0 not counted: at least those that are in the blocks or
+            follow the last one; ascending.
+        num_tokens: of the file.
+    """
+    stops = first + blocks["tokens"]
+    begins = (first == 0) | np.isin(first, starts)
+    is_end = (stops == num_tokens) | np.isin(stops, starts)
+    inside = np.searchsorted(starts, stops, side="left") - np.searchsorted(starts, first, side="right")
+    blocks["rows"] = inside + begins
+    blocks["ends"] = inside + is_end
+    blocks["flags"] = np.where(begins, 0, STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS) | np.where(
+        is_end, ENDS_AT_DOCUMENT_END, 0
+    )
+
+
+def make_blocks(layout_offset: int, token_bytes: int, first: Int64s, tokens: Int64s) -> Array:
+    """Blocks of these tokens, BLOCK_DTYPE [n], their documents not counted yet.
+
+    Args:
+        layout_offset: byte of the file's first token.
+        first, tokens: int64 [n], the file's token that each block begins with, and how many it has.
+    """
+    blocks = np.zeros(len(first), BLOCK_DTYPE)
+    blocks["offset"] = layout_offset + first * token_bytes
+    blocks["tokens"], blocks["first_token"] = tokens, first
+    blocks["stored_bytes"] = blocks["decoded_bytes"] = tokens * token_bytes
+    return blocks

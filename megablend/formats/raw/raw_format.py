@@ -1,0 +1,154 @@
+"""Raw files: nothing but token ids, after a header or none. A block is a range of about `block_bytes` of them.
+
+What separates documents is a token, found by reading the file once as it is indexed; without one, a file is one document. Large
+files are indexed in parts: a chunk is what one part takes at least.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.config.read_spec import OptionValue, ReadSpec
+from megablend.errors import (
+    CHANGED_REMEDY,
+    ChangedFileError,
+    ConfigError,
+    CorruptFileError,
+    UnsupportedFileError,
+)
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, BaseFormat, BlockReader, FileIndex, OpenedFile
+from megablend.formats.raw.boundaries import Separator, count_documents, make_blocks
+from megablend.formats.raw.raw_header import Layout, read_layout
+from megablend.formats.raw.raw_options import RawOptions, parse_options
+from megablend.formats.raw.raw_reader import RawReader
+from megablend.storage.base import Storage
+
+CHUNK_BYTES = 64 << 20
+"""Of tokens, rounded to whole blocks."""
+SCAN_BYTES = 8 << 20
+"""Read at once to find documents."""
+_MAX_BLOCK_BYTES = 1 << 30
+Int64s = npt.NDArray[np.int64]
+
+
+class RawFormat(BaseFormat):
+    """Files of token ids; see the options in `raw_options`."""
+
+    name = "raw"
+    suffixes: Sequence[str] = (".npy",)
+
+    def check_options(self, options: Mapping[str, OptionValue]) -> None:
+        """See Format.check_options."""
+        parse_options(options)
+
+    def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
+        """Find the documents of a file; see Format.index."""
+        return self.index_part(path, read, span=(0, storage.stat(path).size), storage=storage)
+
+    def index_part(self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage) -> FileIndex:
+        """Find the documents of the chunks that begin in a span of bytes; see DivisibleFormat.index_part."""
+        if read.column is not None:
+            key = "extra_columns" if read.allow_float else "column"
+            raise ConfigError(f"{path}: raw files have no columns; leave out {key}: {read.column}")
+        options, size = parse_options(dict(read.options)), storage.stat(path).size
+        layout, header = read_layout(path, size, options, storage)
+        separator = _separator(options)
+        block_tokens = max(1, min(read.block_bytes, _MAX_BLOCK_BYTES) // layout.token_bytes)
+        chunk_tokens = block_tokens * max(1, CHUNK_BYTES // (block_tokens * layout.token_bytes))
+        numbers = _chunks_in(span, layout, chunk_tokens)
+        chunks = np.zeros(len(numbers), CHUNK_DTYPE)
+        chunks["dictionary_offset"], chunks["row_group"] = -1, numbers
+        blocks = [
+            _index_blocks(path, layout, separator, start, stop, block_tokens, storage)
+            for start, stop in _scan_ranges(numbers, chunk_tokens, block_tokens, layout)
+        ]
+        found = np.concatenate([np.zeros(0, BLOCK_DTYPE), *blocks])
+        found["chunk"] = found["first_token"] // chunk_tokens - (numbers.start if len(numbers) else 0)
+        before = int(found["first_token"][0]) if len(found) else 0
+        found["first_token"] -= before
+        chunks["first_token"] = np.arange(len(numbers)) * chunk_tokens
+        return FileIndex(
+            rows=int(found["rows"].sum()),
+            tokens=int(found["tokens"].sum()),
+            token_dtype=layout.dtype,
+            chunks=chunks,
+            blocks=found,
+            structure=_digest(header, layout),
+            meta={
+                "header_bytes": layout.header_bytes,
+                "separator": None if separator is None else [separator.token, separator.ends],
+            },
+            scanned_bytes=int(found["stored_bytes"].sum()) if separator is not None else 0,
+        )
+
+    def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
+        """A reader of an indexed file; see Format.open."""
+        size = storage.stat(path).size
+        if size != file.size:
+            raise ChangedFileError(path, f"has {size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}")
+        header_bytes, dtype = int(file.meta["header_bytes"]), file.token_dtype
+        options = RawOptions(dtype=dtype, header_bytes=header_bytes)
+        try:
+            layout, header = read_layout(path, size, options, storage)
+        except (ConfigError, CorruptFileError, UnsupportedFileError) as error:
+            raise ChangedFileError(path, f"changed since it was indexed: {error}; {CHANGED_REMEDY}") from error
+        if (found := _digest(header, layout)) != file.structure:
+            raise ChangedFileError(
+                path, f"its header's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}"
+            )
+        separator = file.meta["separator"]
+        return RawReader(
+            path=path,
+            size=size,
+            header_bytes=header_bytes,
+            dtype=dtype,
+            separator=None if separator is None else Separator(int(separator[0]), bool(separator[1])),
+        )
+
+
+RAW = RawFormat()
+
+
+def _separator(options: RawOptions) -> Separator | None:
+    return None if options.separator is None else Separator(options.separator, options.eod_token is not None)
+
+
+def _chunks_in(span: tuple[int, int], layout: Layout, chunk_tokens: int) -> range:
+    """Numbers of the chunks that begin within bytes [start, stop) of the file; the first one counts as beginning at byte 0."""
+    step, num_chunks = chunk_tokens * layout.token_bytes, -(-layout.num_tokens // chunk_tokens)
+    first, stop = (-(-(each - layout.header_bytes) // step) if each > 0 else 0 for each in span)
+    return range(max(0, min(first, num_chunks)), max(0, min(stop, num_chunks)))
+
+
+def _scan_ranges(numbers: range, chunk_tokens: int, block_tokens: int, layout: Layout) -> Iterator[tuple[int, int]]:
+    """Ranges of tokens that are indexed at once: whole blocks, of one chunk or several."""
+    start, end = numbers.start * chunk_tokens, min(numbers.stop * chunk_tokens, layout.num_tokens)
+    step = block_tokens * max(1, SCAN_BYTES // (block_tokens * layout.token_bytes))
+    while start < end:
+        yield start, min(start + step, end)
+        start += step
+
+
+def _index_blocks(
+    path: str, layout: Layout, separator: Separator | None, start: int, stop: int, block_tokens: int, storage: Storage
+) -> Array:
+    """The blocks of tokens [start, stop), BLOCK_DTYPE [n]."""
+    first = np.arange(start, stop, block_tokens, dtype=np.int64)
+    sizes = np.minimum(block_tokens, stop - first)
+    blocks = make_blocks(layout.header_bytes, layout.token_bytes, first, sizes)
+    starts = np.zeros(0, np.int64)
+    if separator is not None:  # with the token before and the one after, which may end and begin a document
+        low, high = max(0, start - 1), min(stop + 1, layout.num_tokens)
+        data = storage.read(path, layout.header_bytes + low * layout.token_bytes, (high - low) * layout.token_bytes)
+        starts = low + separator.find_starts(np.frombuffer(data, np.dtype(layout.dtype).newbyteorder("<")))
+    count_documents(blocks, first, starts, layout.num_tokens)
+    return blocks
+
+
+def _digest(header: bytes, layout: Layout) -> str:
+    return hashlib.blake2b(json.dumps(list(layout)).encode() + header, digest_size=16).hexdigest()

@@ -1,0 +1,166 @@
+"""Where the tokens of a raw file begin, how many there are and of which dtype: by its header, or by the config.
+
+Known headers (all integers little-endian):
+
+    .npy           93 NUMPY, version, length, a Python dict as text: descr, fortran_order, shape
+    llm.c          256 int32: magic, version, number of tokens; modded-nanogpt writes it, too
+    lit-gpt        LITPKDS, version (uint64), code of the dtype (uint8), number of tokens (uint64): packed datasets
+
+Nothing in a header is evaluated: the text of an `.npy` is matched, and every count is compared with the size of the file.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.errors import ConfigError, CorruptFileError, UnsupportedFileError
+from megablend.formats.raw.raw_options import DTYPES, RawOptions
+from megablend.storage.base import Storage
+
+HEAD_BYTES = 1024
+"""Read of each file: the longest header of a fixed size, and what nearly all `.npy` headers fit in."""
+_NPY = b"\x93NUMPY"
+_MAX_NPY_TEXT = 1 << 16
+_LIT = b"LITPKDS"
+_LIT_BYTES = 24
+_LIT_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float32", 7: "float64", 8: "uint16"}
+_LLMC_BYTES = 1024
+_LLMC = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
+"""By magic: version and dtype."""
+_NPY_DTYPES = {f"<{np.dtype(name).str[1:]}": name for name in DTYPES}
+_DESCR = re.compile(r"""['"]descr['"]\s*:\s*['"]([^'"]{1,20})['"]""")
+_SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([0-9,\sL]{0,100})\)""")
+
+
+class Layout(NamedTuple):
+    """Where a raw file's tokens are."""
+
+    dtype: str
+    """One of DTYPES."""
+    header_bytes: int
+    num_tokens: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token."""
+        return np.dtype(self.dtype).itemsize
+
+
+class _Header(NamedTuple):
+    kind: str
+    header_bytes: int
+    dtype: str
+    num_tokens: int
+
+
+def read_layout(path: str, size: int, options: RawOptions, storage: Storage) -> tuple[Layout, bytes]:
+    """The layout of a file of `size` bytes; and its header, as far as it was looked at.
+
+    Raises: CorruptFileError where the file is not as long as its header says, or ends in the middle of a token;
+        UnsupportedFileError for a header of another dtype, version or shape; ConfigError where nothing says the dtype, or the
+        config contradicts the header; MissingFileError.
+    """
+    if not size:
+        raise CorruptFileError(path, "is empty; restore it, or remove it")
+    head = storage.read(path, 0, min(size, HEAD_BYTES))
+    header = None if options.header_bytes == 0 else _find_header(path, head, size, storage)
+    if header is not None and options.header_bytes in (None, header.header_bytes):
+        if options.dtype not in (None, header.dtype):
+            raise ConfigError(
+                f"{path}: its {header.kind} header says {header.dtype}, format_options say dtype: {options.dtype}; leave that out"
+            )
+        layout = Layout(header.dtype, header.header_bytes, header.num_tokens)
+        if size - layout.header_bytes != layout.num_tokens * layout.token_bytes:
+            raise CorruptFileError(
+                path,
+                f"has {size - layout.header_bytes:,} bytes of tokens, but its {header.kind} header says {layout.num_tokens:,} "
+                f"tokens of {layout.dtype}: truncated, or still being written; restore it",
+            )
+    else:
+        layout = _layout_by_options(path, size, options)
+    try:
+        options.check_fit(layout.dtype)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return layout, head[: layout.header_bytes]
+
+
+def _layout_by_options(path: str, size: int, options: RawOptions) -> Layout:
+    if options.dtype is None:
+        raise ConfigError(
+            f"{path}: nothing says the dtype of its tokens: it has no header of .npy, llm.c or lit-gpt (OLMo's .npy files have "
+            f"none); set `format_options: {{dtype: uint16}}`, or {', '.join(DTYPES[1:])}"
+        )
+    header_bytes, token_bytes = options.header_bytes or 0, np.dtype(options.dtype).itemsize
+    if size < header_bytes or (size - header_bytes) % token_bytes:
+        raise CorruptFileError(
+            path,
+            f"has {size:,} bytes, expected header_bytes {header_bytes} and a multiple of {token_bytes}, the bytes of a "
+            f"{options.dtype}: truncated, or of another dtype",
+        )
+    return Layout(options.dtype, header_bytes, (size - header_bytes) // token_bytes)
+
+
+def _find_header(path: str, head: bytes, size: int, storage: Storage) -> _Header | None:
+    if head[: len(_NPY)] == _NPY[: len(head)]:
+        return _npy_header(path, head, size, storage)
+    if head.startswith(_LIT) and len(head) >= _LIT_BYTES:
+        return _lit_header(path, head)
+    if len(head) >= 12 and (magic := int.from_bytes(head[:4], "little")) in _LLMC:
+        return _llmc_header(path, head, magic)
+    return None
+
+
+def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
+    major = head[6] if len(head) > 6 else 0
+    kind, start = ("<H", 10) if major == 1 else ("<I", 12)
+    if major not in (1, 2, 3) or len(head) < start:
+        raise CorruptFileError(
+            path, f"its .npy header is of version {major} or truncated; write it again by numpy.save"
+        )
+    (length,) = struct.unpack_from(kind, head, 8)
+    if length > _MAX_NPY_TEXT or start + length > size:
+        raise CorruptFileError(path, f"its .npy header says that it has {length} bytes; restore it", offset=8)
+    if start + length > len(head):
+        head = storage.read(path, 0, start + length)
+    text = head[start : start + length].decode("latin-1")
+    descr, shape = _DESCR.search(text), _SHAPE.search(text)
+    if descr is None or shape is None:
+        raise UnsupportedFileError(path, f"its .npy header is {text.strip()[:200]!r}; expected one array of integers")
+    if descr[1] not in _NPY_DTYPES:
+        raise UnsupportedFileError(
+            path, f"holds {descr[1]} by its .npy header; write one of {', '.join(DTYPES)}, little-endian"
+        )
+    sizes = [each.strip(" L\n") for each in shape[1].split(",")]
+    if len(sizes) != (2 if sizes[-1] == "" else 1) or not sizes[0].isdigit() or len(sizes[0]) > 18:
+        raise UnsupportedFileError(
+            path, f"has shape ({shape[1]}) by its .npy header; write one dimension (tokens.reshape(-1))"
+        )
+    return _Header(".npy", start + length, _NPY_DTYPES[descr[1]], int(sizes[0]))
+
+
+def _lit_header(path: str, head: bytes) -> _Header:
+    version, code, count = struct.unpack_from("<QBQ", head, len(_LIT))
+    dtype = _LIT_DTYPES.get(code, f"code {code}")
+    if version != 1 or dtype not in DTYPES:
+        raise UnsupportedFileError(
+            path,
+            f"is a packed dataset of lit-gpt of version {version} and dtype {dtype}; expected 1 and {', '.join(DTYPES)}",
+        )
+    return _Header("lit-gpt", _LIT_BYTES, dtype, count)
+
+
+def _llmc_header(path: str, head: bytes, magic: int) -> _Header | None:
+    version, count = struct.unpack_from("<2i", head, 4)
+    expected, dtype = _LLMC[magic]
+    if version != expected or count < 0 or len(head) < _LLMC_BYTES:
+        raise UnsupportedFileError(
+            path,
+            f"begins as a file of llm.c (magic {magic}), but with version {version} and {count} tokens, and {len(head)} bytes of "
+            "a header; if it is another file, set header_bytes: 0 and dtype",
+        )
+    return _Header("llm.c", _LLMC_BYTES, dtype, count)

@@ -1,0 +1,72 @@
+"""The format_options of raw files."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+DTYPES = ("uint16", "uint32", "int32", "int64")
+_MAX_HEADER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawOptions:
+    """What a config says of raw files."""
+
+    dtype: str | None = None
+    """numpy name of the tokens; None where the file has a header that says it."""
+    header_bytes: int | None = None
+    """Bytes before the tokens; None recognizes known headers."""
+    eod_token: int | None = None
+    """Documents end with this token, which is part of them."""
+    bos_token: int | None = None
+    """Documents begin with this token, which is part of them."""
+
+    @property
+    def separator(self) -> int | None:
+        """The token that ends or begins documents; None where a file is one document."""
+        return self.bos_token if self.eod_token is None else self.eod_token
+
+    def check_fit(self, dtype: str) -> None:
+        """Raises: ValueError where tokens of this dtype cannot be the separator."""
+        if self.separator is not None and self.separator > np.iinfo(dtype).max:
+            name = "bos_token" if self.eod_token is None else "eod_token"
+            raise ValueError(
+                f"{name} {self.separator} does not fit tokens of {dtype} (up to {np.iinfo(dtype).max}); correct one of the two"
+            )
+
+
+def parse_options(options: Mapping[str, Any]) -> RawOptions:
+    """The options of a source. Raises: ValueError, which says which one is wrong, what was found and expected."""
+    known = ("dtype", "header_bytes", "eod_token", "bos_token")
+    for name, value in options.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"unknown option {name!r}; {hint}known: {', '.join(known)}")
+        if name == "dtype" and value not in (None, *DTYPES):
+            raise ValueError(f"dtype: found {value!r}, expected one of {', '.join(DTYPES)}")
+        most = _MAX_HEADER_BYTES if name == "header_bytes" else (1 << 32) - 1
+        if name != "dtype" and value is not None and not _is_count(value, most):
+            raise ValueError(f"{name}: found {value!r}, expected a whole number from 0 to {most}")
+    found = RawOptions(**options)
+    if found.eod_token is not None and found.bos_token is not None:
+        raise ValueError(
+            "found both eod_token and bos_token; expected the token that separates documents as one of them"
+        )
+    if found.dtype is not None:
+        found.check_fit(found.dtype)
+        if (found.header_bytes or 0) % np.dtype(found.dtype).itemsize:
+            raise ValueError(
+                f"header_bytes: found {found.header_bytes}, expected a multiple of {np.dtype(found.dtype).itemsize}, the bytes "
+                f"of a {found.dtype}"
+            )
+    return found
+
+
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most

@@ -1,0 +1,95 @@
+"""Reads blocks of one raw file: ranges of its tokens; where documents are separated by a token, the tokens say where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import CorruptFileError
+from megablend.formats.base import NO_OFFSETS, STARTS_MID_DOCUMENT, Array, DecodedBlock
+from megablend.formats.raw.boundaries import Separator
+from megablend.storage.ranges import FetchedRanges, FileRanges
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawReader:
+    """Decodes blocks of one file."""
+
+    path: str
+    size: int
+    """Bytes of the file."""
+    header_bytes: int
+    dtype: str
+    separator: Separator | None
+    """None where the file is one document."""
+
+    def byte_ranges(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges] = (), *, tokens: bool = True
+    ) -> list[FileRanges]:
+        """The blocks' tokens; nothing for documents alone where the file is one. See BlockReader.byte_ranges."""
+        offsets, sizes = self._ranges(blocks)
+        if fetched or not len(blocks) or not (tokens or self.separator is not None):
+            return []
+        return [FileRanges(self.path, offsets, sizes, np.arange(len(blocks)))]
+
+    def decode(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
+    ) -> list[DecodedBlock]:
+        """See BlockReader.decode."""
+        found = []
+        for i, block in enumerate(blocks):
+            tokens = self._tokens(fetched[0][i])
+            found.append(DecodedBlock(tokens, self._offsets(block, tokens) if pieces else NO_OFFSETS))
+        return found
+
+    def find_pieces(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
+    ) -> tuple[list[npt.NDArray[np.int64]], int]:
+        """See BlockReader.find_pieces; found in the tokens, where they separate documents."""
+        if self.separator is None:
+            return [self._offsets(block, None) for block in blocks], 0
+        found = [self._offsets(block, self._tokens(fetched[0][i])) for i, block in enumerate(blocks)]
+        return found, int(blocks["stored_bytes"].sum())
+
+    def _ranges(self, blocks: Array) -> tuple[Int64s, Int64s]:
+        """Bytes of blocks: offsets and sizes, int64 [n] each. Raises: CorruptFileError where they are not in the file."""
+        offsets = blocks["offset"].astype(np.int64)
+        sizes = blocks["tokens"].astype(np.int64) * np.dtype(self.dtype).itemsize
+        wrong = (sizes != blocks["stored_bytes"]) | (offsets < self.header_bytes) | (offsets + sizes > self.size)
+        for i in np.flatnonzero(wrong)[:1]:
+            raise CorruptFileError(
+                self.path,
+                f"block of {blocks['tokens'][i]} tokens in {blocks['stored_bytes'][i]} bytes is not in the file of {self.size} "
+                "bytes; verify the cache, or build again",
+                offset=int(offsets[i]),
+            )
+        return offsets, sizes
+
+    def _tokens(self, data: Array) -> Array:
+        """Tokens [num_tokens] out of bytes, uint8 [stored_bytes]; read-only."""
+        tokens: Array = np.require(data.view(np.dtype(self.dtype).newbyteorder("<")), requirements="A")
+        tokens.flags.writeable = False
+        return tokens
+
+    def _offsets(self, block: np.void, tokens: Array | None) -> Int64s:
+        """Where the pieces of a block's documents begin, and its end: int64 [num_pieces + 1].
+
+        Raises: CorruptFileError where these are not the documents that were indexed.
+        """
+        inside = np.zeros(0, np.int64)
+        if self.separator is not None and tokens is not None:
+            inside = self.separator.find_starts(tokens)
+        rows = len(inside) + 1 - bool(block["flags"] & STARTS_MID_DOCUMENT)
+        if rows != block["rows"]:
+            raise CorruptFileError(
+                self.path,
+                f"{rows} documents begin in a block of {block['tokens']} tokens, {block['rows']} when it was indexed; restore "
+                "the file, or build again",
+                offset=int(block["offset"]),
+            )
+        return np.concatenate([np.zeros(1, np.int64), inside, np.full(1, int(block["tokens"]), np.int64)])

@@ -1,0 +1,99 @@
+"""Which formats there are: megablend's own, and those of other packages; and which of them a file is of.
+
+Another package adds one by an entry point of the group `megablend.formats`, whose name is the format's and whose value is a
+`Format` object:
+
+    [project.entry-points."megablend.formats"]
+    tfrecord = "my_package:TFRECORD"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.metadata
+
+from megablend.errors import ConfigError, DataError
+from megablend.formats.arrow import ARROW
+from megablend.formats.arrow_stream import ARROW_STREAM
+from megablend.formats.base import Format
+from megablend.formats.megatron import MEGATRON
+from megablend.formats.parquet import PARQUET
+from megablend.formats.raw import RAW
+from megablend.storage.base import Storage
+
+ENTRY_POINTS = "megablend.formats"
+BUILT_IN: tuple[Format, ...] = (PARQUET, ARROW, ARROW_STREAM, MEGATRON, RAW)
+FORMATS: dict[str, Format] = {each.name: each for each in BUILT_IN}
+"""Formats by name; those of other packages join them when they are first needed."""
+
+
+def find_format(name: str) -> Format | None:
+    """The format of a name; None where there is none.
+
+    Raises: ConfigError where a package adds one that cannot be loaded.
+    """
+    if name not in FORMATS:
+        for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
+            FORMATS[name] = _load(entry)
+            break
+    return FORMATS.get(name)
+
+
+def get_format(name: str) -> Format:
+    """The format of a name. Raises: ConfigError where there is none, with the names that are known; as `find_format` does."""
+    if (found := find_format(name)) is not None:
+        return found
+    known = list_names()
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(f"unknown format {name!r}; {hint}known: {', '.join(known)}")
+
+
+def list_names() -> list[str]:
+    """Names of all formats, also of those that are not loaded yet."""
+    others = sorted(importlib.metadata.entry_points(group=ENTRY_POINTS).names)
+    return list(dict.fromkeys([*FORMATS, *others]))
+
+
+def list_suffixes() -> list[str]:
+    """Suffixes of file names by which formats are recognized, each once. Raises: as `find_format`."""
+    return list(dict.fromkeys(suffix for name in list_names() for suffix in get_format(name).suffixes))
+
+
+def format_of(path: str, storage: Storage) -> Format:
+    """The format of a path or glob pattern: by its suffix and, where formats share that, its content; or as a Megatron prefix.
+
+    Raises: ConfigError where it is of no format, with the suffixes that are known; as `find_format` and `Format.recognizes`.
+    """
+    found = _with_suffix(path, list(FORMATS)) or _with_suffix(path, list_names())
+    if len(found) > 1:
+        with contextlib.suppress(DataError):  # a pattern, or a file that is not there
+            found = [each for each in found if each.recognizes(path, storage)] or found
+    if found:
+        return found[0]
+    missing = [name for name in MEGATRON.files(path) if not storage.glob(name)]
+    if not missing:
+        return MEGATRON
+    pair = f"; {missing[0]} is missing beside its other half" if len(missing) == 1 else ""
+    raise ConfigError(
+        f"{path}: unknown kind of file{pair}; known: {', '.join(list_suffixes())}, or the prefix of a .bin and an .idx; for "
+        f"another name, set `format` to one of {', '.join(list_names())}"
+    )
+
+
+def _with_suffix(path: str, names: list[str]) -> list[Format]:
+    return [each for each in map(get_format, names) if path.lower().endswith(tuple(each.suffixes))]
+
+
+def _load(entry: importlib.metadata.EntryPoint) -> Format:
+    problem = "repair or remove the package that contains it"
+    try:
+        loaded: Format = entry.load()
+        if loaded.name != entry.name:
+            raise ValueError(f"its name is {loaded.name!r}")
+    except Exception as error:  # of another package: whatever it is
+        raise ConfigError(
+            f"format {entry.name!r}: {entry.value!r} cannot be loaded ({type(error).__name__}: {error}); {problem}"
+        ) from error
+    return loaded

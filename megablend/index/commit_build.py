@@ -1,0 +1,107 @@
+"""The end of a build: what all ranks found is merged and committed, and what changed is reported."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from megablend.errors import CacheError
+from megablend.index.build_report import BuildReport
+from megablend.index.cache_folders import fragments
+from megablend.index.columns import ColumnsTaken
+from megablend.index.complete_snapshots import complete_generations
+from megablend.index.file_tasks import FileTask, TaskPart, TaskResult, await_fragment
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.merge import write_generation
+from megablend.index.packs import FileFacts, Packed, facts_of
+from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.index.source_spec import SourceColumn
+
+
+def commit_build(
+    cache: Path,
+    columns: Sequence[SourceColumn],
+    work: Sequence[FileTask],
+    items: Sequence[TaskPart],
+    results: Mapping[int, TaskResult],
+    packed: Packed,
+    notes: Sequence[str],
+    *,
+    start: float,
+) -> BuildReport:
+    """Merge what was found in all files into a snapshot, commit it and report.
+
+    Args:
+        results: of each item, by its number.
+        notes: warnings so far.
+        start: `time.monotonic()` when the build began.
+
+    Raises: ConfigError where a source's tokens are in different columns of its files; CacheError.
+    """
+    newest = _newest(cache)
+    taken, unused = ColumnsTaken(), list[str]()
+    digest, created = write_generation(
+        cache, columns, _load_facts(cache, columns, work, packed, taken, unused), taken.by_name
+    )
+    late_notes = complete_generations(cache, digest)
+    sources = [each.source for each in columns if not each.is_extra]
+    here = {(listing.spec.name, file.name) for listing in sources for file in listing.files}
+    names = {listing.spec.name for listing in sources}
+    before = {(source, name) for source, name in _files(newest) if source in names}
+    read = {items[number].number for number, result in results.items() if result.read}
+    return BuildReport(
+        digest=digest,
+        created=created,
+        num_files=len(work),
+        read=len(read),
+        reused=len(work) - len(read),
+        changed=tuple(f"{columns[item.column].name}/{item.file.name}" for item in work if item.changed),
+        added=len(here - before),
+        removed=len(before - here),
+        scanned_bytes=sum(result.scanned_bytes for result in results.values()),
+        seconds=time.monotonic() - start,
+        notes=(*notes, *late_notes, *unused, *(note for _, result in sorted(results.items()) if (note := result.note))),
+        skipped=tuple(f"source {listing.spec.name!r}: {path}" for listing in sources for path in listing.skipped),
+        columns={name: taken.by_name.get(name) for name in (listing.spec.name for listing in sources)},
+    )
+
+
+def _load_facts(
+    cache: Path,
+    columns: Sequence[SourceColumn],
+    work: Sequence[FileTask],
+    packed: Packed,
+    taken: ColumnsTaken,
+    unused: list[str],
+) -> Iterator[FileFacts]:
+    """What was found in each file, in order; fills `taken`, and `unused` with warnings about bytes of files."""
+    for task in work:
+        name, column = task.fragment, columns[task.column]
+        facts = (
+            packed.facts(name.answer)
+            if name.answer in packed
+            else facts_of(await_fragment(fragments(cache) / str(name)))
+        )
+        taken.add(column, task.file, facts.column)
+        warning = column.source.kind.describe_unused_bytes(task.file.path, facts.blocks, task.file.size)
+        if warning is not None:
+            unused.append(warning)
+        yield facts
+
+
+def _newest(cache: Path) -> Snapshot | None:
+    """The newest generation that can be opened."""
+    for digest in reversed(list_snapshots(cache)):
+        with contextlib.suppress(CacheError):
+            return open_snapshot(cache, digest)
+    return None
+
+
+def _files(generation: Snapshot | None) -> list[tuple[str, str]]:
+    """(source name, file name) of all files."""
+    if generation is None:
+        return []
+    names = generation.file_names()
+    return [(source.name, names[i]) for source in generation.sources for i in source.files]

@@ -1,0 +1,150 @@
+"""The table of files of a snapshot of the index: read whole when the snapshot is opened, and checked against it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.formats.as_numpy import as_numpy
+from megablend.formats.base import OpenedFile
+from megablend.index.manifest import FILES
+from megablend.index.source_entry import ColumnEntry
+from megablend.index.tables import FILE_SCHEMA, read_batch
+from megablend.system.limited_json import parse_json
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """A column of a file of a snapshot."""
+
+    name: str
+    """Relative to the source's root."""
+    column: int
+    """Index into the snapshot's columns."""
+    rows: int
+    tokens: int
+    first_block: int
+    num_blocks: int
+    first_chunk: int
+    num_chunks: int
+    body: str
+    """Hex digest of sampled ranges of its body."""
+    opened: OpenedFile
+    """What its format needs to open it."""
+
+
+class FileTable:
+    """The files of a snapshot by their number; a file is listed once for each column that is indexed of it.
+
+    Args:
+        folder: the snapshot's.
+        num_files, num_columns, num_blocks, num_chunks: which the snapshot has.
+
+    Attributes:
+        first_block, first_chunk: int64 [num_files + 1], of each file.
+
+    Raises: CacheError where the table is damaged.
+    """
+
+    def __init__(self, folder: Path, *, num_files: int, num_columns: int, num_blocks: int, num_chunks: int) -> None:
+        self._path = folder / FILES
+        self._files = read_batch(self._path, FILE_SCHEMA)
+        columns = self.columns
+        if self._files.num_rows != num_files or (num_files and not 0 <= columns.min() <= columns.max() < num_columns):
+            raise self._damaged(f"it does not hold the {num_files} files of the sources")
+        self.first_block = self._offsets("first_block", num_blocks)
+        self.first_chunk = self._offsets("first_chunk", num_chunks)
+
+    def __len__(self) -> int:
+        return int(self._files.num_rows)
+
+    def entry(self, i: int) -> FileEntry:
+        """File number i. Raises: IndexError."""
+        i = operator.index(i)
+        if not 0 <= i < len(self):
+            raise IndexError(f"file {i} is out of range: the index has {len(self)} files")
+        row = {name: self._files.column(name)[i].as_py() for name in self._files.schema.names}
+        return FileEntry(
+            name=row["name"],
+            column=row["source"],
+            rows=row["rows"],
+            tokens=row["tokens"],
+            first_block=row["first_block"],
+            num_blocks=int(self.first_block[i + 1]) - row["first_block"],
+            first_chunk=row["first_chunk"],
+            num_chunks=int(self.first_chunk[i + 1]) - row["first_chunk"],
+            body=row["body"],
+            opened=OpenedFile(
+                size=row["size"],
+                token_dtype=row["token_dtype"],
+                structure=row["structure"],
+                meta=self._meta(row["meta"]),
+            ),
+        )
+
+    def names(self) -> list[str]:
+        """Names of all files, relative to their sources' roots."""
+        names: list[str] = self._files.column("name").to_pylist()
+        return names
+
+    def keys(self, column: ColumnEntry) -> list[str]:
+        """For each file of a column, a name for what it holds: the same in other snapshots, and wherever the file is stored."""
+        files = self._files.slice(column.files.start, len(column.files))
+        columns = [files.column(name).to_pylist() for name in ("size", "rows", "tokens", "structure", "body")]
+        read = [column.format, column.column, *([column.read.options] if column.read.options else [])]
+        texts = (json.dumps([*read, *row]).encode() for row in zip(*columns, strict=True))
+        return [hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts]
+
+    def contents(self) -> list[tuple[str, str]]:
+        """What distinguishes each file's content from others': digests of its structure, and of its body."""
+        structures, bodies = (self._files.column(name).to_pylist() for name in ("structure", "body"))
+        return list(zip(structures, bodies, strict=True))
+
+    def token_dtypes(self, column: ColumnEntry) -> Sequence[str]:
+        """numpy names of the values in a column's files, as stored; sorted, each once."""
+        dtypes = self._files.column("token_dtype").slice(column.files.start, len(column.files))
+        return sorted(set(dtypes.to_pylist()))  # pyarrow's `unique` would import pyarrow.compute
+
+    @cached_property
+    def columns(self) -> npt.NDArray[np.int32]:
+        """int32 [num_files]: index of each file's column."""
+        columns: npt.NDArray[np.int32] = as_numpy(self._files.column("source"))
+        return columns
+
+    @cached_property
+    def token_bytes(self) -> Int64Array:
+        """int64 [num_files]: bytes of a token of each file, decoded."""
+        names = self._files.column("token_dtype").dictionary_encode()
+        sizes = np.array([np.dtype(name).itemsize for name in names.dictionary.to_pylist()], np.int64)
+        found: Int64Array = sizes[as_numpy(names.indices)]
+        return found
+
+    def _meta(self, text: str) -> dict[str, Any]:
+        try:
+            meta = parse_json(text)
+        except ValueError as error:
+            raise self._damaged(f"what it keeps of a file is not JSON ({error})") from error
+        if not isinstance(meta, dict):
+            raise self._damaged("what it keeps of a file is not an object")
+        return meta
+
+    def _offsets(self, column: str, total: int) -> Int64Array:
+        offsets = np.append(as_numpy(self._files.column(column)), total)
+        if offsets[0] or (np.diff(offsets) < 0).any():
+            raise self._damaged(f"its {column} does not rise from 0 to {total}")
+        return offsets
+
+    def _damaged(self, problem: str) -> CacheError:
+        return CacheError(f"{self._path}: damaged table: {problem}; {REPAIR_REMEDY}")

@@ -1,0 +1,73 @@
+"""Making a damaged index again out of the files that it lists: a run may read an older index than the config's files make now."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from megablend.config.read_spec import ReadSpec
+from megablend.errors import CacheError
+from megablend.fs.atomic_write import checksum
+from megablend.index.cache_folders import generations
+from megablend.index.file_versions import read_seen
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.manifest import FILES, damaged_tables, read_generation_manifest, read_roots
+from megablend.index.source_spec import SourceListing, SourceSpec
+from megablend.index.tables import FILE_SCHEMA, read_batch
+from megablend.index.token_ranges import read_ranges
+from megablend.storage.location import join
+
+
+def find_damage(cache: str | Path, digest: str) -> str | None:
+    """What is wrong with the files of an index in the cache, all of which are read; None where nothing is."""
+    folder = generations(cache) / digest
+    if digest not in list_snapshots(cache):
+        return f"{folder}: there is no such index"
+    try:
+        manifest = read_generation_manifest(folder)
+        read_roots(folder)
+        read_seen(folder, manifest["num_files"])
+        read_ranges(folder, manifest["num_files"])
+        return next(iter(damaged_tables(folder, manifest)), None)
+    except CacheError as error:
+        return str(error)
+
+
+def list_indexed_files(
+    cache: str | Path, digest: str, *, roots: Mapping[str, str], block_bytes: int
+) -> tuple[SourceListing, ...]:
+    """The sources of an index, with the paths of the files that it was made of, for `build_index`.
+
+    Args:
+        roots: source name -> folder that its files' names are relative to, where the index does not say so any more.
+        block_bytes: what the index was built with.
+
+    Raises: CacheError where its manifest or its table of files is damaged, too.
+    """
+    folder = generations(cache) / digest
+    manifest = read_generation_manifest(folder)
+    if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
+        raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong")
+    names = read_batch(folder / FILES, FILE_SCHEMA).column("name").to_pylist()
+    with contextlib.suppress(CacheError):  # roots are not part of what the digest stands for
+        roots = {**roots, **read_roots(folder)["roots"]}
+    listed = []
+    extra = [record for record in manifest["sources"] if record.get("extra_of") is not None]
+    for source in manifest["sources"]:
+        if source in extra:
+            continue
+        name = source["name"]
+        root = roots.get(name)
+        if root is None:
+            raise CacheError(f"{folder}: nothing says where the files of source {name!r} are")
+        spec = SourceSpec(
+            name=name,
+            patterns=(),
+            read=dataclasses.replace(ReadSpec.from_record(source), block_bytes=block_bytes),
+            extra_columns=tuple(record["column"] for record in extra if record["extra_of"] == name),
+        )
+        files = names[source["first_file"] : source["first_file"] + source["num_files"]]
+        listed.append(SourceListing(spec=spec, root=root, paths=tuple(join(root, each) for each in files)))
+    return tuple(listed)

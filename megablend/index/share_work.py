@@ -1,0 +1,92 @@
+"""One rank's share of the files and parts of files that a build has to index."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from megablend.distributed.assign import assign_longest_first
+from megablend.distributed.base import Communicator
+from megablend.errors import CacheError
+from megablend.index.build_report import Progress
+from megablend.index.cache_folders import fragments
+from megablend.index.file_tasks import FileTask, TaskPart, TaskResult, ensure_fragment, join_parts
+from megablend.index.pack_writer import PackWriter
+from megablend.index.packs import packs
+from megablend.index.source_spec import SourceColumn
+from megablend.storage.base import Storage
+
+_POST_SECONDS = 0.2
+
+
+def index_share(
+    columns: Sequence[SourceColumn],
+    work: Sequence[FileTask],
+    items: Sequence[TaskPart],
+    cache: Path,
+    launch: Communicator,
+    storage: Storage,
+    progress: Callable[[Progress], None],
+) -> tuple[dict[int, TaskResult], list[str]]:
+    """Do this rank's share of the work, and wait for the others.
+
+    Returns: what became of each item, by its number; names of the packs that this rank wrote.
+    """
+    folder = fragments(cache)
+    tally = _Tally(work, items)
+
+    def tell() -> None:
+        if posts := launch.posts():
+            tally.add(number for _, numbers in posts for number in numbers)
+            progress(tally.progress())
+
+    done: dict[int, TaskResult] = {}
+    untold: list[int] = []
+    posted = time.monotonic()
+    mine = assign_longest_first([item.cost for item in items], launch.size)[launch.rank]
+    writer = PackWriter(packs(cache), folder)
+    try:
+        for number in mine:
+            item = items[number]
+            file = work[item.number]
+            done[number] = ensure_fragment(file, item.part, columns[file.column], folder, writer, storage)
+            untold.append(number)
+            if len(done) == len(mine) or time.monotonic() > posted + _POST_SECONDS:
+                launch.post(untold)
+                untold, posted = [], time.monotonic()
+                tell()
+    except BaseException:
+        with contextlib.suppress(CacheError):  # what was found until then serves the next build
+            writer.flush()
+        raise
+    writer.flush()
+    launch.barrier(tell)
+    divided = [file for file in work if file.num_parts > 1]
+    for file in divided[launch.rank :: launch.size]:
+        join_parts(file, folder)
+    return done, writer.written
+
+
+class _Tally:
+    """What of the work is done, over all ranks."""
+
+    def __init__(self, work: Sequence[FileTask], items: Sequence[TaskPart]) -> None:
+        self._items = items
+        self._left = [file.num_parts for file in work]
+        self._files = sum(file.packed for file in work)
+        self._bytes = sum(file.file.size for file in work if file.packed)
+        self._num_bytes = sum(file.file.size for file in work)
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Count items that are done, each once."""
+        for number in numbers:
+            file = self._items[number].number
+            self._left[file] -= 1
+            self._files += self._left[file] == 0
+            self._bytes += self._items[number].size
+
+    def progress(self) -> Progress:
+        """How far the build has come."""
+        return Progress(files=self._files, num_files=len(self._left), bytes=self._bytes, num_bytes=self._num_bytes)

@@ -1,0 +1,46 @@
+"""Numbers that a build keeps of each file next to a generation's tables, outside its digest.
+
+Magic text, numbers (little-endian, in the order of the table of files), blake2b digest (16 bytes, keyed by the generation).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.system.failures import cause_of
+
+_DIGEST_BYTES = 16
+Numbers = npt.NDArray[Any]
+
+
+def pack_numbers(magic: bytes, digest: str, numbers: Numbers) -> bytes:
+    """A table of a generation (by its digest) as it is stored."""
+    data = magic + numbers.astype(numbers.dtype.newbyteorder("<")).tobytes()
+    return data + _checksum(digest, data)
+
+
+def read_numbers(path: Path, magic: bytes, dtype: np.dtype[Any], count: int) -> Numbers | None:
+    """The `count` numbers of a table, which is stored in its generation's folder; None where there is no such file.
+
+    Raises: CacheError where it is damaged, or cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be read ({cause_of(error)}); {REPAIR_REMEDY}") from error
+    body, dtype = data[:-_DIGEST_BYTES], dtype.newbyteorder("<")
+    if len(body) != len(magic) + dtype.itemsize * count or data[-_DIGEST_BYTES:] != _checksum(path.parent.name, body):
+        raise CacheError(f"{path}: damaged (its checksum is wrong); {REPAIR_REMEDY}")
+    return np.frombuffer(body, dtype, count, len(magic))
+
+
+def _checksum(digest: str, data: bytes) -> bytes:
+    return hashlib.blake2b(data, key=digest.encode(), digest_size=_DIGEST_BYTES).digest()

@@ -1,0 +1,140 @@
+"""The sources of a snapshot of the index, and the columns that it contains of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.config.read_spec import ReadSpec
+from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.formats import get_format
+from megablend.formats.base import Format
+from megablend.index.manifest import MANIFEST
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnEntry:
+    """A column of a source as it is indexed: its tokens, or numbers for them. Each has rows of its own in the file table."""
+
+    source_name: str
+    """Of the source that it belongs to."""
+    read: ReadSpec
+    """How it is read, as far as the index records that."""
+    files: range
+    """File numbers of the snapshot."""
+    blocks: range
+    """Block numbers of the snapshot."""
+    tokens: int
+    rows: int
+    """Documents, empty and null ones included."""
+    ends: int
+    """Documents with tokens; -1 where documents were not counted."""
+    root: str
+    """Folder that its files' names are relative to, as of the last build."""
+    column_taken: str | None
+    """The column of the files, as far as the index knows: the requested one, or the one that was found."""
+
+    @cached_property
+    def kind(self) -> Format:
+        """The format of its files."""
+        return get_format(self.format)
+
+    @property
+    def format(self) -> str:
+        """Name of the format of its files."""
+        return self.read.format or ""
+
+    @property
+    def column(self) -> str | None:
+        """Dotted path of the column, as requested."""
+        return self.read.column
+
+    @property
+    def documents(self) -> bool:
+        """Documents were counted: rows, ends and flags of its blocks are exact."""
+        return self.read.count_documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceEntry(ColumnEntry):
+    """A source of a snapshot: the column that holds its tokens, and its extra columns."""
+
+    extra_columns: tuple[ColumnEntry, ...]
+    skipped: tuple[str, ...]
+    """Paths that the last build left out because they could not be read."""
+
+    @property
+    def name(self) -> str:
+        """The source's name."""
+        return self.source_name
+
+    def find_extra(self, column: str) -> ColumnEntry | None:
+        """The extra column of a name; None where the index does not contain it."""
+        return next((each for each in self.extra_columns if each.column == column), None)
+
+
+def make_columns(
+    folder: Path,
+    records: Sequence[Mapping[str, Any]],
+    found: Mapping[str, Any],
+    borders: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+) -> tuple[tuple[SourceEntry, ...], tuple[ColumnEntry, ...]]:
+    """The sources of a manifest, which records extra columns after all sources, as `extra_of` one of them.
+
+    Args:
+        folder: the snapshot's, for messages.
+        records: of the manifest's `sources`.
+        found: what the last build found; see `manifest.read_roots`.
+        borders: int64 [num_records, 2], first block and the one after the last one.
+        counts: int64 [3, num_records], tokens, rows and ends.
+
+    Returns: the sources; and all columns in the order of the manifest: column i of the first num_sources is source i.
+    Raises: CacheError where an extra column belongs to no source, or comes before one.
+    """
+    fields = list(_fields(records, found, borders, counts))
+    names = [record["name"] for record in records if record.get("extra_of") is None]
+    owners = [record.get("extra_of") for record in records[len(names) :]]
+    if not set(owners) <= set(names):  # None is no name: a source after an extra column
+        raise CacheError(
+            f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to); {REPAIR_REMEDY}"
+        )
+    extra = tuple(
+        ColumnEntry(source_name=str(owner), **each) for owner, each in zip(owners, fields[len(names) :], strict=True)
+    )
+    sources = tuple(
+        SourceEntry(
+            source_name=name,
+            extra_columns=tuple(column for column in extra if column.source_name == name),
+            skipped=tuple(found.get("skipped", {}).get(name, ())),
+            **each,
+        )
+        for name, each in zip(names, fields[: len(names)], strict=True)
+    )
+    return sources, (*sources, *extra)
+
+
+def _fields(
+    records: Sequence[Mapping[str, Any]],
+    found: Mapping[str, Any],
+    borders: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+) -> Iterator[dict[str, Any]]:
+    """The fields that a ColumnEntry has for each record, but for the name of its source."""
+    for record, (first, stop), (tokens, _, ends) in zip(records, borders.tolist(), counts.T.tolist(), strict=True):
+        yield {
+            "read": ReadSpec.from_record(record),
+            "files": range(record["first_file"], record["first_file"] + record["num_files"]),
+            "blocks": range(first, stop),
+            "tokens": tokens,
+            "rows": record["rows"],
+            "ends": ends if record["documents"] else -1,
+            "root": found["roots"][record["name"]],
+            "column_taken": record["column"] or found.get("columns", {}).get(record["name"]),
+        }

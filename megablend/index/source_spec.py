@@ -1,0 +1,119 @@
+"""A source on its way into the index: what is requested, which files were found, and the columns that are indexed of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from megablend.config.read_spec import ReadSpec
+from megablend.errors import ConfigError
+from megablend.formats import get_format
+from megablend.formats.base import Format
+from megablend.index.file_versions import join_etags
+from megablend.storage import location
+from megablend.storage.base import Storage
+
+SEPARATOR = "//"
+"""Between the names of a source and of an extra column, in the name of the column; no source's own name contains a slash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSpec:
+    """A source as it is requested: files to be read as one dataset."""
+
+    name: str
+    patterns: tuple[str, ...]
+    """Absolute paths, globs, or Megatron prefixes."""
+    read: ReadSpec
+    """How its tokens are read."""
+    extra_columns: tuple[str, ...] = ()
+    """Columns of numbers for the tokens."""
+    skip_unreadable: bool | None = None
+    """Leave out folders that cannot be listed, links to nothing and files without permission, and report them; None where there
+    is no such setting."""
+    place: str = ""
+    """Where it is requested (`demo.yaml:12: sources[1]`), for messages."""
+
+    def complaint(self, problem: object) -> ConfigError:
+        """An error about the source, with the place where it is requested."""
+        return ConfigError(f"{f'{self.place}: ' if self.place else ''}source {self.name!r}: {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A data file as it was found."""
+
+    name: str
+    """Relative to the source's root."""
+    path: str
+    size: int
+    """Bytes of the data file."""
+    etag: str
+    """Changes whenever one of the files that `path` stands for may have changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceListing:
+    """A source and its files."""
+
+    spec: SourceSpec
+    """Its format is known now."""
+    root: str
+    """Folder that names of files are relative to."""
+    paths: tuple[str, ...]
+    """Sorted."""
+    files: tuple[SourceFile, ...] = ()
+    """Sorted by name; empty until `with_files`."""
+    skipped: tuple[str, ...] = ()
+    """Paths left out because they cannot be read, with the reason."""
+    note: str | None = None
+    """Files that were found under several names, if any."""
+
+    @property
+    def kind(self) -> Format:
+        """The format of the files. Raises: as `get_format`."""
+        assert self.spec.read.format is not None
+        return get_format(self.spec.read.format)
+
+    def stat(self, path: str, storage: Storage) -> SourceFile:
+        """One of the files. Raises: MissingFileError, ConfigError."""
+        return stat_file(self.kind.files(path), self.root, storage)
+
+    def with_files(self, files: Iterable[SourceFile]) -> SourceListing:
+        """The listing with what `stat` found for each path, in any order."""
+        by_name = {file.name: file for file in files}
+        return dataclasses.replace(self, files=tuple(by_name[name] for name in sorted(by_name)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceColumn:
+    """A column of a source's files, as it is indexed: its tokens, or numbers for them."""
+
+    source: SourceListing
+    read: ReadSpec
+    is_extra: bool
+
+    @property
+    def name(self) -> str:
+        """The name that the cache knows it by: the source's for its tokens, `source//column` for an extra column."""
+        return f"{self.source.spec.name}{SEPARATOR}{self.read.column}" if self.is_extra else self.source.spec.name
+
+
+def list_columns(listings: Sequence[SourceListing]) -> list[SourceColumn]:
+    """All columns to index, in the order of the index: the tokens of each source, then each source's extra columns by name."""
+    columns = [SourceColumn(source=each, read=each.spec.read, is_extra=False) for each in listings]
+    for each in listings:
+        for name in sorted(each.spec.extra_columns):
+            read = dataclasses.replace(each.spec.read, column=name, count_documents=True, allow_float=True)
+            columns.append(SourceColumn(source=each, read=read, is_extra=True))
+    return columns
+
+
+def stat_file(paths: Sequence[str], root: str, storage: Storage) -> SourceFile:
+    """A data file (first of `paths`) with all that it stands for. Raises: MissingFileError, ConfigError."""
+    name = location.make_relative(paths[0], root)
+    if not name.isprintable():  # a byte that is no UTF-8 is not printable either
+        raise ConfigError(f"{paths[0]!r}: its name has characters that no table can hold; rename it")
+    stats = [storage.stat(path) for path in paths]
+    return SourceFile(name=name, path=paths[0], size=stats[0].size, etag=join_etags(stats))

@@ -1,0 +1,30 @@
+"""The smallest and the largest token of each file, as far as indexing came across them: what a file's own statistics say.
+
+They are stored next to a generation's tables, outside its digest; a generation of an older version has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.index.manifest import TOKEN_RANGES
+from megablend.index.side_table import pack_numbers, read_numbers
+
+_MAGIC = b"megablend tokens"
+_UNKNOWN = (1, 0)
+Ranges = npt.NDArray[np.int64]
+
+
+def pack_ranges(digest: str, ranges: Iterable[tuple[int, int] | None]) -> bytes:
+    """The ranges of a generation's files (None where unknown) as they are stored."""
+    return pack_numbers(_MAGIC, digest, np.array([each or _UNKNOWN for each in ranges], np.int64).reshape(-1, 2))
+
+
+def read_ranges(folder: Path, num_files: int) -> Ranges:
+    """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where unknown. Raises: CacheError."""
+    numbers = read_numbers(folder / TOKEN_RANGES, _MAGIC, np.dtype(np.int64), 2 * num_files)
+    return np.tile(np.array(_UNKNOWN), (num_files, 1)) if numbers is None else numbers.reshape(-1, 2)

@@ -1,0 +1,180 @@
+"""(source, ordinal) -> sample number in a stage: the inverse of megablend.kernels.plan.lanes.locate, in closed form.
+
+Counts at the edges of cycles give an ordinal's period. In a period ordinals are dealt to lanes by residue, so a bisection over
+residues finds the lane, a walk over the period's cycles the cycle, and the inverse of the keyed permutation the turn; the
+pattern of the cycle then says which slot takes it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.jit import device, kernel
+from megablend.kernels.plan.bijection import unpermuted
+from megablend.kernels.plan.keyed_hash import bounded_hash, hash_combine
+from megablend.kernels.plan.lanes import cycle_edges, cycle_key
+from megablend.kernels.plan.periods import (
+    ALL,
+    BEGIN,
+    END,
+    EPOCH,
+    HEAD,
+    HIGH,
+    LOW,
+    ORDINAL,
+    Leaf,
+    Stage,
+    count_ranks,
+    epoch_of,
+    epoch_start,
+    fill_period,
+    find_period,
+    make_stage,
+)
+from megablend.kernels.plan.tree import leaf_counts, least_multiple
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+@kernel
+def find_samples(
+    ranks: Int64s,
+    ordinals: Int64s,
+    left_leaves: Int32s,
+    left_samples: Int64s,
+    leaf_sources: Int32s,
+    leaf_samples: Int64s,
+    leaf_tokens: Int64s,
+    leaf_spans: Int64s,
+    leaf_epochs: Int64s,
+    sample_tokens: int,
+    firsts: Int64s,
+    owners: Int64s,
+    inverse_strides: Int64s,
+    slots: int,
+    seed: int,
+    start: int,
+    ks: Int64s,
+) -> None:
+    """Fill ks int64 [n] with the stage's samples of leaves ranks int64 [n] and ordinals int64 [n], counted from its start.
+
+    Each ordinal is from 0 to the leaf's samples. Fastest where neighbours are of one leaf and ascend.
+
+    owners [1 or 2, K]: which lane has each residue of a full cycle and, where there is one, of the cut cycle.
+    inverse_strides [1 or 2]: of their strides, modulo their slots. Others as `locate` has them.
+    """
+    lanes, total = firsts.shape[1], int(leaf_samples.sum())
+    stage = make_stage(left_leaves, left_samples, total, lanes, slots)
+    kept, kept_stop = -1, 0  # the leaf of the period that is kept, and the end of its ordinals
+    heads = np.zeros((1, len(leaf_samples), HEAD), np.int64)
+    parts = np.empty((1, len(leaf_samples), max(leaf_spans), 4), np.int64)
+    for i in range(len(ks)):
+        rank, missing = int(ranks[i]), int(ordinals[i]) + 1
+        leaf = Leaf(
+            rank,
+            int(leaf_samples[rank]),
+            int(leaf_tokens[rank]),
+            int(leaf_spans[rank]),
+            int(leaf_epochs[rank]),
+            int(sample_tokens),
+        )
+        ordinal = missing - 1
+        if kept != rank or not heads[0, rank, ORDINAL] <= ordinal < kept_stop:
+            cycle = least_multiple(left_leaves, left_samples, total, leaf.total, rank, missing, stage.step) - 1
+            if (cycle + 1) * stage.step > stage.dealt:
+                _, seen = leaf_counts(left_leaves, left_samples, total, stage.dealt, rank)
+                if seen < missing:  # in the tail, which follows the tree's own order
+                    ks[i] = least_multiple(left_leaves, left_samples, total, leaf.total, rank, missing, 1) - 1
+                    continue
+            _fill_period_of(stage, leaf, cycle, ordinal, heads, parts)
+            kept, kept_stop = (
+                rank,
+                int(heads[0, rank, ORDINAL]) + _dealt_below(heads[0, rank], parts[0, rank], lanes, lanes),
+            )
+
+        head, part = heads[0, rank], parts[0, rank]
+        place = ordinal - int(head[ORDINAL])
+        residue = _residue_of(head, part, lanes, place)
+        place -= _dealt_below(head, part, lanes, residue)
+        for other in range(int(head[END] - head[BEGIN])):
+            low, high, turn = _lane_ranks(head, part, lanes, other, residue)
+            if place < high - low:
+                cycle = int(head[BEGIN]) + other
+                cycle_low, cycle_high = cycle_edges(stage, cycle)
+                turns = (cycle_high - cycle_low) // lanes
+                schedule = 0 if turns == slots else len(inverse_strides) - 1
+                lane, key = int(owners[schedule, residue]), cycle_key(seed, start, cycle)
+                chosen = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
+                if _is_mixed(head, part, lanes, other):
+                    chosen = hash_combine(chosen, head[EPOCH])
+                turn += unpermuted(place, high - low, chosen)
+                ahead = (turn * lanes + residue - int(firsts[schedule, lane])) // lanes
+                slot = (ahead - bounded_hash(key, 0, turns)) % turns * int(inverse_strides[schedule]) % turns
+                ks[i] = cycle_low + slot * lanes + lane
+                break
+            place -= high - low
+
+
+@device
+def _fill_period_of(stage: Stage, leaf: Leaf, cycle: int, ordinal: int, heads: Int64s, parts: Int64s) -> None:
+    """Fill in the period that has an ordinal, which is one of cycle `cycle` by the counts at its edges."""
+    epoch, epoch_first, epoch_stop = 0, 0, ALL
+    if leaf.epoch_tokens > 0:
+        epoch = epoch_of(leaf, ordinal)
+        epoch_first, epoch_stop = epoch_start(leaf, epoch), epoch_start(leaf, epoch + 1)
+    begin, end = find_period(stage, leaf, cycle, epoch_first)
+    heads[0, leaf.rank, EPOCH] = epoch
+    fill_period(stage, leaf, begin, end, epoch_first, epoch_stop, 0, heads, parts)
+
+
+@device
+def _epoch_edges(head: Int64s, other: int) -> tuple[int, int]:
+    """The ranks [lowest, highest) of the period's epoch in its cycle number `other`; ALL where the epoch does not end there."""
+    lowest = int(head[LOW]) if other == 0 else 0
+    highest = int(head[HIGH]) if other == int(head[END] - head[BEGIN]) - 1 else ALL
+    return lowest, highest
+
+
+@device
+def _is_mixed(head: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
+    """Whether a cycle of the period has ranks of another epoch."""
+    lowest, highest = _epoch_edges(head, other)
+    left, left_rest, right, right_rest = parts[other]
+    return bool(lowest > 0 or highest < (right - left) * lanes + right_rest - left_rest)
+
+
+@device
+def _lane_ranks(head: Int64s, parts: Int64s, lanes: int, other: int, residue: int) -> tuple[int, int, int]:
+    """In a cycle of the period, of a residue: (its ranks [low, high), the turn of rank `low`)."""
+    left, left_rest, right, right_rest = parts[other]
+    before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
+    lowest, highest = _epoch_edges(head, other)
+    low = min(max(before, lowest), highest)
+    return low, min(max(before + mine, lowest), highest), first + low - before
+
+
+@device
+def _dealt_below(head: Int64s, parts: Int64s, lanes: int, residue: int) -> int:
+    """How many of the period's ordinals go to residues below `residue`, which is from 0 to `lanes`."""
+    count = 0
+    for other in range(int(head[END] - head[BEGIN])):
+        left, left_rest, right, right_rest = parts[other]
+        before, _, _ = count_ranks(left, left_rest, right, right_rest, residue)
+        lowest, highest = _epoch_edges(head, other)
+        count += min(max(before, lowest), highest) - lowest
+    return count
+
+
+@device
+def _residue_of(head: Int64s, parts: Int64s, lanes: int, place: int) -> int:
+    """The residue to whose lane the period's ordinal number `place` goes."""
+    low, high = 0, lanes
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _dealt_below(head, parts, lanes, middle) <= place:
+            low = middle
+        else:
+            high = middle
+    return low

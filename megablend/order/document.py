@@ -1,0 +1,44 @@
+"""Documents in a new random order every epoch, concatenated and cut: full randomness, at the cost of a block read per document.
+
+Documents are shuffled as the block order shuffles blocks; the sequential order finds where a document's tokens are. Up to
+THRESHOLD documents an epoch is one exact shuffle of them. Above, they are dealt in turn to as many groups as keep each near
+GROUP_DOCUMENTS, so that neighbours are never in one group, and the memory of an epoch stays flat. Both numbers are part of the
+order: another value gives another sequence of tokens.
+"""
+
+from __future__ import annotations
+
+from megablend.order.base import DocumentBlocks, Int64s, Placed, Spans
+from megablend.order.block import BlockOrder
+from megablend.order.sequential import SequentialOrder
+
+THRESHOLD = 1 << 16
+GROUP_DOCUMENTS = 1 << 15
+
+
+class DocumentOrder:
+    """Every epoch is a permutation of the documents, chosen by (key, epoch). Only tests change the keywords."""
+
+    def __init__(
+        self, blocks: DocumentBlocks, key: int, *, threshold: int = THRESHOLD, group: int = GROUP_DOCUMENTS
+    ) -> None:
+        self._documents = blocks.documents
+        count = self._documents.num_blocks
+        self._shuffled = BlockOrder(self._documents, key, threshold=threshold, groups=-(-count // group), runs=count)
+        self._in_place = SequentialOrder(blocks, key)
+        self.memory_bytes = self._shuffled.memory_bytes
+
+    def precompute(self) -> None:
+        """Store the totals of the groups with the index, where there are groups. Raises CacheError."""
+        self._shuffled.precompute()
+
+    def spans(self, starts: Int64s, length: int) -> Spans:
+        """Stretches of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
+        samples, epochs, documents, first, stop = self._shuffled.spans(starts, length)
+        before = self._documents.before(documents)
+        found = self._in_place.cut(before + first, before + stop)
+        return Spans(samples[found.rows], epochs[found.rows], found.blocks, found.starts, found.stops)
+
+    def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
+        """Where stored tokens [starts, stops), int64 [n] each, come in an epoch; see Order.find_tokens."""
+        return self._shuffled.find_tokens(epoch, starts, stops)

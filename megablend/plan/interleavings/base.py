@@ -1,0 +1,107 @@
+"""What an interleaving is: a function from sample number to (source, ordinal), and back to counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+MAX_SAMPLES = (1 << 50) - 1
+"""Samples of a plan: what the exact arithmetic in doubles and 64 bits carries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRequest:
+    """A stage in numbers: what an interleaving arranges. Each uses what it has a use for; totals are always exact."""
+
+    totals: Int64s
+    """int64 [num_sources], samples of each source; at least one in all."""
+    first_sample: int = 0
+    """Number of the stage's first sample in the run: stages of one run should not repeat each other's order."""
+    first_tokens: Int64s
+    """int64 [num_sources], where each source's first sample of the stage begins, counted over all its epochs."""
+    seed: int = 0
+    lanes: int = 1
+    shuffle_window: int = 1
+    """Samples of a lane in a cycle."""
+    cycles: Int64s
+    """int64 [num_sources], cycles over which a lane's run of the source is dealt."""
+    epoch_tokens: Int64s | None = None
+    """int64 [num_sources], tokens of an epoch of each source; None where runs need not end with epochs."""
+    sample_tokens: int = 1
+    """Tokens by which samples advance."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the stage."""
+        return int(self.totals.sum())
+
+
+class Plan(Protocol):
+    """A pure function from sample number to (source, ordinal). Immutable, safe to share between threads, to pickle.
+
+    The plan of a stage counts samples, and the ordinals of each source, from the stage's start; that of a run, from the run's.
+    """
+
+    num_samples: int
+    num_sources: int
+
+    def locate(self, k: int) -> tuple[int, int]:
+        """(source, ordinal) of sample k. Raises IndexError outside [0, num_samples)."""
+        ...
+
+    def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
+        """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
+        ...
+
+    def counts(self, n: int) -> Int64s:
+        """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
+        ...
+
+    def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of `locate_many`.
+
+        Raises: IndexError for a source or ordinal that the plan does not have.
+        """
+        ...
+
+    def first_sample_from(self, source: int, ordinal: int) -> int | None:
+        """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
+        ...
+
+
+def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
+    """Sample numbers as int64 [n]. Raises IndexError outside [0, num_samples), TypeError where they are not integers."""
+    given = np.asarray(ks)
+    if given.dtype.kind == "O" and all(isinstance(k, int) for k in given.flat):  # too large for 64 bits
+        raise IndexError(f"sample {max(given.flat, key=abs)} is outside of the plan's {num_samples} samples")
+    if given.dtype.kind not in "iu" and given.size:
+        raise TypeError(f"sample numbers must be integers, not {given.dtype}")
+    outside = (given < 0) | (given >= num_samples)
+    if outside.any():
+        raise IndexError(f"sample {given[outside].ravel()[0]} is outside of the plan's {num_samples} samples")
+    return np.ascontiguousarray(given, np.int64)
+
+
+def check_places(sources: npt.ArrayLike, ordinals: npt.ArrayLike, totals: Int64s) -> tuple[Int32s, Int64s]:
+    """Sources as int32 [n] and ordinals as int64 [n]. Raises IndexError where a source has no such ordinal among its totals."""
+    owners, numbers = np.ascontiguousarray(sources, np.int32), np.ascontiguousarray(ordinals, np.int64)
+    known = (owners >= 0) & (owners < len(totals))
+    outside = ~known | (numbers < 0)
+    outside[known] |= numbers[known] >= totals[owners[known]]
+    if outside.any():
+        first = int(np.argmax(outside))
+        raise IndexError(f"the plan has no sample of source {owners[first]} and ordinal {numbers[first]}")
+    return owners, numbers
+
+
+def prefix_length(n: int, num_samples: int) -> int:
+    """`n` as it is. Raises IndexError outside [0, num_samples]."""
+    if not 0 <= n <= num_samples:
+        raise IndexError(f"the first {n} samples of a plan of {num_samples} samples do not exist")
+    return n

@@ -1,0 +1,251 @@
+"""Even interleaving in lanes: sample number -> (source, ordinal) by totals, tree, cycles and lanes; no array a sample long.
+
+The tree says how many of a stage's first n samples are each source's, C_d(n); cycles of `lanes` * `window` samples are cut out of
+it, and within a cycle megablend.kernels.plan.lanes deals positions to lanes. So `counts` is C_d at every cycle's end, within 2
+samples of the share, and strays from the share in between by a few samples.
+
+What a stage has beyond full cycles is a cut cycle of fewer slots and, of less than `lanes` samples, a tail in the tree's own
+order: unequal numbers of slots would break the even spread of the lanes, and the tail is too short to keep lanes apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import PlanError
+from megablend.kernels.plan.inverse import find_samples
+from megablend.kernels.plan.keyed_hash import MASK
+from megablend.kernels.plan.lanes import cycle_shift, locate
+from megablend.kernels.plan.periods import period_of
+from megablend.kernels.plan.tree import first_multiple
+from megablend.plan.interleavings.base import (
+    Int32s,
+    Int64s,
+    StageRequest,
+    check_places,
+    prefix_length,
+    sample_numbers,
+)
+from megablend.plan.interleavings.lane_schedule import make_lane_schedule
+from megablend.plan.interleavings.tree import build_tree
+
+MAX_LANES = MAX_WINDOW = 1 << 20
+_MAX_TOKENS = (1 << 63) - 1
+
+
+class LanePlan:
+    """A stage of exact totals, interleaved evenly, in lanes.
+
+    Args:
+        totals: samples of each source, [D]; at least one in all, below 2^50.
+        lanes: K, independent streams that together make the stage.
+        window: samples of a lane in a cycle.
+        cycles: cycles over which a source's ordinals are dealt in runs, [D], each at least 1.
+        seed: chooses the order; taken modulo 2^63.
+        epoch_tokens: tokens of an epoch of each source, [D]; runs then end where its epochs do. Where absent they do not.
+        sample_tokens: tokens by which samples advance.
+        first_sample: number of the stage's first sample in the run; part of what chooses the order.
+        first_tokens: where each source's first sample of the stage begins, counted over all its epochs, [D].
+
+    Raises: PlanError, naming the source.
+    """
+
+    def __init__(
+        self,
+        totals: Sequence[int] | Int64s,
+        *,
+        lanes: int,
+        window: int,
+        cycles: Sequence[int] | Int64s,
+        seed: int,
+        epoch_tokens: Sequence[int] | Int64s | None = None,
+        sample_tokens: int = 1,
+        first_sample: int = 0,
+        first_tokens: Sequence[int] | Int64s | None = None,
+    ) -> None:
+        totals, cycles = np.asarray(totals, np.int64), np.asarray(cycles, np.int64)
+        zeros = np.zeros(len(totals), np.int64)
+        first = zeros if first_tokens is None else np.asarray(first_tokens, np.int64)
+        _check(lanes, window, cycles)
+        if epoch_tokens is not None:
+            _check_epochs(totals.tolist(), first.tolist(), [int(tokens) for tokens in epoch_tokens], sample_tokens)
+        self.num_sources, self.num_samples = len(totals), int(totals.sum())
+        self._lanes, self._window, self._seed, self._start = lanes, window, seed & MASK, first_sample
+        self._cycle_samples = lanes * window
+        self._dealt = self.num_samples // lanes * lanes
+        """Samples of full cycles and the cut one; the tail follows."""
+        tree = self._tree = build_tree(totals)
+        self._leaf_tokens, self._leaf_cycles = first[tree.sources], cycles[tree.sources]
+        self._leaf_epochs = (zeros if epoch_tokens is None else np.asarray(epoch_tokens, np.int64))[tree.sources]
+        self._sample_tokens = sample_tokens
+        cut = self._dealt % self._cycle_samples // lanes
+        self._schedules = [make_lane_schedule(lanes, slots) for slots in (window, cut) if slots]
+        self._firsts = np.stack([schedule.firsts for schedule in self._schedules])
+        self._strides = np.array([schedule.stride for schedule in self._schedules], np.int64)
+
+    def locate(self, k: int) -> tuple[int, int]:
+        """(source, ordinal) of sample k. Raises IndexError outside [0, num_samples)."""
+        sources, ordinals = self.locate_many([k])
+        return int(sources[0]), int(ordinals[0])
+
+    def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
+        """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
+        return self._locate(sample_numbers(ks, self.num_samples), self._leaf_cycles)
+
+    def counts(self, n: int) -> Int64s:
+        """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
+        n = prefix_length(n, self.num_samples)
+        low = n if n >= self._dealt else n - n % self._cycle_samples  # whole cycles, or some of the tail
+        counts = np.zeros(self.num_sources, np.int64)
+        counts[self._tree.sources] = self._tree.counts(low)
+        return counts + np.bincount(self._sources(low, n), minlength=self.num_sources)
+
+    def first_sample_from(self, source: int, ordinal: int) -> int | None:
+        """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
+        ordinal, ranks = max(0, ordinal), np.flatnonzero(self._tree.sources == source)
+        if len(ranks) == 0 or ordinal >= self._tree.samples[ranks[0]]:
+            return None
+        for ks in self._samples_about(int(ranks[0]), ordinal):
+            sources, ordinals = self.locate_many(ks)
+            hits = ks[(sources == source) & (ordinals >= ordinal)]
+            if len(hits):
+                return int(hits[0])
+        return None
+
+    def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of `locate_many`.
+
+        Raises: IndexError for a source or ordinal that the plan does not have.
+        """
+        sources, ordinals = check_places(sources, ordinals, self._totals)
+        ks = np.empty(len(ordinals), np.int64)
+        find_samples(
+            self._ranks[sources],
+            ordinals,
+            self._tree.left_leaves,
+            self._tree.left_samples,
+            self._tree.sources,
+            self._tree.samples,
+            self._leaf_tokens,
+            self._leaf_cycles,
+            self._leaf_epochs,
+            self._sample_tokens,
+            self._firsts,
+            *self._inverse_schedules,
+            self._window,
+            self._seed,
+            self._start,
+            ks,
+        )
+        return ks
+
+    @cached_property
+    def _ranks(self) -> Int64s:
+        """int64 [num_sources]: each source's rank in the tree, -1 where it has no samples."""
+        ranks = np.full(self.num_sources, -1, np.int64)
+        ranks[self._tree.sources] = np.arange(len(self._tree.sources))
+        return ranks
+
+    @cached_property
+    def _totals(self) -> Int64s:
+        """int64 [num_sources]: samples of each source."""
+        totals = np.zeros(self.num_sources, np.int64)
+        totals[self._tree.sources] = self._tree.samples
+        return totals
+
+    @cached_property
+    def _inverse_schedules(self) -> tuple[Int64s, Int64s]:
+        """Of each schedule: which lane has each residue, int64 [1 or 2, K]; the stride's inverse, int64 [1 or 2]."""
+        owners = np.argsort(self._firsts % self._lanes, axis=1)
+        return owners, np.array([pow(each.stride, -1, each.slots) for each in self._schedules], np.int64)
+
+    def _samples_about(self, rank: int, ordinal: int) -> Iterator[Int64s]:
+        """Samples int64 [n], ascending: a leaf's in each cycle of the period that has its `ordinal`, then the stage's tail."""
+        tree, total = self._tree, self.num_samples
+        shape = tree.left_leaves, tree.left_samples
+        cycle = first_multiple(*shape, total, int(tree.samples[rank]), rank, ordinal + 1, self._cycle_samples) - 1
+        if cycle * self._cycle_samples < self._dealt:
+            columns = tree.samples, self._leaf_tokens, self._leaf_cycles, self._leaf_epochs
+            samples, first, span, epoch = (int(column[rank]) for column in columns)
+            leaf = rank, samples, first, span, epoch, self._sample_tokens
+            begin, end = period_of(*shape, total, self._lanes, self._window, *leaf, cycle, ordinal)
+            for each in range(begin, end):
+                yield self._samples_in_cycle(rank, each)
+        yield np.arange(self._dealt, total)
+
+    def _samples_in_cycle(self, rank: int, cycle: int) -> Int64s:
+        """Samples of a leaf in a cycle: int64 [n], ascending."""
+        low, high = cycle * self._cycle_samples, min((cycle + 1) * self._cycle_samples, self._dealt)
+        counts = self._tree.counts(high) - self._tree.counts(low)
+        schedule = self._schedules[0 if high - low == self._cycle_samples else -1]
+        shift = cycle_shift(self._seed, self._start, cycle, schedule.slots)
+        left = int(counts[:rank].sum())
+        return low + np.sort(schedule.samples(np.arange(left, left + int(counts[rank])), shift))
+
+    def _sources(self, start: int, stop: int) -> Int32s:
+        """Sources of samples [start, stop), int32; which source it is does not depend on the cycles it is dealt over."""
+        return self._locate(np.arange(start, stop), np.ones_like(self._leaf_cycles))[0]
+
+    def _locate(self, ks: Int64s, leaf_cycles: Int64s) -> tuple[Int32s, Int64s]:
+        sources, ordinals = np.empty(ks.shape, np.int32), np.empty(ks.shape, np.int64)
+        locate(
+            ks,
+            self._tree.left_leaves,
+            self._tree.left_samples,
+            self._tree.sources,
+            self._tree.samples,
+            self._leaf_tokens,
+            leaf_cycles,
+            self._leaf_epochs,
+            self._sample_tokens,
+            self._firsts,
+            self._strides,
+            self._window,
+            self._seed,
+            self._start,
+            sources,
+            ordinals,
+        )
+        return sources, ordinals
+
+
+def plan_lanes(stage: StageRequest) -> LanePlan:
+    """The plan of a stage in lanes. Raises PlanError."""
+    return LanePlan(
+        stage.totals,
+        lanes=stage.lanes,
+        window=stage.shuffle_window,
+        cycles=stage.cycles,
+        seed=stage.seed,
+        epoch_tokens=stage.epoch_tokens,
+        sample_tokens=stage.sample_tokens,
+        first_sample=stage.first_sample,
+        first_tokens=stage.first_tokens,
+    )
+
+
+def _check(lanes: int, window: int, cycles: Int64s) -> None:
+    if not (1 <= lanes <= MAX_LANES and 1 <= window <= MAX_WINDOW):
+        raise PlanError(f"{lanes} lanes of {window} samples a cycle; expected 1 to {MAX_LANES} and 1 to {MAX_WINDOW}")
+    if (cycles < 1).any():
+        source = int(np.flatnonzero(cycles < 1)[0])
+        raise PlanError(f"source {source} is dealt over {cycles[source]} cycles; expected at least 1")
+
+
+def _check_epochs(
+    samples: Sequence[int], first_tokens: Sequence[int], epoch_tokens: Sequence[int], sample_tokens: int
+) -> None:
+    if sample_tokens < 1:
+        raise PlanError(f"samples advance by {sample_tokens} tokens; expected at least 1")
+    for source, (tokens, first, read) in enumerate(zip(epoch_tokens, first_tokens, samples, strict=True)):
+        if tokens < (read > 0):
+            raise PlanError(f"source {source} has epochs of {tokens} tokens; expected at least 1")
+        if first + (read + 4) * sample_tokens + tokens > _MAX_TOKENS:  # estimates go beyond the end by less
+            raise PlanError(
+                f"source {source} has {read} samples of {sample_tokens} tokens from token {first} on and epochs of {tokens}; a "
+                f"plan counts at most {_MAX_TOKENS} tokens of a source, and an epoch beyond its end"
+            )

@@ -1,0 +1,38 @@
+"""The interleavings by name, and what others have to know about each.
+
+Megatron's greedy interleaving is not among them: it needs an array as long as the run, and its weights are doubles. It is in
+megablend.exact, for Megatron's cache files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from megablend.plan.interleavings.base import Plan, StageRequest
+from megablend.plan.interleavings.lanes import plan_lanes
+from megablend.plan.interleavings.sequential import plan_one_after_another
+
+
+@dataclass(frozen=True, slots=True)
+class InterleavingKind:
+    """An interleaving, and what others have to know about it."""
+
+    plan: Callable[[StageRequest], Plan]
+    """Raises PlanError for a stage that it cannot arrange."""
+    has_lanes: bool = False
+    """Whether sample k belongs to lane k % lanes, whose samples of a source are neighbours: a reader then keeps the blocks
+    in which its lanes are."""
+
+
+INTERLEAVINGS: dict[str, InterleavingKind] = {
+    "lanes": InterleavingKind(plan_lanes, has_lanes=True),
+    "sequential": InterleavingKind(plan_one_after_another),
+}
+
+
+def find_interleaving(name: str) -> InterleavingKind:
+    """An interleaving by its name. Raises: ValueError for a name that none has."""
+    if name not in INTERLEAVINGS:
+        raise ValueError(f"found {name!r}, expected one of {', '.join(INTERLEAVINGS)}")
+    return INTERLEAVINGS[name]

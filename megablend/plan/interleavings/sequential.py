@@ -1,0 +1,62 @@
+"""Source 0's samples, then source 1's, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import PlanError
+from megablend.plan.interleavings.base import Int32s, Int64s, StageRequest, check_places, prefix_length, sample_numbers
+
+
+class SequentialPlan:
+    """Sources one after the other; sources without samples are passed over.
+
+    Args:
+        totals: samples of each source, [num_sources], not negative.
+
+    Raises: PlanError.
+    """
+
+    def __init__(self, totals: Sequence[int] | Int64s) -> None:
+        for source, total in enumerate(totals):
+            if total < 0:
+                raise PlanError(f"source {source} has {total} samples; expected 0 or more")
+        self._offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(totals, np.int64))])
+        self.num_sources = len(totals)
+        self.num_samples = int(self._offsets[-1])
+
+    def locate(self, k: int) -> tuple[int, int]:
+        """(source, ordinal) of sample k. Raises IndexError outside [0, num_samples)."""
+        sources, ordinals = self.locate_many([k])
+        return int(sources[0]), int(ordinals[0])
+
+    def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
+        """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
+        numbers = sample_numbers(ks, self.num_samples)
+        sources = np.searchsorted(self._offsets, numbers, side="right") - 1
+        return sources.astype(np.int32), numbers - self._offsets[sources]
+
+    def counts(self, n: int) -> Int64s:
+        """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
+        reached: Int64s = np.minimum(self._offsets, prefix_length(n, self.num_samples))
+        return reached[1:] - reached[:-1]
+
+    def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]. Raises IndexError where there are none."""
+        sources, ordinals = check_places(sources, ordinals, np.diff(self._offsets))
+        ks: Int64s = self._offsets[sources] + ordinals
+        return ks
+
+    def first_sample_from(self, source: int, ordinal: int) -> int | None:
+        """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
+        start, stop = self._offsets[source : source + 2].tolist()
+        sample = int(start + max(0, ordinal))
+        return sample if sample < stop else None
+
+
+def plan_one_after_another(stage: StageRequest) -> SequentialPlan:
+    """The sources of a stage one after the other. Raises PlanError."""
+    return SequentialPlan(stage.totals)

@@ -1,0 +1,62 @@
+"""Where ledgers are: `runs/<name>.json` in the cache, written by `build` alone and replaced atomically."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from megablend.errors import CacheError
+from megablend.fs.atomic_write import flush_folder, list_committed, reading, replace_file, translate_os_errors
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_format import REMEDY, ledger_record, parse_ledger
+from megablend.system.failures import cause_of, remedy_of
+from megablend.system.limited_json import parse_json
+
+
+def ledger_path(cache: str, run: str) -> Path:
+    """Where a run's ledger is."""
+    return Path(cache) / "runs" / f"{run}.json"
+
+
+def load_ledger(cache: str, run: str) -> Ledger | None:
+    """The run's ledger, or None where the run was never built.
+
+    Raises: CacheError where the file is damaged, or it or its plan is of a newer version.
+    """
+    path = ledger_path(cache, run)
+    try:
+        record = parse_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CacheError(
+            f"{path}: cannot read the run's ledger ({cause_of(error)}): {remedy_of(error.errno)}"
+        ) from error
+    except ValueError as error:
+        raise CacheError(f"{path}: cannot read the run's ledger: {error}; {REMEDY}") from None
+    try:
+        name, stages = parse_ledger(record)
+    except ValueError as error:
+        raise CacheError(f"{path}: {error}") from None
+    return Ledger(run=name, stages=stages)
+
+
+def save_ledger(cache: str, ledger: Ledger) -> None:
+    """Replace the run's ledger atomically. Raises CacheError where it cannot be written."""
+    path = ledger_path(cache, ledger.run)
+    with translate_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(ledger_record(ledger.run, ledger.stages), indent=1).encode())
+    flush_folder(path.parent)  # a promise outlives a power cut
+
+
+def run_names(cache: str) -> list[str]:
+    """Names of all runs, sorted."""
+    folder = Path(cache) / "runs"
+    with reading(folder):
+        return [name.removesuffix(".json") for name in list_committed(folder) if name.endswith(".json")]
+
+
+def list_runs(cache: str) -> list[Ledger]:
+    """All runs' ledgers, by name. Raises CacheError as `load_ledger` does."""
+    return [ledger for name in run_names(cache) if (ledger := load_ledger(cache, name)) is not None]

@@ -1,0 +1,159 @@
+"""How ledgers are written as JSON, and the digests of runs. Names and values here are persisted: they never change.
+
+The digest of a run is a chain, one link a stage, so that the digest of a run's past stays what it was when stages are appended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+from megablend.order.registry import OLD_NAMES, current_name
+from megablend.plan.stage import Blend, SourceShare, Stage
+from megablend.system.limited_json import missing_field
+
+REMEDY = "restore it from a backup, or reset the run (`megablend runs reset CONFIG`) and build again"
+VERSION = 1
+PLAN_VERSION = 2
+"""Of the plan that new runs get; it is part of their blend, as `plan`. Runs of release 0.1.0 have none: theirs is version 1, in
+which the runs of neighbours that lanes walk do not end with a source's epoch, so that the next one begins early."""
+LANES = "lanes"
+"""The interleaving of blends that name none."""
+_PERSISTED_ORDERS = {new: old for old, new in OLD_NAMES.items()}
+_BLEND = {"split": str, "sequence_length": int, "add_extra_token_to_sequence": bool, "sources": list}
+_BLENDED = {"seed": int, "order": str, "lanes": int, "cycle": int}
+_OPTIONAL = {"plan": int, "interleaving": str}
+_SHARE = re.compile(r"[0-9]+(/[1-9][0-9]*)?")
+
+
+def digest_of(value: object) -> str:
+    """blake2b of canonical JSON, 16 bytes in hex."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
+    """The digest of a run after each of its stages."""
+    link, chain, before = "", list[str](), None
+    for stage in stages:
+        if before is None:
+            link = digest_of([VERSION, stage.index, blend_record(stage.blend)])
+        elif (stage.index, stage.blend) != (before.index, before.blend):
+            link = digest_of([link, stage.index, blend_record(stage.blend)])
+        link = digest_of([link, stage.end])
+        chain.append(link)
+        before = stage
+    return tuple(chain)
+
+
+def blend_record(blend: Blend) -> dict[str, Any]:
+    """A blend as a JSON-able dict."""
+    record: dict[str, Any] = {
+        "split": blend.split,
+        "sequence_length": blend.sequence_length,
+        "add_extra_token_to_sequence": blend.add_extra_token_to_sequence,
+        "sources": [_source_record(source) for source in blend.sources],
+    }
+    if not blend.is_blended:
+        return record
+    if blend.plan_version > 1:
+        record["plan"] = blend.plan_version
+    record["seed"] = blend.seed
+    record["order"] = _PERSISTED_ORDERS.get(blend.order, blend.order)
+    record["lanes"] = blend.lanes
+    record["cycle"] = blend.shuffle_window
+    if blend.interleaving != LANES:
+        record["interleaving"] = blend.interleaving
+    return record
+
+
+def ledger_record(run: str, stages: Sequence[Stage]) -> dict[str, Any]:
+    """A ledger as a JSON-able dict. Raises: ValueError where stages differ in more than their ends."""
+    first = stages[0]
+    if any((stage.index, stage.blend) != (first.index, first.blend) for stage in stages):
+        raise ValueError(f"run {run!r}: version {VERSION} of the ledger holds stages of one blend only")
+    return {
+        "version": VERSION,
+        "run": run,
+        "index": first.index,
+        "ends": [stage.end for stage in stages],
+        "digests": list(chain_digests(stages)),
+        "blend": blend_record(first.blend),
+    }
+
+
+def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...]]:
+    """The run's name and stages. Raises: ValueError, in words, where it is damaged or of a newer version."""
+    if not isinstance(record, dict) or record.get("version") != VERSION:
+        found = record.get("version") if isinstance(record, dict) else record
+        raise ValueError(f"found ledger version {found!r}, expected {VERSION}; use the megablend that wrote it")
+    _check_plan_version(record.get("blend"))
+    try:
+        run, index, blend = record["run"], record["index"], _parse_blend(record["blend"])
+        stages = tuple(Stage(end=_whole(end), index=index, blend=blend) for end in record["ends"])
+        whole = isinstance(run, str) and isinstance(index, str) and len(stages) > 0
+        whole = whole and stages[0].end > 0 and all(a.end < b.end for a, b in pairwise(stages))
+        whole = whole and list(chain_digests(stages)) == record["digests"]
+    except (KeyError, TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise ValueError(f"the ledger does not match its own digest: it was edited or damaged; {REMEDY}")
+    return run, stages
+
+
+def _source_record(source: SourceShare) -> dict[str, Any]:
+    record: dict[str, Any] = {"name": source.name, "append_eod": source.append_eod}
+    return record if source.share is None else record | {"share": str(source.share), "cycles": source.cycles}
+
+
+def _check_plan_version(blend: object) -> None:
+    version = blend.get("plan", 1) if isinstance(blend, dict) else 1
+    if type(version) is not int or not 1 <= version <= PLAN_VERSION:
+        raise ValueError(
+            f"found plan version {version!r}, expected {PLAN_VERSION} or an earlier one; use the megablend that wrote it"
+        )
+
+
+def _parse_blend(record: object) -> Blend:
+    """The blend of a run of train. Raises: ValueError, TypeError where it is not one."""
+    if not isinstance(record, dict) or missing_field(record, _BLEND | _BLENDED) is not None:
+        raise ValueError("a key is missing or of another type")
+    if not record["sources"]:
+        raise ValueError("no sources")
+    given = {key: value for key, value in record.items() if key in _OPTIONAL}
+    if missing_field(given, {key: kind for key, kind in _OPTIONAL.items() if key in given}) is not None:
+        raise ValueError("a key is of another type")
+    return Blend(
+        split=record["split"],
+        sequence_length=record["sequence_length"],
+        add_extra_token_to_sequence=record["add_extra_token_to_sequence"],
+        sources=tuple(map(_parse_source, record["sources"])),
+        interleaving=given.get("interleaving", LANES),
+        order=current_name(record["order"]),
+        plan_version=given.get("plan", 1),
+        seed=record["seed"],
+        lanes=record["lanes"],
+        shuffle_window=record["cycle"],
+    )
+
+
+def _parse_source(record: object) -> SourceShare:
+    if not isinstance(record, dict) or missing_field(record, {"name": str, "share": str, "cycles": int}) is not None:
+        raise ValueError("a key is missing or of another type")
+    if _SHARE.fullmatch(record["share"]) is None:  # Fraction would take 1e999999999 and count its digits
+        raise ValueError("not a share")
+    append_eod = None if record["append_eod"] is None else _whole(record["append_eod"])
+    return SourceShare(
+        name=record["name"], append_eod=append_eod, share=Fraction(record["share"]), cycles=record["cycles"]
+    )
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError("not a whole number")
+    return value

@@ -1,0 +1,70 @@
+"""Where the tokens of samples are: from (source, ordinal) to ranges of tokens of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.blocks.splits import SplitBlocks
+from megablend.index.snapshot import Snapshot
+from megablend.order.base import Order, Spans, by_value, join_spans
+from megablend.order.registry import OrderKind
+
+
+class Locator:
+    """Orders of one split's sources, each made when it is first needed.
+
+    Args:
+        snapshot: the index.
+        parts: PART_DTYPE [num_sources], the documents of each source that belong to the split.
+        appends_eod: [num_sources], whether an end-of-document token follows each document.
+        keys: [num_sources], choose the order of each source.
+        kind: the order.
+        sample_tokens: tokens of a sample, the extra one included.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        parts: npt.NDArray[np.void],
+        appends_eod: Sequence[bool],
+        keys: Sequence[int],
+        kind: OrderKind,
+        *,
+        sample_tokens: int,
+    ) -> None:
+        self._snapshot, self._parts = snapshot, parts
+        self._appends_eod, self._keys, self._kind = tuple(appends_eod), tuple(keys), kind
+        self._sample_tokens = sample_tokens
+        self._orders: dict[int, Order] = {}
+
+    def blocks(self, source: int) -> SplitBlocks:
+        """The source's blocks in this split."""
+        return SplitBlocks(self._snapshot, self._parts[source], eod=self._appends_eod[source])
+
+    def order(self, source: int) -> Order:
+        """How the source's samples are arranged over its blocks."""
+        if source not in self._orders:
+            self._orders[source] = self._kind.make(self.blocks(source), self._keys[source])
+        return self._orders[source]
+
+    def locate_tokens(self, sources: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]) -> Spans:
+        """Where the tokens of samples are: sequence_length of each, and the extra one.
+
+        Args:
+            sources: int32 [n].
+            starts: int64 [n], where the samples begin, counted over all epochs of their sources.
+
+        Returns: spans of rows 0 to n - 1; `blocks` are numbers of the snapshot, `starts` and `stops` count a block's tokens as
+            the store gives them.
+        """
+        found = []
+        for source, mine in by_value(sources):
+            blocks = self.blocks(source)
+            spans = self.order(source).spans(starts[mine], self._sample_tokens)
+            clips = blocks.clips(spans.blocks)
+            columns = spans.blocks + blocks.first_block, spans.starts + clips, spans.stops + clips
+            found.append(Spans(mine[spans.rows], spans.epochs, *columns))
+        return join_spans(found)

@@ -1,0 +1,111 @@
+"""What a config asks of one split, over the tokens that an index has: sources, shares and length, before anything is promised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.blocks.block_store import BlockStore
+from megablend.blocks.splits import parts_of
+from megablend.config import SPLITS, Config, Source
+from megablend.errors import ConfigError, PlanError
+from megablend.order.registry import current_name
+from megablend.plan.allocate import cycles_per_run
+from megablend.plan.interleavings.registry import find_interleaving
+from megablend.plan.ledger_format import PLAN_VERSION
+from megablend.plan.shares import shares_of
+from megablend.plan.stage import Blend, SourceShare
+from megablend.plan.stage_requests import samples_of_one_pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specification:
+    """One split of a run, as it is asked for."""
+
+    config: Config
+    split: str
+    sources: tuple[Source, ...]
+    """[num_sources], in the order of the config."""
+    parts: npt.NDArray[np.void]
+    """PART_DTYPE [num_sources]: the documents of each source that belong to the split."""
+    weights: tuple[Fraction, ...]
+    """[num_sources], summing to 1; of an unblended split, empty."""
+    num_samples: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens of each source in this split, end-of-document tokens included."""
+        return [int(n) for n in self.parts["tokens"]]
+
+    @property
+    def blend(self) -> Blend:
+        """What the split would promise, by the newest version of the plan."""
+        config = self.config
+        shares: Sequence[Fraction | None] = self.weights or [None] * len(self.sources)
+        listed = zip(self.sources, self.parts, shares, strict=True)
+        blend = Blend(
+            split=f"{self.split} of {','.join(map(str, config.shares))}",
+            sequence_length=config.sequence_length,
+            add_extra_token_to_sequence=config.add_extra_token_to_sequence,
+            sources=tuple(_share(config, source, part, share) for source, part, share in listed),
+        )
+        if not self.weights:
+            return blend
+        return replace(
+            blend,
+            interleaving=config.interleaving,
+            order=current_name(config.order),
+            plan_version=PLAN_VERSION,
+            seed=config.seed,
+            lanes=config.lanes,
+            shuffle_window=config.cycle,
+        )
+
+
+def specify(config: Config, split: str, store: BlockStore, *, keep: bool = False) -> Specification:
+    """What a config asks of a split.
+
+    Args:
+        keep: write what was computed about the splits to the cache (`build` does).
+
+    Raises: PlanError where the blend cannot be had; ConfigError where no interleaving has the name that the config gives.
+    """
+    try:
+        find_interleaving(config.interleaving)
+    except ValueError as error:
+        raise ConfigError(f"interleaving: {error}") from None
+    named = config.sources_of(split)
+    if not named:
+        raise PlanError(f"the config lists no sources for split {split!r}")
+    numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
+    parts = parts_of(config.cache, store, config.shares, keep=keep)
+    column = 0 if config.listed_by_split else SPLITS.index(split)
+    mine = parts[[numbers[name] for name in named], column]
+    sources, tokens = tuple(named.values()), [int(n) for n in mine["tokens"]]
+    if config.is_blended(split):
+        weights, num_samples = shares_of(config, split, sources, tokens)
+    else:
+        extra = int(config.add_extra_token_to_sequence)
+        weights, num_samples = (), sum(samples_of_one_pass(tokens, config.sequence_length, extra))
+        if num_samples == 0:
+            raise PlanError(
+                f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens ({sum(tokens):,} tokens in "
+                "all): give it a larger share in `split`"
+            )
+    return Specification(
+        config=config, split=split, sources=sources, parts=mine, weights=weights, num_samples=num_samples
+    )
+
+
+def _share(config: Config, source: Source, part: np.void, share: Fraction | None) -> SourceShare:
+    """A source's share, and over how many cycles a lane's run of it is dealt, so that the run spans whole blocks or documents."""
+    if share is None:
+        return SourceShare(name=source.name, append_eod=source.append_eod)
+    in_one_piece = part["documents"] if config.moves_documents else part["stop_block"] - part["first_block"]
+    mean_tokens = Fraction(int(part["tokens"]), max(1, int(in_one_piece)))
+    cycles = cycles_per_run(mean_tokens, share, config.sequence_length, config.cycle)
+    return SourceShare(name=source.name, append_eod=source.append_eod, share=share, cycles=cycles)

@@ -1,0 +1,61 @@
+"""A stage of a run: a stretch of its samples with one blend, and all that decides their order there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceShare:
+    """A source in a blend."""
+
+    name: str
+    append_eod: int | None
+    """End-of-document token added after each document."""
+    share: Fraction | None = None
+    """Of the stage's samples; the shares of a blend sum to 1. None in a split that is not blended."""
+    cycles: int | None = None
+    """Over how many cycles a lane's run of the source is dealt: chosen once, from the block sizes. None as above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blend:
+    """What decides the order of samples, besides the index and where stages end. Defaults are those of unblended splits."""
+
+    split: str
+    """Name and shares: `train of 1,0,0`."""
+    sequence_length: int
+    add_extra_token_to_sequence: bool
+    sources: tuple[SourceShare, ...]
+    """In the order of the config."""
+    interleaving: str = "sequential"
+    """A name of `INTERLEAVINGS`."""
+    order: str = "sequential"
+    """A name of `ORDERS`."""
+    plan_version: int = 1
+    seed: int = 0
+    lanes: int = 1
+    shuffle_window: int = 1
+    """Samples of a lane in a cycle."""
+
+    @property
+    def is_blended(self) -> bool:
+        """Whether sources have shares; otherwise the split is one pass over each."""
+        return self.sources[0].share is not None
+
+    @property
+    def shares(self) -> tuple[Fraction, ...]:
+        """The sources' shares of the samples, [num_sources]; empty in a split that is not blended."""
+        return tuple(source.share for source in self.sources if source.share is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A stretch of a run."""
+
+    end: int
+    """Number of the sample after the stage's last one; the stage begins where the one before ends."""
+    index: str
+    """Digest of the snapshot of the index that the stage reads."""
+    blend: Blend

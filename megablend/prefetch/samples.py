@@ -1,0 +1,123 @@
+"""Samples' tokens, gathered from their blocks, and where documents begin in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.formats.base import STARTS_MID_DOCUMENT
+from megablend.formats.decoded import DecodedBlocks
+from megablend.index.snapshot import Snapshot
+from megablend.order.base import Spans
+from megablend.plan.run import Run
+from megablend.prefetch.block_cache import BlockCache
+from megablend.prefetch.block_table import BlockTable
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What sample k is made of."""
+
+    source: int
+    """Number of its source in the split."""
+    ordinal: int
+    """Its number within the source, over all epochs."""
+    stretches: Spans
+    """Where its tokens lie, in order; `blocks` are numbers of the index."""
+    tokens: npt.NDArray[np.int64]
+    """int64 [sequence_length + 1] (without the extra token: [sequence_length])."""
+    starts: npt.NDArray[np.int64]
+    """int64 [num_pieces]: positions in `tokens` at which a document, or the part of it in another block, begins; first is 0."""
+    extra: dict[str, npt.NDArray[Any]]
+    """Of each extra column a number a token: [num_tokens]."""
+
+
+class Samples(NamedTuple):
+    """Several samples' tokens."""
+
+    sources: npt.NDArray[np.int32]
+    """int32 [n], numbers of their sources in the split."""
+    tokens: npt.NDArray[np.int64]
+    """int64 [n, sequence_length]."""
+    labels: npt.NDArray[np.int64]
+    """int64 [n, sequence_length], the token that follows each; 0 where the sample has none."""
+    begins: npt.NDArray[np.bool_] | None
+    """bool [n, tokens of a sample]: where a document, or the part of it in another block, begins; None where nobody asked."""
+    extra: dict[str, npt.NDArray[Any]]
+    """Of each extra column [n, tokens of a sample], a number a token."""
+
+
+def read_sample(run: Run, window: BlockCache, k: int) -> Sample:
+    """Locate sample k and read its blocks.
+
+    Raises: IndexError for k outside the run; MissingFileError, ChangedFileError, CorruptFileError from its files.
+    """
+    sources, ordinals = run.plan.locate_many([k])
+    stretches = run.stretches(sources, ordinals)
+    found = _read(run, window, sources, stretches, documents=True)
+    assert found.begins is not None
+    extra = found.labels[0, -1:] if run.config.add_extra_token_to_sequence else found.labels[0, :0]
+    tokens = np.concatenate([found.tokens[0], extra])
+    return Sample(
+        int(sources[0]), int(ordinals[0]), stretches, tokens, np.flatnonzero(found.begins[0]), _first(found.extra)
+    )
+
+
+def _first(extra: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    return {name: numbers[0] for name, numbers in extra.items()}
+
+
+def read_samples(run: Run, window: BlockCache, ks: npt.ArrayLike) -> Samples:
+    """Locate samples ks, at least one, and read their blocks; documents where the config needs them. Raises as `read_sample`."""
+    sources, ordinals = run.plan.locate_many(ks)
+    stretches = run.stretches(sources, ordinals)
+    return _read(run, window, sources, stretches, documents=run.config.inter_document_masking)
+
+
+def _read(
+    run: Run, window: BlockCache, sources: npt.NDArray[np.int32], stretches: Spans, *, documents: bool
+) -> Samples:
+    ids, places = np.unique(stretches.blocks, return_inverse=True)
+    table, blocks = BlockTable(ids), window.get(ids.tolist())
+    table.put(np.arange(len(ids)), DecodedBlocks.of(blocks), np.zeros(len(ids), np.int64))
+    continues = continued(run.store.generation, ids) if documents else None
+    return gather(run, table, places, stretches, sources, continues)
+
+
+def gather(
+    run: Run,
+    table: BlockTable,
+    places: npt.NDArray[np.int64],
+    stretches: Spans,
+    sources: npt.NDArray[np.int32],
+    continues: npt.NDArray[np.bool_] | None,
+) -> Samples:
+    """Samples out of blocks that are in the table.
+
+    Args:
+        places: int64 [m], where in the table each stretch's block is.
+        stretches: the samples', [m].
+        sources: int32 [n].
+        continues: bool [num_blocks], of the table's blocks, where documents are asked for.
+    """
+    width, shape = run.sample_tokens, (len(sources), run.config.sequence_length)
+    tokens, labels = np.empty(shape, np.int64), np.empty(shape, np.int64)
+    table.gather(places, stretches, width, tokens, labels)
+    if not run.config.add_extra_token_to_sequence:
+        labels[:, -1] = 0
+    columns = run.extra_columns
+    size = len(sources), width
+    extra = {each.column: table.gather_extra(i, each.dtype, places, stretches, size) for i, each in enumerate(columns)}
+    if continues is None:
+        return Samples(sources, tokens, labels, None, extra)
+    begins = table.begins(places, stretches, len(sources) * width, width, continues).reshape(len(sources), width)
+    return Samples(sources, tokens, labels, begins, extra)
+
+
+def continued(generation: Snapshot, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether the first piece of blocks `ids` int64 [n] goes on with the document of the block before: bool [n]."""
+    continues: npt.NDArray[np.bool_] = (generation.blocks(ids)["flags"] & STARTS_MID_DOCUMENT) != 0
+    return continues

@@ -1,0 +1,123 @@
+"""What a Loader has done so far: by source from the plan, in closed form; reading from its own process and its workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar
+
+import torch.utils.data
+
+from megablend.errors import ConfigError
+from megablend.fs.atomic_write import replace_file
+from megablend.plan.run import Run
+from megablend.prefetch.read_counts import ReadCounts
+from megablend.reader.batch_dataset import BatchDataset
+
+T = TypeVar("T")
+
+
+class CountedBatch(NamedTuple):
+    """A batch on its way from a worker, with what reading it took there."""
+
+    batch: Any
+    counts: ReadCounts
+
+
+class CountedSteps(torch.utils.data.Dataset[CountedBatch]):
+    """Batches as a DataLoader's workers send them.
+
+    Args:
+        batches: what gives them, by the numbers of their samples.
+        steps: what reads for it.
+    """
+
+    def __init__(self, batches: torch.utils.data.Dataset[Any], steps: BatchDataset) -> None:
+        self._batches, self._steps = batches, steps
+
+    def __getitem__(self, ks: list[int]) -> CountedBatch:
+        """The batch of samples ks. Raises as `batches` does."""
+        batch = self._batches[ks]
+        return CountedBatch(batch, self._steps.meter.take())
+
+
+class LoaderCounts:
+    """What a Loader adds up, from its making on; it is not part of its state."""
+
+    def __init__(self) -> None:
+        self.batches, self.waiting_seconds, self.reads = 0, 0.0, ReadCounts()
+
+    def watch(self, batches: Iterable[T]) -> Iterator[T]:
+        """The batches; how many there are is counted, and how long each is waited for."""
+        coming = iter(batches)
+        while True:
+            started = perf_counter()
+            try:
+                batch = next(coming)
+            except StopIteration:
+                return
+            self.waiting_seconds += perf_counter() - started
+            self.batches += 1
+            yield batch
+
+
+def describe_progress(run: Run, consumed_samples: int) -> dict[str, Any]:
+    """What the first samples of a run are made of, over all ranks and restarts; exact, and independent of who read them.
+
+    Returns: run, split, consumed_samples, num_samples, and sources: of each name, dataset_id, samples, tokens, epochs, share (of
+        the samples so far; 0 before the first) and planned_share (of the run's).
+    """
+    samples = run.plan.counts(consumed_samples).tolist()
+    totals = run.plan.counts(run.num_samples).tolist()
+    length = run.config.sequence_length
+    return {
+        "run": run.ledger.run,
+        "split": run.split,
+        "consumed_samples": consumed_samples,
+        "num_samples": run.num_samples,
+        "sources": [
+            {
+                "name": source.name,
+                "dataset_id": i,
+                "samples": samples[i],
+                "tokens": samples[i] * length,
+                "epochs": samples[i] * length / tokens if tokens else 0.0,
+                "share": samples[i] / consumed_samples if consumed_samples else 0.0,
+                "planned_share": totals[i] / run.num_samples,
+            }
+            for i, (source, tokens) in enumerate(zip(run.sources, run.tokens, strict=True))
+        ],
+    }
+
+
+def append_stats(stats: dict[str, Any], path: str | Path) -> None:
+    """Append what `Loader.stats` gave to a file of JSON lines. Raises OSError where it cannot be written."""
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(stats, separators=(",", ":")) + "\n")
+
+
+def write_prometheus(stats: dict[str, Any], path: str | Path) -> None:
+    """Put what `Loader.stats` gave at `path`, atomically, in Prometheus' text format, for node_exporter's textfile collector.
+
+    Raises: ConfigError where prometheus_client is not installed; CacheError where the file cannot be written.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, Gauge, generate_latest
+    except ImportError:
+        raise ConfigError("write_prometheus needs prometheus_client: pip install 'megablend[prometheus]'") from None
+    registry = CollectorRegistry()
+    of_run = {"run": stats["run"], "split": stats["split"], "rank": str(stats["rank"])}
+    for name in ("consumed_samples", "num_samples", "batches", "waiting_seconds"):
+        gauge = Gauge(f"megablend_{name}", f"{name} of megablend.Loader.stats", of_run, registry=registry)
+        gauge.labels(**of_run).set(stats[name])
+    for name, value in (stats["reads"] or {}).items():
+        gauge = Gauge(f"megablend_read_{name}", f"reads.{name} of megablend.Loader.stats", of_run, registry=registry)
+        gauge.labels(**of_run).set(value)
+    for name in ("samples", "tokens", "epochs", "share", "planned_share"):
+        labels = [*of_run, "source"]
+        gauge = Gauge(f"megablend_source_{name}", f"{name} of a source", labels, registry=registry)
+        for source in stats["sources"]:
+            gauge.labels(**of_run, source=source["name"]).set(source[name])
+    replace_file(Path(path), generate_latest(registry))

@@ -1,0 +1,134 @@
+"""Settings of object stores by URL prefix; for each setting the longest matching prefix decides."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+_SCHEMES = ("s3", "gs", "az", "http", "https")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """How a store is reached and read. No credentials: these come from the environment."""
+
+    endpoint: str | None = None
+    """URL of a server that speaks the store's protocol, without the bucket."""
+    region: str | None = None
+    path_style: bool | None = None
+    """S3: the bucket is part of the path (True) or of the host (False); None for path style where there is an endpoint."""
+    account: str | None = None
+    """Azure: the storage account."""
+    profile: str | None = None
+    """S3: a profile of ~/.aws, read by botocore."""
+    anonymous: bool = False
+    """Requests are not signed."""
+    requester_pays: bool = False
+    versions: bool = False
+    """Keep reading the version of an object that was found first, in a bucket with versioning."""
+    ca_file: str | None = None
+    """PEM file of certificates that are trusted in addition to the system's."""
+    proxy: str | None = None
+    """URL of an HTTP proxy; None for those of the environment."""
+    connect_timeout: float = 5.0
+    """Seconds."""
+    read_timeout: float = 5.0
+    """Seconds without an answer or a byte of it; more where the source's answers usually take longer."""
+    give_up_after: float = 600.0
+    """Seconds from a request's first failure on in which it is tried again."""
+    max_requests: int = 4096
+    """Requests in flight of the whole job."""
+    max_source_rate: int | None = None
+    """Bytes a second of the whole job."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectOptions:
+    """Options of all object stores of a config. Picklable and hashable."""
+
+    by_prefix: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
+    """Prefixes with the settings that each gives, the shortest prefix first."""
+    urls: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """URLs of web servers without their query, and the query (or ""), which is sent with requests and kept nowhere else."""
+
+    def find(self, location: str) -> StoreOptions:
+        """The options that a location is read with."""
+        chosen: dict[str, Any] = {}
+        for prefix, settings in self.by_prefix:
+            if has_prefix(location, prefix):
+                chosen.update(settings)
+        return StoreOptions(**chosen)
+
+
+def has_prefix(location: str, prefix: str) -> bool:
+    """Whether a location is in `prefix`: whole parts between slashes match."""
+    return location == prefix or location.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
+
+
+def parse_options(given: object) -> ObjectOptions:
+    """The `storage` setting of a config: prefixes to settings. Raises: ValueError, which names the key."""
+    if isinstance(given, ObjectOptions):
+        return given
+    if not isinstance(given, Mapping):
+        raise ValueError(f"found {given!r}, expected URL prefixes, each with its settings")
+    parsed = []
+    for prefix, settings in given.items():
+        scheme, mark, _ = str(prefix).partition("://")
+        if not mark or scheme.lower() not in _SCHEMES:
+            raise ValueError(f"{prefix}: expected a URL prefix such as s3://bucket/ ({', '.join(_SCHEMES)})")
+        if not isinstance(settings, Mapping):
+            raise ValueError(f"{prefix}: found {settings!r}, expected settings such as `endpoint: https://...`")
+        parsed.append((str(prefix), tuple(sorted(_parse_settings(str(prefix), settings).items()))))
+    return ObjectOptions(tuple(sorted(parsed, key=lambda item: len(item[0]))))
+
+
+_FIELDS = {each.name: str(each.type) for each in dataclasses.fields(StoreOptions)}
+_SECRETS = ("key", "secret", "token", "password", "sas")
+
+
+def _parse_settings(prefix: str, settings: Mapping[Any, object]) -> dict[str, Any]:
+    parsed = {}
+    for name, value in settings.items():
+        kind = _FIELDS.get(str(name))
+        if kind is None:
+            if any(word in str(name).lower() for word in _SECRETS):
+                raise ValueError(
+                    f"{prefix}: {name}: credentials do not belong into configs; use environment variables or a profile"
+                )
+            near = difflib.get_close_matches(str(name), _FIELDS, n=1)
+            raise ValueError(f"{prefix}: {name}: unknown setting{f'; did you mean {near[0]}?' if near else ''}")
+        if value is not None or "None" not in kind:
+            parsed[str(name)] = _parse_value(f"{prefix}: {name}", kind, value)
+    return parsed
+
+
+def _parse_value(place: str, kind: str, value: object) -> object:
+    if kind.startswith("bool"):
+        if not isinstance(value, bool):
+            raise ValueError(f"{place}: found {value!r}, expected true or false")
+        return value
+    if kind.startswith("str"):
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{place}: found {value!r}, expected text")
+        if "@" in urlsplit(value).netloc:
+            raise ValueError(
+                f"{place}: contains a user or password; give it by the environment (HTTPS_PROXY for a proxy)"
+            )
+        if place.endswith((": endpoint", ": proxy")) and urlsplit(value).scheme not in ("http", "https"):
+            raise ValueError(f"{place}: found {value!r}, expected a URL such as https://host:port")
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        unit = "bytes a second" if place.endswith(": max_source_rate") else "seconds"
+        raise ValueError(
+            f"{place}: found {value!r}, expected a number above 0{f' ({unit})' if 'int =' not in kind else ''}"
+        )
+    if kind.startswith("int"):
+        if value != int(value):
+            raise ValueError(f"{place}: found {value!r}, expected a whole number")
+        return int(value)
+    return float(value)

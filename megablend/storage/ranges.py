@@ -1,0 +1,101 @@
+"""Ranges of bytes in files: what is asked for, what came, and which of them are read together. Pure: nothing is read here."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.storage.base import Bytes, Int64s, ReadLimits
+
+
+class FileRanges(NamedTuple):
+    """Ranges of one file that are needed at the same time."""
+
+    path: str
+    offsets: Int64s
+    """int64 [n], in bytes, in any order."""
+    sizes: Int64s
+    """int64 [n], in bytes."""
+    owners: Int64s | None = None
+    """int64 [n]: which block keeps a range's bytes after it was decoded. Ranges of different owners come in memory of their own,
+    so that one block's bytes do not stay because of another block. None where the bytes are let go after decoding."""
+    is_shared: bool = False
+    """Other blocks that are on their way are likely to ask for exactly the same: it is fetched once for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedRanges:
+    """Bytes of FileRanges."""
+
+    ranges: FileRanges
+    """What was asked for."""
+    buffers: list[Bytes]
+    """uint8 [...] each, which hold the ranges; a single one where the ranges have no owners."""
+    buffer_of: Int64s
+    """int64 [n], for each range the buffer that holds it."""
+    begins: Int64s
+    """int64 [n], where each range begins in its buffer."""
+
+    def __getitem__(self, i: int) -> Bytes:
+        """Bytes of range i: uint8 [size], not copied."""
+        begin = int(self.begins[i])
+        return self.buffers[int(self.buffer_of[i])][begin : begin + int(self.ranges.sizes[i])]
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+
+class MergedRanges(NamedTuple):
+    """Ranges that are read together."""
+
+    starts: Int64s
+    """int64 [num_runs], first byte of each run, ascending."""
+    stops: Int64s
+    """int64 [num_runs], the byte after each run's last."""
+    runs: Int64s
+    """int64 [n], the run that each range is in."""
+
+
+def merge_ranges(offsets: Int64s, sizes: Int64s, limits: ReadLimits, loads: Int64s | None = None) -> MergedRanges:
+    """Join ranges with no more than `max_gap_bytes` between them, as far as they take no more than `max_merged_bytes` together.
+
+    Args:
+        offsets, sizes: int64 [n], in bytes, in any order.
+        limits: those of the storage.
+        loads: int64 [n], what each range adds to the `max_merged_bytes` of its run; its size where absent.
+    """
+    if len(offsets) == 1:
+        return MergedRanges(offsets, offsets + sizes, np.zeros(1, np.int64))
+    order = np.argsort(offsets, kind="stable")
+    starts, ends = offsets[order], (offsets + sizes)[order]
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = starts[1:] - np.maximum.accumulate(ends)[:-1] > limits.max_gap_bytes
+    total = np.cumsum((sizes if loads is None else loads)[order])
+    if len(total) and total[-1] > limits.max_merged_bytes:
+        _cut_runs(begins, total, limits.max_merged_bytes)
+    runs = np.empty(len(order), np.int64)
+    runs[order] = np.cumsum(begins) - 1
+    firsts = np.flatnonzero(begins)
+    stops = np.maximum.reduceat(ends, firsts) if len(firsts) else ends
+    return MergedRanges(starts[firsts], stops, runs)
+
+
+def _cut_runs(begins: np.ndarray[tuple[int], np.dtype[np.bool_]], total: Int64s, max_bytes: int) -> None:
+    """Let a new run begin (bool [n]) wherever one would take more than `max_bytes`, by running sums `total` int64 [n]."""
+    bounds = [*np.flatnonzero(begins).tolist(), len(begins)]
+    for first, stop in itertools.pairwise(bounds):
+        while (before := int(total[first - 1]) if first else 0) + max_bytes < total[stop - 1]:
+            first = max(first + 1, int(np.searchsorted(total, before + max_bytes, side="right")))
+            if first >= stop:
+                break
+            begins[first] = True
+
+
+def portions(sizes: Int64s, max_bytes: int) -> list[slice]:
+    """Cut things of `sizes` int64 [n] into neighbours that take about `max_bytes` together, or one that takes more."""
+    numbers = (np.cumsum(sizes, dtype=np.int64) - 1) // max_bytes
+    bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(sizes)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(bounds) if end > begin]

@@ -1,0 +1,127 @@
+"""What every interleaving promises: exact totals, each ordinal once, and counts that agree with a walk sample by sample.
+
+class TestMyInterleaving(InterleavingContract):
+    kind = InterleavingKind(plan_my_stage)
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from megablend.plan.interleavings.base import StageRequest
+from megablend.plan.interleavings.registry import InterleavingKind
+
+
+class InterleavingContract:
+    """Subclass it, and set `kind`."""
+
+    kind: InterleavingKind
+    """The interleaving."""
+    examples = 30
+    """Random stages that each test makes."""
+
+    def draw_stages(self, name: str) -> Iterator[tuple[random.Random, StageRequest]]:
+        """Random numbers of a test, and stages: of one source or several, some without samples, at a run's start or later."""
+        for number in range(self.examples):
+            rng = random.Random(f"{name} {number}")
+            size = rng.randrange(1, 7)
+            totals = np.array([rng.choice([0, 1, rng.randrange(60)]) for _ in range(size)])
+            totals[rng.randrange(size)] += 1
+            first = np.array([rng.choice([0, rng.randrange(100)]) for _ in range(size)])
+            epochs = np.array([rng.randrange(1, 400) for _ in range(size)])
+            yield (
+                rng,
+                StageRequest(
+                    totals=totals,
+                    first_sample=int(first.sum()),
+                    first_tokens=first,
+                    seed=rng.randrange(2**63),
+                    lanes=rng.choice([1, 2, 3, 4, 8, 64]),
+                    shuffle_window=rng.randrange(1, 20),
+                    cycles=np.array([rng.randrange(1, 5) for _ in range(size)]),
+                    epoch_tokens=rng.choice([None, epochs]),
+                    sample_tokens=rng.randrange(1, 9),
+                ),
+            )
+
+    def test_totals_are_exact_and_every_ordinal_comes_once(self) -> None:
+        """The ordinals of each source are counted from the stage's start."""
+        for _, stage in self.draw_stages("once"):
+            plan = self.kind.plan(stage)
+            assert (plan.num_samples, plan.num_sources) == (stage.num_samples, len(stage.totals))
+            sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
+            assert [sources.dtype, ordinals.dtype] == [np.dtype(np.int32), np.dtype(np.int64)]
+            for source, total in enumerate(stage.totals):
+                assert np.array_equal(np.sort(ordinals[sources == source]), np.arange(total)), stage
+
+    def test_one_many_and_any_sequence_of_samples_agree(self) -> None:
+        """A plan has no position: what was asked before does not matter."""
+        for rng, stage in self.draw_stages("many"):
+            plan = self.kind.plan(stage)
+            walk = [plan.locate(k) for k in range(plan.num_samples)]
+            ks = np.array([rng.randrange(plan.num_samples) for _ in range(30)])
+            found = zip(*(column.tolist() for column in self.kind.plan(stage).locate_many(ks)), strict=True)
+            assert list(found) == [walk[k] for k in ks], stage
+            none = plan.locate_many(np.zeros(0, np.int64))
+            assert [len(column) for column in none] == [0, 0]
+
+    def test_counts_agree_with_a_walk(self) -> None:
+        """At every prefix."""
+        for _, stage in self.draw_stages("counts"):
+            plan, seen = self.kind.plan(stage), [0] * len(stage.totals)
+            assert plan.counts(0).tolist() == seen
+            for k in range(plan.num_samples):
+                seen[plan.locate(k)[0]] += 1
+                assert plan.counts(k + 1).tolist() == seen, (stage, k)
+
+    def test_first_sample_from_agrees_with_a_walk(self) -> None:
+        """The least sample of a source whose ordinal is not below one."""
+        for rng, stage in self.draw_stages("first"):
+            plan = self.kind.plan(stage)
+            walk = [plan.locate(k) for k in range(plan.num_samples)]
+            for source, total in enumerate(stage.totals.tolist()):
+                for ordinal in {-1, 0, total // 2, total - 1, total, rng.randrange(100)}:
+                    hits = (k for k, (which, other) in enumerate(walk) if which == source and other >= ordinal)
+                    assert plan.first_sample_from(source, ordinal) == next(hits, None), (stage, source, ordinal)
+
+    def test_samples_of_is_the_inverse(self) -> None:
+        """Of every sample, in any sequence."""
+        for rng, stage in self.draw_stages("inverse"):
+            plan = self.kind.plan(stage)
+            ks = np.array(rng.sample(range(plan.num_samples), plan.num_samples))
+            assert plan.samples_of(*plan.locate_many(ks)).tolist() == ks.tolist(), stage
+            for source, total in enumerate(stage.totals):
+                for ordinal in (-1, int(total)):
+                    places = np.array([source], np.int32), np.array([ordinal])
+                    assert raises(IndexError, plan.samples_of, *places), (source, ordinal)
+
+    def test_samples_that_do_not_exist_are_refused(self) -> None:
+        """With an IndexError; samples that are no integers, with a TypeError."""
+        for _, stage in self.draw_stages("refused"):
+            plan = self.kind.plan(stage)
+            for k in (-1, plan.num_samples, 10**18, 10**30):
+                assert raises(IndexError, plan.locate, k), k
+                assert raises(IndexError, plan.locate_many, [0, k]), k
+            for n in (-1, plan.num_samples + 1):
+                assert raises(IndexError, plan.counts, n), n
+            assert raises(TypeError, plan.locate_many, [0.5])
+
+    def test_pickled(self) -> None:
+        """A copy says the same."""
+        for _, stage in self.draw_stages("pickled"):
+            plan, ks = self.kind.plan(stage), np.arange(stage.num_samples)
+            copy = pickle.loads(pickle.dumps(plan))
+            assert np.array_equal(np.stack(plan.locate_many(ks)), np.stack(copy.locate_many(ks)))
+
+
+def raises(error: type[Exception], call: Callable[..., object], *arguments: object) -> bool:
+    """Whether a call raises such an error."""
+    try:
+        call(*arguments)
+    except error:
+        return True
+    return False

@@ -1,0 +1,184 @@
+"""What every order promises: each token of each epoch once, and entry at any token.
+
+class TestMyOrder(OrderContract):
+    kind = OrderKind(MyOrder)
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from megablend.order.base import Blocks, Int64s, Order
+from megablend.order.registry import OrderKind
+
+Token = tuple[int, int, int]
+"""(epoch, block, token within the block)"""
+
+
+class ListedBlocks:
+    """Blocks whose token counts are a list; a document is a block, unless other lengths are given."""
+
+    def __init__(self, sizes: Sequence[int], documents: Sequence[int] | None = None) -> None:
+        self.listed = list(sizes)
+        self.num_blocks, self.num_tokens = len(sizes), sum(sizes)
+        self._documents = self.listed if documents is None else list(documents)
+
+    @property
+    def documents(self) -> Blocks:
+        """The documents, each as if it were a block."""
+        return ListedBlocks(self._documents)
+
+    def before(self, blocks: Int64s) -> Int64s:
+        """Tokens before each of `blocks` int64 [n]."""
+        running: Int64s = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.listed)])
+        return running[blocks]
+
+    def group_totals(self, num_groups: int, run: int) -> Int64s:
+        """Tokens of each group, int64 [num_groups]; block b is of group b // run % num_groups."""
+        totals = np.zeros(num_groups, np.int64)
+        for block, size in enumerate(self.listed):
+            totals[block // run % num_groups] += size
+        return totals
+
+    def keep_group_totals(self, num_groups: int, run: int) -> None:
+        """Nothing is stored."""
+
+
+def list_tokens(order: Order, start: int, stop: int) -> list[Token]:
+    """The tokens of one stretch, in order."""
+    rows, *columns = order.spans(np.array([start]), stop - start)
+    assert not rows.any(), "spans of one stretch have row 0"
+    found = list(zip(*(column.tolist() for column in columns), strict=True))
+    assert all(first < last for _, _, first, last in found), "no span is empty"
+    return [(epoch, block, token) for epoch, block, first, last in found for token in range(first, last)]
+
+
+class OrderContract:
+    """Subclass it, and set `kind`."""
+
+    kind: OrderKind
+    """The order."""
+    examples = 30
+    """Random sources that each test makes."""
+    max_memory_bytes = 1 << 20
+    """Of an order over at most 40 blocks."""
+
+    def make(self, sizes: Sequence[int], key: int = 1) -> Order:
+        """The order over blocks of these sizes."""
+        return self.kind.make(ListedBlocks(sizes), key)
+
+    def draw_sizes(self, name: str) -> Iterator[tuple[random.Random, list[int]]]:
+        """Random numbers of a test, and token counts of blocks, some 0, not all of them."""
+        for number in range(self.examples):
+            rng = random.Random(f"{name} {number}")
+            sizes = [rng.choice([0, 1, rng.randrange(12)]) for _ in range(rng.randrange(1, 40))]
+            sizes[rng.randrange(len(sizes))] += 1
+            yield rng, sizes
+
+    def test_every_token_of_each_epoch_once(self) -> None:
+        """Three epochs, each of which has every token of every block once."""
+        for rng, sizes in self.draw_sizes("once"):
+            walk, total = list_tokens(self.make(sizes, rng.randrange(2**63)), 0, 3 * sum(sizes)), sum(sizes)
+            everything = [(block, token) for block, size in enumerate(sizes) for token in range(size)]
+            for epoch in range(3):
+                part = walk[epoch * total : (epoch + 1) * total]
+                assert sorted(part) == [(epoch, *token) for token in everything], sizes
+
+    def test_entry_anywhere(self) -> None:
+        """A stretch is the same, wherever reading begins."""
+        for rng, sizes in self.draw_sizes("anywhere"):
+            key = rng.randrange(2**63)
+            walk = list_tokens(self.make(sizes, key), 0, 3 * sum(sizes))
+            start = rng.randrange(len(walk))
+            stop = rng.randrange(start, len(walk) + 1)
+            assert list_tokens(self.make(sizes, key), start, stop) == walk[start:stop], (sizes, start, stop)
+
+    def test_many_stretches_at_once_are_as_each_by_itself(self) -> None:
+        """In any sequence, repeated and overlapping ones too."""
+        for rng, sizes in self.draw_sizes("many"):
+            order, length = self.make(sizes), rng.randrange(1, 9)
+            starts = np.array([rng.randrange(3 * sum(sizes)) for _ in range(20)])
+            found = order.spans(starts, length)
+            assert (np.diff(found.rows) >= 0).all(), "rows ascend"
+            assert found.rows.tolist() == sorted(found.rows.tolist())
+            for row, start in enumerate(starts.tolist()):
+                mine = found.rows == row
+                alone = order.spans(np.array([start]), length)
+                for column, expected in zip(found[1:], alone[1:], strict=True):
+                    assert column[mine].tolist() == expected.tolist(), (sizes, start, length)
+
+    def test_find_tokens_is_the_inverse(self) -> None:
+        """Where every stored token of a range comes in an epoch, each once."""
+        for rng, sizes in self.draw_sizes("inverse"):
+            order, total, epoch = self.make(sizes), sum(sizes), rng.randrange(3)
+            before = [sum(sizes[:block]) for block in range(len(sizes))]
+            walk = list_tokens(order, epoch * total, (epoch + 1) * total)
+            expected = {before[block] + token: epoch * total + i for i, (_, block, token) in enumerate(walk)}
+            starts = np.array([rng.randrange(total) for _ in range(5)])
+            stops = np.array([rng.randrange(start, total) + 1 for start in starts.tolist()])
+            found = order.find_tokens(epoch, starts, stops)
+            assert (np.diff(found.rows) >= 0).all(), "rows ascend"
+            pieces = list(zip(*(column.tolist() for column in found), strict=True))
+            for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+                mine = [
+                    (stored + i, first + i)
+                    for which, stored, first, last in pieces
+                    for i in range(last - first)
+                    if which == row
+                ]
+                assert sorted(mine) == [(token, expected[token]) for token in range(start, stop)], (sizes, epoch)
+
+    def test_blocks_are_consumed_as_the_kind_says(self) -> None:
+        """An order that consumes whole blocks leaves none before its end."""
+        if self.kind.consumes_whole_blocks:
+            for _, sizes in self.draw_sizes("whole"):
+                _, _, blocks, starts, stops = self.make(sizes).spans(np.zeros(1, np.int64), sum(sizes))
+                assert not starts.any()
+                assert [sizes[block] for block in blocks] == stops.tolist()
+
+    def test_a_stretch_longer_than_the_source_spans_epochs(self) -> None:
+        """A source of two tokens, of which 7 are asked for."""
+        found = list_tokens(self.make([0, 2, 0]), 5, 12)
+        assert [epoch for epoch, _, _ in found] == [2, 3, 3, 4, 4, 5, 5]
+        assert {block for _, block, _ in found} == {1}
+
+    def test_far_positions(self) -> None:
+        """Epochs without end."""
+        order, epoch = self.make([5, 3, 8, 2, 6]), 2**60 // 24
+        assert len(list_tokens(order, epoch * 24 - 50, epoch * 24 + 50)) == 100
+        assert list_tokens(order, epoch * 24, epoch * 24 + 1)[0][0] == epoch
+
+    def test_empty_stretches_have_no_spans(self) -> None:
+        """Nor have no stretches."""
+        order = self.make([5, 3])
+        assert len(order.spans(np.array([7]), 0).rows) == 0
+        assert len(order.spans(np.zeros(0, np.int64), 4).rows) == 0
+
+    def test_memory_is_stated(self) -> None:
+        """A number of bytes that suits a small source."""
+        for _, sizes in self.draw_sizes("memory"):
+            assert 0 <= self.make(sizes).memory_bytes <= self.max_memory_bytes
+
+    def test_pickled_and_shared_between_threads(self) -> None:
+        """A copy, and threads that read at once, find the same."""
+        order, sizes = self.make([4, 0, 3, 9, 1, 2, 7], 5), [4, 0, 3, 9, 1, 2, 7]
+        expected = list_tokens(order, 0, 5 * sum(sizes))
+        copy: Order = pickle.loads(pickle.dumps(order))
+        assert list_tokens(copy, 0, 5 * sum(sizes)) == expected
+        found: list[bool] = []
+
+        def read(offset: int) -> None:
+            rows = range(offset, 4 * sum(sizes), 7)
+            found.append(all(list_tokens(order, k, k + 9) == expected[k : k + 9] for k in rows))
+
+        threads = [threading.Thread(target=read, args=(offset,)) for offset in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert found == [True] * 4

@@ -1,0 +1,82 @@
+"""export, against the samples themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import megablend
+from megablend.api import export as export_module
+from megablend.errors import ConfigError, MegablendError
+from tests.api.test_find import make_run
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return rows
+
+
+def test_rows_are_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, _ = make_run(tmp_path)
+    monkeypatch.setattr(export_module, "CHUNK", 16)
+    target, seen = tmp_path / "order.parquet", list[tuple[int, int]]()
+    written = megablend.export(config, target, start=30, stop=71, progress=lambda done, of: seen.append((done, of)))
+    assert seen == [(16, 41), (32, 41), (41, 41)]
+    assert written["bytes"] == target.stat().st_size
+    assert pq.ParquetFile(target).num_row_groups == 3
+    rows, dataset = rows_of(target), megablend.open(config)
+    assert [row["sample"] for row in rows] == list(range(30, 71))
+    files = {dataset.run.store.generation.path(i, dataset.run.store.roots): i for i in range(6)}
+    for row in rows:
+        shown = megablend.show(config, row["sample"])
+        assert (row["source"], row["ordinal"], row["epoch"]) == (
+            shown["source"],
+            shown["ordinal"],
+            shown["pieces"][0]["epoch"],
+        )
+        firsts = [dataset.run.store.generation.file(files[piece["file"]]).first_block for piece in row["pieces"]]
+        numbers = [first + piece["block"] for first, piece in zip(firsts, row["pieces"], strict=True)]
+        parts = [
+            dataset.read_blocks([number]).tokens[piece["start"] : piece["stop"]]
+            for number, piece in zip(numbers, row["pieces"], strict=True)
+        ]
+        assert np.concatenate(parts).tolist() == shown["tokens"]
+        assert [piece["byte_offset"] for piece in row["pieces"]] == [each["byte_offset"] for each in shown["pieces"]]
+        assert [piece["epoch"] for piece in row["pieces"]] == [each["epoch"] for each in shown["pieces"]]
+
+
+def test_the_file_says_which_run_it_is_of(tmp_path: Path) -> None:
+    config, _ = make_run(tmp_path)
+    target = tmp_path / "order.parquet"
+    megablend.export(config["cache"], target, run="demo", stop=5)
+    kept = json.loads(pq.read_schema(target).metadata[b"megablend"])
+    ledger = megablend.open(config).run.ledger
+    assert (kept["run"], kept["plan"], kept["index"]) == ("demo", ledger.digest, ledger.index)
+    megablend.export(config, target, split="valid")
+    assert [row["sample"] for row in rows_of(target)] == list(range(len(megablend.open(config, "valid"))))
+    megablend.export(config, target, start=7, stop=7)
+    assert rows_of(target) == []
+
+
+def test_nothing_half_written_is_left(tmp_path: Path) -> None:
+    config, _ = make_run(tmp_path)
+    target = tmp_path / "out" / "order.parquet"
+    target.parent.mkdir()
+    target.write_text("before")
+
+    def stop(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        megablend.export(config, target, progress=stop)
+    assert [path.name for path in target.parent.iterdir()] == ["order.parquet"]
+    assert target.read_text() == "before"
+    with pytest.raises(ConfigError, match="found samples 0 to 201, expected a range within 0 to 200"):
+        megablend.export(config, target, stop=201)
+    with pytest.raises(MegablendError, match="missing"):
+        megablend.export(config, tmp_path / "missing" / "order.parquet")

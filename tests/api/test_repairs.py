@@ -1,0 +1,261 @@
+"""A damaged cache is repaired by the command that the message names, whichever index a run keeps."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+import megablend
+from megablend.api.build import build
+from megablend.cli.main import cli
+from megablend.errors import CacheError, DataError, MegablendError, StateError
+from megablend.index.list_snapshots import list_snapshots
+from tests.formats.writers import write_megatron
+
+ROWS = [list(range(1, 1 + i % 40)) for i in range(200)]
+
+
+class Project:
+    """A config in a file, its data, and its cache."""
+
+    def __init__(self, folder: Path, kind: str = "parquet", **settings: Any) -> None:
+        self.folder, self.kind, self.path = folder, kind, folder / "run.json"
+        self.cache = folder / "cache"
+        given = {"cache": str(self.cache), "sequence_length": 8, "samples": 150, **settings}
+        ending = {"parquet": "*.parquet", "bin": "*.bin"}[kind]
+        self.given = {**given, "sources": [{"name": "a", "path": str(folder / "data" / ending)}]}
+        self.path.write_text(json.dumps(self.given))
+        self.add(0)
+        self.run("build CONFIG")
+        self.tokens = self.read()
+
+    def add(self, number: int) -> None:
+        """Add a data file."""
+        rows = [[token + number for token in row] for row in ROWS]
+        path = self.folder / "data" / f"{number}.{self.kind}"
+        path.parent.mkdir(exist_ok=True)
+        if self.kind == "bin":
+            write_megatron(path.with_suffix(""), rows)
+        else:
+            pq.write_table(pa.table({"ids": rows}), path, data_page_size=100, write_batch_size=10, row_group_size=40)
+
+    def run(self, command: str, *, code: int = 0) -> str:
+        """Run a command of a message; CONFIG is the config's file."""
+        words = [str(self.path) if word == "CONFIG" else word for word in command.split()]
+        done = CliRunner().invoke(cli, words)
+        assert done.exit_code == code, (command, done.output, done.exception)
+        return done.output
+
+    def read(self) -> list[list[int]]:
+        dataset = megablend.open(str(self.path))
+        return [dataset[i]["tokens"].tolist() for i in range(len(dataset))]
+
+    def symptom(self) -> str:
+        """What a person sees first: reading, then `verify`."""
+        try:
+            self.read()
+        except MegablendError as error:
+            return str(error)
+        return "\n".join(megablend.verify(str(self.cache)))
+
+    @property
+    def kept(self) -> Path:
+        """The folder of the index that the run keeps."""
+        index: str = json.loads((self.cache / "runs" / "default.json").read_text())["index"]
+        return self.cache / "generations" / index
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    for at in range(len(data) // 4, len(data), max(1, len(data) // 7)):
+        data[at] ^= 4
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def commands_in(message: str) -> list[str]:
+    """The commands that a message names."""
+    return re.findall(r"`megablend ([^`]+)`", message)
+
+
+TABLES = [
+    "blocks.arrow",
+    "chunks.arrow",
+    "blocks.check.arrow",
+    "chunks.check.arrow",
+    "roots.json",
+    "seen",
+    "token_ranges",
+]
+FILES = ["files.arrow", "manifest.json"]
+
+
+@pytest.fixture(params=[flip, truncate], ids=["flip", "truncate"])
+def damage(request: pytest.FixtureRequest) -> Callable[[Path], None]:
+    damage: Callable[[Path], None] = request.param
+    return damage
+
+
+@pytest.mark.parametrize("name", TABLES + FILES)
+def test_the_newest_index(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+    project = Project(tmp_path)
+    damage(project.kept / name)
+    message = project.symptom()
+    assert str(project.kept / name) in message
+    project.run(*commands_in(message))
+    assert project.symptom() == ""
+    assert project.read() == project.tokens
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_an_index_that_a_run_keeps(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+    project = Project(tmp_path)
+    kept = project.kept
+    project.add(1)
+    project.run("build CONFIG")
+    newest = list_snapshots(project.cache)[-1]
+    assert project.kept == kept != project.cache / "generations" / newest
+    damage(kept / name)
+    message = project.symptom()
+    assert str(kept / name) in message
+    project.run(*commands_in(message))
+    assert project.symptom() == ""
+    assert project.read() == project.tokens
+    assert (project.kept, list_snapshots(project.cache)[-1]) == (kept, newest)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_index_that_cannot_be_made_again(tmp_path: Path, name: str) -> None:
+    project = Project(tmp_path)
+    project.add(1)
+    project.run("build CONFIG")
+    shutil.copytree(project.cache, tmp_path / "backup")
+    flip(project.kept / name)
+    assert str(project.kept / name) in project.symptom()
+
+    def refused() -> str:
+        with pytest.raises(
+            CacheError, match=r"run 'default' keeps the index [0-9a-f]+, but the data and the config"
+        ) as caught:
+            build(str(project.path))
+        return str(caught.value)
+
+    message = refused()
+    assert "build CONFIG" not in commands_in(message), "that is what was run"
+    assert "restore them as they were, or that index from a backup, and build again" in message
+    build({**project.given, "run": "other"})  # "give the run another name (`run:`)"
+    (tmp_path / "data" / "1.parquet").rename(tmp_path / "1.parquet")
+    project.run("build CONFIG")  # "restore them as they were"
+    assert project.read() == project.tokens
+    (tmp_path / "1.parquet").rename(tmp_path / "data" / "1.parquet")
+    flip(project.kept / name)
+    refused()
+    shutil.rmtree(project.kept)
+    shutil.copytree(tmp_path / "backup" / "generations" / project.kept.name, project.kept)  # "that index from a backup"
+    project.run("build CONFIG")
+    assert project.read() == project.tokens
+    flip(project.kept / name)
+    for command in commands_in(refused()):  # "reset it (...), and build"
+        project.run(command)
+    project.run("build CONFIG")
+    assert len(project.read()) == 150
+
+
+def test_files_that_changed_are_no_repair(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.add(1)
+    project.run("build CONFIG")
+    pq.write_table(pa.table({"ids": [[9] * 9] * 300}), tmp_path / "data" / "0.parquet")
+    flip(project.kept / "blocks.arrow")
+    with pytest.raises(CacheError, match=r"blocks\.arrow: damaged table: .*\nrun 'default' keeps the index"):
+        build(str(project.path))
+    (tmp_path / "data" / "0.parquet").unlink()
+    with pytest.raises(DataError, match=r"0\.parquet: no such file"):
+        build(str(project.path))
+    project.add(0)
+    project.run("build CONFIG")
+    assert project.read() == project.tokens
+
+
+DERIVED = {
+    # what the cache has besides: (settings, kind, pattern of its files)
+    "fragments": ({}, "parquet", "fragments/*"),
+    "packs": ({}, "parquet", "packs/*"),
+    "documents": ({"order": "row"}, "parquet", "documents/*/*.arrow"),
+    "documents' manifest": ({"order": "row"}, "parquet", "documents/*/manifest.json"),
+    "splits": ({"split": "90,5,5"}, "parquet", "splits/*"),
+    "idx": ({}, "bin", "idx/*"),
+}
+
+
+@pytest.mark.parametrize("case", DERIVED)
+def test_what_a_cache_has_besides_its_indexes(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, kind, pattern = DERIVED[case]
+    if case == "packs":
+        monkeypatch.setattr("megablend.index.pack_writer.PACK_MIN_FILES", 1)
+    if case == "idx":
+        for module in ("megablend.formats.megatron.reader", "megablend.formats.megatron.lengths"):
+            monkeypatch.setattr(f"{module}.WHOLE_BYTES", 64)
+    project = Project(tmp_path, kind, **settings)
+    paths = list(project.cache.glob(pattern))
+    assert paths
+    for path in paths:
+        flip(path)
+    message = project.symptom()
+    if case == "splits":  # is counted again without a word
+        assert message == ""
+    else:
+        assert str(paths[0].parent) in message
+        for command in set(commands_in(message)):
+            project.run(command)
+        assert project.symptom() == ""
+    assert project.read() == project.tokens
+
+
+def test_a_table_of_documents_of_another_source(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    project = Project(tmp_path / "a", order="row")
+    other = Project(tmp_path / "b", order="row", samples=10)
+    other.add(1)
+    other.path.write_text(json.dumps({**other.given, "run": "more"}))
+    other.run("build CONFIG")
+    (mine,) = (project.cache / "documents").iterdir()
+    (theirs,) = (path for path in (other.cache / "documents").iterdir() if path.name != mine.name)
+    shutil.rmtree(mine)
+    shutil.copytree(theirs, mine)
+    with pytest.raises(CacheError, match="remove that folder, then build again") as caught:
+        project.read()
+    shutil.rmtree(str(caught.value).partition(":")[0])
+    project.run(*commands_in(str(caught.value)))
+    assert project.read() == project.tokens
+
+
+def test_a_table_of_documents_that_is_missing(tmp_path: Path) -> None:
+    project = Project(tmp_path, order="row")
+    shutil.rmtree(project.cache / "documents")
+    with pytest.raises(CacheError, match="has no table of its documents; build again") as caught:
+        project.read()
+    project.run(*commands_in(str(caught.value)))
+    assert project.read() == project.tokens
+
+
+def test_a_state_whose_index_is_gone(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    state = megablend.open(str(project.path)).state_dict()
+    shutil.rmtree(project.kept)
+    with pytest.raises(StateError, match="build the same data there") as caught:
+        megablend.open(str(project.path), state=state)
+    project.run(*commands_in(str(caught.value)))
+    assert np.array_equal(megablend.open(str(project.path), state=state)[0]["tokens"], project.tokens[0])

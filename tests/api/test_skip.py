@@ -1,0 +1,141 @@
+"""Skipping samples of a run: what loaders give, what states are worth, what is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megablend
+from megablend.errors import CacheError, ConfigError, StateError
+from megablend.plan.skips import skips_path
+from tests.api.test_find import make_run
+
+
+def read_samples(config: dict[str, Any], *, rank: int = 0, size: int = 1, micro: int = 4, **options: Any) -> list[int]:
+    """Sample numbers that a loader gives, looked up by their tokens, which no other sample has at that place."""
+    dataset = megablend.open(config)
+    known = {tuple(dataset[k]["tokens"].tolist()): k for k in range(len(dataset))}
+    assert len(known) == len(dataset)
+    loader = megablend.Loader(
+        dataset, micro_batch_size=micro, data_parallel_rank=rank, data_parallel_size=size, **options
+    )
+    expected = len(loader)
+    batches = [[known[tuple(row)] for row in batch["tokens"].tolist()] for batch in loader]
+    assert len(batches) == expected
+    assert loader.consumed_samples == 200
+    return [k for batch in batches for k in batch]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    """Of one pass at most, so that no two samples hold the same tokens."""
+    made, _ = make_run(tmp_path, eod=False, split=None, samples=200, sequence_length=1, lanes=4)
+    return made
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
+def test_loaders_jump(config: dict[str, Any], options: dict[str, Any]) -> None:
+    digest, length = megablend.open(config).run.ledger.digest, len(megablend.open(config))
+    found = megablend.skip(config, 42, 70, batch_size=8)
+    assert [(each["start"], each["stop"]) for each in found["skips"]] == [(40, 72)]  # whole steps of 8
+    left = [*range(40), *range(72, 200)]
+    assert read_samples(config, micro=8, **options) == left
+    ranks = [read_samples(config, rank=rank, size=2, **options) for rank in range(2)]
+    assert sorted(ranks[0] + ranks[1]) == left
+    dataset = megablend.open(config)
+    assert (dataset.run.ledger.digest, len(dataset)) == (digest, length)
+    sampler = megablend.PretrainingSampler(dataset, micro_batch_size=8)
+    assert [k for ks in sampler for k in ks] == left
+    assert len(megablend.PretrainingSampler(dataset, micro_batch_size=8)) == len(left) // 8
+    counts = {
+        source: sum(tokens for name, tokens in each["by_source"].items() if name == source)
+        for each in found["skips"]
+        for source in each["by_source"]
+    }
+    assert sum(counts.values()) == found["skips"][0]["tokens"] == 32
+
+
+def test_states_are_one_sample_number(config: dict[str, Any]) -> None:
+    old = {n: megablend.open(config).state_dict(n) for n in (0, 40, 48, 72, 80)}
+    megablend.skip(config, 40, 72, batch_size=8)
+    for consumed, first in ((0, 0), (40, 72), (72, 72), (80, 80)):
+        loader = megablend.Loader(megablend.open(config, state=old[consumed]), micro_batch_size=8)
+        assert loader.sampler.next_step(loader.consumed_samples)[0] == first
+        next(iter(loader))
+        assert loader.state_dict()["consumed_samples"] == first + 8
+        assert loader.state_dict().keys() == old[0].keys()
+    with pytest.raises(StateError, match="sample 48 is within samples 40 to 72, which run 'demo' skips; resume from a"):
+        megablend.open(config, state=old[48])
+    megablend.unskip(config)
+    assert megablend.open(config, state=old[48]).consumed_samples == 48
+    assert megablend.list_skips(config)["skips"] == []
+
+
+def test_loops_that_count_by_themselves(config: dict[str, Any]) -> None:
+    megablend.skip(config, 40, 72, batch_size=8)
+    dataset = megablend.open(config)
+    assert [dataset.position(n) for n in (0, 39, 40, 41, 168)] == [0, 39, 72, 73, 200]
+    with pytest.raises(StateError, match=r"201; this run has 0 to 200 samples"):
+        dataset.position(169)
+    with pytest.raises(ConfigError, match="trained_samples"):
+        dataset.position(-1)
+    shown = megablend.show_step(config, 5, micro_batch_size=4, data_parallel_size=2, rank=1)
+    assert [each["sample"] for each in shown["samples"]] == [76, 77, 78, 79]
+    with pytest.raises(ConfigError, match="expected 0 to 20"):
+        megablend.show_step(config, 21, micro_batch_size=8)
+
+
+def test_find_knows_what_is_skipped(config: dict[str, Any]) -> None:
+    megablend.skip(config, 40, 72, batch_size=8)
+    (found,) = megablend.find(config, "source1/0.bin", batch_size=8)["found"]
+    for sample in found["samples"]:
+        k = sample["sample"]
+        assert sample["skipped"] == (40 <= k < 72)
+        assert sample["step"] == (None if 40 <= k < 72 else (k if k < 40 else k - 32) // 8)
+    assert len({sample["skipped"] for sample in found["samples"]}) == 2
+
+
+def test_steps_that_do_not_end_there(config: dict[str, Any]) -> None:
+    megablend.skip(config, 40, 72, batch_size=8)
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=6)
+    with pytest.raises(ConfigError, match=r"samples 36 to 42 would reach into samples 40 to 72.*with --batch 6"):
+        list(loader)
+
+
+def test_ranges_add_up_and_are_checked(config: dict[str, Any], tmp_path: Path) -> None:
+    tried = megablend.skip(config, 10, 11, batch_size=2, dry_run=True)
+    assert [(each["start"], each["stop"]) for each in tried["skips"]] == [(8, 12)]  # 4 lanes
+    assert not skips_path(config["cache"], "demo").exists()
+    megablend.skip(config, 8, 16, batch_size=4)
+    megablend.skip(config["cache"], 16, 20, batch_size=4, run="demo")
+    found = megablend.skip(config, 190, 200, batch_size=4)
+    assert [(each["start"], each["stop"]) for each in found["skips"]] == [(8, 20), (188, 200)]
+    with pytest.raises(ConfigError, match="found samples 5 to 201, expected a range within the 200 samples"):
+        megablend.skip(config, 5, 201, batch_size=4)
+    path = skips_path(config["cache"], "demo")
+    path.write_text('{"version": 1, "skips": [[9, 3, "x"]]}')
+    with pytest.raises(
+        CacheError, match=r"demo.json: damaged list of skipped samples; restore it from a backup, or remove"
+    ):
+        megablend.open(config)
+    path.write_text("{")
+    with pytest.raises(CacheError, match=r"demo.json: cannot read the run's skipped samples"):
+        megablend.open(config)
+
+
+def test_skips_belong_to_a_plan_and_move_with_the_run(config: dict[str, Any]) -> None:
+    megablend.skip(config, 40, 72, batch_size=8)
+    longer = config | {"samples": 240}
+    megablend.build(longer)
+    assert megablend.open(longer).skips.ranges == ((40, 72),)
+    megablend.rename_run(config, "demo", "other")
+    assert megablend.open(longer | {"run": "other"}).skips.ranges == ((40, 72),)
+    assert not skips_path(config["cache"], "demo").exists()
+    megablend.reset_run(config, "other")
+    replanned = config | {"run": "other", "seed": 8}
+    megablend.build(replanned)
+    assert megablend.open(replanned).skips.ranges == ()
+    megablend.remove_run(config, "other")
+    assert not skips_path(config["cache"], "other").exists()

@@ -1,0 +1,97 @@
+"""find, show --step, diff and export as commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import megablend
+from megablend.cli.main import cli
+from tests.api.test_find import make_run
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    config, _ = make_run(tmp_path)
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path, config
+
+
+def run(*arguments: object, expect: int = 0) -> str:
+    done = CliRunner().invoke(cli, [str(each) for each in arguments])
+    assert done.exit_code == expect, done.output
+    return done.output
+
+
+def test_find(built: tuple[Path, dict[str, Any]]) -> None:
+    path, config = built
+    (expected,) = megablend.find(config, "source0/0.parquet", 3)["found"]
+    printed = run("find", path, "source0/0.parquet:3", "--batch", 8, "--limit", 2)
+    assert "0.parquet row 3: 13 tokens in train, source 's0'" in printed
+    assert "more samples follow; --all lists all (run 'demo')" in printed
+    assert all(column in printed for column in ("sample", "step", "epoch", "offset"))
+    assert json.loads(run("find", path, "source0/0.parquet:3", "--json"))["found"] == [expected]
+    assert "more samples follow" not in run("find", config["cache"], "source0/0.parquet:3", "--run", "demo", "--all")
+    empty = next(row for row in range(20) if not megablend.find(config, "source0/0.parquet", row)["found"][0]["tokens"])
+    assert "read by no sample of run 'demo'" in run("find", path, f"source0/0.parquet:{empty}")
+
+
+def test_show_a_step(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    path, config = built
+    words = models.WordLevel({"end": 0, **{f"w{i}": i for i in range(1, 400)}}, unk_token="end")
+    Tokenizer(words).save(str(tmp_path / "t.json"))
+    batch = ("--rank", 1, "--micro-batch", 2, "--data-parallel", 3)
+    printed = run("show", path, "--step", 4, *batch, "--tokenizer", tmp_path / "t.json")
+    assert "run 'demo', train step 4, rank 1: 2 samples" in printed
+    samples = json.loads(run("show", config["cache"], "--run", "demo", "--step", 4, *batch, "--json"))["samples"]
+    assert [each["sample"] for each in samples] == [26, 27]
+    assert all(f"{each['sample']}: " in printed for each in samples)
+    assert "documents begin at" in run("show", path, "--step", 4, *batch, "--all")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give one of --sample and --step"),
+        (("--sample", 1, "--step", 1), "give one of --sample and --step"),
+        (("--sample", 1, "--rank", 1), "--rank needs --step: a sample is the same for all batches"),
+        (("--step", 1), "--step needs --micro-batch"),
+    ],
+)
+def test_show_says_what_is_missing(
+    built: tuple[Path, dict[str, Any]], arguments: tuple[object, ...], message: str
+) -> None:
+    assert message in run("show", built[0], *arguments, expect=2)
+
+
+def test_diff(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    path, config = built
+    assert "all 200 samples are the same" in run("diff", path, path)
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(config | {"seed": 8, "run": "other"}))
+    printed, found = run("diff", path, other), json.loads(run("diff", path, other, "--json"))
+    assert "seed: 7 | 8" in printed
+    assert f"the same up to sample {found['parts_at']}, which differs" in printed
+    other.write_text(yaml.safe_dump(config | {"samples": 250}))
+    ledger = Path(config["cache"]) / "runs" / "demo.json"
+    assert "the same up to sample 200, where one of them ends" in run("diff", ledger, other)
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(megablend.open(config).state_dict(3)))
+    assert "the plans are the same" in run("diff", state, path)
+    other.write_text(yaml.safe_dump(config | {"seed": 8}))
+    assert "the plans have the stages up to sample 0 in common" in run("diff", state, other)
+
+
+def test_export(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    path, _ = built
+    target = tmp_path / "order.parquet"
+    assert "samples 3 to 9 of run 'demo'" in run("export", path, target, "--from", 3, "--to", 9)
+    assert json.loads(run("export", path, target, "--json"))["stop"] == 200

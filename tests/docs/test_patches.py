@@ -1,0 +1,82 @@
+"""The patches of docs/adding apply to this tree, touch two files of the package at most, and pass their contract suites."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SUITES = {
+    "order-reversed": ("tests/order/test_contract.py", "reversed"),
+    "interleaving-round-robin": ("tests/plan/test_contract.py", "round_robin"),
+}
+"""Of each patch, the suite, and the name under which it tests what the patch adds."""
+
+
+def test_every_patch_has_a_suite() -> None:
+    assert {path.stem for path in (ROOT / "docs" / "adding").glob("*.patch")} == set(SUITES)
+
+
+@pytest.mark.parametrize("patch", SUITES)
+def test_it_touches_two_files_of_the_package_at_most(patch: str) -> None:
+    text = (ROOT / "docs" / "adding" / f"{patch}.patch").read_text(encoding="utf-8")
+    touched = re.findall(r"^\+\+\+ b/(\S+)", text, re.M)
+    assert 1 <= len(touched) <= 2
+    assert all(path.startswith("megablend/") for path in touched)
+
+
+@pytest.mark.parametrize("patch", SUITES)
+def test_it_passes_its_contract_suite(tmp_path: Path, patch: str) -> None:
+    for folder in ("megablend", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__", "golden", "releases")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    applied = subprocess.run(
+        ["git", "apply", str(ROOT / "docs" / "adding" / f"{patch}.patch")],
+        cwd=tmp_path,
+        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert applied.returncode == 0, applied.stderr
+    suite, name = SUITES[patch]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", suite, "-k", name]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None, done.stdout
+    assert int(passed[1]) >= 6, done.stdout
+
+
+def test_the_suite_fails_where_an_order_leaves_out_tokens() -> None:
+    """So that the tests above can fail."""
+    from megablend.order.base import Spans
+    from megablend.order.registry import OrderKind
+    from megablend.order.sequential import SequentialOrder
+    from megablend.testing.orders import OrderContract
+
+    class Forgetful(SequentialOrder):
+        def spans(self, starts: object, length: int) -> Spans:
+            found = super().spans(starts, length)  # type: ignore[arg-type]
+            return Spans(*(column[found.blocks > 0] for column in found))
+
+    suite = OrderContract()
+    suite.kind = OrderKind(Forgetful)
+    with pytest.raises(AssertionError):
+        suite.test_every_token_of_each_epoch_once()

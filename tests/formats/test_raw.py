@@ -1,0 +1,235 @@
+"""Raw files as nanoGPT, modded-nanogpt, llm.c, OLMo and lit-gpt write them: headers, documents, and whole runs."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import megablend
+from megablend.config.read_spec import OptionValue, ReadSpec, make_options
+from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, MegablendError, UnsupportedFileError
+from megablend.formats.base import FileIndex, OpenedFile
+from megablend.formats.blocks import place_blocks
+from megablend.formats.fetch import read_blocks
+from megablend.formats.raw import RAW, raw_format
+from megablend.index.file_parts import join, part_span
+from tests.formats.writers import joined
+from tests.runs import documents, make_config, write_source
+from tests.storages import STORAGE
+
+GOLDEN = Path(__file__).parent / "golden"
+EXPECTED: dict[str, Any] = json.loads((GOLDEN / "raw_expected.json").read_text(encoding="utf-8"))
+TOKENS = [7, 1, 2, 9, 9, 3, 4, 5, 9, 6]
+LLMC = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
+LIT = {"uint16": 8, "int32": 4, "int64": 5}
+
+
+def llmc_header(dtype: str, count: int) -> bytes:
+    return np.array([*LLMC[dtype], count, *[0] * 253], "<i4").tobytes()
+
+
+def lit_header(dtype: str, count: int) -> bytes:
+    return b"LITPKDS" + struct.pack("<QBQ", 1, LIT[dtype], count)
+
+
+def index(path: Path, block_bytes: int = 8, /, **options: OptionValue) -> FileIndex:
+    RAW.check_options(options)
+    return RAW.index(str(path), ReadSpec(block_bytes=block_bytes, options=make_options(options)), storage=STORAGE)
+
+
+def read(path: Path, found: FileIndex) -> list[list[int]]:
+    """The documents of a file."""
+    size = path.stat().st_size
+    opened = OpenedFile(size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta)
+    reader, placed = RAW.open(str(path), None, opened, storage=STORAGE), place_blocks(found.blocks)
+    decoded = read_blocks(reader, placed, found.chunks, STORAGE)
+    parts = [[each.tolist() for each in np.split(block.tokens, block.offsets[1:-1])] for block in decoded]
+    return list(joined(found, parts))
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32", "int64"])
+@pytest.mark.parametrize("kind", ["plain", "npy", "llmc", "lit", "skipped"])
+def test_each_header_and_dtype(tmp_path: Path, kind: str, dtype: str) -> None:
+    path, tokens = tmp_path / "x.bin", np.array(TOKENS, dtype)
+    options: dict[str, OptionValue] = {"eod_token": 9}
+    if kind == "npy":
+        with path.open("wb") as file:
+            np.save(file, tokens)
+    elif kind == "llmc" and dtype in LLMC:
+        path.write_bytes(llmc_header(dtype, 10) + tokens.tobytes())
+    elif kind == "lit" and dtype in LIT:
+        path.write_bytes(lit_header(dtype, 10) + tokens.tobytes())
+    else:
+        header = bytes(16) if kind == "skipped" else b""
+        path.write_bytes(header + tokens.tobytes())
+        options |= {"dtype": dtype, "header_bytes": len(header) or None}
+    found = index(path, **options)
+    assert (found.token_dtype, found.tokens, found.rows) == (dtype, 10, 4)
+    assert read(path, found) == [[7, 1, 2, 9], [9], [3, 4, 5, 9], [6]]
+
+
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    block=st.integers(1, 9),
+    chunk=st.integers(1, 20),
+    scan=st.integers(1, 20),
+    separator=st.sampled_from(["eod_token", "bos_token", None]),
+    parts=st.integers(1, 4),
+)
+def test_documents_are_those_of_a_naive_split(
+    tmp_path_factory: pytest.TempPathFactory,
+    tokens: list[int],
+    block: int,
+    chunk: int,
+    scan: int,
+    separator: str | None,
+    parts: int,
+) -> None:
+    path = tmp_path_factory.mktemp("raw") / "x.bin"
+    path.write_bytes(np.array(tokens, np.uint16).tobytes())
+    expected: list[list[int]] = [[]]
+    for token in tokens:
+        if separator == "bos_token" and token == 0 and expected[-1]:
+            expected.append([])
+        expected[-1].append(token)
+        if separator == "eod_token" and token == 0:
+            expected.append([])
+    expected = expected if expected[-1] else expected[:-1]
+    options: dict[str, OptionValue] = {"dtype": "uint16"} | ({} if separator is None else {separator: 0})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(raw_format, "CHUNK_BYTES", 2 * chunk)
+        patch.setattr(raw_format, "SCAN_BYTES", 2 * scan)
+        found = index(path, 2 * block, **options)
+        spec = ReadSpec(block_bytes=2 * block, options=make_options(options))
+        size = path.stat().st_size
+        spans = [part_span(size, part, parts) for part in range(parts)]
+        together = join([RAW.index_part(str(path), spec, span=span, storage=STORAGE) for span in spans])
+    assert read(path, found) == expected
+    assert found.rows == len(expected)
+    assert found.blocks["ends"].sum() == len(expected)
+    assert together.blocks.tobytes() == found.blocks.tobytes()
+    assert together.chunks.tobytes() == found.chunks.tobytes()
+    assert (together.rows, together.tokens, together.scanned_bytes) == (found.rows, found.tokens, found.scanned_bytes)
+    assert (found.scanned_bytes == 0) == (separator is None)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "error", "problem"),
+    [
+        (b"", {"dtype": "uint16"}, CorruptFileError, "is empty"),
+        (b"12345", {"dtype": "uint16"}, CorruptFileError, "has 5 bytes, expected header_bytes 0 and a multiple of 2"),
+        (b"1234", {"dtype": "uint16", "header_bytes": 6}, CorruptFileError, "has 4 bytes, expected header_bytes 6"),
+        (b"1234", {}, ConfigError, "nothing says the dtype of its tokens"),
+        (
+            llmc_header("uint16", 3) + b"1234",
+            {},
+            CorruptFileError,
+            "its llm.c header says 3 tokens of uint16: truncated",
+        ),
+        (
+            llmc_header("uint16", 2) + b"1234",
+            {"dtype": "int32"},
+            ConfigError,
+            "says uint16, format_options say dtype: int32",
+        ),
+        (llmc_header("uint16", -1) + b"1234", {}, UnsupportedFileError, "begins as a file of llm.c .* and -1 tokens"),
+        (lit_header("int32", 2)[:15] + b"\x06" + bytes(8), {}, UnsupportedFileError, "lit-gpt of version 1 and dtype"),
+        (b"\x93NUM", {}, CorruptFileError, "its .npy header is of version 0 or truncated"),
+        (b"\x93NUMPY\x01\0\xff\xff{}", {}, CorruptFileError, "its .npy header says that it has 65535 bytes"),
+        (b"\x93NUMPY\x01\0\x04\0{1:2", {}, UnsupportedFileError, r"its .npy header is '\{1:2'"),
+        (
+            llmc_header("uint16", 2) + b"1234",
+            {"eod_token": 70000},
+            ConfigError,
+            "eod_token 70000 does not fit tokens of uint16",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(
+    tmp_path: Path, content: bytes, options: dict[str, OptionValue], error: type[MegablendError], problem: str
+) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    with pytest.raises(error, match=rf"{path}.*{problem}"):
+        index(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("array", "problem"),
+    [
+        (np.zeros((3, 4), np.int32), r"has shape \(3, 4\)"),
+        (np.zeros((), np.int32), r"has shape \(\)"),
+        (np.zeros(3, np.float32), "holds <f4"),
+        (np.zeros(3, ">i4"), "holds >i4"),
+        (np.array([{}]), r"holds \|O"),
+    ],
+)
+def test_arrays_that_hold_no_tokens_are_refused(tmp_path: Path, array: Any, problem: str) -> None:
+    np.save(tmp_path / "x.npy", array, allow_pickle=True)
+    with pytest.raises(UnsupportedFileError, match=problem):
+        index(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"dtyp": "uint16"}, "unknown option 'dtyp'; did you mean 'dtype'"),
+        ({"dtype": "float32"}, "dtype: found 'float32', expected one of uint16, uint32, int32, int64"),
+        ({"header_bytes": -1}, "header_bytes: found -1"),
+        ({"header_bytes": 3, "dtype": "uint16"}, "header_bytes: found 3, expected a multiple of 2"),
+        ({"eod_token": True}, "eod_token: found True"),
+        ({"eod_token": 1, "bos_token": 2}, "found both eod_token and bos_token"),
+        ({"eod_token": 70000, "dtype": "uint16"}, "eod_token 70000 does not fit tokens of uint16"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, OptionValue], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        RAW.check_options(options)
+
+
+def test_a_header_that_changes_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(llmc_header("uint16", 10) + np.array(TOKENS, np.uint16).tobytes())
+    found = index(path)
+    path.write_bytes(llmc_header("uint16", 9) + np.array(TOKENS, np.uint16).tobytes())
+    with pytest.raises(ChangedFileError, match="changed since it was indexed"):
+        read(path, found)
+
+
+def test_a_run_over_raw_files_has_the_samples_of_other_formats(tmp_path: Path) -> None:
+    listed = [each for each in documents(0, 60, 20, seed=1) if each]
+    arrow = write_source(tmp_path, 0, "arrow", listed) | {"weight": 1, "append_eod": 0}
+    (tmp_path / "raw").mkdir()
+    for number, part in enumerate((listed[:30], listed[30:])):
+        tokens = [token for document in part for token in (*document, 0)]
+        (tmp_path / "raw" / f"{number}.bin").write_bytes(np.array(tokens, np.int32).tobytes())
+    raw = {"name": "s0", "path": f"{tmp_path}/raw/*.bin", "weight": 1, "format": "raw"}
+    options = {"dtype": "int32", "eod_token": 0}
+    settings = {"samples": 12, "split": "80,20,0", "order": "row"}
+    configs = [
+        make_config(tmp_path, [source], cache=str(tmp_path / name), **settings)
+        for name, source in {"plain": arrow, "other": raw | {"format_options": options}}.items()
+    ]
+    for config in configs:
+        megablend.build(config)
+    a, b = (megablend.open(config) for config in configs)
+    assert all(a[k]["tokens"].equal(b[k]["tokens"]) for k in range(12))
+    assert megablend.verify(configs[1]["cache"], data=True) == []
+    other = raw | {"format_options": options | {"eod_token": 5}}
+    with pytest.raises(MegablendError, match=r"read options \{.*'eod_token': 0.*\} of source 's0', the config says"):
+        megablend.open(make_config(tmp_path, [other], cache=configs[1]["cache"], **settings))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_golden_files_read_as_they_were_written(name: str) -> None:
+    expected = EXPECTED[name]
+    found = index(GOLDEN / name, **expected["options"])
+    assert found.token_dtype == expected["dtype"]
+    assert read(GOLDEN / name, found) == expected["documents"]

@@ -1,0 +1,42 @@
+"""Plans of several stages in lanes, made of lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from megablend.plan.interleavings.base import StageRequest
+from megablend.plan.stages_plan import StagesPlan
+
+
+def lane_plan(
+    totals: Sequence[Sequence[int]],
+    *,
+    lanes: int,
+    slots: int,
+    spans: Sequence[int],
+    seed: int,
+    epoch_tokens: Sequence[int] | None = None,
+    sample_tokens: int = 1,
+) -> StagesPlan:
+    """The plan of stages of one number of lanes; every stage's plan is made."""
+    requests, start, tokens = list[StageRequest](), 0, np.zeros(len(spans), np.int64)
+    for stage in totals:
+        request = StageRequest(
+            totals=np.array(stage, np.int64),
+            first_sample=start,
+            first_tokens=tokens[: len(stage)],
+            seed=seed,
+            lanes=lanes,
+            shuffle_window=slots,
+            cycles=np.array(spans, np.int64),
+            epoch_tokens=None if epoch_tokens is None else np.array(epoch_tokens, np.int64),
+            sample_tokens=sample_tokens,
+        )
+        requests.append(request)
+        start, tokens = start + sum(stage), tokens[: len(stage)] + np.array(stage, np.int64) * sample_tokens
+    plan = StagesPlan(requests, ["lanes"] * len(requests))
+    for number in range(len(requests)):
+        plan.plan_of(number)
+    return plan

@@ -1,0 +1,154 @@
+"""Storages that answer late: as many requests in flight as they like, whatever the number of threads that decode."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import megablend
+from megablend.errors import MissingFileError
+from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits
+from megablend.storage.wrapper import WrapperStorage
+from tests.runs import make_config, write_source
+from tests.storages import STORAGE
+
+LATENCY, MAX_READS, DECODING = 0.03, 64, 2
+
+
+class LateStorage(WrapperStorage):
+    """Local files of which each request for ranges takes LATENCY seconds; counts what is in flight."""
+
+    def __init__(self) -> None:
+        super().__init__(STORAGE)
+        self.in_flight = self.most = self.requests = 0
+        self.lock = threading.Lock()
+
+    def limits(self, path: str) -> ReadLimits:
+        return ReadLimits(max_gap_bytes=0, max_merged_bytes=1, max_reads=MAX_READS)
+
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
+        return nullcontext(-1)
+
+    def begin(self) -> None:
+        with self.lock:
+            self.requests += 1
+            self.in_flight += 1
+            self.most = max(self.most, self.in_flight)
+
+    def end(self) -> None:
+        with self.lock:
+            self.in_flight -= 1
+
+
+class LateSynchronous(LateStorage):
+    """Waits in the thread that asks."""
+
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        self.begin()
+        try:
+            time.sleep(LATENCY)
+            return super().read_ranges(path, offsets, sizes, allocate)
+        finally:
+            self.end()
+
+
+class LateAsynchronous(LateStorage):
+    """One event loop in a thread of its own, as clients of object stores have it: a request a range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails_after: int | None = None
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+
+    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
+        return asyncio.run_coroutine_threadsafe(self._fetch(path, offsets, sizes, allocate), self.loop)
+
+    async def _fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        await asyncio.gather(*(self._request() for _ in offsets))
+        if self.fails_after is not None and self.requests > self.fails_after:
+            raise MissingFileError(path, "went away")
+        return self.inner.read_ranges(path, offsets, sizes, allocate)
+
+    async def _request(self) -> None:
+        self.begin()
+        await asyncio.sleep(LATENCY)
+        self.end()
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(20)
+        self.loop.close()
+
+
+@pytest.fixture(params=["parquet", "arrow", "megatron"])
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    documents = [[(7 * i + j) % 1000 for j in range(37)] for i in range(2500)]
+    sources = [write_source(tmp_path, number, request.param, documents, num_files=3) for number in range(2)]
+    sources = [source | {"weight": 1} for source in sources]
+    config = make_config(tmp_path, sources, sequence_length=64, cycle=64, samples=1024, block_bytes=1024)
+    megablend.build(config)
+    return config
+
+
+@pytest.fixture(autouse=True)
+def _two_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megablend.reader.batch_dataset.MAX_DECODING", DECODING)
+
+
+@pytest.fixture
+def asynchronous() -> Iterator[LateAsynchronous]:
+    storage = LateAsynchronous()
+    yield storage
+    storage.close()
+
+
+def tokens(config: dict[str, Any], **options: Any) -> torch.Tensor:
+    loader = megablend.Loader(megablend.open(config, **options), micro_batch_size=8)
+    return torch.cat([batch["tokens"] for batch in loader])
+
+
+@pytest.mark.timeout(120)
+def test_requests_wait_together_and_give_the_same_tokens(
+    config: dict[str, Any], asynchronous: LateAsynchronous
+) -> None:
+    local = tokens(config)
+    assert torch.equal(tokens(config, storage=asynchronous), local)
+    assert asynchronous.most > 8 * DECODING
+    assert asynchronous.in_flight == 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("after", [0, 200])
+def test_what_a_request_raises_reaches_the_loop(
+    config: dict[str, Any], asynchronous: LateAsynchronous, after: int
+) -> None:
+    asynchronous.fails_after = after
+    with pytest.raises(MissingFileError, match="went away"):
+        tokens(config, storage=asynchronous)
+    assert not [each for each in threading.enumerate() if each.name.startswith("megablend")]
+
+
+@pytest.mark.timeout(120)
+def test_threads_wait_together_where_a_storage_is_synchronous(config: dict[str, Any]) -> None:
+    storage = LateSynchronous()
+    assert torch.equal(tokens(config, storage=storage), tokens(config))
+    assert 8 * DECODING < storage.most <= MAX_READS
+
+
+@pytest.mark.timeout(120)
+def test_single_samples_are_fetched_the_same_way(config: dict[str, Any], asynchronous: LateAsynchronous) -> None:
+    dataset, late = megablend.open(config), megablend.open(config, storage=asynchronous)
+    for k in (0, 500, 1023):
+        assert torch.equal(late[k]["tokens"], dataset[k]["tokens"])
+    assert asynchronous.requests > 0

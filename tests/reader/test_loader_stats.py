@@ -1,0 +1,139 @@
+"""What a Loader reports of itself, against the batches that it gave."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import megablend
+from megablend.errors import ConfigError
+from megablend.reader.loader_stats import append_stats, write_prometheus
+from megablend.storage.base import Allocate, Bytes, Int64s, Storage
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.wrapper import WrapperStorage
+from tests.api.test_find import make_run
+
+KINDS_OF_READING = ("requests", "bytes", "blocks", "reading_seconds", "decoding_seconds")
+
+
+def keep_twice(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"dataset_id": sample["dataset_id"]}
+
+
+class FetchedBytes(WrapperStorage):
+    """Counts bytes that are fetched, those between neighbouring ranges included."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self.bytes = 0
+
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        self.bytes += int(sizes.sum())
+        return super().read_ranges(path, offsets, sizes, allocate)
+
+
+def loaders_of(config: dict[str, Any], **options: Any) -> list[megablend.Loader]:
+    return [
+        megablend.Loader(
+            megablend.open(config), micro_batch_size=2, data_parallel_rank=rank, data_parallel_size=2, **options
+        )
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"transform": keep_twice}, {"transform": keep_twice, "num_workers": 1}]
+)
+def test_sources_and_reading_are_counted(tmp_path: Path, options: dict[str, Any]) -> None:
+    config, _ = make_run(tmp_path, eod=False, split=None)
+    loaders, seen = loaders_of(config, **options), Counter[int]()
+    assert loaders[0].stats()["sources"][0]["share"] == 0.0
+    for step, batches in enumerate(zip(*loaders, strict=True), 1):
+        for batch in batches:
+            assert isinstance(batch, dict)
+            seen.update(batch["dataset_id"].tolist())
+        if step == 30:
+            break
+    for rank, loader in enumerate(loaders):
+        stats = loader.stats()
+        assert (stats["rank"], stats["batches"], stats["consumed_samples"]) == (rank, 30, 120)
+        assert [source["samples"] for source in stats["sources"]] == [seen[i] for i in range(3)]
+        for i, source in enumerate(stats["sources"]):
+            assert (source["name"], source["dataset_id"]) == (f"s{i}", i)
+            assert source["tokens"] == seen[i] * 8
+            assert source["epochs"] == seen[i] * 8 / loader.dataset.run.tokens[i]
+            assert source["share"] == seen[i] / 120
+            assert source["planned_share"] == pytest.approx((4 - i) / 9, abs=0.005)
+        assert set(stats["reads"]) == set(KINDS_OF_READING)
+        assert all(value > 0 for value in stats["reads"].values())
+        assert stats["waiting_seconds"] > 0
+        assert json.loads(json.dumps(stats)) == stats
+        loader.close()
+
+
+def test_bytes_are_those_of_the_blocks(tmp_path: Path) -> None:
+    """One rank reads a source without shuffling, so each block once; a pair's .idx is asked for its documents, too."""
+    config, _ = make_run(tmp_path, eod=False, split=None)
+    alone = config | {"run": "alone", "sources": [config["sources"][1] | {"weight": 1}], "order": "sequential"}
+    megablend.build(alone | {"samples": 40})
+    storage = FetchedBytes(make_storage())
+    dataset = megablend.open(alone | {"samples": 40}, storage=storage)
+    blocks = dataset.run.store.generation.blocks(
+        sorted({int(b) for k in range(40) for b in dataset.sample(k).stretches.blocks})
+    )
+    loader = megablend.Loader(dataset, micro_batch_size=40)
+    storage.bytes = 0
+    for _ in loader:
+        pass
+    reads = loader.stats()["reads"]
+    assert reads["blocks"] == len(blocks)
+    assert int(blocks["stored_bytes"].sum()) <= reads["bytes"] <= storage.bytes
+
+
+def test_without_reading_ahead_only_samples_are_counted(tmp_path: Path) -> None:
+    config, _ = make_run(tmp_path)
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=4, collate_fn=torch.utils.data.default_collate)
+    next(iter(loader))
+    assert (loader.stats()["reads"], loader.stats()["batches"]) == (None, 1)
+
+
+def test_a_restart_continues_the_counts_of_sources(tmp_path: Path) -> None:
+    config, _ = make_run(tmp_path)
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
+    batches = iter(loader)
+    for _ in range(7):
+        next(batches)
+    state, before = loader.state_dict(), loader.stats()
+    resumed = megablend.Loader(megablend.open(config, state=state), micro_batch_size=5)
+    assert resumed.stats()["sources"] == before["sources"]
+    assert resumed.stats()["batches"] == 0
+
+
+def test_lines_and_prometheus_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, _ = make_run(tmp_path)
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
+    next(iter(loader))
+    stats = loader.stats()
+    for _ in range(2):
+        append_stats(stats, tmp_path / "stats.jsonl")
+    assert [json.loads(line) for line in (tmp_path / "stats.jsonl").read_text().splitlines()] == [stats, stats]
+    parser = pytest.importorskip("prometheus_client.parser")
+    write_prometheus(stats, tmp_path / "megablend.prom")
+    text = (tmp_path / "megablend.prom").read_text()
+    found = {
+        (sample.name, sample.labels.get("source")): sample.value
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["megablend_consumed_samples", None] == 4
+    assert found["megablend_read_bytes", None] == stats["reads"]["bytes"]
+    for source in stats["sources"]:
+        assert found["megablend_source_tokens", source["name"]] == source["tokens"]
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match=r"pip install 'megablend\[prometheus\]'"):
+        write_prometheus(stats, tmp_path / "megablend.prom")
