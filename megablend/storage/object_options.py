@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _SCHEMES = ("s3", "gs", "az", "http", "https")
-_SIZES = ("max_source_rate",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
