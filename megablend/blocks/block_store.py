@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from megablend.formats.fetch import BATCH_BYTES, FileRead, fetch_all, read_piece
 from megablend.formats.parquet.decoding.values import is_by_dictionary
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import ColumnEntry, SourceEntry
+from megablend.lazy import cached_property
 from megablend.storage.base import Storage
 from megablend.storage.ranges import portions
 from megablend.system.failures import translating

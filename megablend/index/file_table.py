@@ -7,7 +7,6 @@ import json
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from megablend.formats.base import OpenedFile
 from megablend.index.manifest import FILES
 from megablend.index.source_entry import ColumnEntry
 from megablend.index.tables import FILE_SCHEMA, read_batch
+from megablend.lazy import cached_property
 from megablend.system.limited_json import parse_json
 
 Int64Array = npt.NDArray[np.int64]

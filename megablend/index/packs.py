@@ -15,7 +15,6 @@ import json
 import mmap
 import struct
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from megablend.errors import CacheError
 from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array
 from megablend.index.fragments import Fragment, FragmentName
+from megablend.lazy import cached_property
 
 MAGIC = b"megablend pack 1\n"
 LENGTH = struct.Struct("<Q")

@@ -9,7 +9,6 @@ by however many processes it was made. `cache_folders` says where in a cache it 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, rea
 from megablend.index.source_entry import ColumnEntry, SourceEntry, make_columns
 from megablend.index.tables import CHUNK_COLUMNS
 from megablend.index.token_ranges import read_ranges
+from megablend.lazy import cached_property
 from megablend.storage.location import join
 
 Int64Array = npt.NDArray[np.int64]

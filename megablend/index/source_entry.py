@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.formats import get_format
 from megablend.formats.base import Format
 from megablend.index.manifest import MANIFEST
+from megablend.lazy import cached_property
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from megablend.blocks.block_store import BlockStore
 from megablend.blocks.extra_columns import ExtraColumn
 from megablend.blocks.splits import SplitBlocks, parts_of
 from megablend.config import SPLITS, Config, Source
+from megablend.lazy import cached_property
 from megablend.order.base import Order, Spans
 from megablend.order.registry import OrderKind, find_order
 from megablend.plan.interleavings.registry import find_interleaving

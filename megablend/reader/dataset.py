@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from copy import copy
-from functools import cached_property
 from typing import Any
 
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import torch.utils.data
 from megablend.blocks.block_store import BlockBatch
 from megablend.config.numbers import whole_number
 from megablend.errors import DataError, StateError
+from megablend.lazy import cached_property
 from megablend.plan.run import Run
 from megablend.plan.skips import Skips
 from megablend.plan.state import State

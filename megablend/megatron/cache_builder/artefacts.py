@@ -11,11 +11,12 @@ import os
 import struct
 import tokenize
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+from megablend.lazy import cached_property
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _PREFIX_BYTES = len(_MAGIC) + 2

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from megablend.errors import CorruptFileError
 from megablend.formats.base import Array
+from megablend.lazy import cached_property
 from megablend.megatron.cache_builder.artefacts import read_header
 from megablend.storage.base import Storage
 

@@ -15,7 +15,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from megablend.distributed.find_job import this_job
 from megablend.distributed.folder_groups import AUTO, builders
 from megablend.distributed.job import Job
 from megablend.errors import ConfigError
+from megablend.lazy import cached_property
 from megablend.megatron.api import request_of
 from megablend.megatron.cache_builder.build_cache import prepare_cache
 from megablend.megatron.cache_builder.catalog import build_catalog

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from megablend.errors import CacheError, ChangedFileError
 from megablend.formats.base import STARTS_MID_DOCUMENT, Array
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
+from megablend.lazy import cached_property
 from megablend.megatron.cache_builder.catalog import open_catalog
 from megablend.megatron.cache_builder.document_tables import open_table
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from megablend.formats.base import Array
+from megablend.lazy import cached_property
 
 
 class SequenceIndex:

@@ -11,7 +11,6 @@ order: unequal numbers of slots would break the even spread of the lanes, and th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from megablend.kernels.plan.keyed_hash import MASK
 from megablend.kernels.plan.lanes import cycle_shift, locate
 from megablend.kernels.plan.periods import period_of
 from megablend.kernels.plan.tree import first_multiple
+from megablend.lazy import cached_property
 from megablend.plan.interleavings.base import (
     Int32s,
     Int64s,

@@ -1,0 +1,48 @@
+"""Properties that are computed once, across a fork."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from megablend.lazy import cached_property
+
+
+class Slow:
+    def __init__(self, entered: threading.Event, go_on: threading.Event) -> None:
+        self.entered, self.go_on, self.times = entered, go_on, 0
+
+    @cached_property
+    def value(self) -> int:
+        """What takes a while."""
+        self.times += 1
+        self.entered.set()
+        assert self.go_on.wait(30)
+        return 7
+
+
+def test_it_is_computed_once() -> None:
+    go_on = threading.Event()
+    go_on.set()
+    slow = Slow(threading.Event(), go_on)
+    assert (slow.value, slow.value, slow.times) == (7, 7, 1)
+    assert Slow.value.__doc__ == "What takes a while."
+
+
+def test_a_process_that_is_forked_while_a_thread_computes_does_not_hang() -> None:
+    slow, ready = Slow(threading.Event(), threading.Event()), threading.Event()
+    ready.set()
+    thread = threading.Thread(target=lambda: slow.value)
+    thread.start()
+    try:
+        assert slow.entered.wait(30)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # ends a child that hangs
+            os._exit(Slow(threading.Event(), ready).value)
+        _, status = os.waitpid(child, 0)
+    finally:
+        slow.go_on.set()
+        thread.join()
+    assert os.waitstatus_to_exitcode(status) == 7
