@@ -18,7 +18,7 @@ import yaml
 from pydantic import ValidationError
 
 from megablend.config.limited_yaml import compose_and_load, read_limited
-from megablend.config.model import Config, Source
+from megablend.config.model import OLD_KEYS, Config, Source
 from megablend.errors import ConfigError
 from megablend.storage.location import check_schemes, find_scheme, make_absolute
 from megablend.storage.objects.urls import LIST_ENDING, expand_location, is_web, split_query
@@ -54,7 +54,7 @@ def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str |
     try:
         checked = Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_complaints(error, place))) from None
+        raise ConfigError("\n".join(_complaints(error, place, data))) from None
     return _absolute(checked, base, place)
 
 
@@ -79,7 +79,7 @@ def _read(path: Path) -> tuple[dict[str, Any], _Places]:
         found = "nothing" if data is None else type(data).__name__
         raise ConfigError(f"{path}: found {found}, expected keys such as cache, sequence_length, sources")
     for key, line in places.duplicates():
-        raise ConfigError(f"{path}:{line}: {key}: given twice; keep one")
+        raise ConfigError(f"{path}:{line}: {key}: duplicate key; keep one")
     return data, places
 
 
@@ -156,9 +156,12 @@ class _Places:
                 stack.extend(node.value)
 
 
-def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
+def _complaints(error: ValidationError, places: _Places, data: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each problem, with its place and key as the config spells it."""
+    written = {new: old for old, new in OLD_KEYS.items() if old in data}
     for problem in error.errors():
         location = [part for part in problem["loc"] if part not in ("train", "[key]")]
+        location[:1] = [written.get(str(part), part) for part in location[:1]]
         message = problem["msg"].removeprefix("Value error, ")
         if not location and (start := _PLACE.match(message)):
             location, message = [start[1]], message[start.end() :]

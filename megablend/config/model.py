@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
-from megablend.order.registry import OLD_NAMES, ORDERS, find_order
+from megablend.order.registry import ORDERS, current_name, find_order
 from megablend.storage.object_options import ObjectOptions, parse_options
 
 UNITS = ("weight", "tokens", "samples", "epochs")
@@ -28,7 +29,9 @@ RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 MAX_RUN_NAME = 100
 MAX_COUNT = 1 << 62
 MAX_EXPONENT = 100
-"""Of ten, in numbers: a slip such as 1e999999999 would be kept exactly, digit by digit."""
+"""Largest power of ten in a number: a typing error such as 1e999999999 would be stored exactly, digit by digit."""
+OLD_KEYS = {"cycle": "shuffle_window"}
+"""Keys of release 0.1.0 that have a new name."""
 
 
 def _number(value: object, *, least: str = "0 or more") -> Fraction:
@@ -110,14 +113,13 @@ def _split(value: object) -> tuple[Fraction, Fraction, Fraction]:
 
 
 def _order(value: object) -> object:
-    """The name of an order of megablend.order.registry, as it is written."""
+    """The current name of an order of megablend.order.registry; the names of release 0.1.0 are accepted."""
     try:
         find_order(str(value))
     except ValueError:
-        written = {new: old for old, new in OLD_NAMES.items()}
-        *names, last = (repr(written.get(name, name)) for name in ORDERS)
+        *names, last = map(repr, ORDERS)
         raise PydanticKnownError("literal_error", {"expected": f"{', '.join(names)} or {last}"}) from None
-    return value
+    return current_name(str(value))
 
 
 Number = Annotated[Fraction, BeforeValidator(_number)]
@@ -229,13 +231,14 @@ class Config(_Model):
     """Length of a blended test split; where absent, test is one unblended pass."""
     split: Split | None = None
     """Shares of train, valid and test by document, such as 95,5,0; all train where absent."""
-    order: OrderName = "page"
+    order: OrderName = "block"
+    """How a source's samples are arranged: `block` (shuffled blocks), `document` (shuffled documents) or `sequential`."""
     interleaving: str = "lanes"
     """How the samples of the sources alternate; a name of megablend.plan.interleavings.registry."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
     """K: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
-    cycle: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
-    """B: slots a lane in one shuffle window."""
+    shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
+    """Samples per lane that are shuffled together."""
     sources: dict[Literal["train", "valid", "test"], tuple[Source, ...]]
     """A list of sources (all splits cut from it), or a list for each of train, valid and test."""
     on_unreadable: Literal["error", "skip"] = "error"
@@ -264,6 +267,23 @@ class Config(_Model):
     """How many token ids there are, or the path of a tokenizer.json that says so: `check --data` refuses others."""
     eod_token: Token | None = None
     """Token at which the three masks above act; the sources' append_eod where that is one and the same."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_old_keys(cls, data: Any) -> Any:
+        """Accept the key names of release 0.1.0, with a warning."""
+        if not isinstance(data, Mapping):
+            return data
+        for old, new in OLD_KEYS.items():
+            if old in data and new in data:
+                raise ValueError(f"{old}: duplicate key: {old} is the old name of {new}; remove {old}")
+            if old in data:
+                warnings.warn(
+                    f"config: key {old!r} is now called {new!r}; the next release will not accept the old name",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+        return {OLD_KEYS.get(key, key): value for key, value in data.items()}
 
     @field_validator("sources", mode="before")
     @classmethod
@@ -330,6 +350,12 @@ class Config(_Model):
     def needs_eod(self) -> bool:
         """Whether a mask acts at end-of-document tokens."""
         return any(getattr(self, name) for name in EOD_MASKS)
+
+    @property
+    def cycle(self) -> int:
+        """The old name of `shuffle_window`."""
+        warnings.warn("Config.cycle is now called Config.shuffle_window", DeprecationWarning, stacklevel=2)
+        return self.shuffle_window
 
     @property
     def eod(self) -> int | None:

@@ -18,9 +18,9 @@ sequence_length: 2048
 seed: 1234
 samples: 9000              # of train
 split: 95,5,0
-order: page
+order: block
 lanes: 8
-cycle: 64
+shuffle_window: 64
 sources:
   - {name: stdlib, path: data/stdlib/*.parquet, column: input_ids, weight: 0.5, append_eod: 0}
   - {name: docs, path: data/docs_text_document, weight: 0.3, max_epochs: 4}
@@ -103,7 +103,7 @@ BAD = [
     ("weight: 0.5", "tokens: 1e9", 12, "sources[1]", "mixed units ('stdlib' tokens, 'docs' weight)"),
     ("weight: 0.5", "weight: 0.5, tokens: 5", 11, "sources[0]", "source 'stdlib' has weight and tokens"),
     ("weight: 0.5, ", "", 11, "sources[0]", "'stdlib' has no share; expected one of weight, tokens, samples, epochs"),
-    ("weight: 0.5", "weight: 0.5, weight: 2", 11, "weight", "given twice; keep one"),
+    ("weight: 0.5", "weight: 0.5, weight: 2", 11, "weight", "duplicate key; keep one"),
     ("max_epochs: 4", "max_epochs: 0", 12, "sources[1].max_epochs", "found 0, expected more than 0"),
     ("append_eod: 0", "append_eod: -1", 11, "sources[0].append_eod", "found -1, expected a token id"),
     ("name: docs", "name: stdlib", 10, "sources", "two sources of train are named 'stdlib'"),
@@ -111,11 +111,11 @@ BAD = [
     ("samples: 9000", "samples: 0", 5, "samples", "found 0, expected more than 0"),
     ("samples: 9000", "samples: 1.5", 5, "samples", "found 1.5, expected a whole number"),
     (
-        "order: page",
-        "order: pgae",
+        "order: block",
+        "order: blcok",
         7,
         "order",
-        "found 'pgae', expected 'page', 'row' or 'sequential'; did you mean 'page'?",
+        "found 'blcok', expected 'block', 'document' or 'sequential'; did you mean 'block'?",
     ),
     ("samples: 9000", "samples: -5", 5, "samples", "found -5, expected more than 0"),
     ("split: 95,5,0", "split: 95,x", 6, "split", "found 'x', expected a finite number"),
