@@ -189,12 +189,9 @@ def test_files_with_different_columns(tmp_path: Path) -> None:
     write(other, name="tokens")
     given = config(tmp_path, {"path": tmp_path / "*.parquet"}, run="next")
     message = refused(given)
-    assert (
-        f"are in column 'input_ids' of {tmp_path}/a.parquet, but in 'tokens' of {other}: name one by `column:`"
-        in message
-    )
+    assert f"are in column 'input_ids' of {tmp_path}/a.parquet, but in 'tokens' of {other}: set `column:`" in message
     paths = ({"path": tmp_path / name, "weight": 1} for name in ("a.parquet", "b.parquet"))
-    works(config(tmp_path, *paths, run="next"))  # "or make a source of each"
+    works(config(tmp_path, *paths, run="next"))  # "or list them as separate sources"
 
 
 # Lengths and shares: the number that is said fits all sources at once.

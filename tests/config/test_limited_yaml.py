@@ -58,7 +58,7 @@ def test_deep_json_is_refused(tmp_path: Path) -> None:
 def test_a_config_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megablend.config.limited_yaml.MAX_BYTES", 100)
     (tmp_path / "demo.yaml").write_text("a" * 101)
-    with pytest.raises(ConfigError, match=r"demo\.yaml: cannot read the config: more than 100 bytes"):
+    with pytest.raises(ConfigError, match=r"demo\.yaml: cannot read the config: larger than the limit of 100 bytes"):
         load_config(tmp_path / "demo.yaml")
 
 

@@ -75,6 +75,6 @@ def test_a_library_that_there_is_no_memory_for_is_a_lack_of_memory(error: Except
     translated = translate(error, "build")
     assert isinstance(translated, ResourceError)
     assert str(translated).startswith(
-        f"build: a library cannot be loaded ({error}): the machine or the job's limit has no memory"
+        f"build: a library cannot be loaded ({error}): the machine, or the job's limit, has no memory"
     )
     assert translate(ImportError("No module named 'x'"), "build") is None
