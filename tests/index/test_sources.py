@@ -112,7 +112,8 @@ def test_a_file_counts_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
     found = find_source(spec(tmp_path, "**/*.arrow"), storage=STORAGE)
     assert [Path(path).name for path in found.paths] == ["d.arrow", "a.arrow"]
     assert found.note == (
-        f"source 'source': 1 paths lead to files that are already listed under another name (such as {tmp_path}/b.arrow, the same file as "
+        f"source 'source': 1 paths lead to files that are already listed under another name "
+        f"(such as {tmp_path}/b.arrow, the same file as "
         f"{tmp_path}/z/a.arrow); each file counts once"
     )
     both = dataclasses.replace(spec(tmp_path), patterns=(f"{tmp_path}/z/a.arrow", f"{tmp_path}/z/*.arrow"))
