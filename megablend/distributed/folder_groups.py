@@ -39,7 +39,7 @@ class _Place:
     """Path from there to the cache."""
 
 
-def builders(launch: FailTogether, cache: Path | None, shared_fs: str) -> list[int]:
+def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: str) -> list[int]:
     """The ranks that build this rank's cache folder, including this rank. Collective.
 
     Args:
@@ -63,8 +63,8 @@ def builders(launch: FailTogether, cache: Path | None, shared_fs: str) -> list[i
     if own is None:
         return []
     first = [seen[next(other for other in building if places[other] == places[rank])] for rank in building]
-    mine = first[building.index(launch.rank)]
-    return [rank for rank, leader in zip(building, first, strict=True) if leader == mine]
+    own_leader = first[building.index(launch.rank)]
+    return [rank for rank, leader in zip(building, first, strict=True) if leader == own_leader]
 
 
 def _place(cache: Path) -> tuple[Path, _Place]:

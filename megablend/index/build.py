@@ -120,8 +120,8 @@ def _list_files(
     if count > 1:
         raise ConfigError(f"{count} sources have the name {name!r}: names of sources must be unique")
     found = launch.bcast(tuple(_find(each, storage) for each in sources) if launch.rank == 0 else ())
-    mine = [[each.stat(path, storage) for path in each.paths[launch.rank :: launch.size]] for each in found]
-    ranks = launch.gather(mine)
+    stats = [[each.stat(path, storage) for path in each.paths[launch.rank :: launch.size]] for each in found]
+    ranks = launch.gather(stats)
     notes = tuple(each.note for each in found if each.note is not None)
     if not ranks:
         return (), notes

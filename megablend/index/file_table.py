@@ -100,7 +100,7 @@ class FileTable:
         return names
 
     def keys(self, column: ColumnEntry) -> list[str]:
-        """For each file of a column, a name for what it holds: the same in other snapshots, and wherever the file is stored."""
+        """A key of the content of each file of a column: the same in other snapshots, and wherever the file is stored."""
         files = self._files.slice(column.files.start, len(column.files))
         columns = [files.column(name).to_pylist() for name in ("size", "rows", "tokens", "structure", "body")]
         read = [column.format, column.column, *([column.read.options] if column.read.options else [])]
