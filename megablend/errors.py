@@ -2,20 +2,20 @@
 
     MegablendError
     ├── ConfigError (ValueError)          the config or the command line: exit code 2
-    │   └── PlanError                     a blend, a split or a run that cannot be planned as asked
-    ├── LaunchError (RuntimeError)        the launcher and the MPI library disagree: exit code 2
+    │   └── PlanError                     a blend, a split or a run that cannot be planned as requested
+    ├── LaunchError (RuntimeError)        the launcher and the MPI library disagree on the number of processes: exit code 2
     ├── StateError (ValueError)           a checkpoint's state does not belong to this run: exit code 2
     ├── TransformError (RuntimeError)     the user's own function on samples: exit code 2
     ├── DataError (ValueError)            a data file: exit code 3
     │   ├── MissingFileError (FileNotFoundError)
-    │   ├── CorruptFileError              its bytes are not what its format says
+    │   ├── CorruptFileError              its bytes do not conform to its format
     │   ├── ChangedFileError              it is not the file that was indexed
-    │   └── UnsupportedFileError          a valid file that we cannot read
+    │   └── UnsupportedFileError          a valid file that megablend cannot read
     ├── CacheError (RuntimeError)         the cache: missing, damaged, in use: exit code 3
-    └── ResourceError (RuntimeError)      the system refuses something: memory, permission, open files: exit code 3
+    └── ResourceError (RuntimeError)      the system denies a resource: memory, permission, open files: exit code 3
 
-Anything else that escapes is a bug of ours: exit code 70. A message says which file, where in it, what was found, what was
-expected and what to do.
+Any other exception that escapes is a bug of megablend: exit code 70. A message says which
+file, where in it, what was found, what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class MegablendError(Exception):
 
 
 class ConfigError(MegablendError, ValueError):
-    """The config or the command line asks for something that does not exist or contradicts itself."""
+    """The config or the command line requests something that does not exist, or contradicts itself."""
 
     exit_code = 2
 
 
 class PlanError(ConfigError):
-    """A blend, a split or a run cannot be planned as asked."""
+    """A blend, a split or a run cannot be planned as requested."""
 
 
 class LaunchError(MegablendError, RuntimeError):
@@ -59,15 +59,15 @@ CHANGED_REMEDY = (
     "restore the original file; or give the run another name (`run:`) and run `megablend build CONFIG`, since a run keeps the "
     "index that it began with"
 )
-"""What to do about a file that is not the one that was indexed: building again does not move a run to the new index."""
+"""What to do about a file that is not the one that was indexed. A rebuild alone does not move a run to the new index."""
 
 
 REPAIR_REMEDY = "build again to repair it (`megablend build CONFIG`)"
-"""What to do about a damaged table of a cache: a build makes tables again, of the index that a run keeps, too."""
+"""What to do about a damaged table of a cache. A build also rewrites the tables of an older index that a run keeps."""
 
 
 class DataError(MegablendError, ValueError):
-    """A data file cannot be read as asked; the message starts with its path (and byte offset)."""
+    """A data file cannot be read as requested; the message starts with its path (and byte offset)."""
 
     exit_code = 3
 
@@ -76,7 +76,7 @@ class DataError(MegablendError, ValueError):
         self.problem = problem
         self.offset = offset
         where = path if offset is None else f"{path} at byte {offset}"
-        # Torch raises a loader worker's error anew, with the worker's trace for its only argument.
+        # torch re-raises a loader worker's error with the worker's traceback as its only argument.
         super().__init__(f"{where}: {problem}" if problem else where)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -84,11 +84,11 @@ class DataError(MegablendError, ValueError):
 
 
 class MissingFileError(DataError, FileNotFoundError):
-    """A data file is not there."""
+    """A data file does not exist."""
 
 
 class CorruptFileError(DataError):
-    """A file's bytes are not what its format says they must be."""
+    """A file's bytes do not conform to its format."""
 
 
 class ChangedFileError(DataError):
@@ -106,7 +106,7 @@ class CacheError(MegablendError, RuntimeError):
 
 
 class ResourceError(MegablendError, RuntimeError):
-    """The system refuses what is needed: memory, threads, open files, a permission; or a disk fails."""
+    """The system denies a resource (memory, threads, open files, a permission), or a disk fails."""
 
     exit_code = 3
 

@@ -42,7 +42,7 @@ def make_config(folder: Path, sources: Sequence[dict[str, Any]], **settings: Any
         "sequence_length": 8,
         "block_bytes": 64,
         "lanes": 4,
-        "cycle": 4,
+        "shuffle_window": 4,
         "seed": 7,
     }
     return defaults | {"sources": list(sources)} | settings

@@ -79,7 +79,7 @@ def make_config(cache: str, ledger: Ledger, generation: Snapshot) -> Config:
         "seed": blend.seed,
         "order": blend.order,
         "lanes": blend.lanes,
-        "cycle": blend.shuffle_window,
+        "shuffle_window": blend.shuffle_window,
     }
     if not by_split:
         settings["split"] = _shares(blend.split)

@@ -19,7 +19,7 @@ PLANNING = ("plan.tree", "plan.strides", "plan.lanes", "plan.bijection", "row_ch
 """Modules whose kernels every blend needs for its first batch."""
 BY_FORMAT = {"parquet": ("file_ranges", "parquet.page_headers", "parquet.levels", "parquet.values", "parquet.bodies")}
 """Those that decoding a format needs as well."""
-BY_ORDER = {"row": ("document_table",)}
+BY_ORDER = {"document": ("document_table",)}
 """Those that an order needs as well."""
 
 

@@ -1,4 +1,4 @@
-"""The config: what a user writes, checked where it enters."""
+"""The config: what a user writes, validated on loading."""
 
 from megablend.config.load import load_config
 from megablend.config.model import LENGTHS, SPLITS, UNITS, Config, Source

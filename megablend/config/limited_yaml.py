@@ -1,4 +1,4 @@
-"""YAML (and with it JSON) of bounded depth and size: a few bytes can ask for a deep stack, or by aliases for all memory."""
+"""YAML (and so JSON) with limits on depth and size: a few bytes can exhaust the stack, or through aliases the memory."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ from typing import Any
 import yaml
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where PyYAML has it: ten times as fast, which thousands of sources need."""
+"""libyaml's loader where PyYAML includes it: ten times faster, which matters with thousands of sources."""
 MAX_BYTES = 64 << 20
-"""Of a config: 500,000 files by their names."""
+"""Largest config: enough to list 500,000 files by name."""
 MAX_DEPTH = 64
-"""Of lists and mappings in one another; configs need six."""
+"""Maximum nesting of lists and mappings; configs need six levels."""
 MAX_REPEATED = 1 << 18
-"""Values that aliases repeat, written out."""
+"""Maximum number of values that aliases expand to."""
 
 
 def read_limited(path: Path) -> str:
     """The text of a config. Raises: OSError; ValueError where it is not UTF-8, or larger than MAX_BYTES."""
     with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)  # of a pipe or a device, too, no more
+        data = file.read(MAX_BYTES + 1)  # a limit for pipes and devices, too
     if len(data) > MAX_BYTES:
-        raise ValueError(f"more than {MAX_BYTES:,} bytes, where a config has at most as many")
+        raise ValueError(f"larger than the limit of {MAX_BYTES:,} bytes")
     try:
-        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()  # line ends as files have them
+        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()  # translates line endings as text files do
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text") from None
 
 
 def compose_and_load(text: str) -> tuple[yaml.Node | None, Any]:
-    """The nodes of a YAML document, with their lines, and its value.
+    """Parse a YAML document: its nodes, with their lines, and its value.
 
-    Raises: yaml.YAMLError, ValueError where it is not YAML, or beyond the limits.
+    Raises: yaml.YAMLError, ValueError if it is not YAML, or exceeds the limits.
     """
     _check(yaml.parse(text, Loader=LOADER))
     try:
         return yaml.compose(text, Loader=LOADER), yaml.load(text, Loader=LOADER)
-    except (AttributeError, IndexError, KeyError, TypeError) as error:  # of values that are not what their tag says
+    except (AttributeError, IndexError, KeyError, TypeError) as error:  # a value that does not match its tag
         raise ValueError(f"a value does not fit its tag ({type(error).__name__}: {error})") from error
 
 
 def _check(events: Iterator[Any]) -> None:
-    """Walk through a document's parts as they come, before anything is made of them."""
-    sizes: dict[str | None, int] = {}  # of anchors, written out
+    """Check the limits on the stream of events, before any value is constructed."""
+    sizes: dict[str | None, int] = {}  # expanded size of each anchor
     repeated = 0
-    nested: list[tuple[str | None, int]] = []  # of the open ones: the anchor, and the values inside so far
+    nested: list[tuple[str | None, int]] = []  # open collections: anchor, and number of values so far
     for event in events:
         size = 1
         if isinstance(event, yaml.AliasEvent):
             size = sizes.get(event.anchor, 0)
             if size == 0:
-                raise _refused(f"*{event.anchor} refers to itself, or to nothing", event)
+                raise _refused(f"*{event.anchor} refers to itself, or to an anchor that does not exist", event)
             repeated += size
             if repeated > MAX_REPEATED:
-                raise _refused(f"aliases repeat more than {MAX_REPEATED:,} values", event)
+                raise _refused(f"aliases expand to more than {MAX_REPEATED:,} values", event)
         elif isinstance(event, yaml.CollectionStartEvent):
             nested.append((event.anchor, 1))
             if len(nested) > MAX_DEPTH:

@@ -1,7 +1,7 @@
-"""From a config file or a dict to a checked `Config`.
+"""Loading a config file or a dict as a validated `Config`.
 
-Every complaint is one line: file, line, key, what was found, what was expected, the nearest right spelling. Relative paths
-are relative to the config file (for a dict: to the working directory).
+Each problem is reported in one line: file, line, key, what was found, what was expected, the closest valid spelling. Relative
+paths are relative to the config file (for a dict: to the working directory).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import yaml
 from pydantic import ValidationError
 
 from megablend.config.limited_yaml import compose_and_load, read_limited
-from megablend.config.model import Config, Source
+from megablend.config.model import OLD_KEYS, Config, Source
 from megablend.errors import ConfigError
 from megablend.storage.location import check_schemes, find_scheme, make_absolute
 from megablend.storage.objects.urls import LIST_ENDING, expand_location, is_web, split_query
@@ -27,14 +27,14 @@ from megablend.system.failures import cause_of, remedy_of
 
 
 def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str | None = None) -> Config:
-    """Read and check a config.
+    """Read and validate a config.
 
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
-        cache: takes the place of the config's `cache`; relative to the working directory.
+        cache: replaces the config's `cache`; relative to the working directory.
 
     Returns: the config with all paths absolute.
-    Raises: ConfigError, a line for each thing that is wrong.
+    Raises: ConfigError, with one line for each problem.
     """
     if cache is not None:
         cache = _absolute_path(str(cache), Path.cwd(), "--cache")
@@ -54,7 +54,7 @@ def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str |
     try:
         checked = Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_complaints(error, place))) from None
+        raise ConfigError("\n".join(_complaints(error, place, data))) from None
     return _absolute(checked, base, place)
 
 
@@ -66,7 +66,7 @@ def _read(path: Path) -> tuple[dict[str, Any], _Places]:
     except ValueError as error:
         raise ConfigError(f"{path}: cannot read the config: {error}") from None
     if path.suffix == ".json":
-        text = text.replace("\t", " ")  # between tokens, where YAML takes no tabs; JSON's strings hold none
+        text = text.replace("\t", " ")  # YAML allows no tabs between tokens, and JSON strings contain none
     try:
         node, data = compose_and_load(text)  # JSON is YAML
     except (yaml.YAMLError, ValueError) as error:
@@ -79,7 +79,7 @@ def _read(path: Path) -> tuple[dict[str, Any], _Places]:
         found = "nothing" if data is None else type(data).__name__
         raise ConfigError(f"{path}: found {found}, expected keys such as cache, sequence_length, sources")
     for key, line in places.duplicates():
-        raise ConfigError(f"{path}:{line}: {key}: given twice; keep one")
+        raise ConfigError(f"{path}:{line}: {key}: duplicate key; keep one")
     return data, places
 
 
@@ -100,32 +100,32 @@ _EXPECTED = {
     "string_pattern_mismatch": "other characters",
     "tuple_type": "a list",
 }
-"""What to say of a value of the wrong type, by pydantic's name for the error."""
+"""What was expected instead of a value of the wrong type, by pydantic's name for the error."""
 _PATTERNS = {
     "run": "at most 100 letters, digits, `.`, `_` and `-`, the first a letter or digit",
     "name": "a name without spaces and slashes",
 }
-"""What keys of texts with a pattern may be."""
+"""The same for texts that have to match a pattern, by key."""
 
 _PLACE = re.compile(r"(\w+)(?:\.(\w+)\[(\d+)\])?: ")
-"""What the checks of a whole config put before a complaint: a key, or a source of a split."""
+"""Prefix of messages from validators of the whole config: a key, or a source of a split."""
 
 
 class _Places:
-    """Lines of a config's keys."""
+    """Line numbers of a config's keys."""
 
     def __init__(self, name: str, node: yaml.Node | None) -> None:
         self.name = name
         self.node = node
 
     def line(self, location: Sequence[str | int]) -> str:
-        """`file:line` of the deepest part of a location that the file has."""
+        """`file:line` of the deepest part of a location that exists in the file."""
         node, line = self.node, None
         for part in location:
             if isinstance(node, yaml.MappingNode):
                 found = next(((k, v) for k, v in node.value if k.value == str(part)), None)
                 if found is None:
-                    continue  # a level that the checks put in (train) or a missing key
+                    continue  # a level that validation inserted (train), or a missing key
                 line, node = found[0].start_mark.line, found[1]
             elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
                 node = node.value[part]
@@ -133,16 +133,16 @@ class _Places:
         return self.name if line is None else f"{self.name}:{line + 1}"
 
     def split(self, name: str) -> list[str]:
-        """The level of a split's sources, where the config has one."""
+        """The location part for a split's sources, if the config lists sources by split."""
         top = self.node.value if isinstance(self.node, yaml.MappingNode) else []
         return [name] if any(k.value == "sources" and isinstance(v, yaml.MappingNode) for k, v in top) else []
 
     def duplicates(self) -> Iterator[tuple[str, int]]:
-        """Keys given twice in one mapping, with their lines."""
+        """Duplicate keys in a mapping, with their lines."""
         stack, visited = [self.node], set[int]()
         while stack:
             node = stack.pop()
-            if id(node) in visited:  # an alias, perhaps of a node that it lies in
+            if id(node) in visited:  # an alias, perhaps to a node that contains it
                 continue
             visited.add(id(node))
             if isinstance(node, yaml.MappingNode):
@@ -156,9 +156,12 @@ class _Places:
                 stack.extend(node.value)
 
 
-def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
+def _complaints(error: ValidationError, places: _Places, data: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each problem, with its place and key as the config spells it."""
+    written = {new: old for old, new in OLD_KEYS.items() if old in data}
     for problem in error.errors():
         location = [part for part in problem["loc"] if part not in ("train", "[key]")]
+        location[:1] = [written.get(str(part), part) for part in location[:1]]
         message = problem["msg"].removeprefix("Value error, ")
         if not location and (start := _PLACE.match(message)):
             location, message = [start[1]], message[start.end() :]
@@ -186,7 +189,7 @@ def _complaints(error: ValidationError, places: _Places) -> Iterator[str]:
 
 
 def _absolute(config: Config, base: Path, places: _Places) -> Config:
-    """Paths made absolute, those that name an object store refused; sources told where they stand."""
+    """Make paths absolute, refuse unsupported locations, and record in each source where the config defines it."""
 
     def vocab_size(given: int | str | None, place: str) -> int | str | None:
         return _absolute_path(given, base, f"{place}.vocab_size") if isinstance(given, str) else given
@@ -214,7 +217,7 @@ def _absolute(config: Config, base: Path, places: _Places) -> Config:
 
 
 def _expand_urls(location: str, base: Path, place: str) -> list[str]:
-    """The URLs that a location stands for: one with braces, or a text file of them; any other location itself."""
+    """The URLs that a location expands to (a URL with braces, or a text file of URLs); other locations unchanged."""
     is_list = location.endswith(LIST_ENDING) and not find_scheme(location)
     try:
         return expand_location(_absolute_path(location, base, place) if is_list else location)
@@ -223,17 +226,17 @@ def _expand_urls(location: str, base: Path, place: str) -> list[str]:
 
 
 def _take_query(location: str, urls: dict[str, str]) -> str:
-    """A location without a URL's query, which is noted in `urls` for the requests alone."""
+    """The location without a URL's query, which is recorded in `urls` for use in requests."""
     if not is_web(location):
         return location
     plain, query = split_query(location)
     if urls.setdefault(plain, query) != query:
-        raise ConfigError(f"{plain}: given with two queries; keep one")
+        raise ConfigError(f"{plain}: given with two different queries; keep one")
     return plain
 
 
 def _absolute_location(location: str, base: Path, place: str) -> str:
-    """The location of data: as it is where there is a storage of its scheme, else an absolute path."""
+    """The location of data: unchanged if a storage handles its scheme, otherwise an absolute path."""
     scheme = find_scheme(location)
     if scheme and scheme != "file" and "\0" not in location:
         if find_storage(scheme) is None:
@@ -251,20 +254,18 @@ def _check_one_storage(locations: Sequence[str], place: str) -> None:
 
 def _absolute_path(path: str, base: Path, place: str) -> str:
     if "\0" in path:
-        raise ConfigError(f"{place}: found {path!r}, expected a path; none has NUL characters")
+        raise ConfigError(f"{place}: found {path!r}; paths cannot contain NUL")
     if not path:
-        raise ConfigError(f"{place}: found '', expected a path; `.` is the folder itself")
+        raise ConfigError(f"{place}: found '', expected a path; use `.` for the current folder")
     if path.startswith("file://"):
         raise ConfigError(f"{place}: found {path!r}; write it as a plain path: `{_plain_path(path)}`")
     if "://" in path:
-        raise ConfigError(
-            f"{place}: found {path!r}; object stores come in a later release: give a path on a local or mounted disk"
-        )
+        raise ConfigError(f"{place}: found {path!r}; expected a path on a local or mounted disk")
     return make_absolute(os.path.expanduser(path), str(base))  # noqa: PTH111  (a Path loses a leading `./`, and so expands `./~x`)
 
 
 def _plain_path(url: str) -> str:
-    """The path of a file:// URL; a host in it is left out, percent signs stand for themselves as in other paths."""
+    """The path of a file:// URL. The host is dropped; percent signs are literal, as in other paths."""
     rest = url.removeprefix("file://")
     return rest if rest.startswith("/") else f"/{rest.partition('/')[2]}"
 

@@ -1,38 +1,41 @@
-"""What a config may say: frozen models, checked as they are made. Numbers are kept as written: 0.1 is 1/10."""
+"""The schema of a config: frozen models, validated on construction. Numbers are exact: 0.1 is 1/10."""
 
 from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
-from megablend.order.registry import OLD_NAMES, ORDERS, find_order
+from megablend.order.registry import ORDERS, current_name, find_order
 from megablend.storage.object_options import ObjectOptions, parse_options
 
 UNITS = ("weight", "tokens", "samples", "epochs")
-"""What a source's share may be given in; one for all sources of a blend."""
+"""Units of a source's share; all sources of a blend use the same one."""
 LENGTHS = ("samples", "tokens", "epochs")
-"""What the length of the run may be given in, at the top of the config."""
+"""Units of the length of the run, at the top level of the config."""
 SPLITS = ("train", "valid", "test")
 EOD_MASKS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
-"""Settings that act at end-of-document tokens."""
+"""Settings that take effect at end-of-document tokens."""
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""A run's name, which is the name of a file."""
+"""Pattern of a run's name, which is also a file name."""
 MAX_RUN_NAME = 100
 MAX_COUNT = 1 << 62
 MAX_EXPONENT = 100
-"""Of ten, in numbers: a slip such as 1e999999999 would be kept exactly, digit by digit."""
+"""Largest power of ten in a number: a typing error such as 1e999999999 would be stored exactly, digit by digit."""
+OLD_KEYS = {"cycle": "shuffle_window"}
+"""Keys of release 0.1.0 that have a new name."""
 
 
 def _number(value: object, *, least: str = "0 or more") -> Fraction:
-    """A finite number, 0 or more, exactly as written."""
+    """Parse a finite number, 0 or more, exactly."""
     try:
         if isinstance(value, (bool, type(None), dict, list)):
             raise InvalidOperation
@@ -58,7 +61,7 @@ def _positive(value: object) -> Fraction:
 
 
 def _count(value: object) -> int:
-    """A whole number above 0; 1e9 and 1_000 are fine."""
+    """Parse a whole number above 0, also written as 1e9 or 1_000."""
     number = _positive(value)
     if number.denominator != 1:
         raise ValueError(f"found {value!r}, expected a whole number")
@@ -74,7 +77,7 @@ def _token(value: object) -> int:
 
 
 def _vocab_size(value: object) -> int | str:
-    """A number of token ids, or the path of a tokenizer.json."""
+    """Parse a number of token ids, or the path of a tokenizer.json."""
     if isinstance(value, (str, os.PathLike)) and not re.fullmatch(r"\s*[+-]?[0-9.][0-9.e+_]*\s*", os.fspath(value)):
         return os.fspath(value)
     number = _count(value)
@@ -84,7 +87,7 @@ def _vocab_size(value: object) -> int | str:
 
 
 def _size(value: object) -> int:
-    """Bytes; 512MiB, 1.5 GB and 4e9 are fine."""
+    """Parse a size in bytes, such as 512MiB, 1.5 GB or 4e9."""
     written = re.fullmatch(r"\s*([0-9.e+_]+)\s*([KMGT]?)(i?)B?\s*", str(value), re.IGNORECASE)
     if written is None or isinstance(value, bool):
         raise ValueError(f"found {value!r}, expected a size such as 512MiB")
@@ -110,14 +113,13 @@ def _split(value: object) -> tuple[Fraction, Fraction, Fraction]:
 
 
 def _order(value: object) -> object:
-    """The name of an order of megablend.order.registry, as it is written."""
+    """The current name of an order of megablend.order.registry; the names of release 0.1.0 are accepted."""
     try:
         find_order(str(value))
     except ValueError:
-        written = {new: old for old, new in OLD_NAMES.items()}
-        *names, last = (repr(written.get(name, name)) for name in ORDERS)
+        *names, last = map(repr, ORDERS)
         raise PydanticKnownError("literal_error", {"expected": f"{', '.join(names)} or {last}"}) from None
-    return value
+    return current_name(str(value))
 
 
 Number = Annotated[Fraction, BeforeValidator(_number)]
@@ -144,13 +146,13 @@ class Source(_Model):
     path: tuple[str, ...]
     """Files, globs (`**` too) or Megatron prefixes."""
     format: Annotated[str, Field(min_length=1)] | None = None
-    """Format of the files: `parquet`, `arrow`, `arrow-stream`, `megatron`, `raw`, or one that another package adds. Where absent,
-    the suffix of their names decides."""
+    """Format of the files: `parquet`, `arrow`, `arrow-stream`, `megatron`, `raw`, or one that another package adds. If absent,
+    determined by the suffix of the file names."""
     format_options: dict[str, OptionValue] = {}
     """Options of the format, such as `dtype`; each format's documentation lists its own."""
     column: str | None = None
-    """Token column of Parquet and Arrow files; dotted path for nested ones. Where absent, the one that
-    cannot be mistaken: see megablend.formats.choose."""
+    """Token column of Parquet and Arrow files; dotted path for nested ones. If absent, the only plausible
+    column: see megablend.formats.choose."""
     weight: Number | None = None
     """Share of the samples, relative to the other sources' weights."""
     tokens: Number | None = None
@@ -158,15 +160,15 @@ class Source(_Model):
     samples: Number | None = None
     """Share given as samples."""
     epochs: Number | None = None
-    """Share given as passes over the source's documents of the split."""
+    """Share given as passes over the source's documents in the split."""
     max_epochs: Positive | None = None
-    """Hard cap: a blend that would read the source more often is refused."""
+    """Hard limit: a blend that would read the source more often is refused."""
     append_eod: Token | None = None
-    """End-of-document token put after each document that has tokens, as it is read."""
+    """End-of-document token appended on reading to each document that has tokens."""
     vocab_size: VocabSize | None = None
-    """As the config's `vocab_size`, for this source."""
+    """Like the config's `vocab_size`, for this source."""
     extra_columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Columns beside the tokens: a number for each document, or for each token."""
+    """Additional columns: one number per document, or per token."""
     _place: str = PrivateAttr("")
 
     @field_validator("path", mode="before")
@@ -180,12 +182,12 @@ class Source(_Model):
 
     @property
     def place(self) -> str:
-        """Where the source stands, for messages: `demo.yaml:12: sources[1]`."""
+        """Where the config defines the source, for messages: `demo.yaml:12: sources[1]`."""
         return self._place
 
     @property
     def unit(self) -> str | None:
-        """The one unit that is given."""
+        """The unit in which the share is given."""
         return next((unit for unit in UNITS if getattr(self, unit) is not None), None)
 
     @model_validator(mode="after")
@@ -197,62 +199,64 @@ class Source(_Model):
 
 
 class Warnings(_Model):
-    """From which numbers on `build` and `describe` warn; null for never."""
+    """Thresholds at which `build` and `describe` warn; null disables a warning."""
 
     max_epochs: Positive | None = Fraction(16)
-    """A source without a max_epochs of its own is read more often."""
+    """Warn if a source without its own max_epochs is read more often."""
     min_source_samples: Count | None = 1
-    """A source that is read holds fewer samples."""
+    """Warn if a source in use contains fewer samples."""
     max_read_amplification: Positive | None = Fraction(2)
-    """Loaders read more than so many times the bytes that they use."""
+    """Warn if loaders read more than this multiple of the bytes that they use."""
 
 
 class Config(_Model):
-    """A run: where its tokens lie, how they are blended, how samples are cut and shown."""
+    """A run: where its tokens are stored, how they are blended, and what its samples contain."""
 
     cache: PathText
-    """Folder of the index, on a path that all ranks see; `build` makes it."""
+    """Folder of the index, on a path that all ranks can access; created by `build`."""
     run: Annotated[str, Field(max_length=MAX_RUN_NAME, pattern=RUN_NAME)] = "default"
-    """Name of the run's ledger: a run's past never changes; another name is a new run on the same cache."""
+    """Name of the run's ledger: the past of a run never changes; another name starts a new run on the same cache."""
     sequence_length: Count
-    """Tokens of a sample."""
+    """Tokens per sample."""
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 1234
     samples: Count | None = None
     """Length of train in samples; or `tokens`, or `epochs`."""
     tokens: Count | None = None
     """Length of train in tokens."""
     epochs: Positive | None = None
-    """Length of train in passes over all its sources' tokens together."""
+    """Length of train in passes over the tokens of all its sources."""
     valid_samples: Count | None = None
-    """Length of a blended validation split; where absent, validation is one unblended pass."""
+    """Length of a blended validation split; if absent, validation is one unblended pass."""
     test_samples: Count | None = None
-    """Length of a blended test split; where absent, test is one unblended pass."""
+    """Length of a blended test split; if absent, test is one unblended pass."""
     split: Split | None = None
-    """Shares of train, valid and test by document, such as 95,5,0; all train where absent."""
-    order: OrderName = "page"
+    """Shares of train, valid and test by document, such as 95,5,0; all train if absent."""
+    order: OrderName = "block"
+    """How a source's samples are arranged: `block` (shuffled blocks), `document` (shuffled documents) or `sequential`."""
     interleaving: str = "lanes"
-    """How the samples of the sources alternate; a name of megablend.plan.interleavings.registry."""
+    """How the samples of the sources alternate: a name from megablend.plan.interleavings.registry."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
-    """K: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
-    cycle: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
-    """B: slots a lane in one shuffle window."""
+    """K: independent streams (compare MosaicML's num_canonical_nodes); best a multiple of micro batch x data-parallel size (x
+    loader workers)."""
+    shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
+    """Samples per lane that are shuffled together."""
     sources: dict[Literal["train", "valid", "test"], tuple[Source, ...]]
-    """A list of sources (all splits cut from it), or a list for each of train, valid and test."""
+    """One list of sources, which is divided into the splits, or a list for each of train, valid and test."""
     on_bad_sample: Literal["raise", "mask"] = "raise"
     """What to do about samples whose bytes are damaged, as a checksum or decoding shows: `mask` gives zeros for the damaged
     block, sets the loss mask of its samples to 0 and warns. Files that cannot be read, or were replaced, are always errors."""
     on_unreadable: Literal["error", "skip"] = "error"
-    """What to do about folders that cannot be listed, symbolic links to nothing and files without permission, where patterns meet
-    them: `skip` leaves them out, and `build` and `describe` report them."""
+    """How to handle folders that cannot be listed, dangling symbolic links and files without read permission that match the
+    patterns: `skip` leaves them out, and `build` and `describe` report them."""
     block_bytes: Count = 1 << 20
-    """Rough size of a block of a Megatron `.bin`."""
+    """Approximate size of a block of a Megatron `.bin`."""
     memory: Size = 512 << 20
-    """Bytes that a process (a rank, or each of its loader's workers) may hold for reading a split; see
+    """Maximum bytes that a process (a rank, or each of its loader's workers) uses for reading a split; see
     megablend.prefetch.memory_budget."""
     file_checks_per_second: Annotated[float, Field(ge=0, le=1e6)] = 10.0
-    """Files that a loader of one rank checks in the background: are they still there, and unchanged? 0 checks none."""
+    """Files per second that the loader of a rank checks in the background: do they exist, unchanged? 0 disables the check."""
     direct_io: bool = False
-    """Read Parquet's pages past the page cache (O_DIRECT)."""
+    """Read blocks with O_DIRECT, bypassing the page cache."""
     storage: Objects = ObjectOptions()
     """Object stores and web servers: URL prefixes, each with its settings (endpoint, region, ...)."""
     warnings: Warnings = Warnings()
@@ -262,11 +266,28 @@ class Config(_Model):
     eod_mask_loss: bool = False
     create_attention_mask: bool = False
     inter_document_masking: bool = False
-    """Give cu_seqlens and max_seqlen, and restart position_ids, at document ends; no attention mask then."""
+    """Provide cu_seqlens and max_seqlen, and restart position_ids at each document; excludes an attention mask."""
     vocab_size: VocabSize | None = None
-    """How many token ids there are, or the path of a tokenizer.json that says so: `check --data` refuses others."""
+    """Number of token ids, or the path of a tokenizer.json that defines it: `check --data` refuses other ids."""
     eod_token: Token | None = None
-    """Token at which the three masks above act; the sources' append_eod where that is one and the same."""
+    """Token that the three masks above act on; by default the sources' append_eod, if all have the same."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_old_keys(cls, data: Any) -> Any:
+        """Accept the key names of release 0.1.0, with a warning."""
+        if not isinstance(data, Mapping):
+            return data
+        for old, new in OLD_KEYS.items():
+            if old in data and new in data:
+                raise ValueError(f"{old}: duplicate key: {old} is the old name of {new}; remove {old}")
+            if old in data:
+                warnings.warn(
+                    f"config: key {old!r} is now called {new!r}; the next release will not accept the old name",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+        return {OLD_KEYS.get(key, key): value for key, value in data.items()}
 
     @field_validator("sources", mode="before")
     @classmethod
@@ -280,7 +301,7 @@ class Config(_Model):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         if not self.sources.get("train"):
-            raise ValueError("sources: found none for train, expected at least one")
+            raise ValueError("sources: found no source for train, expected at least one")
         if self.split is not None and set(self.sources) - {"train"}:
             raise ValueError("split: sources are already listed for each split; remove one of the two")
         given = [name for name in LENGTHS if getattr(self, name) is not None]
@@ -289,13 +310,15 @@ class Config(_Model):
         for split in SPLITS[1:]:
             if getattr(self, f"{split}_samples") is not None and not self._has(split):
                 raise ValueError(
-                    f"{split}_samples: there is no {split}; give it a share in `split`, or sources of its own"
+                    f"{split}_samples: there is no {split}; give it a share in `split`, or its own sources"
                 )
         for split, sources in self.sources.items():
             _check_blend(split, sources, blended=self.is_blended(split))
         unit = self.sources["train"][0].unit or "weight"
         if unit == "weight" and not given:
-            raise ValueError("samples: weights are shares and say no length; add samples, tokens or epochs for train")
+            raise ValueError(
+                "samples: weights are relative and do not set a length; add samples, tokens or epochs for train"
+            )
         if self.needs_eod and self.eod is None:
             raise ValueError(f"eod_token: {self._why_no_eod()}")
         self._check_vocab_sizes()
@@ -316,7 +339,7 @@ class Config(_Model):
         )
 
     def _check_vocab_sizes(self) -> None:
-        """End-of-document tokens have to be in the vocabulary, as far as that is given as a number."""
+        """Check that end-of-document tokens are in the vocabulary, if that is given as a number."""
         ends = [("eod_token", self.eod_token, self.vocab_size)]
         for split, sources in self.sources.items():
             for i, source in enumerate(sources):
@@ -331,12 +354,18 @@ class Config(_Model):
 
     @property
     def needs_eod(self) -> bool:
-        """Whether a mask acts at end-of-document tokens."""
+        """Whether a mask acts on end-of-document tokens."""
         return any(getattr(self, name) for name in EOD_MASKS)
 
     @property
+    def cycle(self) -> int:
+        """The old name of `shuffle_window`."""
+        warnings.warn("Config.cycle is now called Config.shuffle_window", DeprecationWarning, stacklevel=2)
+        return self.shuffle_window
+
+    @property
     def eod(self) -> int | None:
-        """The end-of-document token that masks act at."""
+        """The end-of-document token that masks act on."""
         if self.eod_token is not None:
             return self.eod_token
         found = {source.append_eod for sources in self.sources.values() for source in sources}
@@ -344,12 +373,12 @@ class Config(_Model):
 
     @property
     def shares(self) -> tuple[Fraction, Fraction, Fraction]:
-        """Shares of train, valid and test, by document, of the sources listed for train."""
+        """Shares of train, valid and test, by document, in the sources listed for train."""
         return self.split or (Fraction(1), Fraction(0), Fraction(0))
 
     @property
     def listed_by_split(self) -> bool:
-        """Whether each split has sources of its own; otherwise all are cut from the sources of train."""
+        """Whether each split has its own sources; otherwise all splits are parts of the sources of train."""
         return set(self.sources) != {"train"}
 
     def _has(self, split: str) -> bool:
@@ -358,18 +387,18 @@ class Config(_Model):
         return self.shares[SPLITS.index(split)] > 0
 
     def sources_of(self, split: str) -> dict[str, Source]:
-        """The sources of a split, by the names that they have in the index."""
+        """The sources of a split, by their names in the index."""
         if not self.listed_by_split:
             return {source.name: source for source in self.sources["train"]}
         return {f"{name}/{s.name}": s for name, listed in self.sources.items() if name == split for s in listed}
 
     @property
     def all_sources(self) -> dict[str, Source]:
-        """The sources of all splits, by the names that they have in the index."""
+        """The sources of all splits, by their names in the index."""
         return {name: source for split in SPLITS for name, source in self.sources_of(split).items()}
 
     def needs_documents(self, source: Source) -> bool:
-        """Whether the index must know where the source's documents end."""
+        """Whether the index has to contain the source's document boundaries."""
         return (
             source.append_eod is not None or max(self.shares) != 1 or self.moves_documents or bool(source.extra_columns)
         )
@@ -386,16 +415,16 @@ class Config(_Model):
 
     @property
     def moves_documents(self) -> bool:
-        """Whether the order arranges single documents, so that the length of each must be known."""
+        """Whether the order arranges single documents, which requires the length of each."""
         return find_order(self.order).unit == "document"
 
     def is_blended(self, split: str) -> bool:
-        """Whether a split is a blend, laid out in the order; otherwise it is one pass over its sources as they lie."""
+        """Whether a split is a blend, arranged by `order`; otherwise it is one pass over its sources as stored."""
         return split == "train" or getattr(self, f"{split}_samples") is not None
 
     @property
     def tabled(self) -> list[str]:
-        """Names in the index of the sources of which every document's length must be known."""
+        """Names in the index of the sources for which the length of every document is required."""
         if not self.moves_documents:
             return []
         return [name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)]
@@ -405,7 +434,7 @@ def _check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> Non
     seen: set[str] = set()
     for source in sources:
         if len(set(source.extra_columns)) < len(source.extra_columns):
-            raise ValueError(f"sources: source {source.name!r} names one of its extra_columns twice; keep one")
+            raise ValueError(f"sources: source {source.name!r} has a duplicate name in extra_columns; keep one")
         if set(source.extra_columns) != set(sources[0].extra_columns):
             raise ValueError(
                 f"sources: {source.name!r} has extra_columns {', '.join(source.extra_columns) or 'none'}, {sources[0].name!r} "

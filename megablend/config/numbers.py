@@ -1,4 +1,4 @@
-"""Whole numbers that a program gives, checked where they enter."""
+"""Validation of integers that are passed to the Python API."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from megablend.errors import ConfigError
 
 
 def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
-    """`value` as an int, of any type that is one, such as numpy's; True and "4" are none.
+    """`value` as an int. Accepts any integer type, such as numpy's; refuses booleans and strings.
 
-    Raises: ConfigError where it is no whole number, or less than `least`.
+    Raises: ConfigError if it is not a whole number, or less than `least`.
     """
     try:
         number = operator.index(value)

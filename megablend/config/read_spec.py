@@ -1,4 +1,4 @@
-"""`ReadSpec`: how the files of a source are read, as one value that travels from the config to the format."""
+"""`ReadSpec`: how the files of a source are read, as one value passed from the config to the format."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 OptionValue = str | int | float | bool | None
 _BY_POSITION = ("format", "column", "block_bytes", "count_documents", "allow_float")
-"""Fields that release 0.1.0 wrote into its keys by their position."""
+"""Fields that release 0.1.0 wrote into its cache keys by position."""
 _NOT_RECORDED = ("block_bytes", "allow_float")
-"""Fields that an index does not record: formats keep the block size with each file, and only tokens are described."""
+"""Fields that an index does not record: formats store the block size with each file, and only token columns are described."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSpec:
-    """How files are indexed and read. Another attribute is a field with a default here: keys and indexes then contain it."""
+    """How files are indexed and read. A new attribute is a new field with a default: keys and indexes then include it."""
 
     format: str | None = None
     """Name of the format; None until the files are found, where their suffix decides."""
     column: str | None = None
     """Dotted path of the column; None selects the token column (see `formats.choose`)."""
     count_documents: bool = True
-    """Documents must be counted exactly, even if that takes a scan of the body."""
+    """Documents must be counted exactly, even if that requires scanning the body."""
     block_bytes: int = 1 << 20
     """Rough size of a block where the format leaves the choice open (`.bin`)."""
     allow_float: bool = False
-    """The column contains numbers for the tokens, not tokens: floats and booleans are valid, too."""
+    """The column contains numbers that accompany the tokens, not tokens: floats and booleans are valid, too."""
     options: tuple[tuple[str, OptionValue], ...] = ()
     """Options of the format by name, sorted; `make_options` makes them."""
 
@@ -38,8 +38,8 @@ class ReadSpec:
     def cache_key(self) -> list[Any]:
         """All fields as JSON: equal keys mean equal results for the same file.
 
-        The fields of release 0.1.0 come by position, so that its caches remain valid; every other field comes by its name, in
-        an object at the end that contains the fields that differ from their defaults.
+        The fields of release 0.1.0 are listed by position, so that its caches remain valid; other fields are listed by name, in
+        an object at the end, if they differ from their defaults.
         """
         key: list[Any] = [self.format, self.column, self.block_bytes, self.count_documents]
         if self.allow_float:
@@ -48,28 +48,30 @@ class ReadSpec:
         return [*key, named] if named else key
 
     def record(self) -> dict[str, Any]:
-        """What the manifest of an index says of it; `from_record` reads it."""
+        """The fields that the manifest of an index records; `from_record` reads them."""
         return {"format": self.format, "column": self.column, "documents": self.count_documents, **dict(self._named())}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ReadSpec:
-        """The inverse of `record`, for fields that are recorded. Other keys of `record` are ignored."""
+        """The inverse of `record`, for recorded fields. Other keys of `record` are ignored."""
         named = {each.name: record[each.name] for each in _named_fields() if each.name in record}
         if "options" in named:
             named["options"] = tuple((name, value) for name, value in named["options"])
         return cls(format=record["format"], column=record["column"], count_documents=record["documents"], **named)
 
     def find_difference(self, requested: ReadSpec) -> tuple[str, object, object] | None:
-        """The first recorded field in which files that were indexed would be read differently: its name and both values.
+        """The first recorded field for which the request differs from how the files were indexed: its name and both values.
 
-        More documents counted than requested is no difference; neither is a format that the request leaves to the suffix.
+        Counting more documents than requested is not a difference; nor is a format that the request leaves to the suffix.
         """
         for each in dataclasses.fields(self):
-            mine, other = getattr(self, each.name), getattr(requested, each.name)
+            indexed, other = getattr(self, each.name), getattr(requested, each.name)
             if each.name in (*_NOT_RECORDED, "count_documents") or (each.name == "format" and other is None):
                 continue
-            if mine != other:
-                return (each.name, dict(mine), dict(other)) if each.name == "options" else (each.name, mine, other)
+            if indexed != other:
+                return (
+                    (each.name, dict(indexed), dict(other)) if each.name == "options" else (each.name, indexed, other)
+                )
         return None
 
     def _named(self) -> Iterator[tuple[str, Any]]:

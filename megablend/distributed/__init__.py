@@ -1,1 +1,1 @@
-"""Processes that work together: one process, MPI, torch.distributed."""
+"""Communication between the processes of a job: a single process, MPI, torch.distributed."""

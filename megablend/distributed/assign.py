@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 
 def assign_longest_first(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Assign items to ranks by cost; the same on every machine.
+    """Assign items to ranks by cost, deterministically.
 
     Args:
-        costs: of each item, in any unit.
+        costs: cost of each item, in any unit.
         num_ranks: at least 1.
 
-    Returns: for each rank the items it gets, most expensive first. The largest load is within 4/3 of the best possible.
+    Returns: for each rank its items, most expensive first. The largest load is at most 4/3 of the optimum.
     Source: Graham, "Bounds on multiprocessing timing anomalies", 1969.
     """
     items: list[list[int]] = [[] for _ in range(num_ranks)]

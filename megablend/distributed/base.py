@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 class Communicator(Protocol):
-    """The processes of one build, and their messages. Collective methods are called by all ranks, in the same order."""
+    """Communication between the processes of one build. All ranks call collective methods, in the same order."""
 
     rank: int
     size: int
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks, and for all posts to arrive; `on_wait` is called at intervals."""
+        """Wait for all ranks, and until all posts have arrived; `on_wait` is called at intervals."""
         ...
 
     def bcast(self, value: T) -> T:
@@ -39,11 +39,11 @@ class Communicator(Protocol):
         ...
 
     def posts(self) -> list[tuple[int, Any]]:
-        """On rank 0: (rank, value) of the posts that have arrived since the last call."""
+        """On rank 0: (rank, value) for each post that has arrived since the last call."""
         ...
 
     def abort(self, error: BaseException) -> NoReturn:
-        """End all ranks with this error: its message, and its exit code."""
+        """Terminate all ranks with this error: its message and its exit code."""
         ...
 
 
@@ -56,38 +56,38 @@ class SingleProcess:
     _inbox: list[tuple[int, Any]] = field(default_factory=list)
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """There is no other process to wait for."""
+        """Return at once: there is no other process to wait for."""
         if on_wait is not None:
             on_wait()
 
     def bcast(self, value: T) -> T:
-        """The value itself."""
+        """Return the value."""
         return value
 
     def gather(self, value: T) -> list[T]:
-        """A list of the value alone."""
+        """Return a list with only this value."""
         return [value]
 
     def allgather(self, value: T) -> list[T]:
-        """A list of the value alone."""
+        """Return a list with only this value."""
         return [value]
 
     def post(self, value: object) -> None:
-        """Keep the value for `posts`."""
+        """Store the value for `posts`."""
         self._inbox.append((0, value))
 
     def posts(self) -> list[tuple[int, Any]]:
-        """What was posted since the last call."""
+        """Values posted since the last call."""
         arrived, self._inbox = self._inbox, []
         return arrived
 
     def abort(self, error: BaseException) -> NoReturn:
-        """Raise the error: there is no other process to end."""
+        """Raise the error: there is no other process to terminate."""
         raise translate(error, "this process") or error
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code with which `error` ends a program: the error's own, 130 for an interrupt, 70 for a bug."""
+    """The exit code of a program that ends with `error`: the error's own, 130 for an interrupt, 70 for a bug."""
     if isinstance(error, MegablendError):
         return error.exit_code
     return 130 if isinstance(error, KeyboardInterrupt) else MegablendError.exit_code

@@ -1,11 +1,12 @@
-"""A launch whose ranks fail together: an error on one rank is raised on all of them, by the next verb that they reach.
+"""A communicator whose ranks fail together: an error on one rank is raised on all ranks, in their next collective call.
 
-Every verb is one exchange of envelopes, a value or an error, between all ranks; `abort` is that exchange, too. So a rank that
-fails joins the others in whichever call they wait in, and no rank is left waiting. No process is ended: the training script
-that called us may have other plans.
+Each collective call exchanges envelopes (a value or an error) between all ranks; `abort` is the same exchange. A rank that
+fails therefore joins the others in whichever call they wait in, and no rank is left waiting. No process is terminated: the
+training script may handle the error.
 
-Where groups of ranks work apart, each verb of a group is a vote of all ranks first, whatever verbs the others are in; ranks
-that have done their part vote on until all have. So an error reaches all groups, and values stay in their own.
+If groups of ranks work separately, each collective call of a group begins with an exchange between all ranks, whichever calls
+the other groups are in; ranks that have finished keep exchanging until all have. So an error reaches all groups, while values
+stay within their group.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 class FailTogether:
-    """Ranks that exchange values, and errors with them. See megablend.distributed.launch.Launch for the verbs.
+    """Ranks that exchange values, and errors along with them. Implements megablend.distributed.base.Communicator.
 
     Args:
         rank, size: of this process among them.
@@ -42,14 +43,14 @@ class FailTogether:
             raise self._failure
         try:
             envelopes = self._exchange((value, None))
-        except BaseException as error:  # a rank has exited: it cannot be told
+        except BaseException as error:  # a rank has exited and cannot be notified
             self._failure = error
             raise
         for rank, (_, failure) in enumerate(envelopes):
             if failure is not None:
                 self._failure = failure
                 raise failure from LaunchError(f"raised on rank {rank} of {self.size}")
-        return [found for found, _ in envelopes]
+        return [each for each, _ in envelopes]
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
         """Wait for all ranks; `on_wait` is called once."""
@@ -63,58 +64,58 @@ class FailTogether:
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value in rank order, on rank 0; an empty list elsewhere."""
-        found = self.allgather(value)
-        return found if self.rank == 0 else []
+        values = self.allgather(value)
+        return values if self.rank == 0 else []
 
     def post(self, value: object) -> None:
-        """Keep the value for `posts` on rank 0; the other ranks' are dropped: a plugin shows no progress."""
+        """Store the value for `posts` on rank 0; values of other ranks are dropped: no progress is shown here."""
         if self.rank == 0:
             self._inbox.append((0, value))
 
     def posts(self) -> list[tuple[int, Any]]:
-        """On rank 0: what it posted since the last call."""
+        """On rank 0: values that it posted since the last call."""
         arrived, self._inbox = self._inbox, []
         return arrived
 
     def finish(self) -> None:
-        """Wait for all ranks, some of which may be at work in a Subgroup."""
+        """Wait for all ranks, some of which may still be working in a Subgroup."""
         while not all(self.allgather(True)):
             pass
 
     def abort(self, error: BaseException) -> NoReturn:
-        """Raise the error on all ranks; on those that have raised one already, nothing more is said."""
+        """Raise the error on all ranks, except those that have already raised one."""
         error = translate(error, f"rank {self.rank}") or error
         if self._failure is None:
             self._failure = error
-            with contextlib.suppress(LaunchError):  # a rank has exited; the error at hand is more informative
+            with contextlib.suppress(LaunchError):  # a rank has exited; the present error is more informative
                 self._exchange((None, _portable(error)))
         raise error
 
 
 class Subgroup(FailTogether):
-    """Some of the ranks, that fail together with all. The next verb of all that they call is `finish`.
+    """Some of the ranks, which fail together with all ranks. Their next call on the world is `finish`.
 
     Args:
         group: how these ranks exchange values.
-        everyone: all ranks, those of other groups and of none among them.
+        world: all ranks, including those of other groups and of no group.
     """
 
     def __init__(self, group: FailTogether, world: FailTogether) -> None:
         super().__init__(group.rank, group.size, group.allgather)
-        self._everyone = world
+        self._world = world
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value in rank order, on every rank. Raises the error of a rank that aborted, in whatever group."""
-        self._everyone.allgather(False)
+        """Every rank's value in rank order, on every rank. Raises the error of a rank that aborted, in any group."""
+        self._world.allgather(False)
         return self._exchange(value)
 
     def abort(self, error: BaseException) -> NoReturn:
         """Raise the error on all ranks of all groups."""
-        self._everyone.abort(error)
+        self._world.abort(error)
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error as another process can raise it."""
+    """The error in a form that another process can raise."""
     if isinstance(error, MegablendError):
         return error
     try:

@@ -1,6 +1,6 @@
-"""The processes that open one dataset together: those of torch.distributed, else of an MPI launcher, else this one alone.
+"""The processes that open one dataset together: those of torch.distributed, else of an MPI launcher, else only this one.
 
-torch is not imported unless the process has it, or torchrun started it: caches can be prepared where it is not installed.
+torch is imported only if the process has imported it already, or torchrun started it: caches can be prepared without torch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from megablend.errors import LaunchError
 def this_job() -> Job:
     """The job that this process belongs to.
 
-    Raises: LaunchError where the MPI library does not fit the launcher, or where torchrun started several processes that
-        have not met.
+    Raises: LaunchError if the MPI library does not match the launcher, or if torchrun started several processes that have not
+        initialized a process group.
     """
-    if _have_met():
+    if _is_initialized():
         from megablend.distributed.torch_job import torch_job
 
         return torch_job()
@@ -38,7 +38,7 @@ def this_job() -> Job:
         )
     if (started := _by_torchrun(os.environ)) > 1:
         raise LaunchError(
-            f"torchrun started {started} processes (WORLD_SIZE), which do not know of each other yet: call "
+            f"torchrun started {started} processes (WORLD_SIZE), but torch.distributed is not initialized: call "
             "torch.distributed.init_process_group first"
         )
     return single_process_job()
@@ -46,29 +46,29 @@ def this_job() -> Job:
 
 @contextmanager
 def program_job() -> Iterator[Job]:
-    """The job of a whole program: processes that torchrun started meet for as long as the context lasts. Raises: LaunchError."""
-    if _have_met() or _by_torchrun(os.environ) < 2:
+    """The job of a program: processes started by torchrun share a process group within the context. Raises: LaunchError."""
+    if _is_initialized() or _by_torchrun(os.environ) < 2:
         yield this_job()
         return
-    from megablend.distributed.torch_job import met
+    from megablend.distributed.torch_job import process_group
 
-    with met():
+    with process_group():
         yield this_job()
 
 
 def single_process_job() -> Job:
-    """A job of this process."""
+    """A job that consists of this process."""
     return Job(world=_one(), members=lambda ranks: _only(_one()))
 
 
-def _have_met() -> bool:
-    """Whether torch.distributed is at work in this process."""
+def _is_initialized() -> bool:
+    """Whether torch.distributed is initialized in this process."""
     module: Any = sys.modules.get("torch.distributed")
     return module is not None and bool(module.is_available()) and bool(module.is_initialized())
 
 
 def _by_torchrun(environ: Mapping[str, str]) -> int:
-    """How many processes torchrun started; 0 where it did not start this one."""
+    """Number of processes that torchrun started; 0 if it did not start this one."""
     return int(environ.get("WORLD_SIZE", "0")) if "TORCHELASTIC_RUN_ID" in environ else 0
 
 

@@ -1,8 +1,8 @@
-"""Which ranks see the same cache folder, and so build it together: one group on a shared file system, one a node otherwise.
+"""Which ranks see the same cache folder, and so build it together: one group on a shared file system, otherwise one per node.
 
-Ranks of one machine whose folder is one inode need no test. Of each such set the first rank leaves a nonce, and sets that find
-each other's nonces are one. A folder that is not there yet is not made here, lest a refusal leave one: the nearest one above
-it, and the path from there, identify it.
+Ranks of one machine whose folder has the same inode need no test. The first rank of each such set writes a nonce to the folder,
+and sets that find each other's nonces are merged. A missing folder is not created here, so that a refusal leaves none behind: its
+nearest existing parent, and the path from there, identify it.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ SHARED_FS = (AUTO, "yes", "no")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NONCE = ".megablend-nonce-"
 _SEEN_SECONDS = 2.0
-"""Network file systems may show another node's file some seconds late."""
+"""Network file systems may show another node's file only after some seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a rank's cache is; two ranks share it only if it is the same folder."""
+    """Identity of a rank's cache folder."""
 
     machine: str
     device: int
     inode: int
-    """Of the nearest folder that exists."""
+    """Inode of the nearest existing folder."""
     rest: tuple[str, ...]
-    """The way from there to the cache."""
+    """Path from there to the cache."""
 
 
-def builders(launch: FailTogether, cache: Path | None, shared_fs: str) -> list[int]:
-    """The ranks that build this rank's cache folder, itself among them. Collective.
+def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: str) -> list[int]:
+    """The ranks that build this rank's cache folder, including this rank. Collective.
 
     Args:
         cache: this rank's folder, which need not exist; None on a rank that builds nothing.
-        shared_fs: "yes" where all ranks share the folder, "no" if only those of one machine may, "auto" to detect it.
+        shared_fs: "yes" if all ranks share the folder, "no" if at most those of one machine do, "auto" to detect it.
 
-    Returns: sorted ranks of the launch; none for a rank that builds nothing.
-    Raises: ConfigError for another `shared_fs`; CacheError where the folder cannot be looked at, or is none.
+    Returns: sorted ranks; empty for a rank that builds nothing.
+    Raises: ConfigError for another `shared_fs`; CacheError if the path cannot be inspected, or is not a folder.
     """
     if shared_fs not in SHARED_FS:
         raise ConfigError(f"shared_fs is {shared_fs!r}; choose one of {', '.join(SHARED_FS)}")
@@ -63,12 +63,12 @@ def builders(launch: FailTogether, cache: Path | None, shared_fs: str) -> list[i
     if own is None:
         return []
     first = [seen[next(other for other in building if places[other] == places[rank])] for rank in building]
-    mine = first[building.index(launch.rank)]
-    return [rank for rank, leader in zip(building, first, strict=True) if leader == mine]
+    own_leader = first[building.index(launch.rank)]
+    return [rank for rank, leader in zip(building, first, strict=True) if leader == own_leader]
 
 
 def _place(cache: Path) -> tuple[Path, _Place]:
-    """The nearest folder that exists, and the place of the cache."""
+    """The nearest existing folder, and the identity of the cache."""
     folder, rest = cache.resolve(), list[str]()
     with translate_os_errors(cache):
         while not folder.is_dir():
@@ -82,7 +82,7 @@ def _place(cache: Path) -> tuple[Path, _Place]:
 
 
 def _first_seen(launch: FailTogether, folder: Path | None, places: Sequence[_Place | None]) -> list[int | None]:
-    """For each rank that speaks for its set, in its `folder`, the first of those whose nonce it finds; None for the others."""
+    """For each rank that represents its set (it has a `folder`), the first rank whose nonce it finds; None for the others."""
     nonce = None if folder is None else _leave_nonce(folder)
     try:
         nonces = launch.allgather(nonce)
@@ -93,7 +93,7 @@ def _first_seen(launch: FailTogether, folder: Path | None, places: Sequence[_Pla
 
 
 def _leave_nonce(folder: Path) -> str | None:
-    """The name of a new file in the folder; None where it cannot be written, and so only be looked at."""
+    """The name of a new file in the folder; None if the folder is read-only."""
     name = f"{_NONCE}{secrets.token_hex(8)}"
     try:
         (folder / name).touch()
@@ -103,7 +103,7 @@ def _leave_nonce(folder: Path) -> str | None:
 
 
 def _look(folder: Path, nonces: Sequence[str | None], places: Sequence[_Place | None], rank: int) -> int:
-    """The first rank whose nonce is in the folder, and whose way from there is this rank's; `rank` where none is."""
+    """The first rank whose nonce is in the folder and whose remaining path equals this rank's; `rank` if there is none."""
     here = places[rank]
     assert here is not None
     alike = {

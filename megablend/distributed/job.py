@@ -1,4 +1,4 @@
-"""This process among those that open one dataset together."""
+"""The job of this process: all processes that open one dataset together."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Job:
     """This process and the other processes of its job."""
 
     world: FailTogether
-    """All ranks; for short talks: a backend may give up waiting after some minutes."""
+    """All ranks. For short exchanges only: a backend may time out after some minutes."""
     members: Callable[[Sequence[int]], AbstractContextManager[FailTogether]]
-    """A launch of some ranks, this one among them, that waits as long as work takes; entered by just these ranks."""
+    """A communicator of some ranks, including this one, without a short time-out; only these ranks enter the context."""
 
     @property
     def rank(self) -> int:
-        """This process's."""
+        """Rank of this process."""
         return self.world.rank
 
     @property
     def size(self) -> int:
-        """Processes of the job."""
+        """Number of processes of the job."""
         return self.world.size

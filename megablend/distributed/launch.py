@@ -1,9 +1,9 @@
-"""Who builds: this process alone, or the ranks that an MPI launcher started. The same verbs serve both.
+"""Detects the communicator of a build: this process alone, or the ranks that an MPI launcher started.
 
-A process started alone never imports mpi4py: MPI_Init outside a launcher hangs on some systems and costs a fork its
-safety. Under a launcher whose MPI is not the one that mpi4py is bound to, every process sees itself as rank 0 of 1; N
-builds of the same thing would race without a word, so the launcher's own count is compared with MPI's and a difference
-is refused.
+A process started alone never imports mpi4py: MPI_Init outside a launcher hangs on some systems, and makes fork unsafe.
+Under a launcher of another MPI library than the one that mpi4py is bound to, every process sees itself as rank 0 of 1, and
+N builds of the same cache would race silently. So the launcher's process count is compared with MPI's, and a difference is
+an error.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class LauncherInfo:
 def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
     """The launcher that started this process, or None.
 
-    Slurm's variables count only inside a step (SLURM_STEP_ID): a batch script has them too. They come last, since
-    mpirun is often typed into a shell that is itself a step of one task.
+    Slurm's variables are used only inside a step (SLURM_STEP_ID): batch scripts have them too. They are checked last, since
+    mpirun is often run in a shell that is itself a step of one task.
 
-    Raises: LaunchError where a count is not a number.
+    Raises: LaunchError if a count is not an integer.
     """
     sizes = _SIZES | (_SLURM_SIZES if "SLURM_STEP_ID" in environ else {})
     for variable, by in sizes.items():
@@ -58,19 +58,19 @@ def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
-    """The launch that this process belongs to; initialises MPI under an MPI launcher of several processes.
+    """The communicator of this process; initialises MPI if an MPI launcher started several processes.
 
-    Raises: LaunchError where mpi4py or its MPI library is missing, or sees another number of processes than started.
+    Raises: LaunchError if mpi4py or its MPI library is missing, or reports another number of processes than the launcher.
     """
     started = detect_launcher(environ)
     if started is None or (started.exact and started.size == 1):
         return SingleProcess()
     try:
         from megablend.distributed import mpi
-    except (ImportError, RuntimeError) as error:  # mpi4py's wheel raises RuntimeError where it finds no libmpi
+    except (ImportError, RuntimeError) as error:  # mpi4py's wheel raises RuntimeError if it finds no libmpi
         raise LaunchError(
             f"{started} but MPI cannot be loaded ({error}): install mpi4py and the launcher's MPI library "
-            "(python -m pip install mpi4py mpich brings both), or start one process alone"
+            "(python -m pip install mpi4py mpich installs both), or start one process alone"
         ) from error
     library = mpi.library()
     if started.variable == _OPEN_MPI and any(name in library for name in _OTHERS):
@@ -93,5 +93,5 @@ def _count(environ: Mapping[str, str], variable: str) -> int:
         return int(environ[variable])
     except ValueError:
         raise LaunchError(
-            f"{variable} is {environ[variable]!r} but launchers set it to an integer: unset it, or start the job again"
+            f"{variable}: expected an integer, got {environ[variable]!r}: unset it, or restart the job"
         ) from None

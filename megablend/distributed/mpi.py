@@ -1,4 +1,4 @@
-"""The ranks of an MPI job. Imported by `launch.detect` alone, under an MPI launcher."""
+"""The ranks of an MPI job. Imported only by `launch.detect`, under an MPI launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megablend.distributed.base import exit_code
 from megablend.errors import MegablendError
 from megablend.system.failures import translate
 
-# Initialised by MpiLaunch: under another MPI's launcher a library may end the process there, without a message of ours.
+# MpiLaunch initialises MPI: under another MPI's launcher a library may end the process there, without an error message.
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True
 
@@ -23,20 +23,20 @@ from mpi4py import MPI  # noqa: E402
 T = TypeVar("T")
 
 _FIRST_POLL_SECONDS, _POLL_SECONDS = 0.0002, 0.005
-"""A pause between two polls, at first and at most: what all ranks reach together should not cost one of them a long one."""
+"""First and longest pause between two polls: if all ranks arrive together, none should wait long."""
 _ABORT_SECONDS = 0.3
-"""Launchers lose what a rank writes at the moment it aborts."""
+"""Launchers may lose output that a rank writes just before it aborts."""
 _POST_TAG = 1
 
 
 def library() -> str:
-    """Name and version of the MPI library that mpi4py is bound to; known before MPI is initialised."""
+    """Name and version of the MPI library that mpi4py is bound to; available before MPI is initialised."""
     return " ".join(MPI.Get_library_version().split("\n")[0].split())
 
 
 class MpiLaunch:
-    """COMM_WORLD, or some of its ranks. Waits by polling: MPI libraries spin as they wait, which takes cores from ranks that
-    still work."""
+    """COMM_WORLD, or some of its ranks. Waits by polling: MPI libraries busy-wait, which takes cores from ranks that are still
+    working."""
 
     def __init__(self, comm: Any = None) -> None:
         if not MPI.Is_initialized():
@@ -48,10 +48,10 @@ class MpiLaunch:
         self._inbox: list[tuple[int, Any]] = []
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks, and for all posts to arrive; `on_wait` is called at intervals.
+        """Wait for all ranks, and until all posts have arrived; `on_wait` is called at intervals.
 
-        A post is a synchronous send, complete only when received; a rank enters the barrier after its own posts are, so
-        that the barrier's end means that none is under way.
+        A post is a synchronous send, complete only when received. A rank enters the barrier once its own posts are complete,
+        so after the barrier no post is in flight.
 
         Source: Hoefler, Siebert, Lumsdaine, "Scalable communication protocols for dynamic sparse data exchange", 2010.
         """
@@ -80,11 +80,11 @@ class MpiLaunch:
         return self.bcast(self.gather(value))
 
     def members(self, ranks: Sequence[int]) -> MpiLaunch:
-        """A launch of these ranks of this one, in their order; called by just them, and freed by them."""
+        """A communicator of these ranks, in this order. Called, and later freed, by exactly these ranks."""
         return MpiLaunch(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))))
 
     def free(self) -> None:
-        """End a launch that `members` made."""
+        """Free a communicator that `members` returned."""
         self._comm.Free()
 
     def post(self, value: object) -> None:
@@ -96,14 +96,14 @@ class MpiLaunch:
             self._sent.append(self._comm.issend(value, dest=0, tag=_POST_TAG))
 
     def posts(self) -> list[tuple[int, Any]]:
-        """On rank 0: (rank, value) of the posts that have arrived since the last call."""
+        """On rank 0: (rank, value) for each post that has arrived since the last call."""
         self._receive()
         arrived, self._inbox = self._inbox, []
         return arrived
 
     def abort(self, error: BaseException) -> NoReturn:
-        """Print "rank r: message" on stderr and end all ranks with the error's exit code."""
-        # Where all ranks fail for one reason, the lowest says so and ends the others before they repeat it.
+        """Print "rank r: message" to stderr and terminate all ranks with the error's exit code."""
+        # If all ranks fail for the same reason, the lowest rank reports it and terminates the others before they repeat it.
         time.sleep(2 * _ABORT_SECONDS * min(self.rank, 4))
         error = translate(error, "this rank") or error
         expected = isinstance(error, MegablendError | KeyboardInterrupt)
@@ -131,7 +131,7 @@ class MpiLaunch:
 
 
 def _pauses() -> Iterator[float]:
-    """Seconds of one pause after the other, each twice as long as the one before until it is _POLL_SECONDS."""
+    """Successive pauses in seconds, doubling up to _POLL_SECONDS."""
     seconds = _FIRST_POLL_SECONDS
     while True:
         yield seconds

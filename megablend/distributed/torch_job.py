@@ -1,4 +1,4 @@
-"""Ranks that meet through torch.distributed, whatever its backend is."""
+"""Ranks that communicate through torch.distributed, with any backend."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from megablend.distributed.fail_together import FailTogether
 from megablend.distributed.job import Job
 from megablend.errors import LaunchError
 
-_PATIENCE = datetime.timedelta(days=1)
-"""How long a rank waits for others that work. Ranks that die are noticed at once: their connections close."""
+_TIMEOUT = datetime.timedelta(days=1)
+"""How long a rank waits for others that are working. Ranks that die are noticed at once: their connections close."""
 
 
 def torch_job() -> Job:
-    """The job whose processes torch.distributed has brought together."""
+    """The job that consists of the processes of torch.distributed."""
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     return Job(world=FailTogether(rank, size, _exchange(None, size)), members=_members)
 
 
 @contextmanager
-def met() -> Iterator[None]:
-    """Bring the processes that torchrun started together, on the CPU. Raises: LaunchError where they do not find each other."""
+def process_group() -> Iterator[None]:
+    """A gloo process group of the processes that torchrun started. Raises: LaunchError if they cannot reach each other."""
     try:
         torch.distributed.init_process_group("gloo")
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
-            f"the processes that torchrun started cannot reach each other ({error}); start the job again"
+            f"the processes that torchrun started cannot reach each other ({error}); restart the job"
         ) from error
     try:
         yield
@@ -40,12 +40,12 @@ def met() -> Iterator[None]:
 
 @contextmanager
 def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
-    """A gloo group whatever the job's own backend is: it waits without a device, and without a watchdog."""
+    """A gloo group, independent of the job's backend: it waits without a device, and without a watchdog."""
     rank = torch.distributed.get_rank()
     if len(ranks) == 1:
         yield FailTogether(0, 1, lambda value: [value])
         return
-    group = torch.distributed.new_group(list(ranks), timeout=_PATIENCE, backend="gloo", use_local_synchronization=True)
+    group = torch.distributed.new_group(list(ranks), timeout=_TIMEOUT, backend="gloo", use_local_synchronization=True)
     try:
         yield FailTogether(list(ranks).index(rank), len(ranks), _exchange(group, len(ranks)))
     finally:
@@ -59,8 +59,8 @@ def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
             torch.distributed.all_gather_object(found, value, group=group)
         except RuntimeError as error:
             raise LaunchError(
-                f"another rank of the job ended while all were to open the dataset ({error}); see its own last words, then "
-                "start the job again: what was built is kept"
+                f"a rank exited during dataset setup ({error}): see that rank's log, then restart the job; finished "
+                "work is kept"
             ) from error
         return found
 

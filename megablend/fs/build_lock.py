@@ -1,4 +1,4 @@
-"""One build at a time: an flock on the cache's lock file, which vanishes with the process that holds it."""
+"""One build at a time: an flock on the cache's lock file, which is released when the process that holds it ends."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def build_lock(
     """Hold the cache's build lock.
 
     Args:
-        on_wait: called once where another build holds it for longer than a second, with who that is.
+        on_wait: called once if another build holds it for longer than a second, with a description of that build.
 
-    Raises: CacheError where another build holds it for longer than `wait_seconds` (WAIT_SECONDS where absent; names its host,
-        pid and start), or where the cache cannot be written.
+    Raises: CacheError if another build holds it for longer than `wait_seconds` (default: WAIT_SECONDS), with its host, pid and
+        start; or if the cache cannot be written.
     """
     path = _path(cache)
     with contextlib.ExitStack() as stack:
@@ -69,7 +69,7 @@ def build_lock(
 def verify_shared_filesystem(cache: Path, nonce: str) -> None:
     """Check on another rank that it sees the lock file that rank 0 wrote.
 
-    Raises: CacheError where the cache directory is not the same on both.
+    Raises: CacheError if the cache directory is not the same on both.
     """
     deadline = time.monotonic() + _SEEN_SECONDS  # network file systems may show another host's write seconds late
     while _holder(cache).get("nonce") != nonce:
@@ -82,12 +82,12 @@ def verify_shared_filesystem(cache: Path, nonce: str) -> None:
 
 
 def lock_time(cache: Path) -> float:
-    """When the cache's lock was last taken, by the clock of its file system: seconds since 1970."""
+    """When the cache's lock was last acquired, by the clock of its file system: seconds since 1970."""
     return _path(cache).stat().st_mtime
 
 
 def _acquire(file: IO[str], path: Path, wait_seconds: float, on_wait: Callable[[str], None] | None) -> bool:
-    """True once the lock is held, False where the file system has none."""
+    """Acquire the lock: True once it is held, False if the file system has no locks."""
     begin = time.monotonic()
     deadline = begin + wait_seconds
     while (problem := _try_lock(file)) == errno.EWOULDBLOCK:
@@ -126,7 +126,7 @@ def _name_holder(path: Path) -> str:
 def _holder(cache: Path) -> dict[str, object]:
     try:
         holder = parse_json(_path(cache).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not there yet, or being written
+    except (OSError, ValueError):  # does not exist yet, or is being written
         return {}
     return holder if isinstance(holder, dict) else {}
 

@@ -1,7 +1,7 @@
-"""A folder that no other user can write to: what lies in it is loaded as code.
+"""A folder that no other user can write to, for files that are loaded as code.
 
-Owned by this process's user, with no permission for anyone else, under folders that none but this user and root can change.
-A folder that others may write to is fine above where its sticky bit keeps them from renaming what is not theirs (/tmp).
+It is owned by this process's user, with no permission for anyone else, and only this user and root can change its parents.
+A parent that others may write to is acceptable if its sticky bit prevents them from renaming files of other users (/tmp).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def find_private_folder(bases: Sequence[Path], name: Path, *, prefix: str) -> tuple[Path, list[str]]:
-    """The folder `name` under the first of `bases` where it is private, made where it is not there; else a new temporary one.
+    """The folder `name` under the first of `bases` where it is private, created if missing; otherwise a new temporary folder.
 
     Args:
-        name: relative; the folders that it consists of are made for this user alone.
-        prefix: of the temporary folder's name, which is removed when this process ends.
+        name: relative; its folders are created with permissions for this user only.
+        prefix: of the name of the temporary folder, which is removed when this process ends.
 
-    Returns: the folder, free of symbolic links; of each base that does not serve, why.
-    Raises: OSError where no temporary folder can be made.
+    Returns: the folder, free of symbolic links; for each base that cannot be used, the reason.
+    Raises: OSError if no temporary folder can be created.
     """
     problems: list[str] = []
     for base in bases:
@@ -40,21 +40,21 @@ def find_private_folder(bases: Sequence[Path], name: Path, *, prefix: str) -> tu
 
 
 def _try(base: Path, name: Path) -> tuple[Path, str | None]:
-    """The folder `name` under a base; why it does not serve, or None."""
+    """The folder `name` under a base; the reason why it cannot be used, or None."""
     folder = base / name
     try:
         _make(base, name)
         folder = folder.resolve(strict=True)
         problem = problem_with(folder)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, up to Python 3.12
+    except (OSError, RuntimeError) as error:  # RuntimeError: circular links, up to Python 3.12
         return folder, f"{folder}: {getattr(error, 'strerror', None) or error}"
     return folder, problem or (None if os.access(folder, os.W_OK) else f"{folder} cannot be written to")
 
 
 def problem_with(folder: Path) -> str | None:
-    """Why another user could change what lies in `folder`, an absolute path without links; None where none can.
+    """Why another user could change files in `folder`, an absolute path without links; None if no user can.
 
-    Raises: OSError where a part of the path cannot be looked at.
+    Raises: OSError if a part of the path cannot be inspected.
     """
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode):
@@ -74,8 +74,8 @@ def problem_with(folder: Path) -> str | None:
 
 
 def _make(base: Path, name: Path) -> None:
-    """Make the folders of `name`; those that are there and ours, and were made under a lenient umask, are closed to others."""
-    for above in reversed((base, *base.parents)):  # pathlib would make them open to whom the umask allows
+    """Create the folders of `name`; those that exist, belong to this user and are writable by others are closed to others."""
+    for above in reversed((base, *base.parents)):  # pathlib would create them with the permissions of the umask
         if not above.exists():
             above.mkdir(mode=0o700, exist_ok=True)
     folder = base
@@ -91,7 +91,7 @@ def _make(base: Path, name: Path) -> None:
 
 
 def _unmapped_root() -> Iterator[int]:
-    """The user that the system's own folders seem to belong to in a container that root is not mapped into."""
+    """The user that seems to own the system's folders in a container that root is not mapped into."""
     with contextlib.suppress(OSError, ValueError):
         inside, _, count = (int(word) for word in Path("/proc/self/uid_map").read_text(encoding="ascii").split()[:3])
         if inside or count < (1 << 32) - 1:
@@ -99,5 +99,5 @@ def _unmapped_root() -> Iterator[int]:
 
 
 def _remove(folder: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child leaves it to its parent
+    if os.getpid() == pid:  # a forked child leaves this to its parent
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,1 +1,1 @@
-"""The index: where the tokens lie, found once by many processes and committed to a cache on a shared path."""
+"""The index: where tokens are stored, found once, in parallel, and committed to a cache on a shared path."""

@@ -1,13 +1,13 @@
-"""Building the index: rank 0 finds the files, all ranks share them, rank 0 merges what they found and commits.
+"""Building the index: rank 0 finds the files, all ranks index a share of them, rank 0 merges the results and commits.
 
-    rank 0     finds the files                           -> everybody
-    each rank  asks the file system for its share of their states
-    rank 0     locks, plans the work                     -> everybody
-    each rank  takes its share of the files and of large files' parts: a fragment that is there serves, else the file is indexed
-    rank 0     merges the fragments in source and file order, commits -> the report, everybody
+    rank 0     finds the files                           -> all ranks
+    each rank  stats its share of the files
+    rank 0     locks the cache, plans the work           -> all ranks
+    each rank  processes its share of files and parts of large files: reuses the fragment if there is one, else indexes the file
+    rank 0     merges the fragments in source and file order, commits -> report to all ranks
 
-Nothing but the fragments, many of them in packs, and the commit outlives a build that is killed: the next one goes on from the
-fragments. An error on any rank ends all of them.
+A killed build leaves only fragments, many of them in packs, or a completed commit: the next build continues from the fragments.
+An error on any rank terminates all of them.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def build_index(
     storage: Storage,
     progress: Callable[[Progress], None] | None = None,
 ) -> BuildReport:
-    """Index all files of the sources and commit a generation to the cache. Called by all ranks of the launch.
+    """Index all files of the sources and commit a snapshot to the cache. Called by all ranks.
 
     Args:
-        cache: directory, made where it is not there; on a file system that all ranks share.
-        sources: with names of their own; the same on all ranks. SourceListings are indexed as they are.
-        storage: where their files are found and read.
-        progress: called on rank 0 now and then.
+        cache: directory, created if missing; on a file system that all ranks share.
+        sources: with unique names; the same on all ranks. For SourceListings the files are not searched again.
+        storage: finds and reads the files.
+        progress: called on rank 0 at intervals.
 
-    Raises: ConfigError, DataError, CacheError where the launch is one process; of several ranks, one prints its error
-        and all end with its exit code.
+    Raises: ConfigError, DataError, CacheError if there is one process; with several ranks, one prints its error and all exit
+        with its exit code.
     """
     try:
         with translating(cache):
@@ -115,13 +115,13 @@ def _build(
 def _list_files(
     sources: Sequence[SourceSpec | SourceListing], launch: Communicator, storage: Storage
 ) -> tuple[tuple[SourceListing, ...], tuple[str, ...]]:
-    """The sources with their files, on rank 0, and notes; the ranks share the stats, each of which may be slow on a network."""
+    """On rank 0, the sources with their files, and notes. All ranks share the stats, which may be slow on a network."""
     name, count = Counter(_spec_of(each).name for each in sources).most_common(1)[0]
     if count > 1:
-        raise ConfigError(f"{count} sources have the name {name!r}: each needs one of its own")
+        raise ConfigError(f"{count} sources have the name {name!r}: names of sources must be unique")
     found = launch.bcast(tuple(_find(each, storage) for each in sources) if launch.rank == 0 else ())
-    mine = [[each.stat(path, storage) for path in each.paths[launch.rank :: launch.size]] for each in found]
-    ranks = launch.gather(mine)
+    stats = [[each.stat(path, storage) for path in each.paths[launch.rank :: launch.size]] for each in found]
+    ranks = launch.gather(stats)
     notes = tuple(each.note for each in found if each.note is not None)
     if not ranks:
         return (), notes
@@ -144,7 +144,7 @@ def _prepare(
     stack: contextlib.ExitStack,
     on_wait: Callable[[str], None] | None,
 ) -> _Prepared:
-    """Lock the cache (until `stack` ends), clean it of what killed builds left, and find the work; fills `packed`."""
+    """Lock the cache (until `stack` closes), remove leftovers of killed builds, and plan the work; fills `packed`."""
     with translate_os_errors(cache):
         for folder in (fragments(cache), packs(cache), generations(cache), idx_digests(cache)):
             folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def _prepare(
             if folder.is_dir():
                 remove_leftovers(folder)
     if not held.exclusive:
-        notes = (f"{cache}: the file system has no locks; run one build at a time", *notes)
+        notes = (f"{cache}: the file system has no locks; do not run two builds at once", *notes)
     damaged = (_open_pack(packed, packs(cache) / name) for name in list_committed(packs(cache)))
     notes = (*notes, *filter(None, damaged))
     work = plan_work(columns, fragments(cache), packed)
@@ -163,11 +163,11 @@ def _prepare(
 
 
 def _open_pack(packed: Packed, path: Path) -> str | None:
-    """Count a pack in; one that is damaged is removed, since its files are read again: what was wrong with it."""
+    """Add a pack; a damaged one is removed, since its files are indexed again. Returns: what is wrong with it, or None."""
     try:
         packed.add(Pack(path))
     except CacheError as error:
-        if error.__cause__ is None:  # damaged, not merely unreadable just now
+        if error.__cause__ is None:  # damaged, not just temporarily unreadable
             path.unlink(missing_ok=True)
         return str(error)
     return None

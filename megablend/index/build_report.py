@@ -1,4 +1,4 @@
-"""What a build says: how far it has come, and what it did."""
+"""What a build reports: its progress, and its result."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a build has come, over all ranks."""
+    """Progress of a build, over all ranks."""
 
     files: int
     num_files: int
     bytes: int
-    """Sizes of the files and parts of files that are done."""
+    """Total size of the files and parts of files that are done."""
     num_bytes: int
     waiting_for: str = ""
-    """The other build that holds the cache, while this one waits for it."""
+    """The other build that holds the cache lock, while this one waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """What a build did; the same on all ranks."""
+    """Result of a build; the same on all ranks."""
 
     digest: str
-    """The generation's."""
+    """Digest of the snapshot."""
     created: bool
-    """False where the same generation was there before."""
+    """False if the same snapshot existed already."""
     num_files: int
     read: int
-    """Files indexed now."""
+    """Number of files indexed by this build."""
     reused: int
-    """Files whose fragments served."""
+    """Number of files whose fragments were reused."""
     changed: tuple[str, ...]
-    """Files (source/name) that were indexed before in another version, and are read again."""
+    """Files (source/name) that changed since they were indexed, and were indexed again."""
     added: int
-    """Files that the newest generation before did not have."""
+    """Number of files that the previous snapshot does not contain."""
     removed: int
-    """Files that the newest generation before had in these sources, and that are gone."""
+    """Number of files of these sources in the previous snapshot that no longer exist."""
     scanned_bytes: int
-    """Bytes of bodies that had to be read to count."""
+    """Bytes of file bodies that had to be read for counting."""
     seconds: float
     notes: tuple[str, ...]
-    """Things worth telling that ended nothing: damaged fragments, a file system without locks, files met under several names."""
+    """Non-fatal warnings: damaged fragments, a file system without locks, files found under several names."""
     skipped: tuple[str, ...]
-    """Paths that were left out because they cannot be read (`on_unreadable: skip`): source, path and reason."""
+    """Paths left out because they cannot be read (`on_unreadable: skip`): source, path and reason."""
     columns: dict[str, str | None]
-    """Token column of each source; None where its format has no columns, or an older index did not record its name."""
+    """Token column of each source; None if its format has no columns, or an older index did not record it."""
 
 
 def report_waiting(progress: Callable[[Progress], None] | None) -> Callable[[str], None] | None:
-    """What tells `progress` for whom a build waits."""
+    """A callback that reports to `progress` which build is being waited for."""
     if progress is None:
         return None
     return lambda holder: progress(Progress(files=0, num_files=0, bytes=0, num_bytes=0, waiting_for=holder))

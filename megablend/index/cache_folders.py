@@ -1,19 +1,19 @@
-"""Where things are in a cache directory.
+"""Layout of a cache directory.
 
-    <cache>/.lock                       held by the build that runs
-    <cache>/fragments/<place>-<version> what indexing found in one file
-    <cache>/packs/<digest>              the same of many files: see packs.py
+    <cache>/.lock                       lock file of the running build
+    <cache>/fragments/<place>-<answer>  result of indexing one file: see fragments.py
+    <cache>/packs/<digest>              the same for many files: see packs.py
     <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json, and *.check.arrow
-                          roots.json    what the last build of it found: where each source's files lay, which column holds
-                                        the tokens, what could not be read and was skipped; replaced atomically
-                          seen          sizes and times that the last build of it saw; likewise
-                          token_ranges  smallest and largest tokens of its files, as far as that build knew them; likewise
-    <cache>/documents/, lengths/        tables of single documents, where an order needs them: see document_table.py
-    <cache>/splits/<digest>-<what>      where the splits of a generation begin and end; tokens of groups of their blocks
+                          roots.json    result of its last build: the folder of each source's files, the token column,
+                                        paths that could not be read and were skipped; replaced atomically
+                          seen          file sizes and times at its last build; replaced atomically
+                          token_ranges  smallest and largest token of each file, where known; replaced atomically
+    <cache>/documents/, lengths/        tables of single documents, if an order needs them: see document_table.py
+    <cache>/splits/<digest>-<what>      boundaries of the splits of a snapshot; token totals of groups of their blocks
     <cache>/idx/                        digests of parts of long `.idx` files: see idx_digests.py
     <cache>/runs/<run>.json             the run's ledger
 
-Names that begin with a dot are work under way; see `fs.atomic_write`.
+On disk, a snapshot is called a generation. Names that begin with a dot are unfinished; see `fs.atomic_write`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 
 def generations(cache: str | Path) -> Path:
-    """The folder of a cache's generations."""
+    """The folder of a cache's snapshots."""
     return Path(cache).absolute() / "generations"
 
 
@@ -32,12 +32,12 @@ def fragments(cache: str | Path) -> Path:
 
 
 def splits(cache: str | Path) -> Path:
-    """The folder of what was computed of a cache's generations."""
+    """The folder of results computed from a cache's snapshots."""
     return Path(cache).absolute() / "splits"
 
 
 def external_references_dir(cache: str | Path) -> Path:
-    """The folder beside a cache where others than runs say which generations they need: in `*.json`, as `index`."""
+    """The folder next to a cache in which users other than runs list the snapshots they need: `index` in `*.json`."""
     return Path(f"{Path(cache).absolute()}-documents")
 
 

@@ -1,4 +1,4 @@
-"""Are the files of a generation still there, and are they those that were indexed? Sizes and times tell, where they are equal."""
+"""Checks that the files of a snapshot exist and are those that were indexed. Equal sizes and times are sufficient."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from megablend.index.snapshot import Snapshot
 from megablend.storage.base import Storage
 
 NUM_THREADS = 16
-"""Each waits for the file system most of the time."""
+"""Number of threads; each mostly waits for the file system."""
 _BATCH = 256
-"""Files between two reports of progress."""
+"""Files between two progress reports."""
 
 
 class FileChecker:
-    """Checks files of a generation by their number, and leaves those alone that read them. Safe to share between threads."""
+    """Checks files of a snapshot by number, without disturbing readers. Safe to share between threads."""
 
     def __init__(self, generation: Snapshot, roots: Mapping[str, str], storage: Storage) -> None:
         self._generation, self._roots, self._storage = generation, dict(roots), storage.for_checking()
 
     def check(self, number: int) -> DataError | None:
-        """What is wrong with a file; None where it is the one that was indexed. Raises: CacheError."""
+        """What is wrong with a file; None if it is the one that was indexed. Raises: CacheError."""
         file, path = self._generation.file(number), self._generation.path(number, self._roots)
         column = self._generation.columns[file.column]
         kind, storage = column.kind, self._storage
@@ -41,7 +41,7 @@ class FileChecker:
 
 
 def files_of(generation: Snapshot, sources: Sequence[str]) -> list[int]:
-    """Numbers of the files of sources, by their names; extra columns are in the same files."""
+    """Numbers of the files of the named sources; extra columns are in the same files."""
     return [number for entry in generation.sources if entry.name in sources for number in entry.files]
 
 
@@ -51,9 +51,9 @@ def check_files(
     """Check files in several threads.
 
     Args:
-        progress: called now and then; bytes are not counted.
+        progress: called at intervals; bytes are not counted.
 
-    Returns: what is wrong, in the order of the files.
+    Returns: the problems, in the order of the files.
     Raises: CacheError.
     """
     found: list[DataError] = []

@@ -1,11 +1,11 @@
-"""Tables of a generation whose rows are verified as they are taken.
+"""Tables of a snapshot whose rows are verified when they are read.
 
-    blocks.check.arrow   uint32 `place` and `running`, a row for each of blocks.arrow
-    chunks.check.arrow   uint32 `row`, a row for each of chunks.arrow
+    blocks.check.arrow   uint32 `place` and `running`, one row for each row of blocks.arrow
+    chunks.check.arrow   uint32 `row`, one row for each row of chunks.arrow
 
-A check follows from a row's number and its values (`kernels.row_checks`). Running counts are taken by themselves more often than
-with the rest of a row, so they have a check of their own. The tables of checks are listed in the manifest beside the others and
-follow from them: they are outside the digest, and a cache of version 0.1.0 has none until it is built again.
+A checksum is computed from a row's number and values (`kernels.row_checks`). Running counts are mostly read without the rest of
+a row, so they have their own checksum. The tables of checksums are listed in the manifest but derived from the other tables: they
+are not part of the digest, and a cache of version 0.1.0 has none until it is rebuilt.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ Int64s = npt.NDArray[np.int64]
 PLACE = ("chunk", "offset", "stored_bytes", "decoded_bytes", "encoding", "flags")
 RUNNING = ("tokens_before", "rows_before", "ends_before")
 _PASS = 1 << 18
-"""Rows whose checks are computed at once."""
+"""Rows per pass of computing checksums."""
 _GOLDEN, _FIRST, _SECOND = (np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _LOG = logging.getLogger("megablend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A table, and which of its columns each check covers."""
+    """A table, and the columns that each checksum covers."""
 
     table: str
     columns: np.dtype[np.void]
     checks: str
-    """File name of the table of checks."""
+    """File name of the table of checksums."""
     groups: Mapping[str, tuple[str, ...]]
-    """Columns by the name of their check."""
+    """Columns by the name of their checksum."""
 
     @property
     def check_columns(self) -> np.dtype[np.void]:
-        """Columns of the table of checks."""
+        """Columns of the table of checksums."""
         return np.dtype([(name, "<u4") for name in self.groups])
 
 
@@ -63,26 +63,26 @@ LAYOUTS = (BLOCK_LAYOUT, CHUNK_LAYOUT)
 
 
 class CheckedTable:
-    """A table of a generation, mapped into memory, and its checks. Safe to share between threads, and after a fork."""
+    """A memory-mapped table of a snapshot, and its checksums. Safe to share between threads, and after a fork."""
 
     def __init__(self, folder: Path, layout: Layout, *, checks: bool) -> None:
-        """Args: checks: there is a table of checks; otherwise rows are taken as they are found."""
+        """Args: checks: there is a table of checksums; otherwise rows are not verified."""
         self._path, self._layout = folder / layout.table, layout
         self.mapped = MappedTable(self._path, layout.columns)
         self._checks = MappedTable(folder / layout.checks, layout.check_columns) if checks else None
         self.num_rows = len(self.mapped[(layout.columns.names or ("",))[0]])
         if self._checks is not None and len(self._checks[next(iter(layout.groups))]) != self.num_rows:
             raise CacheError(
-                f"{folder / layout.checks}: damaged table: not a row for each of {self._path.name}; {REPAIR_REMEDY}"
+                f"{folder / layout.checks}: damaged table: its number of rows differs from {self._path.name}; {REPAIR_REMEDY}"
             )
 
     def take(self, group: str, rows: Int64s, *, plainly: bool = False) -> Int64s:
-        """The columns that a check covers, of `rows` int64 [n], numbers in range, any order: int64 [num_columns, n].
+        """Verified columns of one checksum for `rows` int64 [n], numbers in range, in any order: int64 [num_columns, n].
 
         Args:
-            plainly: verify without a kernel, which would have to be loaded first: for a few rows at opening.
+            plainly: verify without a kernel, which would have to be loaded first; for a few rows on opening.
 
-        Raises: CacheError where a row is not what was committed, or cannot be read.
+        Raises: CacheError if a row is not what was committed, or cannot be read.
         """
         names = self._layout.groups[group]
         values = np.empty((len(names), len(rows)), np.int64)
@@ -99,12 +99,12 @@ class CheckedTable:
         return values
 
     def find_last(self, group: str, name: str, span: range, values: Int64s) -> Int64s:
-        """The last rows of `span` at which a rising column is at most `values` int64 [n]: int64 [n].
+        """The last rows of `span` at which an ascending column is at most `values` int64 [n]: int64 [n].
 
         Args:
             values: at least the column's value at span.start, and less than at span.stop.
 
-        Raises: CacheError where a row found, or the one behind it, is not what was committed or does not fit.
+        Raises: CacheError if one of these rows, or the row after it, is not what was committed, or the column is not ascending.
         """
         column = self.mapped[name][span.start : span.stop]
         found = span.start + np.searchsorted(column, values, side="right").astype(np.int64) - 1
@@ -113,12 +113,12 @@ class CheckedTable:
             self._layout.groups[group].index(name)
         ].reshape(2, -1)
         if ((low > values) | (high <= values)).any():
-            raise CacheError(f"{self._path}: damaged table: its {name} does not rise; {REPAIR_REMEDY}")
+            raise CacheError(f"{self._path}: damaged table: its {name} is not ascending; {REPAIR_REMEDY}")
         return found
 
 
 def plain_row_checks(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
-    """What the kernel `row_checks` computes, by NumPy: uint32 [n]."""
+    """The result of the kernel `row_checks`, computed with NumPy: uint32 [n]."""
     found = _mixed(rows.view(np.uint64) + _GOLDEN)
     for column in values.view(np.uint64):
         found = _mixed(found ^ column)
@@ -134,19 +134,19 @@ def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def compute_checks(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
-    """The checks of `rows` int64 [n], numbers, and `values` int64 [num_columns, n]: uint32 [n]."""
+    """Compute the checksums of `rows` int64 [n], numbers, and `values` int64 [num_columns, n]: uint32 [n]."""
     found = np.empty(len(rows), np.uint32)
     row_checks(np.ascontiguousarray(rows).view(np.uint64), values.view(np.uint64), found)
     return found
 
 
 def has_checks(manifest: Mapping[str, Any]) -> bool:
-    """Whether a generation has the tables of checks."""
+    """Whether a snapshot has the tables of checksums."""
     return all(layout.checks in manifest["tables"] for layout in LAYOUTS)
 
 
 def write_checks(folder: Path, into: Path) -> dict[str, dict[str, Any]]:
-    """Write the checks of the tables in `folder` to tables in `into`; returns their entries of the manifest."""
+    """Write checksums of the tables in `folder` to tables in `into`; returns their entries for the manifest."""
     entries = {}
     for layout in LAYOUTS:
         table = CheckedTable(folder, layout, checks=False)
@@ -161,10 +161,10 @@ def write_checks(folder: Path, into: Path) -> dict[str, dict[str, Any]]:
 
 
 def complete_checks(folder: Path) -> bool:
-    """Give a generation of version 0.1.0 the tables of checks; the manifest that lists them comes last, atomically.
+    """Add tables of checksums to a snapshot of version 0.1.0; its manifest is replaced last, atomically.
 
-    Returns: whether it lacked them.
-    Raises: CacheError where its tables are damaged, or the cache cannot be written.
+    Returns: whether they were missing.
+    Raises: CacheError if its tables are damaged, or the cache cannot be written.
     """
     manifest = read_manifest(folder)
     if has_checks(manifest):
@@ -186,12 +186,12 @@ def complete_checks(folder: Path) -> bool:
 
 
 def warn_unchecked(folder: Path) -> None:
-    """Say once a process that a generation's rows cannot be verified."""
+    """Warn once per process that the rows of a table cannot be verified."""
     if folder not in _warned:
         _warned.add(folder)
         _LOG.warning(
-            "%s: built by an older version of megablend, without checksums of its rows: they are not verified as they are "
-            "read; `megablend build CONFIG` adds them",
+            "%s: built by an older version of megablend, without checksums of rows: rows are not verified when they are "
+            "read; `megablend build CONFIG` adds the checksums",
             folder,
         )
 

@@ -1,4 +1,4 @@
-"""Which column of each source's files holds the tokens: where the config names none, each file is looked at by itself."""
+"""Which column of each source's files contains the tokens: if the config names none, each file determines it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from megablend.index.source_spec import SourceColumn, SourceFile
 
 
 class ColumnsTaken:
-    """Columns as the files of a build are merged.
+    """Token columns, collected while the files of a build are merged.
 
     Attributes:
-        by_name: for each SourceColumn (by its name) the column of its files, as far as known.
+        by_name: for each SourceColumn (by its name) the column in its files, if known.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class ColumnsTaken:
         self._first: dict[str, str] = {}
 
     def add(self, indexed: SourceColumn, file: SourceFile, column: str | None) -> None:
-        """Note a file's column. Raises: ConfigError where another file of its source has another one."""
+        """Record a file's column. Raises: ConfigError if another file of its source has a different one."""
         name = indexed.name
         if column is None:  # its format has no columns, or an older version indexed it
             return
@@ -25,6 +25,6 @@ class ColumnsTaken:
         first = self._first.setdefault(name, file.path)
         if known != column:
             raise indexed.source.spec.complaint(
-                f"the tokens are in column {known!r} of {first}, but in {column!r} of {file.path}: name one by `column:`, "
-                "or make a source of each"
+                f"the tokens are in column {known!r} of {first}, but in {column!r} of {file.path}: set `column:`, "
+                "or list them as separate sources"
             )

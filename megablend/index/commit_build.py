@@ -1,4 +1,4 @@
-"""The end of a build: what all ranks found is merged and committed, and what changed is reported."""
+"""The end of a build: the results of all ranks are merged and committed, and changes are reported."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def commit_build(
     *,
     start: float,
 ) -> BuildReport:
-    """Merge what was found in all files into a snapshot, commit it and report.
+    """Merge the results of all files into a snapshot, commit it and report.
 
     Args:
         results: of each item, by its number.
         notes: warnings so far.
         start: `time.monotonic()` when the build began.
 
-    Raises: ConfigError where a source's tokens are in different columns of its files; CacheError.
+    Raises: ConfigError if the files of a source have their tokens in different columns; CacheError.
     """
     newest = _newest(cache)
     taken, unused = ColumnsTaken(), list[str]()
@@ -76,7 +76,7 @@ def _load_facts(
     taken: ColumnsTaken,
     unused: list[str],
 ) -> Iterator[FileFacts]:
-    """What was found in each file, in order; fills `taken`, and `unused` with warnings about bytes of files."""
+    """The indexing result of each file, in order; fills `taken`, and `unused` with warnings about unused bytes of files."""
     for task in work:
         name, column = task.fragment, columns[task.column]
         facts = (
@@ -92,7 +92,7 @@ def _load_facts(
 
 
 def _newest(cache: Path) -> Snapshot | None:
-    """The newest generation that can be opened."""
+    """The newest snapshot that can be opened."""
     for digest in reversed(list_snapshots(cache)):
         with contextlib.suppress(CacheError):
             return open_snapshot(cache, digest)

@@ -1,4 +1,4 @@
-"""Giving generations that an older version built what later versions keep beside their tables."""
+"""Adding the files that later versions store with a snapshot to snapshots built by an older version."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from megablend.index.snapshot import Snapshot, open_snapshot
 
 
 def complete_generations(cache: Path, newest: str) -> list[str]:
-    """Complete all generations but the one that was built now, on which runs may stand; a note for each that is damaged.
+    """Complete all snapshots except the one just built, since runs may use them. Returns: a note for each damaged one.
 
-    Raises: CacheError where the cache cannot be written.
+    Raises: CacheError if the cache cannot be written.
     """
     notes, built = [], open_snapshot(cache, newest)
     for digest in list_snapshots(cache):
@@ -36,13 +36,13 @@ def complete_generations(cache: Path, newest: str) -> list[str]:
 
 
 def _seen_of(older: Snapshot, built: Snapshot) -> Numbers:
-    """What the build saw of an older generation's files, uint64 [num_files]; 0 where it met none of their content there."""
+    """Versions of an older snapshot's files, uint64 [num_files]; 0 for files that this build did not find unchanged."""
     known = dict(zip(_identities(built), built.seen.tolist(), strict=True))
     return np.array([known.get(identity, 0) for identity in _identities(older)], np.uint64)
 
 
 def _identities(generation: Snapshot) -> list[tuple[str, ...]]:
-    """For each file where it lay and what it held."""
+    """Location and content of each file."""
     roots = [generation.columns[column].root for column in generation.file_columns.tolist()]
     rows = zip(roots, generation.file_names(), generation.file_contents(), strict=True)
     return [(root, name, *contents) for root, name, contents in rows]

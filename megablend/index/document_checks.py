@@ -1,8 +1,8 @@
-"""Checks of a table of documents: 4 bytes for every EVERY documents, from their lengths and the running counts before them.
+"""Checksums of a document table: 4 bytes per EVERY documents, of their lengths and the running counts before them.
 
-    <cache>/documents/<digest>/groups.check.arrow   uint32, a row for each running count but the last
+    <cache>/documents/<digest>/groups.check.arrow   uint32, one row for each running count except the last
 
-They are verified as documents are looked up where a table is too large to be compared with its checksum as a whole at opening.
+If a table is too large for comparing its whole checksum on opening, these are verified when documents are looked up.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from megablend.index.tables import TableWriter
 GROUP_CHECKS = "groups.check.arrow"
 GROUP_COLUMNS = np.dtype([("group", "<u4")])
 _PASS = 1 << 12
-"""Groups whose checks are computed at once."""
+"""Groups per pass of computing checksums."""
 Int64s = npt.NDArray[np.int64]
 
 
 def check_groups(lengths: MappedTable, starts: MappedTable, every: int, groups: Int64s) -> npt.NDArray[np.uint32]:
-    """The checks of `groups` int64 [n], numbers of running counts: uint32 [n].
+    """Compute the checksums of `groups` int64 [n], numbers of running counts: uint32 [n].
 
     Args:
-        lengths, starts: the tables; `every` documents to a running count.
+        lengths, starts: the tables.
+        every: documents per running count.
     """
     num_documents = len(lengths["tokens"])
     documents = groups[:, np.newaxis] * every + np.arange(every)  # (groups, documents of a group)
@@ -44,7 +45,7 @@ def check_groups(lengths: MappedTable, starts: MappedTable, every: int, groups: 
 
 
 def write_group_checks(folder: Path, into: Path, tables: tuple[MappedTable, MappedTable], every: int) -> dict[str, Any]:
-    """Write the checks of the tables in `folder` to a table in `into`; returns its entry of the manifest."""
+    """Write checksums of the tables in `folder` to a table in `into`; returns its entry for the manifest."""
     num_groups = len(tables[1]["tokens"]) - 1
     with TableWriter(into / GROUP_CHECKS, GROUP_COLUMNS) as checks:
         for start in range(0, num_groups, _PASS):
@@ -56,7 +57,7 @@ def write_group_checks(folder: Path, into: Path, tables: tuple[MappedTable, Mapp
 
 
 def complete_group_checks(folder: Path, tables: tuple[MappedTable, MappedTable], every: int) -> None:
-    """Give a table of an older version its checks; the manifest that lists them comes last. Raises: CacheError."""
+    """Add checksums to a table of an older version; its manifest is replaced last. Raises: CacheError."""
     manifest = read_manifest(folder)
     if GROUP_CHECKS in manifest["tables"] or damaged_tables(folder, manifest):
         return
@@ -74,7 +75,7 @@ def complete_group_checks(folder: Path, tables: tuple[MappedTable, MappedTable],
 def find_wrong_group(
     checks: MappedTable, lengths: MappedTable, starts: MappedTable, every: int, documents: Int64s
 ) -> int | None:
-    """The first of the groups that `documents` int64 [n] are in which is not what was committed."""
+    """The first group with one of `documents` int64 [n] that is not what was committed; None if all are."""
     last = len(starts["tokens"]) - 2
     groups = np.unique(np.minimum(documents // every, last))
     for start in range(0, len(groups), _PASS):

@@ -1,12 +1,12 @@
-"""Document tables: how many tokens every document of a source has, for orders that need single documents.
+"""Document tables: the number of tokens of each document of a source, for orders that arrange single documents.
 
     <cache>/documents/<digest>/   lengths.arrow   int32, a source's documents in the order of its files
-                                  starts.arrow    running counts before every EVERY-th of them, and the totals
+                                  starts.arrow    running counts before every EVERY-th document, and the totals
                                   groups.check.arrow  see document_checks.py
-                                  manifest.json   sizes and checksums; its folder gets its name last
+                                  manifest.json   sizes and checksums; the folder is renamed to its name last
 
-A table follows from what a generation says of a source's files, so it stands beside the generations and is named by that: those
-that hold the same files share it, one that was made later serves a generation that was there before. 4.25 bytes a document.
+A table depends only on the files of a source in a snapshot, so it is stored outside the snapshots, under a key of these files;
+snapshots with the same files share it. It takes 4.25 bytes per document.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from megablend.index.snapshot import Snapshot
 from megablend.kernels.document_table import add_lengths
 
 VERSION = 1
-"""Of the format; part of the names."""
+"""Version of the format; part of the key."""
 EVERY = 64
 """Documents between running counts."""
 LENGTHS, STARTS = "lengths.arrow", "starts.arrow"
@@ -48,17 +48,17 @@ START_COLUMNS = np.dtype(
     ]
 )
 _CHECKED_BYTES = 16 << 20
-"""A file up to this size is compared with its checksum when it is opened, in a few ms; of larger ones what is looked up is."""
+"""Up to this size, a file is compared with its checksum on opening, in a few ms; in larger files only looked-up rows are."""
 _PASS = 1 << 20
-"""Documents whose lengths are read at once."""
+"""Documents per pass of reading lengths."""
 Int64s = npt.NDArray[np.int64]
 
 
 class DocumentTable:
-    """An opened table, memory-mapped. Picklable: it is opened again where it arrives. Raises: CacheError."""
+    """An opened table, memory-mapped. Picklable: the receiving process opens it again. Raises: CacheError."""
 
     def __init__(self, folder: Path, *, checks: bool = False) -> None:
-        """Args: checks: verify documents as they are looked up."""
+        """Args: checks: verify documents when they are looked up."""
         self.folder = folder
         self._lengths, self._starts = (
             MappedTable(folder / LENGTHS, LENGTH_COLUMNS),
@@ -71,11 +71,11 @@ class DocumentTable:
             raise self.damaged(f"{self.num_documents:,} lengths, {len(self._starts['tokens']):,} running counts")
 
     def damaged(self, problem: str) -> CacheError:
-        """An error about what the table says."""
+        """An error about the content of the table."""
         return CacheError(f"{self.folder}: damaged table of documents ({problem}); {REPAIR_REMEDY}")
 
     def lengths(self, documents: Int64s, *, eod: bool) -> Int64s:
-        """Tokens of each of `documents` int64 [n], an end-of-document one included where there are tokens, or not: int64 [n]."""
+        """Tokens of each of `documents` int64 [n]; with `eod`, plus one for each document that has tokens: int64 [n]."""
         self._verify(documents)
         found: Int64s = self._lengths.take("tokens", documents).astype(np.int64)
         if eod:
@@ -85,7 +85,7 @@ class DocumentTable:
     def before(self, documents: Int64s, *, eod: bool) -> Int64s:
         """Tokens before each of `documents` int64 [n], which are from 0 to num_documents: int64 [n].
 
-        Raises: CacheError where lengths and running counts around one of them do not agree.
+        Raises: CacheError if lengths and running counts near one of them do not agree.
         """
         self._verify(documents)
         marks = documents // EVERY
@@ -100,7 +100,7 @@ class DocumentTable:
         return starts
 
     def complete(self) -> None:
-        """Write the checks that a table of an older version lacks. Raises: CacheError."""
+        """Write the checksums if a table of an older version has none. Raises: CacheError."""
         complete_group_checks(self.folder, (self._lengths, self._starts), EVERY)
 
     def _verify(self, documents: Int64s) -> None:
@@ -111,7 +111,7 @@ class DocumentTable:
             raise self.damaged(f"documents from {wrong * EVERY:,} on do not match their checksum in {GROUP_CHECKS}")
 
     def _counted(self, marks: Int64s, *, eod: bool) -> Int64s:
-        """Running counts at `marks` int64 [n]: int64 [n], in memory of their own."""
+        """A new array of the running counts at `marks` int64 [n]: int64 [n]."""
         counts: Int64s = self._starts.take("tokens", marks)
         return counts + self._starts.take("filled", marks) if eod else counts
 
@@ -120,7 +120,7 @@ class DocumentTable:
 
 
 class PartDocuments:
-    """Some of a source's documents, one after the other, as an order sees them: each as if it were a block, numbered from 0."""
+    """A range of a source's documents, as an order sees them: each as if it were a block, numbered from 0."""
 
     def __init__(self, table: DocumentTable, documents: range, *, eod: bool) -> None:
         self._table, self._documents, self._eod = table, documents, eod
@@ -134,18 +134,18 @@ class PartDocuments:
         return starts
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Tokens of each group, int64 [num_groups]; see Blocks.group_totals. At once where they are kept. Raises: CacheError."""
-        kept = load_group_totals(self._cache(), self._named(num_groups, run), num_groups)
-        return self._count(num_groups, run) if kept is None else kept
+        """Tokens of each group, int64 [num_groups]; see Blocks.group_totals. Fast if they are stored. Raises: CacheError."""
+        totals = load_group_totals(self._cache(), self._named(num_groups, run), num_groups)
+        return self._count(num_groups, run) if totals is None else totals
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """Keep in the cache what `group_totals` gives. Raises CacheError."""
+        """Store the result of `group_totals` in the cache. Raises: CacheError."""
         named = self._named(num_groups, run)
         if load_group_totals(self._cache(), named, num_groups) is None:
             save_group_totals(self._cache(), named, self._count(num_groups, run))
 
     def _count(self, num_groups: int, run: int) -> Int64s:
-        """Each length is read once, in the order of the file."""
+        """Count the tokens of each group; each length is read once, in file order."""
         totals = np.zeros(num_groups, np.int64)
         for start in range(0, self.num_blocks, _PASS):
             documents = np.arange(start, min(start + _PASS, self.num_blocks))
@@ -168,7 +168,7 @@ def tables(cache: str | Path) -> Path:
 
 
 def table_folder(generation: Snapshot, source: int) -> Path:
-    """Where the table of a source of a generation lies, or would lie."""
+    """The folder of the table of a source of a snapshot, which may not exist."""
     entry = generation.sources[source]
     asked = [VERSION, *generation.file_keys(entry)]
     digest = hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
@@ -176,29 +176,29 @@ def table_folder(generation: Snapshot, source: int) -> Path:
 
 
 def table_bytes(generation: Snapshot, source: int) -> int | None:
-    """Bytes of a source's document table; None where there is none."""
+    """Size of a source's document table in bytes; None if it has none."""
     folder = table_folder(generation, source)
     return sum(path.stat().st_size for path in folder.iterdir()) if (folder / MANIFEST).is_file() else None
 
 
 def open_table(generation: Snapshot, source: int) -> DocumentTable:
-    """The document table of a source of a generation. Raises: CacheError where there is none, or it is damaged."""
+    """Open the document table of a source of a snapshot. Raises: CacheError if it is missing or damaged."""
     entry, folder = generation.sources[source], table_folder(generation, source)
     if not (folder / MANIFEST).is_file():
         raise CacheError(
-            f"{folder}: source {entry.name!r} has no table of its documents; build again (`megablend build CONFIG`)"
+            f"{folder}: source {entry.name!r} has no document table; rebuild the index (`megablend build CONFIG`)"
         )
     table = _open(folder)
     if (table.num_documents, table.num_tokens) != (entry.rows, entry.tokens):
         raise CacheError(
             f"{folder}: the table has {table.num_documents:,} documents and {table.num_tokens:,} tokens, source {entry.name!r} "
-            f"{entry.rows:,} and {entry.tokens:,}: remove that folder, then build again (`megablend build CONFIG`)"
+            f"{entry.rows:,} and {entry.tokens:,}: remove that folder, then rebuild the index (`megablend build CONFIG`)"
         )
     return table
 
 
 def _open(folder: Path) -> DocumentTable:
-    """The table in a folder as it is now: a build may have put another one in the place of a damaged one."""
+    """The current table in a folder: a build may have replaced a damaged one."""
     with reading(folder):
         state = (folder / MANIFEST).stat()
     return _open_once(folder, (state.st_ino, state.st_mtime_ns, state.st_ctime_ns))
@@ -206,7 +206,7 @@ def _open(folder: Path) -> DocumentTable:
 
 @lru_cache(maxsize=256)
 def _open_once(folder: Path, version: tuple[int, int, int]) -> DocumentTable:
-    """One memory map for all splits and datasets of a process, for each version of the table."""
+    """One memory map per version of the table, shared by all splits and datasets of a process."""
     committed_tables = read_manifest(folder)["tables"]
     is_large = False
     for name, committed in committed_tables.items():

@@ -1,8 +1,8 @@
-"""Large files in parts: several ranks index one file together, and progress moves meanwhile.
+"""Indexing large files in parts, so that several ranks can index one file together, and progress is reported meanwhile.
 
-A part is what begins in an equal share of the file's bytes. How many parts a file has depends on its size alone, so that
-those which a killed build left serve the next one, with however many ranks. Joined, they are what indexing the file at
-once gives.
+A part consists of the chunks that begin in an equal share of the file's bytes. The number of parts depends only on the size of
+the file, so the next build can reuse the parts of a killed one, with any number of ranks. The joined parts equal the result of
+indexing the whole file.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy.typing as npt
 from megablend.formats.base import FileIndex
 
 PART_BYTES = 512 << 20
-"""A file of less than two of these is indexed at once: its parts would each read the footer."""
+"""Files smaller than two of these are indexed as a whole: each part has to read the footer."""
 MAX_PARTS = 256
 
 
 def num_parts(size: int) -> int:
-    """In how many parts a file of `size` bytes is indexed, where its format can do that."""
+    """Number of parts in which a file of `size` bytes is indexed, if its format supports parts."""
     return min(MAX_PARTS, max(1, size // PART_BYTES))
 
 
@@ -30,7 +30,7 @@ def part_span(size: int, part: int, count: int) -> tuple[int, int]:
 
 
 def join(parts: Sequence[FileIndex]) -> FileIndex:
-    """The index of a whole file from those of all its parts (of one structure), in the order of the file's chunks."""
+    """Join the indexes of all parts of a file (with the same structure), in the order of the file's chunks."""
     chunks = np.concatenate([part.chunks for part in parts])
     firsts = np.cumsum([0, *(len(part.chunks) for part in parts[:-1])])
     blocks = np.concatenate([part.blocks for part in parts])
@@ -41,7 +41,7 @@ def join(parts: Sequence[FileIndex]) -> FileIndex:
     in_file_order = np.argsort(place[chunk], kind="stable")
     chunks, blocks = chunks[by_row_group], blocks[in_file_order]
     blocks["chunk"] = place[chunk][in_file_order]
-    if (blocks["rows"] < 0).any():  # known in some parts alone
+    if (blocks["rows"] < 0).any():  # counted only in some parts
         blocks["rows"] = blocks["ends"] = -1
         blocks["flags"] = 0
     blocks["first_token"] = _before(blocks["tokens"])
@@ -63,7 +63,7 @@ def join(parts: Sequence[FileIndex]) -> FileIndex:
 
 
 def join_ranges(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """The smallest and the largest token of all ranges that are known; None where none is."""
+    """The smallest and the largest token of all known ranges; None if none is known."""
     known = [each for each in ranges if each is not None]
     return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 

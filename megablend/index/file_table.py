@@ -1,4 +1,4 @@
-"""The table of files of a snapshot of the index: read whole when the snapshot is opened, and checked against it."""
+"""The table of files of a snapshot: read completely when the snapshot is opened, and checked for consistency with it."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class FileTable:
 
     Args:
         folder: the snapshot's.
-        num_files, num_columns, num_blocks, num_chunks: which the snapshot has.
+        num_files, num_columns, num_blocks, num_chunks: counts of the snapshot.
 
     Attributes:
         first_block, first_chunk: int64 [num_files + 1], of each file.
 
-    Raises: CacheError where the table is damaged.
+    Raises: CacheError if the table is damaged.
     """
 
     def __init__(self, folder: Path, *, num_files: int, num_columns: int, num_blocks: int, num_chunks: int) -> None:
@@ -63,7 +63,7 @@ class FileTable:
         self._files = read_batch(self._path, FILE_SCHEMA)
         columns = self.columns
         if self._files.num_rows != num_files or (num_files and not 0 <= columns.min() <= columns.max() < num_columns):
-            raise self._damaged(f"it does not hold the {num_files} files of the sources")
+            raise self._damaged(f"it does not contain the {num_files} files of the sources")
         self.first_block = self._offsets("first_block", num_blocks)
         self.first_chunk = self._offsets("first_chunk", num_chunks)
 
@@ -100,7 +100,7 @@ class FileTable:
         return names
 
     def keys(self, column: ColumnEntry) -> list[str]:
-        """For each file of a column, a name for what it holds: the same in other snapshots, and wherever the file is stored."""
+        """A key of the content of each file of a column: the same in other snapshots, and wherever the file is stored."""
         files = self._files.slice(column.files.start, len(column.files))
         columns = [files.column(name).to_pylist() for name in ("size", "rows", "tokens", "structure", "body")]
         read = [column.format, column.column, *([column.read.options] if column.read.options else [])]
@@ -135,15 +135,15 @@ class FileTable:
         try:
             meta = parse_json(text)
         except ValueError as error:
-            raise self._damaged(f"what it keeps of a file is not JSON ({error})") from error
+            raise self._damaged(f"the metadata of a file is not valid JSON ({error})") from error
         if not isinstance(meta, dict):
-            raise self._damaged("what it keeps of a file is not an object")
+            raise self._damaged("the metadata of a file is not a JSON object")
         return meta
 
     def _offsets(self, column: str, total: int) -> Int64Array:
         offsets = np.append(as_numpy(self._files.column(column)), total)
         if offsets[0] or (np.diff(offsets) < 0).any():
-            raise self._damaged(f"its {column} does not rise from 0 to {total}")
+            raise self._damaged(f"its {column} does not ascend from 0 to {total}")
         return offsets
 
     def _damaged(self, problem: str) -> CacheError:

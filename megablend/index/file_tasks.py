@@ -1,4 +1,4 @@
-"""What a build has to do for each file: take its fragment, or index the file, at once or in parts, and leave one."""
+"""The work of a build for each file: reuse its fragment, or index the file, as a whole or in parts, and store one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from megablend.index.source_spec import SourceColumn, SourceFile, stat_file
 from megablend.storage.base import Storage
 
 _FILE_COST = 1 << 20
-"""Opening a file costs about as much as reading this many of its bytes."""
+"""Opening a file costs about as much as reading this many bytes."""
 _FRAGMENT_COST = 1 << 14
 _SEEN_SECONDS = 10.0
 _REMEDY = "let its writer finish, then build again"
@@ -43,24 +43,24 @@ class FileTask:
     """Index into the columns."""
     file: SourceFile
     documents: bool
-    """Whether the fragment counts documents; one that does serves those who do not ask for it."""
+    """Whether the fragment counts documents; one with counts can also be used where they are not requested."""
     fragment: FragmentName
     known: bool
-    """There is such a fragment (whole or not)."""
+    """Such a fragment exists (it may be damaged)."""
     packed: bool
-    """It lies in a pack, which is whole: there is nothing to do."""
+    """The fragment is in an undamaged pack: there is nothing to do."""
     changed: bool
-    """There is none, but one of another version of the file."""
+    """There is no such fragment, but one of another version of the file."""
     num_parts: int
-    """In how many parts the file is indexed; 1 where that is done at once."""
+    """Number of parts in which the file is indexed; 1 for the whole file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPart:
-    """What one rank does at a time: a file, or a part of a large one."""
+    """A unit of work of one rank: a file, or a part of a large one."""
 
     number: int
-    """Of the file's work."""
+    """Index of the file's task."""
     part: int
     size: int
     """Bytes of the file, or of the part."""
@@ -70,17 +70,17 @@ class TaskPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """What became of one item."""
+    """The result of one unit of work."""
 
     read: bool
-    """It was indexed now; its fragment served otherwise."""
+    """It was indexed by this build; otherwise its fragment was reused."""
     scanned_bytes: int
     note: str | None
-    """What was wrong with the fragment that should have served, or with the file, and did no harm."""
+    """A non-fatal problem of the existing fragment, or of the file."""
 
 
 def plan_work(columns: Sequence[SourceColumn], folder: Path, packed: Packed | None = None) -> list[FileTask]:
-    """The work of all files, in column and file order, given the single fragments in `folder` and those in packs."""
+    """Plan the tasks of all files, in column and file order, given the single fragments in `folder` and those in packs."""
     present, packed = fragment_names(list_committed(folder)), packed or Packed()
     answers, places = {name.answer: name for name in present}, packed.places | {name.place for name in present}
     work = []
@@ -109,7 +109,7 @@ def plan_work(columns: Sequence[SourceColumn], folder: Path, packed: Packed | No
 
 
 def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
-    """What there is to do for all files, in order."""
+    """The units of work of all files, in order."""
     items = []
     for number, each in enumerate(work):
         if each.packed:
@@ -124,9 +124,9 @@ def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
 def ensure_fragment(
     work: FileTask, part: int, column: SourceColumn, folder: Path, packs: PackWriter, storage: Storage
 ) -> TaskResult:
-    """Make sure that what is in the file goes into `packs`, or that a whole fragment of the part lies in `folder`.
+    """Make sure that the file's index is added to `packs`, or that an undamaged fragment of the part is in `folder`.
 
-    Raises: DataError, ConfigError of its format; ChangedFileError where the file changes meanwhile; CacheError.
+    Raises: DataError, ConfigError from its format; ChangedFileError if the file changes during indexing; CacheError.
     """
     path = _path(work, part, folder)
     note = None
@@ -134,7 +134,7 @@ def ensure_fragment(
         try:
             fragment = read_fragment(path)
         except FileNotFoundError:
-            note = f"{path}: vanished" if work.known else None
+            note = f"{path}: removed by another process during the build" if work.known else None
         except CacheError as error:
             note = str(error)
         else:
@@ -152,9 +152,9 @@ def ensure_fragment(
 
 
 def join_parts(work: FileTask, folder: Path) -> None:
-    """Make the fragment of a file out of those of its parts, which then go.
+    """Make the fragment of a file from those of its parts, and remove these.
 
-    Raises: ChangedFileError where these are not of one version of the file; as `await_fragment` does; CacheError.
+    Raises: ChangedFileError if they are not of the same version of the file; as `await_fragment` does; CacheError.
     """
     paths = [_path(work, part, folder) for part in range(work.num_parts)]
     parts = [await_fragment(path) for path in paths]
@@ -170,16 +170,16 @@ def join_parts(work: FileTask, folder: Path) -> None:
 
 
 def await_fragment(path: Path) -> Fragment:
-    """A fragment that another rank has written; network file systems may show it some seconds late.
+    """Read a fragment that another rank has written; network file systems may show it only after some seconds.
 
-    Raises: CacheError where it does not appear, or is damaged.
+    Raises: CacheError if it does not appear, or is damaged.
     """
     _await(path)
     return read_fragment(path)
 
 
 def await_pack(path: Path) -> Pack:
-    """A pack that another rank has written. Raises: as `await_fragment` does."""
+    """Open a pack that another rank has written. Raises: as `await_fragment` does."""
     _await(path)
     return Pack(path)
 
@@ -189,7 +189,7 @@ def _await(path: Path) -> None:
     while not path.is_file():
         if time.monotonic() > deadline:
             raise CacheError(
-                f"{path}: another rank wrote this file, but rank 0 does not see it: the cache must lie on a file system "
+                f"{path}: another rank wrote this file, but rank 0 does not see it: the cache must be on a file system "
                 "that all ranks share; choose such a directory, or build with the ranks of one node"
             )
         time.sleep(0.1)

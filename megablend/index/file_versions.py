@@ -1,8 +1,8 @@
-"""Which version of each file the last build saw, next to a generation's roots (a table of a uint64 a file, see side_table).
+"""The version of each file at the last build, stored with a snapshot (one uint64 per file, see side_table).
 
-A number stands for the sizes, times and inodes of all that a file consists of (`sources.SourceFile.etag`); 0 where they are not
-known. Where a file has another number when it is opened, it was moved, touched or replaced, and its content decides: its
-description must have the digest that was indexed, and so must sampled ranges of its body.
+A number is a hash of the sizes, times and inodes of all files that belong to a data file (`source_spec.SourceFile.etag`); 0 if
+unknown. If a file has another number when it is opened, it was moved, touched or replaced, and its content decides: the digests
+of its structure and of sampled ranges of its body must be those that were indexed.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ Numbers = npt.NDArray[np.uint64]
 
 
 def join_etags(stats: Sequence[FileStat]) -> str:
-    """What tells a version of a file from others, out of the states of all that it stands for."""
+    """Identifies a version of a data file, from the stats of all files that belong to it."""
     return " ".join(f"{stat.size}:{stat.etag}" for stat in stats)
 
 
 def number_of(etag: str) -> int:
-    """A version of a file as a number, 1 to 2^64 - 1."""
+    """Hash of a file version, 1 to 2^64 - 1."""
     return int.from_bytes(hashlib.blake2b(etag.encode(), digest_size=8).digest(), "little") or 1
 
 
 def seen_bytes(digest: str, numbers: Numbers) -> bytes:
-    """The table of a generation (by its digest) as it is stored; numbers: uint64 [num_files]."""
+    """The stored form of the table of a snapshot (by its digest); numbers: uint64 [num_files]."""
     return pack_numbers(_MAGIC, digest, numbers)
 
 
 def read_seen(folder: Path, num_files: int) -> Numbers | None:
-    """The numbers of a generation's files, uint64 [num_files]; None where an older version built it. Raises: CacheError."""
+    """The numbers of a snapshot's files, uint64 [num_files]; None if an older version built it. Raises: CacheError."""
     return read_numbers(folder / SEEN, _MAGIC, np.dtype(np.uint64), num_files)
 
 
@@ -64,14 +64,14 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
 
 
 def tell_moved(folder: Path, path: str) -> None:
-    """Say once that files are not where or when they were, though their content looks the same.
+    """Warn that files were moved or touched, although their sampled content is the same.
 
-    Once a generation, in this process and those that are forked from it.
+    Warns once per snapshot, in this process and those forked from it.
     """
     if _is_first(folder):
         _LOG.warning(
-            "%s (perhaps others too): moved, copied or touched since index %s was built; %d KiB of it compared, and found the "
-            "same; `megablend verify --data` compares all",
+            "%s (and perhaps other files): moved, copied or touched since index %s was built; a comparison of %d KiB found no "
+            "change; `megablend verify --data` compares everything",
             path,
             folder.name,
             NUM_RANGES * RANGE_BYTES >> 10,
@@ -79,18 +79,18 @@ def tell_moved(folder: Path, path: str) -> None:
 
 
 def tell_unknown(folder: Path) -> None:
-    """Say once, in this process and those forked with it, that nothing tells which files a generation was built from."""
+    """Warn once, in this process and those forked from it, that a snapshot has no record of file versions."""
     if _is_first(folder / SEEN):
         _LOG.warning(
-            "%s: built by an older version of megablend, which did not keep sizes and times of files: %d KiB of each file are "
-            "compared as it is opened; `megablend build CONFIG` adds them",
+            "%s: built by an older version of megablend, which did not record sizes and times of files: %d KiB of each file are "
+            "compared when it is opened; `megablend build CONFIG` adds the record",
             folder,
             NUM_RANGES * RANGE_BYTES >> 10,
         )
 
 
 def _is_first(place: Path) -> bool:
-    """Whether nothing was said of a place yet."""
+    """Whether this is the first warning about a path."""
     slot = number_of(str(place)) % _TOLD_SLOTS
     is_first = not _told[slot]
     _told[slot] = 1

@@ -1,11 +1,11 @@
-"""What indexing found in one file, kept so that it is not read again while it stays the same.
+"""A fragment: the result of indexing one file, stored so that an unchanged file is not read again.
 
-A fragment's name says where the file was met (source, name) and what it answers: which version of a file (size, etag), which
-column, which options. The answer alone decides whether it serves: files keep their fragments when a source is renamed, when
-its folder moves, and when files in other folders are added to it.
+The name of a fragment consists of `place`, which identifies the file (source, name), and `answer`, which identifies the request:
+the version of the file (size, etag), the column, the options. Only the answer decides whether a fragment can be reused: files
+keep their fragments when a source is renamed, when its folder moves, and when files in other folders are added to it.
 
-Its bytes: magic, length of a JSON header (uint32, little-endian), the header, the chunk table, the block table, and a blake2b
-digest (16 bytes) of all before. One whose digest is wrong is never trusted: the file is read again.
+Format: magic, length of a JSON header (uint32, little-endian), the header, the chunk table, the block table, and a blake2b digest
+(16 bytes) of everything before. If the digest is wrong, the fragment is ignored and the file is read again.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _FIELDS: dict[str, type] = {
     "num_blocks": int,
     "body": str,
 }
-"""Of a fragment's header."""
+"""Required fields of a fragment's header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:
-    """All that the index keeps of one file."""
+    """Everything that the index stores about one file."""
 
     index: FileIndex
     body: str
@@ -58,47 +58,47 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentName:
-    """Where a file's fragment lies."""
+    """The name of a file's fragment."""
 
     place: str
     """Hex digest of source and name; the same for all versions of a file."""
     answer: str
-    """Hex digest of the version of the file, and of what was asked of it."""
+    """Hex digest of the version of the file and of the request."""
 
     def __str__(self) -> str:
         return f"{self.place}-{self.answer}"
 
 
 def fragment_name(column: SourceColumn, file: SourceFile, *, documents: bool) -> FragmentName:
-    """The name of a file's fragment, made with documents counted or not."""
+    """The name of a file's fragment, with documents counted or not."""
     answer = fragment_answer(column, file, documents=documents)
     return FragmentName(place=_digest(json.dumps([column.name, file.name]), 8), answer=answer)
 
 
 def fragment_answer(column: SourceColumn, file: SourceFile, *, documents: bool) -> str:
-    """The answer in the name of a file's fragment, which alone decides whether it serves."""
+    """The `answer` in the name of a file's fragment, which decides whether it can be reused."""
     read = dataclasses.replace(column.read, count_documents=documents)
     return _digest(json.dumps([FORMAT_VERSION, *read.cache_key(), file.size, file.etag]), 16)
 
 
 def fragment_names(names: Iterable[str]) -> list[FragmentName]:
-    """Those of `names` that are names of fragments of whole files."""
+    """Parse those of `names` that are names of fragments of whole files."""
     whole = (name.partition("-") for name in names if not is_part(name))
     return [FragmentName(place=place, answer=answer) for place, _, answer in whole]
 
 
 def is_part(name: str) -> bool:
-    """Whether a fragment is of a part of a file alone."""
+    """Whether a fragment covers only a part of a file."""
     return _PART in name
 
 
 def part_path(path: Path, part: int, count: int) -> Path:
-    """Where the fragment of one part lies until those of all `count` parts are joined to the one at `path`."""
+    """The path of the fragment of one part, until all `count` parts are joined into the one at `path`."""
     return path.with_name(f"{path.name}{_PART}{part}-{count}")
 
 
 def write_fragment(path: Path, fragment: Fragment) -> None:
-    """Store a fragment atomically. Raises: CacheError where that fails."""
+    """Store a fragment atomically. Raises: CacheError if that fails."""
     index = fragment.index
     header = {
         "rows": index.rows,
@@ -120,7 +120,7 @@ def write_fragment(path: Path, fragment: Fragment) -> None:
 
 
 def read_fragment(path: Path) -> Fragment:
-    """Load a fragment. Raises: FileNotFoundError; CacheError where it is damaged or cannot be read."""
+    """Load a fragment. Raises: FileNotFoundError; CacheError if it is damaged or cannot be read."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def read_fragment(path: Path) -> Fragment:
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != trailer:
         raise CacheError(
-            f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); `megablend build CONFIG` makes it again"
+            f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); `megablend build CONFIG` rebuilds it"
         )
     start = len(_MAGIC) + _LENGTH.size
     try:
@@ -145,11 +145,11 @@ def read_fragment(path: Path) -> Fragment:
             min(tables) < 0
             or len(body) != tables[0] + CHUNK_DTYPE.itemsize * tables[1] + BLOCK_DTYPE.itemsize * tables[2]
         ):
-            raise ValueError("its tables are not as long as its header says")
+            raise ValueError("the size of its tables does not match its header")
         chunks = np.frombuffer(body, CHUNK_DTYPE, header["num_chunks"], start + length)
         blocks = np.frombuffer(body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes)
     except (ValueError, struct.error) as error:
-        raise CacheError(f"{path}: damaged fragment ({error}); `megablend build CONFIG` makes it again") from error
+        raise CacheError(f"{path}: damaged fragment ({error}); `megablend build CONFIG` rebuilds it") from error
     index = FileIndex(
         rows=header["rows"],
         tokens=header["tokens"],
@@ -159,16 +159,18 @@ def read_fragment(path: Path) -> Fragment:
         structure=header["structure"],
         meta=header["meta"],
         scanned_bytes=header["scanned_bytes"],
-        column=header.get("column", header["meta"].get("name")),  # Parquet's facts have it, also of older versions
+        column=header.get(
+            "column", header["meta"].get("name")
+        ),  # Parquet's metadata contains the name, in older versions too
         token_range=_range_in(header),
     )
     return Fragment(index=index, body=header["body"])
 
 
 def fragment_content(path: Path) -> tuple[str, str] | None:
-    """What tells the file that a fragment describes: digests of its structure and of its body; None where it is damaged.
+    """Identity of the file that a fragment describes: digests of its structure and of its body; None if the fragment is damaged.
 
-    Raises: FileNotFoundError; CacheError where it cannot be read.
+    Raises: FileNotFoundError; CacheError if it cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -188,7 +190,7 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
 
 
 def _range_in(header: dict[str, Any]) -> tuple[int, int] | None:
-    """The range of tokens in a fragment's header, which those of older versions do not have."""
+    """The range of tokens in a fragment's header; older versions wrote none."""
     match header.get("token_range"):
         case [int(low), int(high)]:
             return low, high

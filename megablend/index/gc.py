@@ -1,15 +1,15 @@
-"""Removing from a cache what nothing needs any more.
+"""Garbage collection: removes from a cache what is no longer needed.
 
-    generations   all but the newest and those that runs stand on
-    fragments     of files that no generation holds which stays, or that a pack has; the parts of large files
-    packs         of which no file is in a generation that stays
-    documents     and their lengths, where no generation that stays holds the files
-    idx           digests of `.idx` files that no generation holds which stays
-    splits        what was computed of generations and documents that are gone
+    generations   snapshots, except the newest and those that runs use
+    fragments     of files that are in no kept snapshot, or that are in a pack; fragments of parts of large files
+    packs         without files of a kept snapshot
+    documents     document tables (and `lengths`) of files that are in no kept snapshot
+    idx           digests of `.idx` files that are in no kept snapshot
+    splits        results computed from snapshots and document tables that no longer exist
 
-None goes before it was out of use for some days: a job may have opened a generation while it was the newest, and a build that was
-killed goes on from its fragments. A generation vanishes by a rename, so that it is there as a whole or not at all; a collection
-that is killed is gone on with by the next one, or by a build.
+Nothing is removed until it has been unused for some days: a job may have opened a snapshot while it was the newest, and a killed
+build continues from its fragments. A snapshot is removed by a rename, so that it is either complete or absent; an interrupted
+collection is continued by the next one, or by a build.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ from megablend.index.snapshot import open_snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What went, or would go."""
+    """What was removed, or would be removed."""
 
     generations: tuple[str, ...]
-    """Digests, the oldest first."""
+    """Digests of removed snapshots, the oldest first."""
     kept: tuple[str, ...]
-    """Digests of those that stay."""
+    """Digests of snapshots that are kept."""
     others: int
-    """Fragments, tables of documents, splits."""
+    """Number of other removed files: fragments, packs, document tables, splits."""
     bytes: int
-    """Of all that went."""
+    """Total size of everything removed."""
 
 
 def collect(
     cache: str | Path, needed: Callable[[], Collection[str]], *, min_age_seconds: float, dry_run: bool
 ) -> Collected:
-    """Remove what nothing needs, and nothing has needed for `min_age_seconds`.
+    """Remove what is not needed and has not been used for `min_age_seconds`.
 
     Args:
-        needed: called with the cache locked: digests of the generations that have to stay, besides the newest.
+        needed: called with the cache locked; returns digests of the snapshots to keep, in addition to the newest.
         dry_run: remove nothing.
 
-    Raises: CacheError where there is no cache, a build runs, or may run for all that is known, or a generation that stays is
-        damaged; as `needed`.
+    Raises: CacheError if there is no cache, a build is running (or that cannot be determined), or a kept snapshot is damaged; as
+        `needed`.
     """
     cache = Path(cache).absolute()
     if not generations(cache).is_dir():
-        raise CacheError(f"{cache}: there is no cache here: build one, or name another directory")
-    with translate_os_errors(cache), build_lock(cache, wait_seconds=0) as held:
-        if not held.exclusive:
+        raise CacheError(f"{cache}: there is no cache here: build one, or specify another directory")
+    with translate_os_errors(cache), build_lock(cache, wait_seconds=0) as lock:
+        if not lock.exclusive:
             raise CacheError(
-                f"{cache}: the file system has no locks, so that nothing tells whether a build runs: copy the cache to one that "
-                f"has, or, while no build runs, remove {fragments(cache)} by hand: the next build reads all files again"
+                f"{cache}: the file system has no locks, so a running build cannot be detected: copy the cache to one that "
+                f"has locks; or, while no build is running, remove {fragments(cache)}: the next build then reads all files again"
             )
         for folder in folders(cache):
             check_folder(folder)
@@ -74,7 +74,7 @@ def collect(
         old = _old_generations(cache, set(needed()), before)
         kept = tuple(digest for digest in list_snapshots(cache) if digest not in old)
         others = [folder / name for folder in _folders(cache) for name in list_committed(folder)]
-        needs = _Held(cache, kept).needs
+        needs = _KeptContents(cache, kept).needs
         others = [path for path in others if path.lstat().st_mtime < before and not needs(path)]
         going = [*(generations(cache) / digest for digest in old), *others]
         found = Collected(
@@ -94,7 +94,7 @@ def collect(
 
 
 def _folders(cache: Path) -> list[Path]:
-    """The folders of what belongs to generations."""
+    """The folders of files that belong to snapshots."""
     return [
         folder
         for folder in folders(cache)
@@ -103,22 +103,22 @@ def _folders(cache: Path) -> list[Path]:
 
 
 def _old_generations(cache: Path, needed: set[str], before: float) -> list[str]:
-    """Digests of generations that are not needed, and were not the newest any more at the time `before`."""
+    """Digests of snapshots that are not needed, and were no longer the newest at the time `before`."""
     found, by_arrival = [], list_snapshots(cache)
     for place, digest in enumerate(by_arrival[:-1]):
         folder = generations(cache) / digest
         ended = min(_took_over(folder, generations(cache) / newer) for newer in by_arrival[place + 1 :])
-        is_known = build_sequence(folder) >= 0  # of the others the order is not known: one of them may be the newest
+        is_known = build_sequence(folder) >= 0  # otherwise their order is unknown: one of them may be the newest
         if is_known and digest not in needed and ended < before:
             found.append(digest)
     return found
 
 
 def _took_over(folder: Path, newer: Path) -> float:
-    """When a generation that arrived later came to be the newest, at the latest.
+    """The latest time at which a later snapshot became the newest.
 
-    Roots are written whenever a build arrives at a generation, the manifest when it is made: where that was after the older one's
-    last arrival, it tells, however often the newer one was built again since.
+    Roots are written by every build that results in a snapshot, the manifest only when the snapshot is created. If it was created
+    after the last build of the older one, that is the time, no matter how often the newer one was rebuilt since.
     """
     made = (newer / MANIFEST).stat().st_mtime
     if build_sequence(folder) >= 0 and made <= (folder / ROOTS).stat().st_mtime:
@@ -126,8 +126,8 @@ def _took_over(folder: Path, newer: Path) -> float:
     return made
 
 
-class _Held:
-    """What the generations that stay hold, by the names that the rest of the cache has for it."""
+class _KeptContents:
+    """Contents of the kept snapshots, by the names that the other files of the cache are stored under."""
 
     def __init__(self, cache: Path, kept: Collection[str]) -> None:
         self._contents: set[tuple[str, str]] = set()
@@ -146,14 +146,14 @@ class _Held:
                 self._files.update(generation.file_keys(source))
                 self._tables.add(table_folder(generation, number).name)
         for name in list_committed(packs(cache)):
-            with contextlib.suppress(CacheError):  # a damaged one goes
+            with contextlib.suppress(CacheError):  # a damaged pack is removed
                 pack = Pack(packs(cache) / name)
                 if not self._contents.isdisjoint(pack.contents()):
                     self._packs.add(name)
                     self._packed.add(pack)
 
     def needs(self, path: Path) -> bool:
-        """Whether one of the generations has a use for what lies at `path`."""
+        """Whether a kept snapshot needs the file or folder at `path`."""
         kind, name = path.parent.name, path.name
         owner = name.partition("-")[0]
         if kind == "fragments":

@@ -1,9 +1,9 @@
-"""Digests of the parts of long `.idx` files: made once by `build`, so that no reader has to go through a whole file.
+"""Digests of the parts of long `.idx` files: computed once by `build`, so that readers do not have to read whole files.
 
-    <cache>/idx/<digest of the .idx>   magic, uint64 a group, a blake2b digest (16 bytes) of all before
+    <cache>/idx/<digest of the .idx>   magic, one uint64 per group, a blake2b digest (16 bytes) of everything before
 
-They follow from the file alone: all indexes that hold it share them. One that is missing or damaged is made by the next build;
-until then readers digest the whole file.
+They depend only on the file: all snapshots that contain it share them. The next build computes missing or damaged ones; until
+then readers digest the whole file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def idx_digests(cache: str | Path) -> Path:
 
 
 def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | None:
-    """The digests of a file's parts, uint64 [num_groups]; None where it needs none, or the cache has none that are whole."""
+    """The digests of a file's parts, uint64 [num_groups]; None if it needs none, or the cache has no undamaged ones."""
     if not (has_group_digests(kind) and kind.needs_group_digests(file.opened)):
         return None
     return _read(idx_digests(cache) / file.opened.structure)
@@ -69,11 +69,11 @@ def damaged_digests(cache: str | Path) -> Iterator[str]:
     folder = idx_digests(cache)
     for name in list_committed(folder):
         if _read(folder / name) is None:
-            yield f"{folder / name}: damaged digests of an .idx file; `megablend build CONFIG` makes them again"
+            yield f"{folder / name}: damaged digests of an .idx file; `megablend build CONFIG` computes them again"
 
 
 def make_digests(cache: str | Path, idx: LongIdx, storage: Storage) -> None:
-    """Digest a file and keep what was found. Raises: ChangedFileError where it is not what was indexed; DataError; CacheError."""
+    """Compute and store the digests of a file. Raises: ChangedFileError if it is not what was indexed; DataError; CacheError."""
     kind = get_format(idx.format)
     assert has_group_digests(kind)
     digests = kind.make_group_digests(idx.path, idx.file, storage=storage)
@@ -84,7 +84,7 @@ def make_digests(cache: str | Path, idx: LongIdx, storage: Storage) -> None:
 def _read(path: Path) -> Digests | None:
     try:
         data = path.read_bytes()
-    except OSError:  # it is only missed
+    except OSError:  # treated as missing
         return None
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if not body.startswith(_MAGIC) or _checksum(body) != trailer:

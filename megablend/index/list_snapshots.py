@@ -11,14 +11,14 @@ from megablend.index.manifest import MANIFEST, read_roots
 
 
 def list_snapshots(cache: str | Path) -> list[str]:
-    """Digests of a cache's generations, the last one built (or built again) last; none where there is no cache."""
+    """Digests of a cache's snapshots, the most recently built (or rebuilt) last; empty if there is no cache."""
     folder = generations(cache)
     names = [name for name in list_committed(folder) if is_committed(folder / name)]
     return sorted(names, key=lambda name: (build_sequence(folder / name), name))
 
 
 def is_committed(folder: Path) -> bool:
-    """Whether there is a generation; one that cannot be looked at is there, too."""
+    """Whether a folder contains a snapshot; assumed if it cannot be inspected."""
     try:
         return (folder / MANIFEST).is_file()
     except OSError:
@@ -26,7 +26,7 @@ def is_committed(folder: Path) -> bool:
 
 
 def build_sequence(folder: Path) -> int:
-    """Number of the build that last arrived at a generation; -1 where that is not known."""
+    """Number of the last build that resulted in a snapshot; -1 if unknown."""
     try:
         return int(read_roots(folder)["arrival"])
     except CacheError:

@@ -1,4 +1,4 @@
-"""The description of a generation: what it holds, in which format version, and the checksums of its tables."""
+"""The manifest of a snapshot: its contents, its format version, and the checksums of its tables."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _SOURCE_FIELDS: Fields = {
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a generation. Raises: CacheError where it is missing, damaged, or of a newer format version."""
+    """Read the manifest of a snapshot. Raises: CacheError if it is missing, damaged, or of a newer format version."""
     manifest = _read_json(folder / MANIFEST)
     version = manifest.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise CacheError(
             f"{folder}: written in format version {version} by {manifest.get('written_by', 'a newer megablend')}; "
-            f"this megablend reads up to version {FORMAT_VERSION}: upgrade it, or build into another cache"
+            f"this megablend reads up to version {FORMAT_VERSION}: upgrade megablend, or build into another cache"
         )
     if manifest.pop("checksum", None) != _checksum(manifest):
         raise CacheError(f"{folder / MANIFEST}: damaged (its checksum is wrong); {REPAIR_REMEDY}")
@@ -55,7 +55,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_generation_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of an index, with all that its format has. Raises: as read_manifest."""
+    """Read and validate the manifest of a snapshot of the index. Raises: as read_manifest."""
     manifest = read_manifest(folder)
     _check_fields(folder, manifest, _GENERATION_FIELDS)
     _check_fields(folder, manifest["tables"], dict.fromkeys(TABLES, dict))
@@ -79,7 +79,7 @@ def _check_fields(folder: Path, value: object, fields: Mapping[str, type | tuple
 
 
 def dump_with_checksum(manifest: Mapping[str, Any]) -> bytes:
-    """A manifest as it is stored: with its own checksum."""
+    """The stored form of a manifest, with its own checksum."""
     return json.dumps({**manifest, "checksum": _checksum(manifest)}, sort_keys=True, indent=1).encode()
 
 
@@ -90,9 +90,9 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def read_roots(folder: Path) -> dict[str, Any]:
-    """roots.json: {"arrival": number of the build, "roots": {source name: folder}}. Raises: CacheError.
+    """Read roots.json: {"arrival": number of the build, "roots": {source name: folder}}. Raises: CacheError.
 
-    Since 0.2 also "columns": {source name: token column, as far as known}, "skipped": {source name: [path: reason]}.
+    Since 0.2 also "columns": {source name: token column, if known}, "skipped": {source name: [path: reason]}.
     """
     roots = _read_json(folder / ROOTS)
     committed = roots.pop("checksum", None)  # version 0.1.0 wrote none
@@ -115,7 +115,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Reads all tables of a generation; one line for each that is not what was committed."""
+    """Compare all tables of a folder with its manifest; one line for each that is not what was committed."""
     problems = []
     for name, entry in manifest["tables"].items():
         path = folder / name

@@ -1,9 +1,9 @@
-"""A table of fixed-width columns, mapped into memory: opened in constant time, shared by all processes of a node.
+"""A table of fixed-width columns, memory-mapped: opened in constant time, shared by all processes of a node.
 
-What is touched of a mapping counts as memory of the process, with the neighbourhood that the system maps along, 64 KiB to 2 MiB a
-touch, and stays until somebody else needs the memory. So rows of a large table are read from the file instead: they come from the
-system's cache all the same, and what is beside them stays there. Kernels that walk through a column do so in portions, each of
-which is let go of.
+Accessed pages of a mapping count as memory of the process, together with adjacent ones that the system maps along (64 KiB to
+2 MiB per access), until the memory is needed elsewhere. So rows of a large table are read from the file instead: they still
+come from the page cache, without their neighbours. Kernels that walk through a column do so in portions, and each portion is
+released.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from megablend.kernels.file_ranges import read_ranges
 
 Int64s = npt.NDArray[np.int64]
 MAPPED_BYTES = 64 << 20
-"""A table up to this size is mapped as a whole."""
+"""Tables up to this size are read through the mapping."""
 _AHEAD_ROWS = 256
-"""So many rows are asked of the disk all at once: few have been looked up before."""
+"""From this many rows on, the disk is asked for all of them ahead: few are in the page cache yet."""
 _REGION_ROWS, _PORTION_REGIONS = 1 << 14, 8
-"""Rows that may lie within what one touch maps, of 4 bytes; touches in a portion."""
+"""Rows of 4 bytes that one access may map; accesses per portion."""
 
 
 def _close(fd: int) -> None:
-    with contextlib.suppress(OSError):  # of what was only read, nothing is lost
+    with contextlib.suppress(OSError):  # the file was only read: nothing is lost
         os.close(fd)
 
 
@@ -56,14 +56,14 @@ class MappedTable:
         self._begins = {
             name: column.__array_interface__["data"][0] - data.address for name, column in self._columns.items()
         }
-        """Where each column begins in the file."""
+        """Offset of each column in the file."""
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """A column, read-only; what is touched of it stays in memory."""
+        """A column, read-only; accessed parts stay in memory."""
         return self._columns[name]
 
     def portions(self, rows: npt.NDArray[np.int64]) -> Iterator[slice]:
-        """Parts of `rows` int64 [n], numbers of rows in any order, one after the other; what is touched for each is let go of."""
+        """Split `rows` int64 [n], numbers in any order, into consecutive parts; the memory accessed for each part is released."""
         if not self._is_large:
             yield slice(0, len(rows))
             return
@@ -75,15 +75,18 @@ class MappedTable:
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def take(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """A column's values in `rows` int64 [n], numbers in range, any order: [n], in memory of their own.
+        """A new array of a column's values in `rows` int64 [n], numbers in range, in any order: [n].
 
-        Raises: CacheError where the file cannot be read.
+        Raises: CacheError if the file cannot be read.
         """
         column = self._columns[name]
         if not self._is_large or not len(rows):
             return column[rows]
         found = np.empty(len(rows), column.dtype)
-        size, firsts = column.itemsize, np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)  # of runs of neighbours
+        size, firsts = (
+            column.itemsize,
+            np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1),
+        )  # of runs of consecutive rows
         starts, begins = rows[firsts], firsts * size
         sizes = np.diff(begins, append=len(rows) * size)
         ahead = len(starts) >= _AHEAD_ROWS
@@ -91,7 +94,7 @@ class MappedTable:
         return found
 
     def _read(self, offsets: Int64s, sizes: Int64s, begins: Int64s, ahead: bool, out: npt.NDArray[np.uint8]) -> None:
-        """Ranges of the file; one that stops early (where a signal came) is read again. Raises: CacheError."""
+        """Read ranges of the file; one that a signal interrupted is read again. Raises: CacheError."""
         done = 0
         while True:
             done += read_ranges(self._fd, offsets[done:], sizes[done:], begins[done:], ahead, out)

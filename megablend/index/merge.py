@@ -1,4 +1,4 @@
-"""Fragments of all files, in source and file order, become one generation; a commit gives it its name."""
+"""Merging the fragments of all files, in source and file order, into one snapshot, and committing it by a rename."""
 
 from __future__ import annotations
 
@@ -52,33 +52,33 @@ from megablend.index.token_ranges import pack_ranges
 _Batch = list[tuple[SourceFile, FileFacts]]
 Int64s = npt.NDArray[np.int64]
 _BATCH_FILES, _BATCH_BLOCKS = 1 << 12, 1 << 16
-"""Files whose tables are written at once, unless they have so many blocks."""
+"""Files per batch of writing tables, or blocks, whichever is reached first."""
 _CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunks")
-"""Of a manifest: all but the version that wrote it, and the tables' bytes, which may depend on that."""
+"""Fields of a manifest that define the content: without the version that wrote it, and the tables' bytes, which depend on it."""
 
 
 def write_generation(
     cache: Path, columns: Sequence[SourceColumn], facts: Iterator[FileFacts], found_columns: Mapping[str, str | None]
 ) -> tuple[str, bool]:
-    """Merge what was found in all files into a generation and commit it.
+    """Merge the indexing results of all files into a snapshot and commit it.
 
-    A batch of files is held at a time; all but the table of files goes to the disk as it comes.
+    Only a batch of files is in memory at a time; all tables except the table of files are written batch by batch.
 
     Args:
         columns: all columns to index, in order.
-        facts: what was found in each file of each column, in their order.
-        found_columns: for each column (by its name) its name in the files, as far as known once all facts are taken; stored with
-            the roots.
+        facts: indexing result of each file of each column, in order.
+        found_columns: for each column (by its name) its name in the files, if known once all facts are consumed; stored with the
+            roots.
 
-    Returns: its digest, and whether it is new.
-    Raises: CacheError where the cache cannot be written; as `facts` does.
+    Returns: the snapshot's digest, and whether it is new.
+    Raises: CacheError if the cache cannot be written; as `facts` does.
     """
     folder = temp_sibling(generations(cache) / "generation")
     with translate_os_errors(folder):
         folder.mkdir()
         try:
             ranges: list[tuple[int, int] | None] = []
-            manifest = _write_tables(folder, columns, _noting_ranges(facts, ranges))
+            manifest = _write_tables(folder, columns, _collect_ranges(facts, ranges))
             write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
             found = {
                 "roots": {each.name: each.source.root for each in columns},
@@ -93,8 +93,8 @@ def write_generation(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _noting_ranges(facts: Iterator[FileFacts], ranges: list[tuple[int, int] | None]) -> Iterator[FileFacts]:
-    """The facts, whose ranges of tokens are appended to `ranges` as they pass."""
+def _collect_ranges(facts: Iterator[FileFacts], ranges: list[tuple[int, int] | None]) -> Iterator[FileFacts]:
+    """Pass the facts through, appending their token ranges to `ranges`."""
     for each in facts:
         ranges.append(each.token_range)
         yield each
@@ -146,13 +146,13 @@ def _write_tables(folder: Path, indexed: Sequence[SourceColumn], facts: Iterator
 
 
 class _Totals:
-    """Running counts over the generation."""
+    """Running counts over the snapshot."""
 
     def __init__(self) -> None:
         self.blocks = self.chunks = self.tokens = self.rows = self.ends = 0
 
     def chunk_numbers(self, batch: _Batch) -> Int64s:
-        """Number of each file's first chunk, int64 [num_files], counted on."""
+        """Number of each file's first chunk, int64 [num_files]; advances the count."""
         counts = np.array([len(facts.chunks) for _, facts in batch], np.int64)
         firsts: Int64s = self.chunks + np.cumsum(counts) - counts
         self.chunks += int(counts.sum())
@@ -161,10 +161,10 @@ class _Totals:
     def block_columns(
         self, batch: _Batch, first_chunks: Int64s, *, documents: bool
     ) -> tuple[Int64s, dict[str, npt.NDArray[Any]]]:
-        """Number of each file's first block, int64 [num_files], and the columns of all their blocks, counted on.
+        """Number of each file's first block, int64 [num_files], and the columns of all their blocks; advances the counts.
 
-        Where documents are not asked for, some formats know them and some fragments have them all the same; they are
-        left out, and blocks without tokens with them, so that a generation does not depend on what the cache held.
+        If documents are not requested, some formats and fragments provide them nevertheless. They are dropped, along with blocks
+        without tokens, so that a snapshot does not depend on what was in the cache.
         """
         blocks = join_tables((facts.blocks for _, facts in batch), BLOCK_DTYPE)
         counts = np.array([len(facts.blocks) for _, facts in batch], np.int64)
@@ -194,7 +194,7 @@ class _Totals:
 
 
 def _batches(files: Sequence[SourceFile], facts: Iterator[FileFacts]) -> Iterator[_Batch]:
-    """The files with what was found in each, some at a time."""
+    """The files with their indexing results, in batches."""
     batch: _Batch = []
     num_blocks = 0
     for file in files:
@@ -208,7 +208,7 @@ def _batches(files: Sequence[SourceFile], facts: Iterator[FileFacts]) -> Iterato
 
 
 def _chunk_columns(batch: _Batch, first_file: int) -> dict[str, npt.NDArray[Any]]:
-    """The columns of all chunks of some files, of which the first has number `first_file`."""
+    """The columns of all chunks of a batch of files, the first of which has number `first_file`."""
     chunks = join_tables((facts.chunks for _, facts in batch), CHUNK_DTYPE)
     files = np.repeat(np.arange(first_file, first_file + len(batch)), [len(facts.chunks) for _, facts in batch])
     return _columns(chunks) | {"file": files}
@@ -235,15 +235,15 @@ def _columns(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _commit(folder: Path, final: Path, found: Mapping[str, Any], tables: Mapping[str, bytes]) -> bool:
-    """Give a written generation its name; True where it is new (or takes the place of a damaged one).
+    """Rename a written snapshot to its final name; True if it is new (or replaces a damaged one).
 
     Args:
-        found: what this build found that is not part of the generation, for ROOTS.
-        tables: likewise, by name: numbers of the files, such as their versions.
+        found: content of ROOTS: results of this build that are not part of the digest.
+        tables: further such results, by name: numbers per file, such as their versions.
     """
     arrivals = [build_sequence(final.parent / name) for name in list_committed(final.parent)]
     text = dump_with_checksum({"arrival": 1 + max(arrivals, default=0), **found})
-    if final.exists() and _is_whole(final, folder):
+    if final.exists() and _is_intact(final, folder):
         complete_checks(final)
         for name, numbers in tables.items():
             replace_file(final / name, numbers)
@@ -264,8 +264,8 @@ def _commit(folder: Path, final: Path, found: Mapping[str, Any], tables: Mapping
     return True
 
 
-def _is_whole(final: Path, written: Path) -> bool:
-    """Whether what was committed before says the same as what was written now, and has its tables."""
+def _is_intact(final: Path, written: Path) -> bool:
+    """Whether the snapshot committed before has the same content as the one just written, and its tables are undamaged."""
     try:
         manifest, expected = read_generation_manifest(final), read_generation_manifest(written)
         return all(manifest.get(name) == expected[name] for name in _CONTENT) and not damaged_tables(final, manifest)

@@ -1,4 +1,4 @@
-"""Writing packs: what is found in files is collected and written now and then, so that a build that is killed loses little."""
+"""Writing packs: indexing results are collected and written at intervals, so that a killed build loses little work."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from megablend.index.fragments import Fragment, FragmentName, write_fragment
 from megablend.index.packs import DIGEST_BYTES, ENTRIES, LENGTH, MAGIC, FileFacts, facts_of
 
 PACK_MIN_FILES = 32
-"""Fewer files have single fragments."""
+"""Below this number of files, single fragments are written instead."""
 PACK_FILES, PACK_BYTES, PACK_SECONDS = 1 << 14, 16 << 20, 10.0
-"""A pack is written once so many files are found, or so many bytes of tables, or the first of them is so old."""
+"""A pack is written when it reaches this number of files, bytes of tables, or seconds since its first file."""
 
 
 class PackWriter:
-    """Keeps what is found in files: many at a time in a pack, fewer than PACK_MIN_FILES as single fragments.
+    """Stores indexing results: many files in one pack, fewer than PACK_MIN_FILES as single fragments.
 
     Args:
-        folder: of the packs.
+        folder: folder of the packs.
         singles: folder of the single fragments.
     """
 
     def __init__(self, folder: Path, singles: Path) -> None:
         self.written: list[str] = []
-        """Names of the packs so far."""
+        """Names of the packs written so far."""
         self._folder, self._singles = folder, singles
         self._found: list[tuple[FragmentName, Fragment, bool]] = []
         self._bytes, self._since = 0, 0.0
 
     def add(self, name: FragmentName, fragment: Fragment, *, is_single: bool) -> None:
-        """Take what was found in a file; write where it is time. Raises: CacheError.
+        """Add the indexing result of a file, and write a pack if one is due. Raises: CacheError.
 
         Args:
-            is_single: there is a single fragment of it.
+            is_single: a single fragment of the file exists already.
         """
         if not self._found:
             self._since = time.monotonic()
@@ -51,7 +51,7 @@ class PackWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is left. Raises: CacheError."""
+        """Write everything that has not been written yet. Raises: CacheError."""
         if len(self._found) >= PACK_MIN_FILES:
             data = _pack([(name, facts_of(fragment)) for name, fragment, _ in self._found])
             name = data[-DIGEST_BYTES:].hex()

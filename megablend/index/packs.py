@@ -1,11 +1,12 @@
-"""What indexing found in many files, in one file: a build of 100,000 small files flushes some ten files, not 100,000.
+"""A pack: the indexing results of many files in one file, so that a build of 100,000 small files flushes about ten files.
 
     <cache>/packs/<digest>   magic, length of the entries (uint64, little-endian), entries as an Arrow IPC stream, the files'
-                             chunk tables, their block tables, a blake2b digest (16 bytes) of all before
+                             chunk tables, their block tables, a blake2b digest (16 bytes) of everything before
 
-A build writes a pack now and then (see pack_writer.py), so that one that is killed loses little. Entries are found by the answer
-in their fragment's name. A pack whose digest is wrong is never trusted: its files are read again. Few files at a time, parts of
-large ones, and what megablend 0.1.0 found, have single fragments (see fragments.py); a build puts many of these into a pack.
+A build writes packs at intervals (see pack_writer.py), so that a killed build loses little work. Entries are looked up by the
+`answer` in the name of the fragment. If the digest is wrong, the pack is ignored and its files are read again. Small numbers of
+files, parts of large files, and results of megablend 0.1.0 are stored as single fragments (see fragments.py); a build moves many
+of these into a pack.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ ENTRIES = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts:
-    """What the index keeps of one file, as it lies in the tables."""
+    """What the index stores about one file, in the form of its tables."""
 
     rows: int
     tokens: int
@@ -71,7 +72,7 @@ class FileFacts:
 
 
 def facts_of(fragment: Fragment) -> FileFacts:
-    """What the index keeps of a fragment's file."""
+    """Convert a fragment to the form of the index's tables."""
     index = fragment.index
     return FileFacts(
         rows=index.rows,
@@ -88,9 +89,9 @@ def facts_of(fragment: Fragment) -> FileFacts:
 
 
 class Pack:
-    """A pack, opened, compared with its digest, and mapped into memory.
+    """An opened pack: verified against its digest, and memory-mapped.
 
-    Raises: CacheError where it is damaged; with a cause where it cannot be read.
+    Raises: CacheError if it is damaged; with a cause if it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,8 +99,8 @@ class Pack:
         try:
             with path.open("rb") as file:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError) as error:  # ValueError: of an empty file
-            raise CacheError(f"{path}: cannot be read ({error}); `megablend build CONFIG` makes it again") from error
+        except (OSError, ValueError) as error:  # ValueError: an empty file
+            raise CacheError(f"{path}: cannot be read ({error}); `megablend build CONFIG` rebuilds it") from error
         body, start = data[:-DIGEST_BYTES], len(MAGIC) + LENGTH.size
         if (
             len(data) < start + DIGEST_BYTES
@@ -107,7 +108,7 @@ class Pack:
             or hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest() != data[-DIGEST_BYTES:]
         ):
             raise CacheError(
-                f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); `megablend build CONFIG` makes it again"
+                f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); `megablend build CONFIG` rebuilds it"
             )
         (length,) = LENGTH.unpack_from(body, len(MAGIC))
         self._entries = pa.ipc.open_stream(pa.py_buffer(body[start : start + length])).read_next_batch()
@@ -122,11 +123,11 @@ class Pack:
         return names
 
     def contents(self) -> list[tuple[str, str]]:
-        """What tells each file's content from others': digests of its structure, and of its body."""
+        """Identity of each file's content: digests of its structure and of its body."""
         return list(zip(self._columns["structure"], self._columns["body"], strict=True))
 
     def facts(self, number: int) -> FileFacts:
-        """What the index keeps of one of its files."""
+        """What the index stores about one of the files."""
         columns, (chunk, next_chunk) = self._columns, self._first_chunk[number : number + 2]
         block, next_block = self._first_block[number : number + 2]
         return FileFacts(
@@ -157,15 +158,15 @@ class Pack:
 
 
 class Packed:
-    """What packs hold, by the answers in the fragments' names."""
+    """The contents of all packs, by the answers in the fragments' names."""
 
     def __init__(self) -> None:
         self.places: set[str] = set()
-        """Of the fragments' names."""
+        """The places in the fragments' names."""
         self._found: dict[str, tuple[Pack, int, str]] = {}
 
     def add(self, pack: Pack) -> None:
-        """Count a pack in."""
+        """Add a pack."""
         names = zip(pack.names("place"), pack.names("answer"), strict=True)
         for number, (place, answer) in enumerate(names):
             self.places.add(place)
@@ -175,7 +176,7 @@ class Packed:
         return answer in self._found
 
     def facts(self, answer: str) -> FileFacts:
-        """What the index keeps of a file. Raises: KeyError."""
+        """What the index stores about a file. Raises: KeyError."""
         pack, number, _ = self._found[answer]
         return pack.facts(number)
 
@@ -190,6 +191,6 @@ def packs(cache: str | Path) -> Path:
 
 
 def _offsets(counts: pa.Array) -> list[int]:
-    """Running counts, one more than `counts`."""
+    """Running totals, one more than `counts`."""
     ends: list[int] = np.cumsum(as_numpy(counts)).tolist()
     return [0, *ends]

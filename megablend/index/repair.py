@@ -1,4 +1,4 @@
-"""Making a damaged index again out of the files that it lists: a run may read an older index than the config's files make now."""
+"""Rebuilding a damaged index from the files that it lists: a run may use an older index than a build of the config gives."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from megablend.storage.location import join
 
 
 def find_damage(cache: str | Path, digest: str) -> str | None:
-    """What is wrong with the files of an index in the cache, all of which are read; None where nothing is."""
+    """Read all files of an index in the cache: the first problem, or None."""
     folder = generations(cache) / digest
     if digest not in list_snapshots(cache):
-        return f"{folder}: there is no such index"
+        return f"{folder}: this index does not exist"
     try:
         manifest = read_generation_manifest(folder)
         read_roots(folder)
@@ -38,13 +38,13 @@ def find_damage(cache: str | Path, digest: str) -> str | None:
 def list_indexed_files(
     cache: str | Path, digest: str, *, roots: Mapping[str, str], block_bytes: int
 ) -> tuple[SourceListing, ...]:
-    """The sources of an index, with the paths of the files that it was made of, for `build_index`.
+    """The sources of an index, with the paths of the files that it was built from, for `build_index`.
 
     Args:
-        roots: source name -> folder that its files' names are relative to, where the index does not say so any more.
-        block_bytes: what the index was built with.
+        roots: source name -> folder that its files' names are relative to, for sources whose folder the index no longer contains.
+        block_bytes: the value that the index was built with.
 
-    Raises: CacheError where its manifest or its table of files is damaged, too.
+    Raises: CacheError if its manifest or its table of files is damaged, too.
     """
     folder = generations(cache) / digest
     manifest = read_generation_manifest(folder)
@@ -61,7 +61,7 @@ def list_indexed_files(
         name = source["name"]
         root = roots.get(name)
         if root is None:
-            raise CacheError(f"{folder}: nothing says where the files of source {name!r} are")
+            raise CacheError(f"{folder}: the folder of the files of source {name!r} is unknown")
         spec = SourceSpec(
             name=name,
             patterns=(),

@@ -1,4 +1,4 @@
-"""One rank's share of the files and parts of files that a build has to index."""
+"""Indexing one rank's share of the files, and parts of files, of a build."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ def index_share(
     storage: Storage,
     progress: Callable[[Progress], None],
 ) -> tuple[dict[int, TaskResult], list[str]]:
-    """Do this rank's share of the work, and wait for the others.
+    """Index this rank's share of the files, and wait for the other ranks.
 
-    Returns: what became of each item, by its number; names of the packs that this rank wrote.
+    Returns: the result of each item, by its number; names of the packs that this rank wrote.
     """
     folder = fragments(cache)
     tally = _Tally(work, items)
 
-    def tell() -> None:
+    def report() -> None:
         if posts := launch.posts():
             tally.add(number for _, numbers in posts for number in numbers)
             progress(tally.progress())
 
     done: dict[int, TaskResult] = {}
-    untold: list[int] = []
+    unreported: list[int] = []
     posted = time.monotonic()
-    mine = assign_longest_first([item.cost for item in items], launch.size)[launch.rank]
+    assigned = assign_longest_first([item.cost for item in items], launch.size)[launch.rank]
     writer = PackWriter(packs(cache), folder)
     try:
-        for number in mine:
+        for number in assigned:
             item = items[number]
             file = work[item.number]
             done[number] = ensure_fragment(file, item.part, columns[file.column], folder, writer, storage)
-            untold.append(number)
-            if len(done) == len(mine) or time.monotonic() > posted + _POST_SECONDS:
-                launch.post(untold)
-                untold, posted = [], time.monotonic()
-                tell()
+            unreported.append(number)
+            if len(done) == len(assigned) or time.monotonic() > posted + _POST_SECONDS:
+                launch.post(unreported)
+                unreported, posted = [], time.monotonic()
+                report()
     except BaseException:
-        with contextlib.suppress(CacheError):  # what was found until then serves the next build
+        with contextlib.suppress(CacheError):  # results so far can be reused by the next build
             writer.flush()
         raise
     writer.flush()
-    launch.barrier(tell)
+    launch.barrier(report)
     divided = [file for file in work if file.num_parts > 1]
     for file in divided[launch.rank :: launch.size]:
         join_parts(file, folder)
@@ -70,7 +70,7 @@ def index_share(
 
 
 class _Tally:
-    """What of the work is done, over all ranks."""
+    """Counts completed work over all ranks."""
 
     def __init__(self, work: Sequence[FileTask], items: Sequence[TaskPart]) -> None:
         self._items = items
@@ -80,7 +80,7 @@ class _Tally:
         self._num_bytes = sum(file.file.size for file in work)
 
     def add(self, numbers: Iterable[int]) -> None:
-        """Count items that are done, each once."""
+        """Count completed items, each once."""
         for number in numbers:
             file = self._items[number].number
             self._left[file] -= 1
@@ -88,5 +88,5 @@ class _Tally:
             self._bytes += self._items[number].size
 
     def progress(self) -> Progress:
-        """How far the build has come."""
+        """The progress of the build."""
         return Progress(files=self._files, num_files=len(self._left), bytes=self._bytes, num_bytes=self._num_bytes)

@@ -1,6 +1,6 @@
-"""Numbers that a build keeps of each file next to a generation's tables, outside its digest.
+"""Numbers per file that a build stores with a snapshot, outside its digest.
 
-Magic text, numbers (little-endian, in the order of the table of files), blake2b digest (16 bytes, keyed by the generation).
+Magic text, numbers (little-endian, in the order of the table of files), blake2b digest (16 bytes, keyed by the snapshot's).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Numbers = npt.NDArray[Any]
 
 
 def pack_numbers(magic: bytes, digest: str, numbers: Numbers) -> bytes:
-    """A table of a generation (by its digest) as it is stored."""
+    """The stored form of a table of a snapshot (by its digest)."""
     data = magic + numbers.astype(numbers.dtype.newbyteorder("<")).tobytes()
     return data + _checksum(digest, data)
 
 
 def read_numbers(path: Path, magic: bytes, dtype: np.dtype[Any], count: int) -> Numbers | None:
-    """The `count` numbers of a table, which is stored in its generation's folder; None where there is no such file.
+    """Read the `count` numbers of a table, which is stored in its snapshot's folder; None if the file does not exist.
 
-    Raises: CacheError where it is damaged, or cannot be read.
+    Raises: CacheError if it is damaged, or cannot be read.
     """
     try:
         data = path.read_bytes()

@@ -1,9 +1,9 @@
-"""A snapshot of the index (a generation, in the cache's own words): the sources, files and blocks that one build found.
+"""A snapshot of the index (on disk: a generation): the sources, files and blocks that one build found.
 
-A snapshot is whole once it has its name, since it gets it last; opening checks the manifest, the table of files and the tables'
-sizes, and takes the same time for any number of blocks; rows of the larger tables are verified as they are taken
-(`checked_table`). All that is in a snapshot, but for its roots, is the same for the same data, options and version, wherever and
-by however many processes it was made. `cache_folders` says where in a cache it is.
+A snapshot is renamed to its final name last, so one with that name is complete. Opening checks the manifest, the table of files
+and the sizes of the tables, in constant time for any number of blocks; rows of the larger tables are verified when they are read
+(`checked_table`). Apart from its roots, the content of a snapshot is the same for the same data, options and version, independent
+of the location and the number of processes of the build. `cache_folders` describes the layout of a cache.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Snapshot:
-    """An opened index. Picklable: it is opened again where it arrives.
+    """An opened index. Picklable: the receiving process opens it again.
 
     Attributes:
-        digest: its name.
+        digest: identifies the snapshot; also the name of its folder.
         sources: in the order of the build.
-        columns: all columns of the sources; column i of the first num_sources holds the tokens of source i, extra ones follow.
+        columns: all columns of the sources; column i of the first num_sources contains source i's tokens; extra columns follow.
         num_files, num_blocks: of all columns.
         tokens_before, rows_before, ends_before: int64 [num_blocks + 1], running counts over the blocks, memory-mapped and not
-            verified; `running`, `count_tokens_before` and `find_blocks` verify what they give.
+            verified; `running`, `count_tokens_before` and `find_blocks` verify what they return.
     """
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ class Snapshot:
 
     @property
     def cache(self) -> Path:
-        """The cache that holds it."""
+        """The cache that contains it."""
         return self.folder.parent.parent
 
     def chunks(self, file: FileEntry) -> npt.NDArray[np.void]:
@@ -99,7 +99,7 @@ class Snapshot:
         return chunks
 
     def chunks_of(self, ids: npt.ArrayLike, column: str) -> tuple[Int64Array, npt.NDArray[Any]]:
-        """Column chunks that blocks `ids` int64 [n] lie in: their numbers in the index, int64 [n], and what `column` says."""
+        """Column chunks that contain blocks `ids` int64 [n]: their numbers in the index, int64 [n], and values of `column`."""
         numbers = self._blocks.take("place", np.asarray(ids, np.int64))[PLACE.index("chunk")]
         distinct, places = np.unique(numbers, return_inverse=True)
         self._check_chunks(distinct, 0, self._num_chunks)
@@ -109,7 +109,7 @@ class Snapshot:
         """Refuse numbers of chunks outside [low, high)."""
         if ((chunks < low) | (chunks >= high)).any():
             raise CacheError(
-                f"{self.folder / BLOCKS}: damaged table: a block's chunk is none of its file's; {REPAIR_REMEDY}"
+                f"{self.folder / BLOCKS}: damaged table: a block refers to a chunk outside its file; {REPAIR_REMEDY}"
             )
 
     @cached_property
@@ -148,15 +148,15 @@ class Snapshot:
         return self._files.names()
 
     def file_keys(self, column: ColumnEntry) -> list[str]:
-        """See FileTable.keys."""
+        """Keys of a column's files; see FileTable.keys."""
         return self._files.keys(column)
 
     def file_contents(self) -> list[tuple[str, str]]:
-        """See FileTable.contents."""
+        """Digests of the files' contents; see FileTable.contents."""
         return self._files.contents()
 
     def token_dtypes(self, column: ColumnEntry) -> Sequence[str]:
-        """See FileTable.token_dtypes."""
+        """Types of the values in a column's files; see FileTable.token_dtypes."""
         return self._files.token_dtypes(column)
 
     @property
@@ -181,17 +181,17 @@ class Snapshot:
 
     def file_of(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
         """File numbers of blocks. int32 [n]."""
-        # Files without blocks begin where the next one does: the last of those that begin at a block has it.
+        # Files without blocks have the same first block as the next file: the last of these contains the block.
         return (np.searchsorted(self._first_block, np.asarray(ids), side="right") - 1).astype(np.int32)
 
     def blocks(self, ids: npt.ArrayLike) -> npt.NDArray[np.void]:
-        """Rows of the block table as the files' formats know them.
+        """Rows of the block table, in the form that the files' formats use.
 
         Args:
-            ids: int64 [n], block numbers of the generation.
+            ids: int64 [n], block numbers of the snapshot.
 
         Returns: PLACED_BLOCK_DTYPE [n]; `chunk` counts the file's own chunks; rows, first_row and ends are -1 where not counted.
-        Raises: CacheError where the table is damaged, and that is seen.
+        Raises: CacheError if the table is found to be damaged.
         """
         ids = np.asarray(ids, np.int64)
         files = self.file_of(ids)
@@ -216,7 +216,7 @@ class Snapshot:
         return counts
 
     def count_tokens_before(self, ids: npt.ArrayLike, *, eod: bool) -> Int64Array:
-        """Tokens before blocks `ids` int64 [n], with an end-of-document token a document or without: int64 [n].
+        """Tokens before blocks `ids` int64 [n], with one end-of-document token per document or without: int64 [n].
 
         Raises: CacheError.
         """
@@ -263,16 +263,16 @@ class Snapshot:
 
 
 def open_snapshot(cache: str | Path, digest: str) -> Snapshot:
-    """Open a generation by its digest.
+    """Open a snapshot by its digest.
 
-    Raises: CacheError where there is none of that name, it is not whole, or a newer version wrote it.
+    Raises: CacheError if it does not exist, is incomplete, or was written by a newer version.
     """
     folder = generations(cache) / digest
     if not is_committed(folder):
         known = ", ".join(list_snapshots(cache)) or "none"
         raise CacheError(
-            f"{folder}: there is no such generation of the index (those there are: {known}); "
-            "`megablend build CONFIG` makes it again if the data is as it was; otherwise give the run another name (`run:`), or "
+            f"{folder}: this version of the index does not exist (existing ones: {known}); "
+            "`megablend build CONFIG` rebuilds it if the data is unchanged; otherwise give the run another name (`run:`), or "
             "reset it (`megablend runs reset CONFIG`), and build"
         )
     manifest = read_generation_manifest(folder)
@@ -282,17 +282,19 @@ def open_snapshot(cache: str | Path, digest: str) -> Snapshot:
             size = path.stat().st_size if path.is_file() else 0
         if size != entry["bytes"]:
             raise CacheError(f"{path}: has {size} bytes, {entry['bytes']} were committed; {REPAIR_REMEDY}")
-    # The table of files is read whole anyway, and what it says is believed; the larger ones would take too long here.
+    # The table of files is read completely and not verified later; checking the larger ones here would take too long.
     if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
         raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong; {REPAIR_REMEDY}")
     found = read_roots(folder)
     for entry in manifest["sources"]:
         if not isinstance(found["roots"].get(entry["name"]), str):
-            raise CacheError(f"{folder / ROOTS}: does not say where source {entry['name']!r} lies; {REPAIR_REMEDY}")
+            raise CacheError(
+                f"{folder / ROOTS}: does not contain the folder of source {entry['name']!r}; {REPAIR_REMEDY}"
+            )
         if find_format(entry["format"]) is None:
             raise CacheError(
-                f"{folder / MANIFEST}: source {entry['name']!r} is of a format, {entry['format']!r}, that this "
-                "megablend does not know; install the version or the package that wrote it, or build again"
+                f"{folder / MANIFEST}: source {entry['name']!r} has format {entry['format']!r}, which this megablend "
+                "does not support; install the version or the package that wrote it, or build again"
             )
     with reading(folder):
         return Snapshot(folder, manifest, found)

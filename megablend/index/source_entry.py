@@ -1,4 +1,4 @@
-"""The sources of a snapshot of the index, and the columns that it contains of each."""
+"""The sources of a snapshot of the index, and their columns."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from megablend.lazy import cached_property
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnEntry:
-    """A column of a source as it is indexed: its tokens, or numbers for them. Each has rows of its own in the file table."""
+    """An indexed column of a source: its tokens, or numbers that accompany them. Each has its own rows in the file table."""
 
     source_name: str
-    """Of the source that it belongs to."""
+    """Name of the source that it belongs to."""
     read: ReadSpec
-    """How it is read, as far as the index records that."""
+    """How it is read, to the extent that the index records it."""
     files: range
     """File numbers of the snapshot."""
     blocks: range
     """Block numbers of the snapshot."""
     tokens: int
     rows: int
-    """Documents, empty and null ones included."""
+    """Number of documents, including empty and null ones."""
     ends: int
-    """Documents with tokens; -1 where documents were not counted."""
+    """Number of documents with tokens; -1 if documents were not counted."""
     root: str
     """Folder that its files' names are relative to, as of the last build."""
     column_taken: str | None
-    """The column of the files, as far as the index knows: the requested one, or the one that was found."""
+    """The column in the files, if known: the requested one, or the one that was detected."""
 
     @cached_property
     def kind(self) -> Format:
@@ -63,7 +63,7 @@ class ColumnEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceEntry(ColumnEntry):
-    """A source of a snapshot: the column that holds its tokens, and its extra columns."""
+    """A source of a snapshot: the column that contains its tokens, and its extra columns."""
 
     extra_columns: tuple[ColumnEntry, ...]
     skipped: tuple[str, ...]
@@ -75,7 +75,7 @@ class SourceEntry(ColumnEntry):
         return self.source_name
 
     def find_extra(self, column: str) -> ColumnEntry | None:
-        """The extra column of a name; None where the index does not contain it."""
+        """The extra column with this name; None if the index does not contain it."""
         return next((each for each in self.extra_columns if each.column == column), None)
 
 
@@ -86,22 +86,22 @@ def make_columns(
     borders: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int64],
 ) -> tuple[tuple[SourceEntry, ...], tuple[ColumnEntry, ...]]:
-    """The sources of a manifest, which records extra columns after all sources, as `extra_of` one of them.
+    """Make the entries of a manifest's sources. The manifest lists extra columns after all sources, as `extra_of` one of them.
 
     Args:
-        folder: the snapshot's, for messages.
-        records: of the manifest's `sources`.
-        found: what the last build found; see `manifest.read_roots`.
-        borders: int64 [num_records, 2], first block and the one after the last one.
+        folder: folder of the snapshot, for messages.
+        records: the manifest's `sources`.
+        found: results of the last build; see `manifest.read_roots`.
+        borders: int64 [num_records, 2], first block, and the one after the last block.
         counts: int64 [3, num_records], tokens, rows and ends.
 
     Returns: the sources; and all columns in the order of the manifest: column i of the first num_sources is source i.
-    Raises: CacheError where an extra column belongs to no source, or comes before one.
+    Raises: CacheError if an extra column belongs to no source, or precedes a source.
     """
     fields = list(_fields(records, found, borders, counts))
     names = [record["name"] for record in records if record.get("extra_of") is None]
     owners = [record.get("extra_of") for record in records[len(names) :]]
-    if not set(owners) <= set(names):  # None is no name: a source after an extra column
+    if not set(owners) <= set(names):  # None: a source after an extra column
         raise CacheError(
             f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to); {REPAIR_REMEDY}"
         )
@@ -126,7 +126,7 @@ def _fields(
     borders: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int64],
 ) -> Iterator[dict[str, Any]]:
-    """The fields that a ColumnEntry has for each record, but for the name of its source."""
+    """The fields of a ColumnEntry for each record, except the name of its source."""
     for record, (first, stop), (tokens, _, ends) in zip(records, borders.tolist(), counts.T.tolist(), strict=True):
         yield {
             "read": ReadSpec.from_record(record),

@@ -1,4 +1,4 @@
-"""A source on its way into the index: what is requested, which files were found, and the columns that are indexed of them."""
+"""A source while it is indexed: the request, the files that were found, and their columns to index."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from megablend.storage import location
 from megablend.storage.base import Storage
 
 SEPARATOR = "//"
-"""Between the names of a source and of an extra column, in the name of the column; no source's own name contains a slash."""
+"""Separates the names of the source and of an extra column in the column's full name; source names contain no slash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """A source as it is requested: files to be read as one dataset."""
+    """A source as requested: files to be read as one dataset."""
 
     name: str
     patterns: tuple[str, ...]
@@ -28,15 +28,15 @@ class SourceSpec:
     read: ReadSpec
     """How its tokens are read."""
     extra_columns: tuple[str, ...] = ()
-    """Columns of numbers for the tokens."""
+    """Columns of numbers that accompany the tokens."""
     skip_unreadable: bool | None = None
-    """Leave out folders that cannot be listed, links to nothing and files without permission, and report them; None where there
-    is no such setting."""
+    """Leave out folders that cannot be listed, dangling links and files without read permission, and report them; None if the
+    caller has no such setting."""
     place: str = ""
-    """Where it is requested (`demo.yaml:12: sources[1]`), for messages."""
+    """Where the config defines it (`demo.yaml:12: sources[1]`), for messages."""
 
     def complaint(self, problem: object) -> ConfigError:
-        """An error about the source, with the place where it is requested."""
+        """An error about the source, with its place in the config."""
         return ConfigError(f"{f'{self.place}: ' if self.place else ''}source {self.name!r}: {problem}")
 
 
@@ -50,7 +50,7 @@ class SourceFile:
     size: int
     """Bytes of the data file."""
     etag: str
-    """Changes whenever one of the files that `path` stands for may have changed."""
+    """Changes whenever one of the files that belong to `path` may have changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class SourceListing:
     """A source and its files."""
 
     spec: SourceSpec
-    """Its format is known now."""
+    """The request, with the format filled in."""
     root: str
-    """Folder that names of files are relative to."""
+    """Folder that file names are relative to."""
     paths: tuple[str, ...]
     """Sorted."""
     files: tuple[SourceFile, ...] = ()
@@ -68,7 +68,7 @@ class SourceListing:
     skipped: tuple[str, ...] = ()
     """Paths left out because they cannot be read, with the reason."""
     note: str | None = None
-    """Files that were found under several names, if any."""
+    """A note about files that were found under several names, if any."""
 
     @property
     def kind(self) -> Format:
@@ -77,18 +77,18 @@ class SourceListing:
         return get_format(self.spec.read.format)
 
     def stat(self, path: str, storage: Storage) -> SourceFile:
-        """One of the files. Raises: MissingFileError, ConfigError."""
+        """Stat one of the files. Raises: MissingFileError, ConfigError."""
         return stat_file(self.kind.files(path), self.root, storage)
 
     def with_files(self, files: Iterable[SourceFile]) -> SourceListing:
-        """The listing with what `stat` found for each path, in any order."""
+        """The listing with the results of `stat` for each path, in any order."""
         by_name = {file.name: file for file in files}
         return dataclasses.replace(self, files=tuple(by_name[name] for name in sorted(by_name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceColumn:
-    """A column of a source's files, as it is indexed: its tokens, or numbers for them."""
+    """A column of a source's files to index: its tokens, or numbers that accompany them."""
 
     source: SourceListing
     read: ReadSpec
@@ -96,7 +96,7 @@ class SourceColumn:
 
     @property
     def name(self) -> str:
-        """The name that the cache knows it by: the source's for its tokens, `source//column` for an extra column."""
+        """Its name in the cache: the source's name for the tokens, `source//column` for an extra column."""
         return f"{self.source.spec.name}{SEPARATOR}{self.read.column}" if self.is_extra else self.source.spec.name
 
 
@@ -111,9 +111,9 @@ def list_columns(listings: Sequence[SourceListing]) -> list[SourceColumn]:
 
 
 def stat_file(paths: Sequence[str], root: str, storage: Storage) -> SourceFile:
-    """A data file (first of `paths`) with all that it stands for. Raises: MissingFileError, ConfigError."""
+    """Stat a data file (first of `paths`) and all files that belong to it. Raises: MissingFileError, ConfigError."""
     name = location.make_relative(paths[0], root)
-    if not name.isprintable():  # a byte that is no UTF-8 is not printable either
-        raise ConfigError(f"{paths[0]!r}: its name has characters that no table can hold; rename it")
+    if not name.isprintable():  # bytes that are not valid UTF-8 are not printable either
+        raise ConfigError(f"{paths[0]!r}: its name has characters that are not printable or not valid UTF-8; rename it")
     stats = [storage.stat(path) for path in paths]
     return SourceFile(name=name, path=paths[0], size=stats[0].size, etag=join_etags(stats))

@@ -1,7 +1,7 @@
-"""Which files a source consists of: patterns to files, each with a name relative to the source's root.
+"""Finding the files of a source: from patterns to files, each with a name relative to the source's root.
 
-Names are relative so that data which moved is still the same data. The root is the folder that all patterns share
-before their first wildcard. Files are sorted by name: the order in which patterns are written makes no difference.
+Names are relative so that moved data is recognised as the same data. The root is the folder that all patterns share
+before their first wildcard. Files are sorted by name: the order of the patterns is irrelevant.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ def list_source(spec: SourceSpec, storage: Storage) -> SourceListing:
 
 
 def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
-    """Find the files of a source, each once, whatever links lead to it.
+    """Find the files of a source, each once, even if several links lead to it.
 
-    Raises: ConfigError where a pattern matches nothing, files are of several formats or of an unknown one, or their format has no
-        such options; DataError where something cannot be
-        read that may be, or hold, one of its files.
+    Raises: ConfigError if a pattern matches nothing, files have several formats or an unknown one, or their format does not have
+        these options; DataError if a path that may be, or contain, one of the files cannot be read.
     """
     root, matches = _root_of(spec), dict[str, Match]()
     unreadable: dict[str, str] = {}
@@ -71,7 +70,7 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
 
 
 def _denied(spec: SourceSpec, path: str, storage: Storage) -> str | None:
-    """Why a file, or another one that belongs to it, cannot be read; None where it can, or is not there."""
+    """Why a file, or another one that belongs to it, cannot be read; None if it can, or does not exist."""
     is_known = spec.read.format is not None or path.endswith(tuple(list_suffixes()))
     for each in _format(spec, path, storage).files(path) if is_known else [path]:
         found = storage.find(location.escape_wildcards(each))
@@ -96,18 +95,18 @@ def _single_format(spec: SourceSpec, paths: Iterable[str], storage: Storage) -> 
             formats.setdefault(_format(spec, path, storage).name, path)
     if len(formats) > 1:
         listed = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
-        raise spec.complaint(f"mixes formats: {listed}; make each format a source of its own")
+        raise spec.complaint(f"mixes formats: {listed}; list each format as a separate source")
     return get_format(next(iter(formats)))
 
 
 def _unreadable_error(spec: SourceSpec, unreadable: Mapping[str, str]) -> DataError:
     (path, reason), *others = sorted(unreadable.items())
     more = f" (and {len(others)} more: {', '.join(path for path, _ in others[:5])})" if others else ""
-    skip = "" if spec.skip_unreadable is None else "; or set `on_unreadable: skip` to go on without them"
+    skip = "" if spec.skip_unreadable is None else "; or set `on_unreadable: skip` to continue without them"
     return DataError(
         path,
-        f"cannot be read: {reason}{more}; source {spec.name!r} may lack files because of this: get "
-        f"permission or remove what leads nowhere{skip}",
+        f"cannot be read: {reason}{more}; source {spec.name!r} may be missing files because of this: get "
+        f"permission, or remove dangling links{skip}",
     )
 
 
@@ -119,15 +118,15 @@ def _first_of(unreadable: Mapping[str, str]) -> str:
 def _without_doubles(
     spec: SourceSpec, kind: Format, matches: Collection[Match], storage: Storage
 ) -> tuple[tuple[str, ...], str | None]:
-    """Paths of the files, each once; and what to say of others that lead to the same files."""
+    """Paths of the files, each once; and a note about other paths that lead to the same files."""
     times = Counter(match.real for match in matches)
-    # Where several `.idx` describe one `.bin`, each pair has documents of its own.
+    # If several `.idx` describe one `.bin`, each pair has its own documents.
     identities = {
         match.path: (match.real, *(_real_paths(kind, match.path, storage) if times[match.real] > 1 else ()))
         for match in matches
     }
     kept: dict[tuple[str, ...], Match] = {}
-    for match in sorted(matches):  # the way through the fewest links first
+    for match in sorted(matches):  # paths through the fewest links first
         kept.setdefault(identities[match.path], match)
     paths = tuple(sorted(match.path for match in kept.values()))
     doubles = [match for match in matches if kept[identities[match.path]] is not match]
@@ -135,19 +134,19 @@ def _without_doubles(
         return paths, None
     first = min(doubles, key=lambda match: match.path)
     return paths, (
-        f"source {spec.name!r}: {len(doubles):,} paths lead to files that it has under another name "
+        f"source {spec.name!r}: {len(doubles):,} paths lead to files that are already listed under another name "
         f"(such as {first.path}, the same file as {kept[identities[first.path]].path}); each file counts once"
     )
 
 
 def _real_paths(kind: Format, path: str, storage: Storage) -> list[str]:
-    """Where the links to a file, and to others that belong to it, lead."""
+    """The real paths of a file, and of other files that belong to it."""
     halves = (storage.find(location.escape_wildcards(each)).files for each in kind.files(path))
     return [half[0].real for half in halves if half]
 
 
 def _root_of(spec: SourceSpec) -> str:
-    """The folder that names of the source's files are relative to. Raises: ConfigError where there can be none."""
+    """The folder that names of the source's files are relative to. Raises: ConfigError if the patterns have none in common."""
     try:
         return location.find_root(spec.patterns)
     except ValueError as error:
@@ -158,7 +157,7 @@ def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
     found = storage.find(pattern)
     if found.files or found.unreadable:
         return found
-    for kind in FORMATS.values():  # a Megatron prefix is the name of no file, but stands for two
+    for kind in FORMATS.values():  # a Megatron prefix stands for two files
         pair = [storage.find(path) for path in kind.files(pattern)]
         if all(half.files for half in pair):
             return pair[0]
@@ -171,18 +170,16 @@ def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
 
 
 def _advice(folder: str, storage: Storage) -> str:
-    """Which of a folder's files to ask for: those of the most common kind that is known."""
+    """Advice on which pattern to use for a folder: that of the most common supported format."""
     for pattern in ("*", "**/*"):
         below = location.join(location.escape_wildcards(folder), pattern)
         names = storage.glob(below)
         endings = Counter(ending for name in names if (ending := _known_ending(name)))
         if endings:
-            return f"give its files by `{below}{endings.most_common(1)[0][0]}`"
+            return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
         if any(name.endswith(_SHARD_ENDINGS) for name in names):
-            return "it holds MosaicML's MDS shards, which megablend does not read: write the tokens to Parquet, and name that"
-    return (
-        f"no file in it is of a kind that megablend reads ({', '.join(list_suffixes())}): name another folder's files"
-    )
+            return "it contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet, and use that"
+    return f"it contains no files that megablend reads ({', '.join(list_suffixes())}): specify files in another folder"
 
 
 def _known_ending(path: str) -> str | None:

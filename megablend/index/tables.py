@@ -1,6 +1,6 @@
-"""The tables of a generation as Arrow IPC files: one uncompressed record batch each, so that columns are memory-mapped.
+"""The tables of a snapshot as Arrow IPC files: one uncompressed record batch each, so that columns can be memory-mapped.
 
-Block tables may be larger than memory: a TableWriter appends to a plain file a column, and joins them at the end.
+Block tables may be larger than memory: a TableWriter appends to one plain file per column, and joins them at the end.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ BLOCK_COLUMNS = np.dtype(
         ("decoded_bytes", "<u4"),
         ("encoding", "<i1"),
         ("flags", "<u1"),
-        ("tokens_before", "<i8"),  # tokens of all blocks before this one, over the whole generation
-        ("rows_before", "<i8"),  # documents that begin before; sources whose documents were not counted add none
+        ("tokens_before", "<i8"),  # tokens of all blocks before this one, over the whole snapshot
+        ("rows_before", "<i8"),  # documents that begin before; 0 for sources whose documents were not counted
         ("ends_before", "<i8"),  # documents with tokens that end before
     ]
 )
-"""A block, 46 bytes. The table has one row more than there are blocks: the last one holds the totals, and zeros."""
+"""A block, 46 bytes. The table has one more row than blocks: the last row contains the totals, and zeros."""
 
 CHUNK_COLUMNS = np.dtype(
     [
@@ -60,7 +60,7 @@ FILE_SCHEMA = pa.schema(
         ("first_chunk", pa.int64()),
         ("structure", pa.string()),  # digest of the footer or the .idx
         ("body", pa.string()),  # digest of sampled ranges of the body
-        ("meta", pa.string()),  # JSON of what the format needs to open the file
+        ("meta", pa.string()),  # JSON: metadata that the format needs to open the file
     ]
 )
 
@@ -68,7 +68,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 class TableWriter:
-    """Writes a table of fixed-width columns in constant memory. Use as a context; the parts vanish at its end."""
+    """Writes a table of fixed-width columns in constant memory. Use as a context; the temporary parts are removed at its end."""
 
     def __init__(self, path: Path, columns: np.dtype[np.void]) -> None:
         self._path = path
@@ -88,7 +88,7 @@ class TableWriter:
         self._stack.close()
 
     def append(self, rows: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Append rows, given as an array a column."""
+        """Append rows, given as one array per column."""
         for name, file in self._files.items():
             file.write(np.ascontiguousarray(rows[name], self._columns[name]).data)
 
@@ -107,7 +107,7 @@ class TableWriter:
 
 
 def write_batch(path: Path, batch: pa.RecordBatch) -> None:
-    """Write a table of one record batch to a new file and wait until it is on the disk."""
+    """Write a table of one record batch to a new file and wait until it is on disk."""
     with path.open("xb") as file:
         with pa.ipc.new_file(file, batch.schema) as writer:
             writer.write_batch(batch)
@@ -115,14 +115,14 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
 
 
 def read_batch(path: Path, schema: pa.Schema) -> pa.RecordBatch:
-    """Map a table of this schema into memory. Raises: CacheError where it is damaged, or cannot be read."""
+    """Memory-map a table of this schema. Raises: CacheError if it is damaged, or cannot be read."""
     with reading(path):
         file = pa.memory_map(str(path))
     return _parsed(path, file, schema)
 
 
 def read_mapped(path: Path, data: pa.Buffer, columns: np.dtype[np.void]) -> pa.RecordBatch:
-    """A table of these columns in `data`, the file's bytes. Raises as read_batch."""
+    """Parse a table of these columns from `data`, the file's bytes. Raises: as read_batch."""
     schema = pa.schema([(name, pa.from_numpy_dtype(columns[name])) for name in columns.names or ()])
     return _parsed(path, pa.BufferReader(data), schema)
 
@@ -136,10 +136,10 @@ def _parsed(path: Path, file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatc
     try:
         reader = pa.ipc.open_file(file)
         if reader.num_record_batches != 1:
-            raise CacheError(f"{path}: damaged table: {reader.num_record_batches} record batches where there is 1")
+            raise CacheError(f"{path}: damaged table: {reader.num_record_batches} record batches, expected 1")
         batch = reader.get_batch(0)
-        batch.validate(full=True)  # no look at the values of numbers
-    except (pa.ArrowException, OSError) as error:  # OSError: no flatbuffer where there should be one
+        batch.validate(full=True)  # does not read the values of numbers
+    except (pa.ArrowException, OSError) as error:  # OSError: invalid flatbuffer
         raise CacheError(f"{path}: damaged table ({error}); {REPAIR_REMEDY}") from error
     if batch.schema != schema or any(column.null_count for column in batch.columns):
         raise CacheError(f"{path}: damaged table: its columns are not {', '.join(schema.names)}; {REPAIR_REMEDY}")

@@ -1,6 +1,6 @@
-"""The smallest and the largest token of each file, as far as indexing came across them: what a file's own statistics say.
+"""The smallest and the largest token of each file, if its statistics contain them.
 
-They are stored next to a generation's tables, outside its digest; a generation of an older version has none.
+They are stored with a snapshot, outside its digest; snapshots of older versions have none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ranges = npt.NDArray[np.int64]
 
 
 def pack_ranges(digest: str, ranges: Iterable[tuple[int, int] | None]) -> bytes:
-    """The ranges of a generation's files (None where unknown) as they are stored."""
+    """The stored form of the ranges of a snapshot's files (None: unknown)."""
     return pack_numbers(_MAGIC, digest, np.array([each or _UNKNOWN for each in ranges], np.int64).reshape(-1, 2))
 
 

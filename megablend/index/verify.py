@@ -1,4 +1,4 @@
-"""Is a cache what was committed, and is the data what was indexed?"""
+"""Verification: is a cache what was committed, and is the data what was indexed?"""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ _BATCH_BLOCKS = 64
 def verify(
     cache: str, *, data: bool, storage: Storage, progress: Callable[[Progress], None] | None = None
 ) -> list[str]:
-    """Check all of a cache: fragments, document tables, digests of `.idx` files, and every generation's checksums and sums.
+    """Check a whole cache: fragments, packs, document tables, digests of `.idx` files, and checksums and totals of all snapshots.
 
     Args:
-        data: read every block of every file too, and compare counts, checksums and the sampled ranges.
-        storage: where files are read.
+        data: also read every block of every file, and compare counts, checksums and sampled ranges.
+        storage: reads the files.
         progress: called as files are read.
 
-    Returns: a line a problem, naming file and place; none where all is sound.
-    Raises: CacheError where there is no cache.
+    Returns: one line per problem, with file and place; empty if there are none.
+    Raises: CacheError if there is no cache.
     """
     if not generations(cache).is_dir():
-        raise CacheError(f"{cache}: there is no cache here: build one, or name another directory")
+        raise CacheError(f"{cache}: there is no cache here: build one, or specify another directory")
     problems = [
-        *_going_on(_fragment_problems(fragments(cache))),
-        *_going_on(_pack_problems(packs(cache))),
-        *_going_on(_document_problems(tables(cache))),
-        *_going_on(iter(damaged_digests(cache))),
+        *_catch_errors(_fragment_problems(fragments(cache))),
+        *_catch_errors(_pack_problems(packs(cache))),
+        *_catch_errors(_document_problems(tables(cache))),
+        *_catch_errors(iter(damaged_digests(cache))),
     ]
     sound: list[Snapshot] = []
     for digest in list_committed(generations(cache)):
-        problems += _going_on(_generation_problems(cache, digest, sound))
+        problems += _catch_errors(_generation_problems(cache, digest, sound))
     if data:
-        problems += _going_on(_all_data_problems(sound, storage, progress))
+        problems += _catch_errors(_all_data_problems(sound, storage, progress))
     return problems
 
 
-def _going_on(problems: Iterator[str]) -> Iterator[str]:
-    """The problems, and what ended the search for more of them, as one more."""
+def _catch_errors(problems: Iterator[str]) -> Iterator[str]:
+    """The problems; an error that ends the search for more is added as one more."""
     try:
         with translating("verify"):
             yield from problems
@@ -74,7 +74,7 @@ def _going_on(problems: Iterator[str]) -> Iterator[str]:
 
 
 def _generation_problems(cache: str, digest: str, sound: list[Snapshot]) -> Iterator[str]:
-    """Problems of a generation, which is added to `sound` where its tables are whole."""
+    """Problems of a snapshot, which is added to `sound` if its tables are undamaged."""
     folder = generations(cache) / digest
     manifest = read_generation_manifest(folder)
     damaged = damaged_tables(folder, manifest)
@@ -82,7 +82,7 @@ def _generation_problems(cache: str, digest: str, sound: list[Snapshot]) -> Iter
     read_seen(folder, manifest["num_files"])
     read_ranges(folder, manifest["num_files"])
     yield from damaged
-    if damaged:  # what is in damaged tables says nothing more
+    if damaged:  # further checks of damaged tables are meaningless
         return
     generation = open_snapshot(cache, digest)
     for problem in _table_problems(generation):
@@ -93,14 +93,14 @@ def _generation_problems(cache: str, digest: str, sound: list[Snapshot]) -> Iter
 def _all_data_problems(
     sound: Sequence[Snapshot], storage: Storage, progress: Callable[[Progress], None] | None
 ) -> Iterator[str]:
-    """Of the data of all generations, file by file."""
+    """Problems of the data of all snapshots, file by file."""
     num_files = sum(generation.num_files for generation in sound)
     num_bytes = sum(generation.file(i).opened.size for generation in sound for i in range(generation.num_files))
     files = size = 0
     seen: set[tuple[object, ...]] = set()
     for generation in sound:
         for i in range(generation.num_files):
-            yield from _going_on(_file_problems(generation, i, seen, storage))
+            yield from _catch_errors(_file_problems(generation, i, seen, storage))
             files, size = files + 1, size + generation.file(i).opened.size
             if progress is not None:
                 progress(Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes))
@@ -135,7 +135,7 @@ def _table_folder_problems(folder: Path) -> list[str]:
 def _fragment_problem(path: Path, read: Callable[[Path], object]) -> str | None:
     try:
         read(path)
-    except FileNotFoundError:  # removed meanwhile
+    except FileNotFoundError:  # just removed by another process
         return None
     except CacheError as error:
         return str(error)
@@ -143,28 +143,28 @@ def _fragment_problem(path: Path, read: Callable[[Path], object]) -> str | None:
 
 
 def _table_problems(generation: Snapshot) -> Iterator[str]:
-    """Running sums that fall, blocks outside their file, counts that do not add up."""
+    """Descending running counts, blocks outside their file, inconsistent totals."""
     for name in ("tokens_before", "rows_before", "ends_before"):
         running = getattr(generation, name)
         falls = np.flatnonzero(np.diff(running) < 0)
         if running[0] != 0 or len(falls):
-            yield f"{name} does not rise from 0 (at block {falls[0] if len(falls) else 0})"
+            yield f"{name} does not ascend from 0 (at block {falls[0] if len(falls) else 0})"
     for i in range(generation.num_files):
         file = generation.file(i)
         blocks = generation.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
         stop = blocks["offset"] + blocks["stored_bytes"]
         if len(blocks) and (blocks["offset"].min() < 0 or stop.max() > file.opened.size):
-            yield f"{file.name}: a block lies outside the file's {file.opened.size} bytes"
+            yield f"{file.name}: a block is outside the file's {file.opened.size} bytes"
         if len(blocks) and (blocks["chunk"].min() < 0 or blocks["chunk"].max() >= file.num_chunks):
-            yield f"{file.name}: a block belongs to none of the file's {file.num_chunks} chunks"
+            yield f"{file.name}: a block refers to a chunk outside the file's {file.num_chunks} chunks"
         if blocks["tokens"].sum() != file.tokens:
-            yield f"{file.name}: its blocks hold {blocks['tokens'].sum()} tokens, the file {file.tokens}"
+            yield f"{file.name}: its blocks contain {blocks['tokens'].sum()} tokens, the file {file.tokens}"
         if generation.columns[file.column].documents and blocks["rows"].sum() != file.rows:
             yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, the file has {file.rows}"
 
 
 def _file_problems(generation: Snapshot, number: int, seen: set[tuple[object, ...]], storage: Storage) -> Iterator[str]:
-    """How a file is not what was indexed; generations share most files, and those in `seen` are not read again."""
+    """Differences of a file from what was indexed. Snapshots share most files; those in `seen` are not read again."""
     file, path = generation.file(number), generation.path(number)
     column = generation.columns[file.column]
     blocks = generation.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
@@ -177,7 +177,7 @@ def _file_problems(generation: Snapshot, number: int, seen: set[tuple[object, ..
         reader = column.kind.open(path, column.column, file.opened, storage=storage)
         found = sampled_content_digest(path, file.opened.size, storage)
         if found != file.body:
-            yield f"{path}: its sampled ranges have digest {found}, indexed were {file.body}: not the same file"
+            yield f"{path}: its sampled ranges have digest {found}, expected {file.body}: not the file that was indexed"
         for start in range(0, len(blocks), _BATCH_BLOCKS):
             yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks, storage)
     except DataError as error:
@@ -185,7 +185,7 @@ def _file_problems(generation: Snapshot, number: int, seen: set[tuple[object, ..
 
 
 def _block_problems(reader: BlockReader, path: str, blocks: Array, chunks: Array, storage: Storage) -> Iterator[str]:
-    """Problems of some blocks; where they cannot be read together, each is read alone, so that each bad one is named."""
+    """Problems of some blocks; if they cannot be read together, each is read separately, so that each bad one is reported."""
     try:
         decoded = read_blocks(reader, blocks, chunks, storage)
     except DataError as error:
@@ -199,11 +199,11 @@ def _block_problems(reader: BlockReader, path: str, blocks: Array, chunks: Array
         counts = _counts(found, int(block["flags"]))
         for name, count in counts.items():
             if block[name] not in (-1, count):
-                yield f"{path} at byte {block['offset']}: the block has {count} {name}, indexed were {block[name]}"
+                yield f"{path} at byte {block['offset']}: the block has {count} {name}, expected {block[name]} as indexed"
 
 
 def _counts(block: DecodedBlock, flags: int) -> dict[str, int]:
-    """A block's counts as its pieces tell them."""
+    """Counts of a block, computed from its decoded documents."""
     ends = np.diff(block.offsets) > 0
     if len(ends) and flags & HAS_EARLIER_TOKENS:
         ends[0] = True

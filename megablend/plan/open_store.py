@@ -36,7 +36,7 @@ def open_block_store(config: Config, generation: Snapshot, storage: Storage) -> 
         elif missing := [each for each in source.extra_columns if entry.find_extra(each) is None]:
             problem = f"does not hold extra column {missing[0]!r} of source {name!r}"
         elif config.needs_documents(source) and not entry.documents:
-            needed_by = "append_eod, split, extra_columns and order: row"
+            needed_by = "append_eod, split, extra_columns and order: document"
             problem = f"does not know the documents of source {name!r}, which {needed_by} need"
         else:
             _check_eod(source, generation.token_dtypes(entry))

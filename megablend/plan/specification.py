@@ -62,7 +62,7 @@ class Specification:
             plan_version=PLAN_VERSION,
             seed=config.seed,
             lanes=config.lanes,
-            shuffle_window=config.cycle,
+            shuffle_window=config.shuffle_window,
         )
 
 
@@ -107,5 +107,5 @@ def _share(config: Config, source: Source, part: np.void, share: Fraction | None
         return SourceShare(name=source.name, append_eod=source.append_eod)
     in_one_piece = part["documents"] if config.moves_documents else part["stop_block"] - part["first_block"]
     mean_tokens = Fraction(int(part["tokens"]), max(1, int(in_one_piece)))
-    cycles = cycles_per_run(mean_tokens, share, config.sequence_length, config.cycle)
+    cycles = cycles_per_run(mean_tokens, share, config.sequence_length, config.shuffle_window)
     return SourceShare(name=source.name, append_eod=source.append_eod, share=share, cycles=cycles)

@@ -76,11 +76,11 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     needed = format_bytes(for_lanes + budget.batches + budget.orders, up=True)
     raise ConfigError(
         f"memory: found {format_bytes(config.memory)}, expected {needed} or more: each process holds {lanes} of "
-        f"{config.lanes} lanes, and of each what a cycle of {config.cycle} samples takes from {len(run.sources)} "
-        f"sources and the blocks that it stands in ({format_bytes(for_lanes)} with what reading them takes; "
+        f"{config.lanes} lanes, and of each what a shuffle window of {config.shuffle_window} samples takes from "
+        f"{len(run.sources)} sources and the blocks that it stands in ({format_bytes(for_lanes)} with what reading them takes; "
         f"{most!r} takes most, {format_bytes(held.max())}), besides {num_batches} batches of {micro_batch_size} samples "
         f"({format_bytes(budget.batches)}) and the order of the sources' blocks ({format_bytes(budget.orders)}); "
-        f"raise memory, or lower cycle, lanes, micro batch or "
+        f"raise memory, or lower shuffle_window, lanes, micro batch or "
         "the sources' block sizes, or make lanes a multiple of micro batch x data-parallel size x workers"
     )
 
@@ -124,7 +124,7 @@ def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
 
 def lane_bytes(run: Run) -> Int64s:
     """Bytes that a lane holds of each source of a blend: int64 [num_sources]."""
-    cycle_tokens = run.config.cycle * run.config.sequence_length
+    cycle_tokens = run.config.shuffle_window * run.config.sequence_length
     shares = np.array([float(weight) for weight in run.weights])
     block_tokens = np.maximum(1, run.parts["tokens"]) / _num_blocks(run)
     blocks = shares * cycle_tokens / block_tokens + (shares > 0)

@@ -1,1 +1,1 @@
-"""What the operating system grants and refuses: its errors, private folders, files in folders that others write to."""
+"""Interfaces to the operating system: translation of its errors, JSON with limits."""

@@ -1,4 +1,4 @@
-"""The system's own errors (no permission, a failing disk, no memory) as errors of megablend: path, cause, remedy."""
+"""Translates errors of the operating system (no permission, failing disk, no memory) into megablend's: path, cause, remedy."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ _REMEDIES = {
     errno.EACCES: "get permission there, or use another folder",
     errno.EPERM: "get permission there, or use another folder",
     errno.EROFS: "make it writable, or use another folder",
-    errno.EIO: "the disk or the file server fails: check it, then try again",
-    errno.ESTALE: "the file server replaced or removed it: try again, and check the mount where that repeats",
-    errno.ENOSPC: "make room there, or use another folder",
-    errno.EDQUOT: "make room in the quota there, or use another folder",
-    errno.ENOMEM: "the machine or the job's limit has no memory left: end other processes, or ask for more",
-    errno.ELOOP: "a link stands where none is followed: remove it",
-    errno.ENOENT: "it is not there, or was removed meanwhile",
+    errno.EIO: "the disk or the file server is failing: check it, then try again",
+    errno.ESTALE: "the file server replaced or removed it: try again, and check the mount if that repeats",
+    errno.ENOSPC: "free disk space there, or use another folder",
+    errno.EDQUOT: "free space within the quota there, or use another folder",
+    errno.ENOMEM: "the machine, or the job's limit, has no memory left: stop other processes, or request more",
+    errno.ELOOP: "links are not followed here for security: remove the link",
+    errno.ENOENT: "it does not exist, or was just removed",
     errno.ENAMETOOLONG: "use shorter names",
     errno.EFBIG: "allow larger files (`ulimit -f`), or use another file system",
 }
 _NO_THREAD = "can't start new thread"
 _NOT_LOADED = ("failed to map segment", "cannot allocate memory", "Could not find/load shared object")
-"""What Python's loader, glibc and llvmlite say where there is no room for a library; no number comes with it."""
+"""Messages of Python's loader, glibc and llvmlite if there is no memory for a library; they come without an errno."""
 
 
 def remedy_of(number: int | None, default: str = "check the path and the file system") -> str:
-    """What helps against the system's error of this number (errno)."""
+    """The remedy for a system error by its errno."""
     if number in (errno.EMFILE, errno.ENFILE):
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return f"{limit} may be open at once: allow more (`ulimit -n {max(1024, 4 * limit)}`)"
+        return f"the limit is {limit} open files: raise it (`ulimit -n {max(1024, 4 * limit)}`)"
     return _REMEDIES.get(number or 0, default)
 
 
 def cause_of(error: OSError) -> str:
-    """What the system says, in its own words."""
+    """The system's own description of an error."""
     return error.strerror or (os.strerror(error.errno) if error.errno else str(error))
 
 
 def translate(error: BaseException, place: str) -> MegablendError | None:
-    """The system's error as one of megablend; None for what is no error of the system, and for megablend's own.
+    """The system's error as a megablend error; None for errors of other kinds, and for megablend's own.
 
     Args:
-        place: which file, folder or command it concerns, where the error itself names no file.
+        place: the file, folder or command concerned, if the error itself does not name a file.
     """
     if isinstance(error, MegablendError):
         return None
@@ -61,14 +61,14 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
         return ResourceError(f"{place}: a library cannot be loaded ({error}): {_REMEDIES[errno.ENOMEM]}")
     if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
         return ResourceError(
-            f"{place}: the system starts no more threads: allow more (`ulimit -u`), or end other processes"
+            f"{place}: the system refuses to start more threads: raise the limit (`ulimit -u`), or stop other processes"
         )
     return None
 
 
 @contextlib.contextmanager
 def translating(place: str) -> Iterator[None]:
-    """Raise the system's errors as ResourceError. Stands around all that users call; also a decorator."""
+    """Raise the system's errors as ResourceError. Wraps all public functions; also a decorator."""
     try:
         yield
     except Exception as error:

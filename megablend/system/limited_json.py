@@ -1,4 +1,4 @@
-"""JSON from files that anyone may have written: nested no deeper than code that walks through it can bear."""
+"""Parsing untrusted JSON, with a limit on nesting, so that code that walks through it does not overflow the stack."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_DEPTH = 64
-"""Of lists and objects in one another; no file of megablend needs ten."""
+"""Maximum nesting of lists and objects; files of megablend need fewer than ten levels."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises: ValueError where it is not JSON, or nested more than MAX_DEPTH deep."""
+    """Parse a JSON text. Raises: ValueError if it is not JSON, or nested more than MAX_DEPTH deep."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -25,9 +25,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def missing_field(value: object, fields: Mapping[str, type | tuple[type, ...]]) -> str | None:
-    """The first of `fields` (name -> type) that an object lacks, or has in another type; None where it has them all."""
+    """The first of `fields` (name -> type) that is missing from an object, or has another type; None if all are valid."""
     if not isinstance(value, dict):
-        return "that it is an object"
+        return "the structure of an object"
     for name, kind in fields.items():
         if name not in value or not isinstance(value[name], kind) or (kind is int and isinstance(value[name], bool)):
             return name

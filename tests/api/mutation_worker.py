@@ -66,7 +66,7 @@ def make_runs(folder: Path) -> list[dict[str, Any]]:
         options = {"data_page_size": 2000, "write_batch_size": 4, "row_group_size": 20, "write_page_checksum": True}
         pq.write_table(table, path, use_dictionary=False, write_page_index=True, **options)
     assert (folder / "large" / "d.parquet").stat().st_size > 4 * NUM_RANGES * RANGE_BYTES
-    shared = {"lanes": 4, "cycle": 4, "block_bytes": 256, "split": "80,20,0"}
+    shared = {"lanes": 4, "shuffle_window": 4, "block_bytes": 256, "split": "80,20,0"}
     small, large = sources_of(folder / "data"), sources_of(folder / "large")
     short: dict[str, Any] = {**shared, "sources": small, "sequence_length": 32, "samples": 60}
     runs = [

@@ -104,7 +104,7 @@ def test_a_file_that_was_added_or_changed(tmp_path: Path) -> None:
 
 
 def test_versions_of_the_plan_part_where_an_epoch_ends(tmp_path: Path) -> None:
-    config, _ = make_run(tmp_path, samples=600, lanes=4, cycle=8)
+    config, _ = make_run(tmp_path, samples=600, lanes=4, shuffle_window=8)
     run = open_run(load_config(config), "train")
     old = dataclasses.replace(run, ledger=run.ledger.in_version(1))
     parting = find_parting(old, run)

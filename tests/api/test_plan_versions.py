@@ -45,6 +45,7 @@ def test_described_is_the_first_sample_that_is_read_again(config: dict[str, Any]
         assert described[split]["first_to_run_out"] == first_repeat(megablend.open(config, split).run)
 
 
+@pytest.mark.filterwarnings("ignore:.*cycle.* is now called:DeprecationWarning")
 @pytest.mark.parametrize("run", ["pages", "rows", "in_place"])
 def test_it_is_so_for_runs_of_the_first_version(tmp_path: Path, run: str) -> None:
     config = copy_release("v0_1_0", tmp_path) / f"{run}.json"

@@ -96,7 +96,7 @@ def test_a_folder(tmp_path: Path, case: str, pattern: str) -> None:
     if pattern.endswith("*") and case in ("files", "pairs", "with brackets", "of folders"):
         return  # found without advice, or a folder of nothing but _SUCCESS
     message = refused(config(tmp_path, {"path": pattern.format(folder=folder)}))
-    advised = re.search("give its files by `([^`]+)`", message)
+    advised = re.search("specify its files as `([^`]+)`", message)
     assert advised, message
     works(config(tmp_path, {"path": advised[1]}))
 
@@ -105,9 +105,9 @@ def test_a_folder_of_shards_that_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     mds(tmp_path / "data")
     message = refused(config(tmp_path, {"path": tmp_path / "data"}))
-    assert "holds MosaicML's MDS shards, which megablend does not read: write the tokens to Parquet" in message
+    assert "contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet" in message
     (tmp_path / "empty").mkdir()
-    assert "no file in it is of a kind that megablend reads (.parquet," in refused(
+    assert "it contains no files that megablend reads (.parquet," in refused(
         config(tmp_path, {"path": tmp_path / "empty"})
     )
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_skipped(tmp_path: Path) -> None:
     assert megablend.describe(skipping)["index"]["sources"][0]["skipped"] == [
         f"{tmp_path}/b.parquet: a symbolic link to nothing: gone"
     ]
-    assert "remove what leads nowhere" in message
+    assert "remove dangling links" in message
     (tmp_path / "b.parquet").unlink()
     works(given)
 
@@ -189,12 +189,9 @@ def test_files_with_different_columns(tmp_path: Path) -> None:
     write(other, name="tokens")
     given = config(tmp_path, {"path": tmp_path / "*.parquet"}, run="next")
     message = refused(given)
-    assert (
-        f"are in column 'input_ids' of {tmp_path}/a.parquet, but in 'tokens' of {other}: name one by `column:`"
-        in message
-    )
+    assert f"are in column 'input_ids' of {tmp_path}/a.parquet, but in 'tokens' of {other}: set `column:`" in message
     paths = ({"path": tmp_path / name, "weight": 1} for name in ("a.parquet", "b.parquet"))
-    works(config(tmp_path, *paths, run="next"))  # "or make a source of each"
+    works(config(tmp_path, *paths, run="next"))  # "or list them as separate sources"
 
 
 # Lengths and shares: the number that is said fits all sources at once.
@@ -391,13 +388,13 @@ def test_an_index_that_is_gone(tmp_path: Path) -> None:
     given = config(tmp_path, {"path": path})
     works(given)
     shutil.rmtree(tmp_path / "cache" / "generations")
-    with pytest.raises(MegablendError, match="`megablend build CONFIG` makes it again if the data is as it was"):
+    with pytest.raises(MegablendError, match="`megablend build CONFIG` rebuilds it if the data is unchanged"):
         megablend.open(given)
     works(given)
     shutil.rmtree(tmp_path / "cache" / "generations")
     write(path, rows=[[7] * 50] * 30)
     message = refused(given)
-    assert "there is no such index\nrun 'default' keeps the index" in message
+    assert "this index does not exist\nrun 'default' keeps the index" in message
     assert (
         "restore them as they were, or that index from a backup, and build again; or give the run another name"
         in message

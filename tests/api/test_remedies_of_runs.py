@@ -164,7 +164,7 @@ FAULTS: dict[str, Fault] = {
     "a newer format": Fault(
         newer_format,
         read,
-        "this megablend reads up to version 1: upgrade it, or build into another cache",
+        "this megablend reads up to version 1: upgrade megablend, or build into another cache",
         [then(lambda project, _: configure(cache=str(project.folder / "other"))(project), build)],
     ),
     "a reference from elsewhere": Fault(

@@ -245,7 +245,7 @@ def test_a_table_of_documents_of_another_source(tmp_path: Path) -> None:
 def test_a_table_of_documents_that_is_missing(tmp_path: Path) -> None:
     project = Project(tmp_path, order="row")
     shutil.rmtree(project.cache / "documents")
-    with pytest.raises(CacheError, match="has no table of its documents; build again") as caught:
+    with pytest.raises(CacheError, match="has no document table; rebuild the index") as caught:
         project.read()
     project.run(*commands_in(str(caught.value)))
     assert project.read() == project.tokens

@@ -27,11 +27,14 @@ def bomb(first: str, line: str, lines: int) -> str:
         ("a: " + "[" * 3000 + "]" * 3000, f"nested more than {MAX_DEPTH} deep"),
         ("- " * 100_000, f"nested more than {MAX_DEPTH} deep"),
         ("{a: " * 100 + "1" + "}" * 100, f"nested more than {MAX_DEPTH} deep"),
-        (bomb("[1, 2]", "{name}: &{name} [{refs}]", 12), f"aliases repeat more than {MAX_REPEATED:,} values"),
-        (bomb("{k: 1}", "{name}: &{name} {{<<: [{refs}]}}", 12), f"aliases repeat more than {MAX_REPEATED:,} values"),
+        (bomb("[1, 2]", "{name}: &{name} [{refs}]", 12), f"aliases expand to more than {MAX_REPEATED:,} values"),
+        (
+            bomb("{k: 1}", "{name}: &{name} {{<<: [{refs}]}}", 12),
+            f"aliases expand to more than {MAX_REPEATED:,} values",
+        ),
         ("a: &a [1, *a]", r"\*a refers to itself"),
         ("a: &a {b: *a}", r"\*a refers to itself"),
-        ("a: *nothing", r"\*nothing refers to itself, or to nothing"),
+        ("a: *nothing", r"\*nothing refers to itself, or to an anchor that does not exist"),
         ("a: !!timestamp abc", "does not fit its tag"),
         ("a: !!bool abc", "does not fit its tag"),
         ("? [a]\n: b", "unhashable key"),
@@ -55,7 +58,7 @@ def test_deep_json_is_refused(tmp_path: Path) -> None:
 def test_a_config_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megablend.config.limited_yaml.MAX_BYTES", 100)
     (tmp_path / "demo.yaml").write_text("a" * 101)
-    with pytest.raises(ConfigError, match=r"demo\.yaml: cannot read the config: more than 100 bytes"):
+    with pytest.raises(ConfigError, match=r"demo\.yaml: cannot read the config: larger than the limit of 100 bytes"):
         load_config(tmp_path / "demo.yaml")
 
 

@@ -18,9 +18,9 @@ sequence_length: 2048
 seed: 1234
 samples: 9000              # of train
 split: 95,5,0
-order: page
+order: block
 lanes: 8
-cycle: 64
+shuffle_window: 64
 sources:
   - {name: stdlib, path: data/stdlib/*.parquet, column: input_ids, weight: 0.5, append_eod: 0}
   - {name: docs, path: data/docs_text_document, weight: 0.3, max_epochs: 4}
@@ -103,7 +103,7 @@ BAD = [
     ("weight: 0.5", "tokens: 1e9", 12, "sources[1]", "mixed units ('stdlib' tokens, 'docs' weight)"),
     ("weight: 0.5", "weight: 0.5, tokens: 5", 11, "sources[0]", "source 'stdlib' has weight and tokens"),
     ("weight: 0.5, ", "", 11, "sources[0]", "'stdlib' has no share; expected one of weight, tokens, samples, epochs"),
-    ("weight: 0.5", "weight: 0.5, weight: 2", 11, "weight", "given twice; keep one"),
+    ("weight: 0.5", "weight: 0.5, weight: 2", 11, "weight", "duplicate key; keep one"),
     ("max_epochs: 4", "max_epochs: 0", 12, "sources[1].max_epochs", "found 0, expected more than 0"),
     ("append_eod: 0", "append_eod: -1", 11, "sources[0].append_eod", "found -1, expected a token id"),
     ("name: docs", "name: stdlib", 10, "sources", "two sources of train are named 'stdlib'"),
@@ -111,11 +111,11 @@ BAD = [
     ("samples: 9000", "samples: 0", 5, "samples", "found 0, expected more than 0"),
     ("samples: 9000", "samples: 1.5", 5, "samples", "found 1.5, expected a whole number"),
     (
-        "order: page",
-        "order: pgae",
+        "order: block",
+        "order: blcok",
         7,
         "order",
-        "found 'pgae', expected 'page', 'row' or 'sequential'; did you mean 'page'?",
+        "found 'blcok', expected 'block', 'document' or 'sequential'; did you mean 'block'?",
     ),
     ("samples: 9000", "samples: -5", 5, "samples", "found -5, expected more than 0"),
     ("split: 95,5,0", "split: 95,x", 6, "split", "found 'x', expected a finite number"),
@@ -125,7 +125,7 @@ BAD = [
     ("max_epochs: 4", "extra_columns: mask", 12, "sources[1].extra_columns", "found 'mask', expected a list"),
     ("cache: cache", "cache: ''", 1, "cache", "found '', expected a path"),
     ("data/docs_text", "file:///data/docs", 12, "sources[1].path", "write it as a plain path: `/data/docs_document`"),
-    ("cache: cache", "cache: s3://bucket/c", 1, "cache", "object stores come in a later release"),
+    ("cache: cache", "cache: s3://bucket/c", 1, "cache", "expected a path on a local or mounted disk"),
     ("data/docs_text", "hf://user/docs", 12, "sources[1].path", "hf:// is not read: download the dataset once"),
     ("run: demo", "run: ../demo", 2, "run", "found '../demo'"),
     ("run: demo", f"run: {'x' * 101}", 2, "run", "expected at most 100 letters, digits"),
@@ -178,7 +178,9 @@ def test_all_weights_zero(tmp_path: Path) -> None:
 
 
 def test_weights_without_a_length(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="weights are shares and say no length; add samples, tokens or epochs"):
+    with pytest.raises(
+        ConfigError, match="weights are relative and do not set a length; add samples, tokens or epochs"
+    ):
         load_config(write(tmp_path, YAML.replace("samples: 9000", "")))
 
 
@@ -191,7 +193,7 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_a_cache_of_an_object_store(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--cache: found 's3://bucket/c'; object stores come in a later release"):
+    with pytest.raises(ConfigError, match="--cache: found 's3://bucket/c'; expected a path on a local or mounted disk"):
         load_config(write(tmp_path, YAML), cache="s3://bucket/c")
 
 
@@ -225,9 +227,7 @@ def test_sources_of_a_split_are_a_list() -> None:
 
 
 def test_a_path_with_a_nul() -> None:
-    with pytest.raises(
-        ConfigError, match=r"config: sources\[0\]\.path: found 'a\\x00b', expected a path; none has NUL"
-    ):
+    with pytest.raises(ConfigError, match=r"config: sources\[0\]\.path: found 'a\\x00b'; paths cannot contain NUL"):
         load_config(MINIMAL | {"sources": [{"name": "a", "path": "a\0b"}]})
 
 
@@ -243,7 +243,7 @@ def test_an_alias_of_itself(tmp_path: Path) -> None:
         ("- a", "found list, expected keys"),
         ("a: [", "not valid YAML"),
         ("a: b: c", "2?1: not valid YAML"),
-        ("sources: {}\ncache: c\nsequence_length: 5", "found none for train"),
+        ("sources: {}\ncache: c\nsequence_length: 5", "found no source for train"),
     ],
 )
 def test_what_is_no_config(tmp_path: Path, text: str, says: str) -> None:

@@ -137,6 +137,8 @@ def test_a_block_of_no_chunk_of_its_file_is_refused(generation: Snapshot) -> Non
     place = data.index(chunks.tobytes())
     for chunk in (-1, int(chunks.max()) + 1, 1 << 29):
         table.write_bytes(data[:place] + np.int32(chunk).tobytes() + data[place + 4 :])
-        with pytest.raises(CacheError, match=r"blocks.arrow: damaged table: a block's chunk is none of its file's"):
+        with pytest.raises(
+            CacheError, match=r"blocks.arrow: damaged table: a block refers to a chunk outside its file"
+        ):
             open_snapshot(generation.cache, generation.digest).blocks([0])
     table.write_bytes(data)

@@ -190,7 +190,7 @@ def test_it_refuses_what_it_cannot_know(cache: Path, tmp_path: Path, monkeypatch
         collect(cache, needed, min_age_seconds=0, dry_run=False)
     with monkeypatch.context() as patch:
         patch.setattr(lock, "_try_lock", lambda file: 38)
-        with pytest.raises(CacheError, match="has no locks, so that nothing tells whether a build runs"):
+        with pytest.raises(CacheError, match="has no locks, so a running build cannot be detected"):
             gc(cache)
     newest = generations(cache) / list_snapshots(cache)[-1] / "files.arrow"
     newest.write_bytes(newest.read_bytes()[:-1])

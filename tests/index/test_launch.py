@@ -34,7 +34,7 @@ def test_a_shell_or_a_batch_script_or_one_rank_is_one_process(environ: dict[str,
 
 
 def test_a_count_that_is_no_number_is_refused() -> None:
-    with pytest.raises(LaunchError, match="PMI_SIZE is 'many'"):
+    with pytest.raises(LaunchError, match="PMI_SIZE: expected an integer, got 'many'"):
         detect_launcher({"PMI_SIZE": "many"})
 
 

@@ -109,7 +109,7 @@ def test_a_damaged_pack_is_never_trusted(data: Path, cache: Path, place: int) ->
     (problem,) = verify(str(cache), data=False, storage=STORAGE)
     assert (
         problem
-        == f"{pack}: damaged pack of {len(content)} bytes (its checksum is wrong); `megablend build CONFIG` makes it again"
+        == f"{pack}: damaged pack of {len(content)} bytes (its checksum is wrong); `megablend build CONFIG` rebuilds it"
     )
     report = build(cache, spec(data))
     assert (report.digest, report.read, report.notes) == (digest, NUM_FILES, (problem,))

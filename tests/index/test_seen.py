@@ -122,7 +122,9 @@ def test_a_file_that_was_touched_or_copied_is_read_and_told_once(
         moved = BlockStore(store.generation, roots={"source": str(tmp_path / "copy")}, storage=STORAGE)
         assert moved.read_blocks(np.arange(store.generation.num_blocks)).tokens.tolist() == expected
     (record,) = caplog.records
-    assert "64 KiB of it compared, and found the same; `megablend verify --data` compares all" in record.getMessage()
+    assert (
+        "a comparison of 64 KiB found no change; `megablend verify --data` compares everything" in record.getMessage()
+    )
 
 
 def test_what_the_build_saw_is_kept_beside_the_digest_and_renewed(

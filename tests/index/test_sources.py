@@ -88,7 +88,7 @@ def test_a_link_to_nothing_is_an_error_that_names_it(tmp_path: Path) -> None:
         DataError, match=r"b.arrow: cannot be read: a symbolic link to nothing: gone.arrow \(and 1 more: "
     ) as e:
         list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=False), storage=STORAGE)
-    assert f"and 1 more: {tmp_path}/c.arrow); source 'source' may lack files" in str(e.value)
+    assert f"and 1 more: {tmp_path}/c.arrow); source 'source' may be missing files" in str(e.value)
     assert "set `on_unreadable: skip`" in str(e.value)
     listing = list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True), storage=STORAGE)
     assert [file.name for file in listing.files] == ["a.arrow"]
@@ -112,7 +112,8 @@ def test_a_file_counts_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
     found = find_source(spec(tmp_path, "**/*.arrow"), storage=STORAGE)
     assert [Path(path).name for path in found.paths] == ["d.arrow", "a.arrow"]
     assert found.note == (
-        f"source 'source': 1 paths lead to files that it has under another name (such as {tmp_path}/b.arrow, the same file as "
+        f"source 'source': 1 paths lead to files that are already listed under another name "
+        f"(such as {tmp_path}/b.arrow, the same file as "
         f"{tmp_path}/z/a.arrow); each file counts once"
     )
     both = dataclasses.replace(spec(tmp_path), patterns=(f"{tmp_path}/z/a.arrow", f"{tmp_path}/z/*.arrow"))

@@ -150,7 +150,7 @@ def test_damaged_counts_are_counted_again(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0])
     generation = open_snapshot(cache, build_index(str(cache), [spec], launch=SingleProcess(), storage=STORAGE).digest)
-    with pytest.raises(CacheError, match="'parquet' has no table of its documents; build again"):
+    with pytest.raises(CacheError, match="'parquet' has no document table; rebuild the index"):
         open_table(generation, 0)
     store, _ = make(cache, spec)
     lengths = table_folder(generation, 0) / "lengths.arrow"
@@ -298,7 +298,7 @@ def test_lengths_that_change_places_within_a_large_table_are_noticed(
     documents._open_once.cache_clear()
     with caplog.at_level("WARNING", "megablend"):
         open_table(store.generation, 0)
-    assert "without checksums of its rows" in caplog.text
+    assert "without checksums of rows" in caplog.text
     build_tables(store, [0], launch=SingleProcess())
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
     documents._open_once.cache_clear()

@@ -114,7 +114,7 @@ def test_a_newer_format_is_refused_by_name(cache: Path) -> None:
 
 
 def test_an_unknown_generation_lists_those_there_are(cache: Path) -> None:
-    with pytest.raises(CacheError, match=rf"no such generation .*{generation(cache).name}"):
+    with pytest.raises(CacheError, match=rf"this version of the index does not exist .*{generation(cache).name}"):
         open_snapshot(str(cache), "0" * 32)
     folder = generation(cache)
     (folder / "manifest.json").unlink()

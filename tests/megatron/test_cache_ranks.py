@@ -161,7 +161,7 @@ def test_a_rank_is_killed(launcher: str, prefixes: list[str], tmp_path: Path) ->
 def test_processes_that_have_not_met_are_refused(prefixes: list[str], tmp_path: Path) -> None:
     spec = spec_of(tmp_path, prefixes, "torchrun", meet=False)
     for each in prepared(tmp_path, spec, 2):
-        assert "torchrun started 2 processes (WORLD_SIZE), which do not know of each other yet" in each["error"]
+        assert "torchrun started 2 processes (WORLD_SIZE), but torch.distributed is not initialized" in each["error"]
 
 
 def command_words(prefixes: list[str], cache: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from megablend.distributed import folder_groups as nodes
 from megablend.distributed.fail_together import FailTogether, Subgroup
-from megablend.distributed.folder_groups import builders
+from megablend.distributed.folder_groups import ranks_sharing_folder
 from megablend.errors import CacheError, ConfigError, CorruptFileError, LaunchError
 from tests.megatron.meeting import Meeting, on_ranks
 
@@ -116,7 +116,7 @@ def test_ranks_of_one_folder_build_together(tmp_path: Path, shared_fs: str) -> N
     folders: list[Path | None] = [tmp_path / name if name else None for name in ("a", "a", "", "b", "b", "a", "c")]
     (tmp_path / "link").symlink_to(tmp_path / "a")
     folders[5] = tmp_path / "link"
-    found = on_ranks(7, lambda launch: builders(launch, folders[launch.rank], shared_fs))
+    found = on_ranks(7, lambda launch: ranks_sharing_folder(launch, folders[launch.rank], shared_fs))
     apart = [[0, 1, 5], [0, 1, 5], [], [3, 4], [3, 4], [0, 1, 5], [6]]
     together = [[0, 1, 3, 4, 5, 6] if folder else [] for folder in folders]
     assert found == (together if shared_fs == "yes" else apart)
@@ -136,13 +136,13 @@ def test_folders_that_machines_share_are_found_by_nonce(tmp_path: Path, monkeypa
 
     def work(launch: FailTogether) -> list[int]:
         machine.name = f"machine {launch.rank}"
-        return builders(launch, folders[launch.rank], "auto")
+        return ranks_sharing_folder(launch, folders[launch.rank], "auto")
 
     assert on_ranks(4, work) == [[0, 2], [1], [0, 2], [3]]
 
 
 def test_a_word_that_is_none() -> None:
-    found = on_ranks(2, lambda launch: builders(launch, None, "maybe"))
+    found = on_ranks(2, lambda launch: ranks_sharing_folder(launch, None, "maybe"))
     for error in found:
         assert isinstance(error, ConfigError)
         assert "shared_fs is 'maybe'; choose one of auto, yes, no" in str(error)

@@ -36,7 +36,7 @@ def build(config: Any, sizes: list[int | None] = SIZES) -> list[Any]:
 
 
 def options(words: list[str], **others: Any) -> dict[str, Any]:
-    common = {"blend": (words, [0.5, 0.2, 0.3]), "split": "80,15,5", "order": "page", "lanes": 4, "cycle": 8}
+    common = {"blend": (words, [0.5, 0.2, 0.3]), "split": "80,15,5", "order": "page", "lanes": 4, "shuffle_window": 8}
     return common | others
 
 
@@ -60,7 +60,7 @@ def expected(cache: Path, words: list[str], **others: Any) -> dict[str, Any]:
         "valid_samples": 30,
         "split": "80,15,5",
         "lanes": 4,
-        "cycle": 8,
+        "shuffle_window": 8,
         "sources": sources,
         **others,
     }

@@ -9,7 +9,10 @@ from make_golden_release import plugin_datasets, read_plugin
 
 from tests.golden_releases import RELEASES, copy_release, load_expected
 
-pytestmark = pytest.mark.usefixtures("distributed")
+pytestmark = [
+    pytest.mark.usefixtures("distributed"),
+    pytest.mark.filterwarnings("ignore:.*cycle.* is now called:DeprecationWarning"),
+]
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -46,7 +46,7 @@ FLAGS: list[dict[str, Any]] = [
     {"add_extra_token_to_sequence": False, "eod_mask_loss": True},
     {"reset_position_ids": True, "reset_attention_mask": True, "create_attention_mask": True},
     {"inter_document_masking": True, "eod_mask_loss": True},
-    {"inter_document_masking": True, "add_extra_token_to_sequence": False, "lanes": 6, "cycle": 7},
+    {"inter_document_masking": True, "add_extra_token_to_sequence": False, "lanes": 6, "shuffle_window": 7},
 ]
 
 
@@ -90,10 +90,10 @@ def test_little_memory_gives_the_same_batches(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_is_refused_with_what_is_needed(tmp_path: Path) -> None:
-    dataset = megablend.open(make(tmp_path, memory="1KiB", cycle=64, sequence_length=20))
+    dataset = megablend.open(make(tmp_path, memory="1KiB", shuffle_window=64, sequence_length=20))
     with pytest.raises(
         megablend.ConfigError,
-        match=r"memory: found 1.0 KiB, expected \d+.\d KiB or more: .* 4 of 4 lanes, .* lower cycle",
+        match=r"memory: found 1.0 KiB, expected \d+.\d KiB or more: .* 4 of 4 lanes, .* lower shuffle_window",
     ):
         megablend.Loader(dataset, micro_batch_size=4)
 
@@ -209,7 +209,7 @@ class CountingStorage(WrapperStorage):
 @pytest.mark.parametrize(("micro_batch", "ranks"), [(4, 1), (2, 2), (3, 1), (1, 5)])
 def test_amplification_is_what_is_measured(tmp_path: Path, micro_batch: int, ranks: int) -> None:
     source = write_source(tmp_path, 0, "megatron", [[t] * 40 for t in range(1, 400)], num_files=1)
-    config = make_config(tmp_path, [source], samples=900, cycle=30, sequence_length=16, block_bytes=4096)
+    config = make_config(tmp_path, [source], samples=900, shuffle_window=30, sequence_length=16, block_bytes=4096)
     megablend.build(config)
     run = megablend.open(config).run
     expected = read_amplification(

@@ -268,7 +268,7 @@ def test_sources_of_a_split_have_the_same(tmp_path: Path, config: dict[str, Any]
         ConfigError, match=r"'b' has extra_columns mask, 's0' mask, weight.*; expected the same for all"
     ):
         megablend.load_config(config | {"sources": [source | {"weight": 1}, other]})
-    with pytest.raises(ConfigError, match="'s0' names one of its extra_columns twice"):
+    with pytest.raises(ConfigError, match="'s0' has a duplicate name in extra_columns"):
         megablend.load_config(config | {"sources": [source | {"extra_columns": ["mask", "mask"]}]})
     listed: Rows = [[1, 2], [3]]
     made = columns(listed) | {"mask": pa.array(listed, pa.list_(pa.int16()))}

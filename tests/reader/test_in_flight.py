@@ -96,7 +96,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     documents = [[(7 * i + j) % 1000 for j in range(37)] for i in range(2500)]
     sources = [write_source(tmp_path, number, request.param, documents, num_files=3) for number in range(2)]
     sources = [source | {"weight": 1} for source in sources]
-    config = make_config(tmp_path, sources, sequence_length=64, cycle=64, samples=1024, block_bytes=1024)
+    config = make_config(tmp_path, sources, sequence_length=64, shuffle_window=64, samples=1024, block_bytes=1024)
     megablend.build(config)
     return config
 

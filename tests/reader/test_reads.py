@@ -59,7 +59,7 @@ def run_of(folder: Path, num_sources: int, num_tokens: int, **settings: Any) -> 
             table, folder / f"{number}.parquet", data_page_size=4 * PAGE_TOKENS, write_batch_size=8, **options
         )
         sources.append({"name": str(number), "path": str(folder / f"{number}.parquet"), "weight": 1})
-    config = make_config(folder, sources, sequence_length=LENGTH, cycle=512, **settings)
+    config = make_config(folder, sources, sequence_length=LENGTH, shuffle_window=512, **settings)
     megablend.build(config)
     return config
 
@@ -117,7 +117,7 @@ def test_dictionaries_that_are_read_again_are_told(tmp_path: Path, memory: objec
     table = pa.table({"ids": pa.array(tokens.tolist(), pa.list_(pa.int32()))})
     pq.write_table(table, path, data_page_size=512, write_batch_size=8, row_group_size=256, compression="none")
     source = {"name": "0", "path": str(path)}
-    config = make_config(tmp_path, [source], sequence_length=LENGTH, cycle=16, samples=samples, memory=memory)
+    config = make_config(tmp_path, [source], sequence_length=LENGTH, shuffle_window=16, samples=samples, memory=memory)
     megablend.build(config)
     groups = [pq.ParquetFile(path).metadata.row_group(i).column(0) for i in range(16)]
     dictionaries = sum(group.data_page_offset - group.dictionary_page_offset for group in groups)

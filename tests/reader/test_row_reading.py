@@ -95,7 +95,7 @@ def test_little_memory_is_enough_and_less_than_a_step_is_refused(tmp_path: Path)
 def test_describe_tells_what_it_costs_and_what_its_tables_take(tmp_path: Path) -> None:
     config = make(tmp_path, lanes=12)
     row = megablend.describe(config, micro_batch_size=12)
-    assert row["order"] == "row"
+    assert row["order"] == "document"
     assert all(source["document_table_bytes"] > 4 * source["rows"] for source in row["index"]["sources"])
     page = config | {"order": "page", "run": "page"}
     assert megablend.build(page).documents is None

@@ -120,7 +120,7 @@ def test_any_run(
         folder,
         sources,
         lanes=lanes,
-        cycle=cycle,
+        shuffle_window=cycle,
         sequence_length=length,
         samples=rng.randrange(20 * len(kinds), 300),
         split=split,

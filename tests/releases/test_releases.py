@@ -12,6 +12,7 @@ from make_golden_release import digest_numbers, read_samples
 import megablend
 from tests.golden_releases import RELEASES, copy_release, load_expected
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*cycle.* is now called:DeprecationWarning")
 NAMES = [(release, name) for release in RELEASES for name in load_expected(release)["samples"]]
 LAST = [(release, name) for release, name in NAMES if name != "pages train stage 0"]
 """Those whose configs are still in the folder."""

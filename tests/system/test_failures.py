@@ -32,7 +32,10 @@ def test_memory_that_is_not_there() -> None:
 
 
 def test_threads_that_are_not_there() -> None:
-    with pytest.raises(ResourceError, match=r"starts no more threads: allow more \(`ulimit -u`\)"), translating("x"):
+    with (
+        pytest.raises(ResourceError, match=r"refuses to start more threads: raise the limit \(`ulimit -u`\)"),
+        translating("x"),
+    ):
         raise RuntimeError("can't start new thread")
 
 
@@ -57,7 +60,7 @@ def test_what_is_not_the_systems_stays_as_it_is(error: Exception) -> None:
 
 def test_the_limit_of_open_files_is_told() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert f"{limit} may be open at once" in remedy_of(errno.EMFILE)
+    assert f"the limit is {limit} open files" in remedy_of(errno.EMFILE)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +75,6 @@ def test_a_library_that_there_is_no_memory_for_is_a_lack_of_memory(error: Except
     translated = translate(error, "build")
     assert isinstance(translated, ResourceError)
     assert str(translated).startswith(
-        f"build: a library cannot be loaded ({error}): the machine or the job's limit has no memory"
+        f"build: a library cannot be loaded ({error}): the machine, or the job's limit, has no memory"
     )
     assert translate(ImportError("No module named 'x'"), "build") is None

@@ -30,7 +30,7 @@ def test_what_is_not_json(text: str | bytes) -> None:
         ({"a": 1}, "b"),
         ({"a": True, "b": "x"}, "a"),
         ({"a": "1", "b": "x"}, "a"),
-        ([1], "that it is an object"),
+        ([1], "the structure of an object"),
         ({"a": 1, "b": None}, "b"),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megablend.distributed.fail_together import Subgroup
-from megablend.distributed.folder_groups import AUTO, builders
+from megablend.distributed.folder_groups import AUTO, ranks_sharing_folder
 from megablend.distributed.job import Job
 from megablend.index.build import Progress
 from megablend.megatron.cache_builder.build_cache import CacheReport, prepare_cache
@@ -28,7 +28,7 @@ def prepare_on_ranks(
 
     Args:
         request: the same on all ranks, but for the place of the cache.
-        shared_fs: as `builders` takes it; a dry run makes no folder, and takes all ranks' to be one.
+        shared_fs: as `ranks_sharing_folder` takes it; a dry run makes no folder, and takes all ranks' to be one.
 
     Others as prepare_cache has them; `progress` is called on the first rank of each folder.
 
@@ -37,7 +37,7 @@ def prepare_on_ranks(
     cache = Path(request.path_to_cache).absolute()
     with job.members(range(job.size)) as world:
         try:
-            ranks = list(range(job.size)) if dry_run else builders(world, cache, shared_fs)
+            ranks = list(range(job.size)) if dry_run else ranks_sharing_folder(world, cache, shared_fs)
             with job.members(ranks) as group:
                 launch = Subgroup(group, world)
                 report = prepare_cache(

@@ -24,7 +24,7 @@ import torch.distributed
 from megablend.distributed.base import Communicator
 from megablend.distributed.fail_together import FailTogether, Subgroup
 from megablend.distributed.find_job import this_job
-from megablend.distributed.folder_groups import AUTO, builders
+from megablend.distributed.folder_groups import AUTO, ranks_sharing_folder
 from megablend.distributed.job import Job
 from megablend.errors import ConfigError
 from megablend.lazy import cached_property
@@ -163,7 +163,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _build_together(self, job: Job, world: FailTogether) -> None:
         """Build what is missing, with the ranks that see the same cache folder."""
         cache = Path(cache_of(self.config)) if self.is_built_on_rank() else None
-        ranks = builders(world, cache, getattr(self.config, "shared_fs", AUTO))
+        ranks = ranks_sharing_folder(world, cache, getattr(self.config, "shared_fs", AUTO))
         if cache is None:
             return
         with job.members(ranks) as group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 from megablend.distributed.folder_groups import SHARED_FS
@@ -26,18 +27,21 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     """
 
     order: str = MEGATRON_ORDER
-    """"megatron": Megatron's own shuffles, sample by sample the same over any format; "page": megablend's plan, which reads
-    whole pages, needs no arrays and reads nothing twice; "row": megablend's plan over single documents, fully shuffled, which
-    reads a page for each."""
+    """"megatron": Megatron's own shuffles, sample by sample the same over any format; "block": megablend's plan, which reads
+    whole blocks, needs no arrays and reads nothing twice; "document": megablend's plan over single documents, fully shuffled,
+    which reads a block for each."""
 
     run: str = "default"
-    """Page and row order: name of the run in the cache; samples of a run never change, another name starts a new run."""
+    """Orders other than "megatron": name of the run in the cache; its samples never change, another name starts a new run."""
 
     lanes: int = 8
-    """Page and row order: independent streams; best a multiple of micro batch x data-parallel size (x loader workers)."""
+    """Orders other than "megatron": independent streams; best a multiple of micro batch x data-parallel size (x workers)."""
 
-    cycle: int = 64
-    """Page and row order: slots a lane in one shuffle window."""
+    shuffle_window: int = 64
+    """Orders other than "megatron": samples per lane that are shuffled together."""
+
+    cycle: int | None = None
+    """The old name of `shuffle_window`."""
 
     shared_fs: str = "auto"
     """Whether all ranks see one cache folder: "yes", "no" (one per machine) or "auto" (detected when something must be built)."""
@@ -52,6 +56,11 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     def __post_init__(self) -> None:
         """Check the settings that Megatron does not know."""
         super().__post_init__()
+        if self.cycle is not None:
+            warnings.warn("cycle is now called shuffle_window", DeprecationWarning, stacklevel=3)
+            if self.shuffle_window != 64:
+                raise ConfigError("cycle: duplicate key: cycle is the old name of shuffle_window; remove cycle")
+            self.shuffle_window, self.cycle = self.cycle, None  # copies are checked again
         if uses_own_plan(self):
             try:
                 find_order(self.order)
@@ -59,6 +68,6 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
                 raise ConfigError(f"order: {error}, or {MEGATRON_ORDER}") from None
         if self.shared_fs not in SHARED_FS:
             raise ConfigError(f"shared_fs is {self.shared_fs!r}; choose one of {', '.join(SHARED_FS)}")
-        for name in ("lanes", "cycle", "max_open_files", "memory"):
+        for name in ("lanes", "shuffle_window", "max_open_files", "memory"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")

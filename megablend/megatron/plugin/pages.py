@@ -101,7 +101,7 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
         "test_samples": sizes[2] or None,
         "split": config.split,
         "lanes": config.lanes,
-        "cycle": config.cycle,
+        "shuffle_window": config.shuffle_window,
         "memory": config.memory,
         "sources": sources,
         "add_extra_token_to_sequence": bool(config.add_extra_token_to_sequence),

@@ -107,5 +107,5 @@ def test_queries_are_for_the_requests_only(tmp_path: Path) -> None:
     assert not any(b"canary" in path.read_bytes() for path in kept)
     checked = load_config(config)
     assert "canary" not in repr(checked)
-    with pytest.raises(ConfigError, match=r"^http://h/a: given with two queries; keep one$"):
+    with pytest.raises(ConfigError, match=r"^http://h/a: given with two different queries; keep one$"):
         load_config(config | {"sources": [{"name": "a", "path": ["http://h/a?x", "http://h/a?y"], "weight": 1}]})

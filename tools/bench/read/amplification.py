@@ -72,7 +72,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for number in args.sources:
             config = make_corpus(Path(folder) / str(number), number, mib)
-            config |= {"sequence_length": SAMPLE_TOKENS, "lanes": LANES, "cycle": CYCLE, "samples": samples}
+            config |= {"sequence_length": SAMPLE_TOKENS, "lanes": LANES, "shuffle_window": CYCLE, "samples": samples}
             megablend.build(config)
             run = megablend.open(config).run
             for micro_batch, ranks in ((8, 1), (1, 8), (4, 3)):

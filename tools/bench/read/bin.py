@@ -56,7 +56,7 @@ def make(folder: Path, documents: int, block_bytes: int) -> Path:
         "sequence_length": 2048,
         "samples": 10_000,
         "memory": "64MiB",
-        "cycle": 8,  # blocks of 16 bytes take 1 KiB each in memory
+        "shuffle_window": 8,  # blocks of 16 bytes take 1 KiB each in memory
         "block_bytes": block_bytes,
         "sources": [{"name": "pairs", "path": str(folder / "x.bin")}],
     }

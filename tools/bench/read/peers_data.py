@@ -148,7 +148,7 @@ def _build(folder: Path, num_tokens: int) -> None:
             "samples": (num_tokens - 1) // LENGTH,
             "order": order,
             "lanes": LANES,
-            "cycle": CYCLE,
+            "shuffle_window": CYCLE,
             "sources": [{"name": name, "path": name, "weight": 1} for name in names],
         }
         path = folder / f"{order}.json"

@@ -45,7 +45,13 @@ def make_corpus(folder: Path, num_sources: int, mib: int) -> dict[str, Any]:
         path = folder / f"{number}.parquet"
         write_parquet(path, tokens, offsets, page_bytes=PAGE_BYTES, codec="zstd")
         sources.append({"name": str(number), "path": str(path), "weight": 1})
-    return {"cache": str(folder / "cache"), "sequence_length": 2048, "lanes": 8, "cycle": 512, "sources": sources}
+    return {
+        "cache": str(folder / "cache"),
+        "sequence_length": 2048,
+        "lanes": 8,
+        "shuffle_window": 512,
+        "sources": sources,
+    }
 
 
 def opened(config: dict[str, Any], **settings: Any) -> megablend.Dataset:
@@ -124,7 +130,7 @@ def measure(config: dict[str, Any], rounds: int) -> dict[str, float]:
 def latency(config: dict[str, Any], work: float) -> None:
     """Times of batches of 64 x 512 tokens, with `work` seconds of something else between two."""
     start = time.perf_counter()
-    dataset = opened(config, order="page", sequence_length=512, lanes=64, cycle=256, memory="1GiB")
+    dataset = opened(config, order="page", sequence_length=512, lanes=64, shuffle_window=256, memory="1GiB")
     loader = megablend.Loader(dataset, micro_batch_size=64)
     batches = iter(loader)
     next(batches)

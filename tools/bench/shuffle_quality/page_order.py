@@ -31,7 +31,7 @@ def places(
         "seed": seed,
         "order": order,
         "lanes": lanes,
-        "cycle": setting.buffer // lanes,
+        "shuffle_window": setting.buffer // lanes,
         "sources": [{"name": "corpus", "path": str(path), "weight": 1}],
     }
     megablend.build(config)
