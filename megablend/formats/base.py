@@ -178,10 +178,16 @@ class Format(Protocol):
     documents_known: bool
     """Documents are always counted exactly, whether asked for or not: it costs nothing."""
     reader_block_bytes: int
-    """About what a reader holds of each block of its file."""
+    """Approximate memory that a reader uses per block of its file."""
+    has_row_groups: bool
+    """Whether messages about a row also name its row group (`row_group` of the chunks)."""
 
     def files(self, path: str) -> Sequence[str]:
         """All files that `path` stands for, data file first: ["x.bin", "x.idx"] for the prefix "x"; [path] elsewhere."""
+        ...
+
+    def describe_missing_remedy(self, path: str) -> str | None:
+        """What to do about one of `files` that does not exist, for the message; None where there is nothing to add."""
         ...
 
     def recognizes(self, path: str, storage: Storage) -> bool:
@@ -227,10 +233,15 @@ class BaseFormat:
 
     documents_known: bool = True
     reader_block_bytes: int = 0
+    has_row_groups: bool = False
 
     def files(self, path: str) -> Sequence[str]:
         """The file itself."""
         return [path]
+
+    def describe_missing_remedy(self, path: str) -> str | None:
+        """Nothing to add."""
+        return None
 
     def recognizes(self, path: str, storage: Storage) -> bool:
         """Every file with one of the suffixes."""

@@ -75,7 +75,9 @@ def format_of(path: str, storage: Storage) -> Format:
     missing = [name for name in MEGATRON.files(path) if not storage.glob(name)]
     if not missing:
         return MEGATRON
-    pair = f"; {missing[0]} is missing beside its other half" if len(missing) == 1 else ""
+    pair = f"; {missing[0]} does not exist, but the other file of the pair does" if len(missing) == 1 else ""
+    if pair and (remedy := MEGATRON.describe_missing_remedy(missing[0])):
+        pair += f": {remedy}"
     raise ConfigError(
         f"{path}: unknown kind of file{pair}; known: {', '.join(list_suffixes())}, or the prefix of a .bin and an .idx; for "
         f"another name, set `format` to one of {', '.join(list_names())}"

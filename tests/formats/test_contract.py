@@ -259,5 +259,8 @@ def test_formats_are_found_by_name(tmp_path: Path) -> None:
     assert format_of(str(prefix), storage=STORAGE) is FORMATS["megatron"]
     assert format_of(f"{tmp_path}/*_document", storage=STORAGE) is FORMATS["megatron"]
     Path(f"{prefix}.idx").unlink()
-    with pytest.raises(ConfigError, match=r"\.idx is missing beside its other half"):
+    with pytest.raises(
+        ConfigError,
+        match=r"\.idx does not exist, but the other file of the pair does: restore the \.idx, or.* `format: raw`",
+    ):
         format_of(str(prefix), storage=STORAGE)

@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.config.read_spec import ReadSpec
-from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.distributed.base import SingleProcess
+from megablend.errors import CorruptFileError, MissingFileError, UnsupportedFileError
 from megablend.formats import format_of
 from megablend.formats.fetch import read_blocks
 from megablend.formats.megatron import MEGATRON
 from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts
+from megablend.index.build import build_index
+from megablend.index.source_spec import SourceSpec
 from tests.formats.writers import index, opened, pieces, write_megatron
 from tests.storages import STORAGE
 
@@ -180,3 +183,12 @@ def test_a_bin_that_is_longer_than_its_idx_says_is_noted(path: Path, megatron: A
     assert note is not None
     assert f": has {size + 6:,} bytes, of which {path.with_suffix('.idx')} describes the first {size:,};" in note
     assert read(path) == DOCUMENTS
+
+
+@pytest.mark.parametrize("pattern", ["x.bin", "*.bin"])
+def test_a_bin_without_an_idx_suggests_the_raw_format(path: Path, pattern: str) -> None:
+    path.with_suffix(".idx").unlink()
+    spec = SourceSpec(name="s", patterns=(str(path.with_name(pattern)),), read=ReadSpec())
+    message = rf"{path.with_suffix('.idx')}: no such file; restore the \.idx, or, .* set `format: raw` for its source"
+    with pytest.raises(MissingFileError, match=message):
+        build_index(str(path.parent / "cache"), [spec], launch=SingleProcess(), storage=STORAGE)

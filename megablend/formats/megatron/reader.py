@@ -30,7 +30,8 @@ from megablend.formats.megatron.span_reader import MegatronReader
 from megablend.storage.base import Storage
 
 _MAX_BYTES = (1 << 32) - 1
-"""Sizes of blocks are kept in 32 bits."""
+"""Block sizes are stored in 32 bits."""
+NO_IDX_REMEDY = "restore the .idx, or, if the .bin is a plain file of token ids (nanoGPT, llm.c, ...), set `format: raw` for its source"
 
 
 class MegatronFormat(BaseFormat):
@@ -43,6 +44,10 @@ class MegatronFormat(BaseFormat):
         """The `.bin` and the `.idx`."""
         prefix = path[:-4] if path.endswith(tuple(self.suffixes)) else path
         return [f"{prefix}.bin", f"{prefix}.idx"]
+
+    def describe_missing_remedy(self, path: str) -> str | None:
+        """See Format.describe_missing_remedy."""
+        return NO_IDX_REMEDY if path.endswith(".idx") else None
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Cut the sequences into blocks of about `block_bytes`; see Format.index."""

@@ -21,6 +21,7 @@ class ParquetFormat(BaseFormat):
     name = "parquet"
     suffixes: Sequence[str] = (".parquet", ".parq", ".pq")
     documents_known: bool = False
+    has_row_groups: bool = True
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Find the pages of a file and count their tokens; pages are as large as their writer made them."""
