@@ -1,4 +1,4 @@
-"""Arrow's arrays as numpy's. `pyarrow.Array.to_numpy` imports pandas where it is installed, which takes 0.2 s and memory."""
+"""Arrow arrays as numpy arrays. `pyarrow.Array.to_numpy` imports pandas where it is installed, which takes 0.2 s and memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 
 def as_numpy(array: Any) -> npt.NDArray[Any]:
-    """The values of a pyarrow.Array of integers, floats or booleans without nulls; a view, but of booleans."""
+    """The values of a pyarrow.Array of integers, floats or booleans without nulls; a view, except for booleans."""
     assert not array.null_count
     data, length = array.buffers()[1], len(array)
     if array.type.bit_width == 1:
         bits = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
         found = np.unpackbits(bits, bitorder="little")[array.offset : array.offset + length]
         return found.astype(np.bool_)
-    dtype = np.dtype(array.type.to_pandas_dtype())  # whatever its name, numpy's
+    dtype = np.dtype(array.type.to_pandas_dtype())  # by the numpy type, whatever its Arrow name
     if data is None:
         return np.zeros(0, dtype)
     return np.frombuffer(data, dtype, length, array.offset * dtype.itemsize)
