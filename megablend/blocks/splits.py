@@ -141,7 +141,7 @@ class SplitBlocks:
         return np.where(blocks > 0, tokens, 0)
 
     def group_totals(self, num_groups: int, run: int) -> npt.NDArray[np.int64]:
-        """Tokens of each group, int64 [num_groups]; block b is of group b // run % num_groups. Loaded from the cache if stored there."""
+        """Tokens of each group, [num_groups]; block b is of group b // run % num_groups. Loaded from the cache if stored."""
         kept = load_group_totals(self.generation.cache, self._named(num_groups, run), num_groups)
         return count(self.before, self.num_blocks, num_groups, run) if kept is None else kept
 

@@ -130,12 +130,12 @@ def test_only_the_column_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        (pa.float32(), [1.0], "column 'ids' is of float, not of integers"),
-        (pa.list_(pa.string()), [["a"]], r"is of list<item: string>, not of integers"),
-        (pa.list_(pa.list_(pa.int32())), [[[1]]], "is of list<item: list<.*, not of integers"),
-        (pa.uint64(), [1], "is of uint64; write it as int64 or uint32"),
-        (pa.dictionary(pa.int32(), pa.int32()), [1], "is dictionary-encoded; write it plain"),
-        (pa.list_(pa.dictionary(pa.int8(), pa.int32())), [[1]], "is dictionary-encoded; write it plain"),
+        (pa.float32(), [1.0], "column 'ids' has type float, expected integers"),
+        (pa.list_(pa.string()), [["a"]], r"has type list<item: string>, expected integers"),
+        (pa.list_(pa.list_(pa.int32())), [[[1]]], "has type list<item: list<.*, expected integers"),
+        (pa.uint64(), [1], "has type uint64; write it as int64 or uint32"),
+        (pa.dictionary(pa.int32(), pa.int32()), [1], "is dictionary-encoded; decode it before writing"),
+        (pa.list_(pa.dictionary(pa.int8(), pa.int32())), [[1]], "is dictionary-encoded; decode it before writing"),
         (pa.list_(pa.int32(), 0), [[]], "contains lists of size 0"),
     ],
     ids=str,
@@ -153,9 +153,11 @@ def test_beside_the_tokens_any_numbers_will_do() -> None:
     )
     found = [find_column("x", str(kind), schema, numbers=True)[1].token_dtype for kind in kinds]
     assert found == [np.dtype(kind.to_pandas_dtype()).name for kind in kinds]
-    with pytest.raises(ConfigError, match=r"x: column 'text' is of string, not of integers, floats, booleans or li"):
+    with pytest.raises(
+        ConfigError, match=r"x: column 'text' has type string, expected integers, floats, booleans or li"
+    ):
         find_column("x", "text", schema, numbers=True)
-    with pytest.raises(ConfigError, match=r"'lists' is of list<item: uint64>; write it as int64 or uint32"):
+    with pytest.raises(ConfigError, match=r"'lists' has type list<item: uint64>; write it as int64 or uint32"):
         find_column("x", "lists", schema, numbers=True)
 
 
@@ -201,11 +203,11 @@ def test_damaged_ends(tmp_path: Path) -> None:
     whole = path.read_bytes()
     footer = len(whole) - 10 - int.from_bytes(whole[-10:-6], "little")
     for damaged, message in (
-        (b"", "0 bytes are too few"),
+        (b"", "0 bytes are too short"),
         (b"PAR1" + whole[4:], "at byte 0: begins with b'PAR1"),
         (whole[:-1] + b"2", r"ends with b'ARROW2', not with b'ARROW1': truncated"),
         (whole[:-10] + struct.pack("<i", -5) + whole[-6:], "says that its footer has -5 bytes"),
-        (whole[:-10] + struct.pack("<i", 1 << 30) + whole[-6:], "says that its footer has 1073741824 bytes"),
+        (whole[:-10] + struct.pack("<i", 1 << 30) + whole[-6:], "has an invalid footer length: 1073741824 bytes"),
         (whole[:footer] + b"\xff" * 8 + whole[footer + 8 :], f"at byte {footer}: footer: an offset leads to byte"),
     ):
         path.write_bytes(damaged)
@@ -241,7 +243,7 @@ def test_compressed_buffers_must_have_the_size_they_claim() -> None:
         with pytest.raises(BatchError, match=codec):
             decompress(stored(struct.pack("<q", 100) + b"junk" * 20), codec)
     assert bytes(decompress(stored(b"\xff" * 8 + b"as it is"), "lz4")) == b"as it is"
-    with pytest.raises(BatchError, match="of 3 bytes lacks its size"):
+    with pytest.raises(BatchError, match="of 3 bytes is too short for its size field"):
         decompress(stored(b"abc"), "lz4")
     with pytest.raises(BatchError, match=f"holds {buffers.MAX_BYTES + 1} bytes"):
         decompress(stored(struct.pack("<q", buffers.MAX_BYTES + 1)), "zstd")

@@ -55,7 +55,7 @@ def test_dictionaries_of_other_columns_are_passed_over(tmp_path: Path) -> None:
 def test_what_is_not_whole_is_refused(path: Path) -> None:
     whole = path.read_bytes()
     for damaged, problem in (
-        (whole[:-8], "ends without the mark of the end of an Arrow stream: truncated"),
+        (whole[:-8], "has no end-of-stream marker: truncated"),
         (whole + b"more", "4 bytes follow the end of its Arrow stream"),
         (whole[:-20], "has .* more|ends without"),
         (b"\xff\xff\xff\xff\0\0\0\0", "is an Arrow stream without a schema"),
@@ -89,7 +89,7 @@ def test_a_stream_takes_a_number_a_batch_of_the_index(tmp_path: Path) -> None:
 def test_places_outside_the_file_are_refused(path: Path, name: str, value: list[int]) -> None:
     size = path.stat().st_size
     packed = pack_places(read_stream(str(path), size, STORAGE).places)
-    with pytest.raises(DataError, match="verify the cache"):
+    with pytest.raises(DataError, match="run `megablend verify CONFIG`"):
         unpack_places(str(path), packed | {name: value}, size)
 
 

@@ -239,7 +239,7 @@ def test_the_column_is_named_or_found(path: Path, kind: Kind) -> None:
     assert index(path, None).tokens == index(path, "ids").tokens
     with pytest.raises(ConfigError, match="no column 'idz'; did you mean 'ids'"):
         index(path, "idz")
-    with pytest.raises(ConfigError, match=r"column 'text' .*not of integers"):
+    with pytest.raises(ConfigError, match=r"column 'text' .*expected integers"):
         index(path, "text")
 
 

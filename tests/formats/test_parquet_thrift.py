@@ -78,8 +78,8 @@ def test_a_struct_cut_short_is_truncated(size: int) -> None:
     ("data", "match"),
     [
         (b"\x18\xff\xff\xff\xff\x0f", "4294967295 bytes are announced"),
-        (b"\x19\xf5\xff\xff\xff\xff\x0f", "4294967295 elements are announced"),
-        (b"\x1b\xff\xff\xff\xff\x0f\x55", "4294967295 elements are announced"),
+        (b"\x19\xf5\xff\xff\xff\xff\x0f", "4294967295 elements are declared"),
+        (b"\x1b\xff\xff\xff\xff\x0f\x55", "4294967295 elements are declared"),
         (b"\x16" + b"\xff" * 12, "longer than 10 bytes"),
         (b"\x1e", "unknown wire type 14"),
         (b"\x1c" * 100, "nested deeper"),

@@ -52,7 +52,7 @@ def parse_options(options: Mapping[str, Any]) -> RawOptions:
             raise ValueError(f"dtype: found {value!r}, expected one of {', '.join(DTYPES)}")
         most = _MAX_HEADER_BYTES if name == "header_bytes" else (1 << 32) - 1
         if name != "dtype" and value is not None and not _is_count(value, most):
-            raise ValueError(f"{name}: found {value!r}, expected an integer from 0 to {most}")
+            raise ValueError(f"{name}: found {value!r}, expected a whole number from 0 to {most}")
     found = RawOptions(**options)
     if found.eod_token is not None and found.bos_token is not None:
         raise ValueError("found both eod_token and bos_token; set only one of them")
