@@ -6,8 +6,8 @@ the first compiles, the others load (processes that fill numba's cache at the sa
 `device` marks a function that kernels call; it is compiled into them. `prefetch`, `load64`, `store64`, `bytes_at`,
 `pointer_at`, `pread` and `fadvise` are some that numba lacks.
 
-Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O except by these two, where a call
-of Python per read would cost more than the read. With NUMBA_DISABLE_JIT=1 both run as plain Python.
+Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O except by these two, where a
+Python call per read would cost more than the read. With NUMBA_DISABLE_JIT=1 both run as plain Python.
 """
 
 from __future__ import annotations

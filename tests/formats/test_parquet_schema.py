@@ -127,7 +127,7 @@ def test_maps_are_refused(tmp_path: Path) -> None:
 
 def test_two_columns_of_one_name() -> None:
     twice = elements(element("schema", children=2), element("a", 0, type=1), element("a", 0, type=1))
-    with pytest.raises(ConfigError, match="2 columns are called 'a'"):
+    with pytest.raises(ConfigError, match="2 columns are named 'a'"):
         find_column(twice, "a", "x")
 
 

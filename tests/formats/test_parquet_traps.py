@@ -135,7 +135,7 @@ def test_rows_over_many_pages(path: Path) -> None:
 
 def test_levels_in_an_old_encoding_are_refused(path: Path) -> None:
     write(path, [data_page(b"\x2c" + int32s(1, 3, 4, 6), 6, levels=4)], num_values=6, num_rows=6)
-    with pytest.raises(UnsupportedFileError, match="its levels are in BIT_PACKED, which readers disagree about"):
+    with pytest.raises(UnsupportedFileError, match="its levels are encoded as BIT_PACKED, which readers interpret differently"):
         index(path, "ids")
 
 
@@ -184,7 +184,7 @@ def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
         ([data_page(dictionary_values([1] * 6, 1, b"\x06"), 6, encoding=8)], {}, "are dictionary-encoded, but"),
         ([flat_page()], {"footer": [(8, Kind.STRUCT, b"\0")]}, "its columns are encrypted"),
         ([flat_page()], {"chunk": [(8, Kind.STRUCT, b"\0")]}, "the column is encrypted"),
-        ([flat_page()], {"chunk": [(1, Kind.BINARY, b"other.parquet")]}, "lies in another file .other.parquet."),
+        ([flat_page()], {"chunk": [(1, Kind.BINARY, b"other.parquet")]}, "is stored in another file .other.parquet."),
         ([flat_page()], {"codec": 3}, "codec LZO"),
         ([data_page(prefixed(hybrid([0] * 6, 1)), 6, encoding=3)], {}, "pyarrow cannot read it .RLE encoding"),
         ([flat_page()], {"codec": 77}, "codec unknown .77."),
@@ -212,7 +212,7 @@ def test_values_that_end_before_the_levels_do(path: Path, codec: int, name: str 
     else:
         short = data_page_v2(b"", levels, packed(values), 6, 6, decoded_values=len(values))
     write(path, [short], num_values=6, num_rows=6, schema=FLAT, codec=codec)
-    with pytest.raises(CorruptFileError, match=r"byte 4: the page is damaged: 6 values need 24 bytes, 20 are left"):
+    with pytest.raises(CorruptFileError, match=r"byte 4: the page is damaged: 6 values need 24 bytes, only 20 are left"):
         check(path, VALUES)
 
 
@@ -264,7 +264,7 @@ def test_a_first_page_cannot_continue(path: Path) -> None:
 
 def test_rows_must_agree(path: Path) -> None:
     write(path, [list_page([0, 0], [3, 3], 1, 2)], num_values=2, num_rows=3, schema=LIST, names=LIST_NAMES)
-    with pytest.raises(CorruptFileError, match="its pages have 2 rows, its row group 3"):
+    with pytest.raises(CorruptFileError, match="its pages have 2 rows, its row group has 3"):
         check(path, [[1], [2]])
 
 
@@ -295,7 +295,7 @@ def test_a_histogram_that_does_not_add_up_is_not_believed(path: Path, histogram:
         (b"PAR1", CorruptFileError, "not a complete Parquet file"),
         (b"PAR1PAR1", CorruptFileError, "not a complete Parquet file"),
         (b"PAR1" + bytes(100), CorruptFileError, "ends with b'.x00.x00.x00.x00', not b'PAR1'"),
-        (b"PAR1" + bytes(100) + b"\xff\xff\xff\x7fPAR1", CorruptFileError, "footer's length is 2147483647, but 100"),
+        (b"PAR1" + bytes(100) + b"\xff\xff\xff\x7fPAR1", CorruptFileError, "footer's length is 2147483647, but there are only 100"),
         (b"PAR1" + bytes(100) + bytes(4) + b"PAR1", CorruptFileError, "footer's length is 0"),
         (b"PAR1" + bytes(100) + b"\x50\0\0\0PAR1", CorruptFileError, "the footer is damaged"),
         (b"PARE" + bytes(100) + b"PARE", UnsupportedFileError, "the footer is encrypted .PARE."),
@@ -442,6 +442,6 @@ def test_a_flipped_bit_of_a_page_header_never_gives_other_tokens(path: Path, ver
     path.write_bytes(whole)
     other = found.blocks.copy()
     other["encoding"] = 9
-    with pytest.raises(CorruptFileError, match="its values are of encoding PLAIN, the index says BYTE_STREAM_SPLIT"):
+    with pytest.raises(CorruptFileError, match="its values have encoding PLAIN, the index has BYTE_STREAM_SPLIT"):
         read_blocks(opened(path, None, found), other, found.chunks, STORAGE)
     assert any("the index says PLAIN" in message for message in messages)

@@ -171,9 +171,9 @@ def test_what_is_wrong_with_a_file_is_said(
     [
         (np.zeros((3, 4), np.int32), r"has shape \(3, 4\)"),
         (np.zeros((), np.int32), r"has shape \(\)"),
-        (np.zeros(3, np.float32), "holds <f4"),
-        (np.zeros(3, ">i4"), "holds >i4"),
-        (np.array([{}]), r"holds \|O"),
+        (np.zeros(3, np.float32), "contains <f4"),
+        (np.zeros(3, ">i4"), "contains >i4"),
+        (np.array([{}]), r"contains \|O"),
     ],
 )
 def test_arrays_that_hold_no_tokens_are_refused(tmp_path: Path, array: Any, problem: str) -> None:

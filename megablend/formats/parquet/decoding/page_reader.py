@@ -158,7 +158,7 @@ class ParquetReader:
         for i in np.flatnonzero(is_data(headers) & (found != expected) & ~by_dictionary):
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 raise MalformedError(
-                    f"its values have encoding {name_of(Encoding, int(found[i]))}, by the index "
+                    f"its values have encoding {name_of(Encoding, int(found[i]))}, the index has "
                     f"{name_of(Encoding, int(expected[i]))}"
                 )
 
