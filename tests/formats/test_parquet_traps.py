@@ -135,7 +135,9 @@ def test_rows_over_many_pages(path: Path) -> None:
 
 def test_levels_in_an_old_encoding_are_refused(path: Path) -> None:
     write(path, [data_page(b"\x2c" + int32s(1, 3, 4, 6), 6, levels=4)], num_values=6, num_rows=6)
-    with pytest.raises(UnsupportedFileError, match="its levels are encoded as BIT_PACKED, which readers interpret differently"):
+    with pytest.raises(
+        UnsupportedFileError, match="its levels are encoded as BIT_PACKED, which readers interpret differently"
+    ):
         index(path, "ids")
 
 
@@ -212,7 +214,9 @@ def test_values_that_end_before_the_levels_do(path: Path, codec: int, name: str 
     else:
         short = data_page_v2(b"", levels, packed(values), 6, 6, decoded_values=len(values))
     write(path, [short], num_values=6, num_rows=6, schema=FLAT, codec=codec)
-    with pytest.raises(CorruptFileError, match=r"byte 4: the page is damaged: 6 values need 24 bytes, only 20 are left"):
+    with pytest.raises(
+        CorruptFileError, match=r"byte 4: the page is damaged: 6 values need 24 bytes, only 20 are left"
+    ):
         check(path, VALUES)
 
 
@@ -295,7 +299,11 @@ def test_a_histogram_that_does_not_add_up_is_not_believed(path: Path, histogram:
         (b"PAR1", CorruptFileError, "not a complete Parquet file"),
         (b"PAR1PAR1", CorruptFileError, "not a complete Parquet file"),
         (b"PAR1" + bytes(100), CorruptFileError, "ends with b'.x00.x00.x00.x00', not b'PAR1'"),
-        (b"PAR1" + bytes(100) + b"\xff\xff\xff\x7fPAR1", CorruptFileError, "footer's length is 2147483647, but there are only 100"),
+        (
+            b"PAR1" + bytes(100) + b"\xff\xff\xff\x7fPAR1",
+            CorruptFileError,
+            "length is 2147483647, but there are only 100",
+        ),
         (b"PAR1" + bytes(100) + bytes(4) + b"PAR1", CorruptFileError, "footer's length is 0"),
         (b"PAR1" + bytes(100) + b"\x50\0\0\0PAR1", CorruptFileError, "the footer is damaged"),
         (b"PARE" + bytes(100) + b"PARE", UnsupportedFileError, "the footer is encrypted .PARE."),
