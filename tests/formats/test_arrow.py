@@ -208,7 +208,7 @@ def test_damaged_ends(tmp_path: Path) -> None:
         (whole[:-1] + b"2", r"ends with b'ARROW2', not with b'ARROW1': truncated"),
         (whole[:-10] + struct.pack("<i", -5) + whole[-6:], "has an invalid footer length: -5 bytes"),
         (whole[:-10] + struct.pack("<i", 1 << 30) + whole[-6:], "has an invalid footer length: 1073741824 bytes"),
-        (whole[:footer] + b"\xff" * 8 + whole[footer + 8 :], f"at byte {footer}: footer: an offset leads to byte"),
+        (whole[:footer] + b"\xff" * 8 + whole[footer + 8 :], f"at byte {footer}: footer: an offset points to byte"),
     ):
         path.write_bytes(damaged)
         with pytest.raises(CorruptFileError, match=message):

@@ -320,7 +320,7 @@ def test_a_file_that_changed_is_named(path: Path) -> None:
     write(path, [flat_page()], num_values=6, num_rows=6)
     found, whole = index(path, "ids"), path.read_bytes()
     path.write_bytes(whole + b"x")
-    with pytest.raises(ChangedFileError, match=rf"has {len(whole) + 1} bytes, {len(whole)} when it was indexed"):
+    with pytest.raises(ChangedFileError, match=rf"has {len(whole) + 1} bytes, had {len(whole)} when it was indexed"):
         opened(path, None, found, size=len(whole))
     flipped = bytearray(whole)
     flipped[-20] ^= 1
@@ -452,4 +452,4 @@ def test_a_flipped_bit_of_a_page_header_never_gives_other_tokens(path: Path, ver
     other["encoding"] = 9
     with pytest.raises(CorruptFileError, match="its values have encoding PLAIN, the index has BYTE_STREAM_SPLIT"):
         read_blocks(opened(path, None, found), other, found.chunks, STORAGE)
-    assert any("the index says PLAIN" in message for message in messages)
+    assert any("the index has PLAIN" in message for message in messages)
