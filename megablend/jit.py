@@ -1,13 +1,13 @@
-"""The one door to numba.
+"""The only interface to numba.
 
 `kernel` compiles a function on its first call and keeps the machine code on the node, in a folder named by the CPU, the
-versions and the text of all kernels, so that an upgrade never meets stale code. A node's processes take turns by a file lock:
+versions and the text of all kernels, so that an upgrade never loads stale code. A node's processes take turns by a file lock:
 the first compiles, the others load (processes that fill numba's cache at the same time can crash: numba #4807, #10128).
 `device` marks a function that kernels call; it is compiled into them. `prefetch`, `load64`, `store64`, `bytes_at`,
-`pointer_at`, `pread` and `fadvise` are some that numba has no word for.
+`pointer_at`, `pread` and `fadvise` are some that numba lacks.
 
-Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O but by these two, where a call
-of Python a read would cost more than the read. With NUMBA_DISABLE_JIT=1 both run as plain Python.
+Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O except by these two, where a
+Python call per read would cost more than the read. With NUMBA_DISABLE_JIT=1 both run as plain Python.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def _turn(kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold the node's lock: one process compiles at a time, and nothing is loaded meanwhile; any number may load together."""
+    """Hold the node's lock: one process compiles at a time, while none loads; any number may load concurrently."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a full disk, a file system without locks: numba's own renames must do
             lock = stack.enter_context(open(cache_dir() / "lock", "w"))
@@ -60,12 +60,12 @@ def _turn(kind: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 
 def _announce() -> None:
-    """Say, once a node and version, that kernels are compiled; called while the node's turn is held."""
+    """Print, once per node and version, that kernels are being compiled; called while the node's lock is held."""
     folder = cache_dir()
-    with contextlib.suppress(OSError):  # said before, or by another process; or the folder cannot be written
+    with contextlib.suppress(OSError):  # already printed, also by another process; or the folder is not writable
         os.close(os.open(folder / "compiling", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW))
         if next(folder.rglob("*.nbi"), None) is None:  # else an earlier release has compiled them
-            text = f"megablend: compiling kernels for this machine, once ({folder}); this can take some ten seconds"
+            text = f"megablend: compiling kernels for this machine, once ({folder}); this can take about ten seconds"
             print(text, file=sys.stderr, flush=True)
 
 
@@ -75,7 +75,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def load_kernels(module: ModuleType) -> None:
-    """Load those kernels of a module that the node has compiled before, for the argument types that it was called with then."""
+    """Load the kernels of a module that were compiled on this node before, for the argument types used then."""
     for each in list(vars(module).values()):
         if isinstance(each, _Kernel) and each.__module__ == module.__name__:
             each.load()
@@ -231,7 +231,7 @@ def _fadvise() -> Callable[[int, int, int, int], int]:
 
 
 def library_function(library: str, name: str, result: str, *arguments: str) -> Callable[..., int] | None:
-    """A C function of a shared library, for kernels to call; None where this system does not have it.
+    """A C function of a shared library, for kernels to call; None if this system does not have it.
 
     Args:
         library: as the loader knows it, such as "libzstd.so.1".
@@ -259,11 +259,11 @@ load64 = _load64()
 store64 = _store64()
 """store64(pointer, index, word): write 8 bytes from `index` on, little-endian."""
 pointer_at = _pointer_at()
-"""pointer_at(address, size): the bytes that lie there in memory, by index; the caller keeps them alive, and within `size`.
+"""pointer_at(address, size): the bytes at that address, by index; the caller keeps them alive, and indices within `size`.
 
 Unlike an array, a pointer costs nothing when it is handed on: numba counts an array's references, atomically, at every call."""
 pread = _pread()
-"""pread(fd, pointer, size, offset): read bytes of a file, as libc's does; how many came, or -1."""
+"""pread(fd, pointer, size, offset): read bytes of a file, as libc's does; returns the number of bytes, or -1."""
 fadvise = _fadvise()
 """fadvise(fd, offset, size, advice): tell the system how bytes of a file will be used, as libc's posix_fadvise does."""
 
@@ -324,4 +324,4 @@ class _Kernel:
 
 
 bytes_at = _bytes_at()
-"""bytes_at(address, size): the uint8 array that lies there in memory; the caller keeps it alive meanwhile."""
+"""bytes_at(address, size): the uint8 array at that address in memory; the caller keeps it alive."""

@@ -1,4 +1,4 @@
-"""A few things that were made, by key: the least recently used goes first."""
+"""A small cache of values by key that evicts the least recently used first."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ V = TypeVar("V")
 class LRUCache(Generic[V]):
     """Keeps up to `capacity` values; pickled without them.
 
-    Safe to share between threads, and after a fork, without a lock, which a thread that the child does not have could hold: each
-    step on the dict is one of the interpreter's. Two threads may make a value at the same time: both get the one that was there
+    Thread-safe, also after a fork, without a lock, which a thread that does not exist in the child could hold: each
+    dict operation is atomic. Two threads may create a value at the same time: both get the one that was stored
     first.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._kept = OrderedDict[Hashable, V]()  # the last one used is the last
+        self._kept = OrderedDict[Hashable, V]()  # the most recently used is the last
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The value of `key`, made where it is not kept."""
+        """The value of `key`, created if it is not cached."""
         value = self._kept.get(key)
         if value is None:
             value = self._kept.setdefault(key, make())
-        with contextlib.suppress(KeyError):  # others may have pushed it out meanwhile
+        with contextlib.suppress(KeyError):  # another thread may have evicted it
             self._kept.move_to_end(key)
             while len(self._kept) > self._capacity:
                 self._kept.popitem(last=False)
         return value
 
     def resize(self, capacity: int) -> None:
-        """Keep up to `capacity` values from now on."""
+        """Change the capacity."""
         self._capacity = capacity
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -14,7 +14,6 @@ from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, Data
 from megablend.formats.base import STARTS_MID_DOCUMENT, OpenedFile
 from megablend.formats.blocks import place_blocks
 from megablend.formats.fetch import read_pieces
-from megablend.formats.parquet import PARQUET
 from megablend.index.file_table import FileEntry
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import SourceEntry
@@ -80,7 +79,7 @@ def _batches(generation: Snapshot, file: FileEntry) -> list[npt.NDArray[np.int64
 def _place(path: str, entry: SourceEntry, place: int, num_tokens: int, storage: Storage) -> str:
     try:
         row, row_group = find_row(path, entry, place, num_tokens, storage)
-        return f"row {row}" + (f" (row group {row_group})" if entry.format == PARQUET.name else "")
+        return f"row {row}" + (f" (row group {row_group})" if entry.kind.has_row_groups else "")
     except ConfigError:  # an index of a version that took a column which now has to be named, and did not keep its name
         return f"the file's token number {place:,}"
 

@@ -1,4 +1,4 @@
-"""Blocks on their way from their files: what is to be fetched, file by file, and what it is decoded to."""
+"""Blocks that are being read: the bytes to fetch, file by file, and decoding them."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from megablend.storage.base import Int64s
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilePart:
-    """Those blocks of a read that are in one file."""
+    """The blocks of a read that are in one file."""
 
     places: Int64s
-    """int64 [n], which of the blocks asked for they are."""
+    """int64 [n], their positions among the requested blocks."""
     ids: Int64s
-    """int64 [n], numbers in the index."""
+    """int64 [n], block numbers in the index."""
     opened: OpenedReader
     columns: tuple[ExtraColumn, ...] | None
-    """To be read along with the tokens; None for none."""
+    """Extra columns to read with the tokens; None if there are none."""
     file: FileRead
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRead:
-    """Blocks whose files are open. When all that `files` ask for was fetched (see `formats.fetch`), they can be decoded."""
+    """Blocks whose files are open. When everything that `files` need was fetched (see `formats.fetch`), they can be decoded."""
 
     parts: Sequence[FilePart]
     finish: Callable[[FilePart], DecodedBlocks]
-    """Decodes a part, and adds what belongs to its blocks."""
+    """Decodes a part, and adds end-of-document tokens and extra columns."""
 
     @property
     def files(self) -> list[FileRead]:
-        """What is to be fetched."""
+        """The reads to fetch."""
         return [part.file for part in self.parts]
 
     @property
     def reads_more(self) -> bool:
-        """Whether `decode` reads by itself: extra columns, of which it finds out by decoding which blocks it needs."""
+        """Whether `decode` itself reads: extra columns, whose blocks are only known after decoding the tokens."""
         return any(part.columns is not None for part in self.parts)
 
     def decode(self) -> DecodedBlocks:
-        """The blocks, in the order in which they were asked for. Raises as BlockStore.read does."""
+        """Decode the blocks, in the requested order. Raises as BlockStore.read does."""
         found = DecodedBlocks.joined([self.finish(part) for part in self.parts])
         if len(self.parts) < 2:
             return found

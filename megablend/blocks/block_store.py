@@ -1,4 +1,4 @@
-"""Blocks of a generation, by number: which file, opened once, decoded, end-of-document tokens put in."""
+"""Reading blocks of an index by number: finding and opening their file, decoding, inserting end-of-document tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from megablend.storage.ranges import portions
 from megablend.system.failures import translating
 
 BLOCK_OVERHEAD_BYTES = 1 << 10
-"""What Python's objects around a decoded block take, and its places in tables."""
+"""Memory of the Python objects around a decoded block, and of its table entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +44,26 @@ class BlockBatch:
 
 
 class _ByFile(NamedTuple):
-    """What there is to know of each file of the generation."""
+    """Properties of each file of the index."""
 
     has_eod: npt.NDArray[np.bool_]
     """bool [num_files]"""
     token_bytes: npt.NDArray[np.int64]
     """int64 [num_files]"""
     extra_bytes: npt.NDArray[np.int64]
-    """int64 [num_files]: of all extra columns, for each token."""
+    """int64 [num_files]: bytes of all extra columns per token."""
 
 
 class BlockStore:
-    """Reads blocks of one generation by their number. Safe to share between threads, to pickle, and after a fork.
+    """Reads blocks of one index by number. Thread-safe, picklable, also after a fork.
 
     Args:
         generation: the opened index.
-        eods: for each source of the generation, the token put after each document, or None.
-        roots: for each source's name, the folder its files lie in now; where absent, the folder recorded at the last build.
-        extra: for sources by their name, the columns to read along with the tokens.
-        extra_bytes: of decoded pages of extra columns, which are kept for other blocks.
-        storage: where the files are read.
+        eods: for each source of the index, the token inserted after each document, or None.
+        roots: for each source's name, the folder of its files; if absent, the folder recorded by the last build.
+        extra: by source name, the columns to read with the tokens.
+        extra_bytes: limit for decoded pages of extra columns that are cached for other blocks.
+        storage: reads the files.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class BlockStore:
         self.generation = generation
         self.eods = tuple(eods) or (None,) * len(generation.sources)
         self.column_eods = (*self.eods, *[None] * (len(generation.columns) - len(self.eods)))
-        """[num_columns]: those of the sources, and None for each extra column."""
+        """[num_columns]: end-of-document tokens of the sources, and None for each extra column."""
         self.roots = dict(roots or {})
         self.extra = {name: columns for name, columns in (extra or {}).items() if columns}
         self.extra_bytes = extra_bytes
         self.damaged: set[int] = set()
         """Blocks that were found damaged and replaced; see megablend.blocks.damaged_blocks."""
-        self._extra_blocks: dict[int, DecodedBlock] = {}  # the last one used is the last one put in
+        self._extra_blocks: dict[int, DecodedBlock] = {}  # the most recently used is the last
         self._files = OpenFiles(generation, self.column_eods, self.roots, storage)
 
     @cached_property
     def max_reads(self) -> int:
-        """Reads that the storages of all sources like to have in flight at a time."""
+        """Number of reads that the storages of all sources prefer to have in flight."""
         files = np.unique(self.generation.file_columns, return_index=True)[1].tolist()  # one of each source
         limits = [self.storage.limits(self.generation.path(file, self.roots)) for file in files]
         return max((each.max_reads for each in limits), default=1)
@@ -100,15 +100,15 @@ class BlockStore:
         """Decode blocks.
 
         Args:
-            ids: int64 [n], block numbers of the generation; any order, repeats allowed.
-            pieces: whether to say where the blocks' documents lie; otherwise `offsets` are NO_OFFSETS.
+            ids: int64 [n], block numbers of the index; any order, repeats allowed.
+            pieces: whether to return document offsets; otherwise `offsets` are NO_OFFSETS.
 
-        Raises: IndexError for a number out of range; TypeError for what is no integer; MissingFileError, ChangedFileError,
+        Raises: IndexError for a number out of range; TypeError for non-integers; MissingFileError, ChangedFileError,
             CorruptFileError.
         """
         numbers, order = self._checked(ids), None
         if (np.diff(numbers) < 0).any():
-            order = np.argsort(numbers, kind="stable")  # as they are in their files
+            order = np.argsort(numbers, kind="stable")  # in file order
             numbers = numbers[order]
         parts = list[DecodedBlocks]()
         with translating(str(self.generation.folder)):
@@ -121,9 +121,9 @@ class BlockStore:
         return found if order is None else found.taken(np.argsort(order))
 
     def begin_read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> BlockRead:
-        """Open the files that blocks are in, for a caller that fetches their bytes and decodes them when it sees fit.
+        """Open the files of blocks, for a caller that fetches their bytes and decodes them later.
 
-        Args and raises: as of `read`.
+        Args and raises: as in `read`.
         """
         numbers = self._checked(ids)
         return self._begin(numbers, self.generation.blocks(numbers), pieces=pieces)
@@ -145,7 +145,7 @@ class BlockStore:
         return self.extra.get(column.name) if isinstance(column, SourceEntry) else None
 
     def _finish(self, part: FilePart, *, pieces: bool) -> DecodedBlocks:
-        """Blocks of a file, with what is put in and what lies beside."""
+        """Add end-of-document tokens and extra columns to blocks of a file."""
         columns, eod, ids = part.columns, part.opened.eod, part.ids
         blocks: Sequence[DecodedBlock] = part.file.decode(pieces=pieces or eod is not None or columns is not None)
         if eod is None and columns is None:
@@ -170,20 +170,20 @@ class BlockStore:
         )
 
     def _check_ends(self, ids: npt.NDArray[np.int64], rows: Array, blocks: Sequence[DecodedBlock]) -> None:
-        """As many documents with tokens must end in blocks as the index counted. Raises: CorruptFileError."""
+        """Check the number of documents with tokens that end in each block against the index. Raises: CorruptFileError."""
         found = np.array([len(block.tokens) for block in blocks], np.int64) - rows["tokens"]
         if len(wrong := np.flatnonzero(found != rows["ends"])):
             first = wrong[0]
             path = self.generation.path(int(self.generation.file_of(ids[first:])[0]), self.roots)
             raise CorruptFileError(
                 path,
-                f"block has {found[first]} documents with tokens that end in it, had {rows['ends'][first]} when it was "
+                f"{found[first]} documents with tokens end in this block, {rows['ends'][first]} when it was "
                 f"indexed; {CHANGED_REMEDY}",
                 offset=int(rows["offset"][first]),
             )
 
     def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """Where documents lie in blocks, end-of-document tokens not counted; see BlockReader.pieces. Raises as `read` does."""
+        """Find document offsets in blocks, without end-of-document tokens; see BlockReader.find_pieces. Raises as `read` does."""
         numbers = self._checked(ids)
         found: list[npt.NDArray[np.int64]] = [None] * len(numbers)  # type: ignore[list-item]
         scanned_bytes = 0
@@ -195,7 +195,7 @@ class BlockStore:
         return found, scanned_bytes
 
     def read_blocks(self, ids: npt.ArrayLike) -> BlockBatch:
-        """Tokens and document pieces of any blocks, in the order asked for. Raises as `read` does."""
+        """Read tokens and document pieces of any blocks, in the requested order. Raises as `read` does."""
         blocks = self.read(ids)
         if not blocks:
             return BlockBatch(np.empty(0, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
@@ -206,30 +206,30 @@ class BlockStore:
         )
 
     def read_pages(self, ids: npt.ArrayLike) -> BlockBatch:
-        """`read_blocks` by its name of release 0.1.0, kept for one more release."""
+        """The name of `read_blocks` in release 0.1.0, kept for one more release."""
         warnings.warn(
-            "BlockStore.read_pages is now called read_blocks; the old name goes with the next release",
+            "BlockStore.read_pages is now called read_blocks; the old name will be removed in the next release",
             DeprecationWarning,
             stacklevel=2,
         )
         return self.read_blocks(ids)
 
     def num_tokens(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Tokens of blocks `ids` int64 [n], end-of-document tokens included where their source has them: int64 [n]."""
+        """Number of tokens of blocks `ids` int64 [n], including end-of-document tokens: int64 [n]."""
         return self._with_eod(ids, self.generation.blocks(ids))
 
     def _with_eod(self, ids: npt.NDArray[np.int64], rows: Array) -> npt.NDArray[np.int64]:
-        """Tokens of blocks `ids`, whose rows of the block table are given: int64 [n]."""
+        """Number of tokens of blocks `ids`, from their rows of the block table: int64 [n]."""
         has_eod = self._by_file.has_eod[self.generation.file_of(ids)]
         return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
 
     def memory_bytes(
         self, ids: npt.NDArray[np.int64], *, documents: bool
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """About how many bytes blocks `ids` int64 [n] take: decoded, and besides while they are read and decoded. int64 [n] each.
+        """Estimated bytes of blocks `ids` int64 [n]: decoded, and in addition while being read and decoded. int64 [n] each.
 
         Args:
-            documents: what is kept of a block says where its documents begin.
+            documents: document offsets of a block are kept, too.
         """
         rows, files = self.generation.blocks(ids), self.generation.file_of(ids)
         num_tokens = self._with_eod(ids, rows)
@@ -241,7 +241,7 @@ class BlockStore:
         return (kept + pieces if documents else kept), reading
 
     def dictionaries(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Dictionaries that blocks `ids` int64 [n] refer to: numbers, and bytes as they are stored (0: none). int64 [n] each."""
+        """Dictionaries that blocks `ids` int64 [n] refer to: numbers, and stored sizes in bytes (0: none). int64 [n] each."""
         numbers, sizes = self.generation.chunks_of(ids, "dictionary_bytes")
         needed = is_by_dictionary(self.generation.blocks(ids)["encoding"])
         return numbers, np.where(needed, sizes, 0).astype(np.int64)
@@ -257,7 +257,7 @@ class BlockStore:
         return _ByFile(eods[self.generation.file_columns], self.generation.file_token_bytes, extra)
 
     def _read_extra(self, ids: npt.NDArray[np.int64]) -> list[DecodedBlock]:
-        """Blocks of extra columns, of which the last ones are kept. Needs no lock: each step on the dict is one of Python's."""
+        """Read blocks of extra columns, the most recent of which are cached. Needs no lock: dict operations are atomic."""
         kept = self._extra_blocks
         found = {i: block for i in ids.tolist() if (block := kept.pop(i, None)) is not None}
         missing = [i for i in ids.tolist() if i not in found]
@@ -286,7 +286,7 @@ class BlockStore:
     def _by_reader(
         self, numbers: npt.NDArray[np.int64], rows: Array
     ) -> Iterator[tuple[npt.NDArray[np.int64], OpenedReader, Array]]:
-        """For each file that blocks are in: which of them, the file, their rows of its block table."""
+        """For each file with requested blocks: which of them, the file, their rows of its block table."""
         files = self.generation.file_of(numbers)
         for file in sorted(set(files.tolist())):
             here = np.flatnonzero(files == file)

@@ -1,9 +1,9 @@
-"""Making document tables: the ranks share the files, a large one by stretches of its blocks; rank 0 joins and commits.
+"""Building document tables: ranks divide the files, large ones by ranges of blocks; rank 0 joins and commits.
 
-    <cache>/lengths/<file>-<stretch>   int32, the lengths of the documents of a stretch; a blake2b digest (16 bytes)
+    <cache>/lengths/<file>-<stretch>   int32, lengths of the documents of a range of blocks; a blake2b digest (16 bytes)
 
-What was counted stays, so that a build that was killed goes on from there, and a table of ten thousand files and one counts one.
-Of `.bin/.idx` and Arrow files the tokens are not read; of Parquet the pages are, since their levels tell the rows.
+Counts are kept, so that a killed build resumes, and adding one file to ten thousand counts only that one.
+Tokens of `.bin/.idx` and Arrow files are not read; Parquet pages are, since rows are encoded in their levels.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from megablend.index.snapshot import Snapshot
 from megablend.index.tables import TableWriter
 
 STRETCH_BYTES = 256 << 20
-"""Of a file's blocks, as stored, that one rank counts in one go."""
+"""Stored bytes of a file's blocks that one rank counts at a time."""
 _LONGEST = (1 << 31) - 1
 _DIGEST_BYTES = 16
 _SEEN_SECONDS = 10.0
@@ -63,16 +63,16 @@ Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablesReport:
-    """What making the document tables took; the same on all ranks."""
+    """Summary of building the document tables; the same on all ranks."""
 
     documents: int
-    """Of all sources that have a table."""
+    """Documents of all sources that have a table."""
     counted: int
-    """Of them, those counted now; the others were counted before."""
+    """Documents counted now; the others were counted before."""
     scanned_bytes: int
-    """Bytes of bodies that had to be read to count."""
+    """Data bytes that had to be read for counting."""
     table_bytes: int
-    """Of all tables."""
+    """Size of all tables."""
     seconds: float
 
 
@@ -80,7 +80,7 @@ class BlockRange(NamedTuple):
     """Blocks of one file."""
 
     path: Path
-    """Where the lengths of their documents go."""
+    """The file for the lengths of their documents."""
     first_block: int
     stop_block: int
     documents: int
@@ -88,7 +88,7 @@ class BlockRange(NamedTuple):
 
 
 def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communicator) -> TablesReport:
-    """Make the document tables of sources (by number) of an index whose documents were counted. Called by all ranks.
+    """Build the document tables of sources (by number) of an index whose documents were counted. Called by all ranks.
 
     Raises: DataError, CacheError.
     """
@@ -128,7 +128,7 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communica
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a table is there as it was committed; one that is not is made anew."""
+    """Whether a table is complete; otherwise it is rebuilt."""
     try:
         return not damaged_tables(folder, read_manifest(folder))
     except CacheError:
@@ -136,7 +136,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def stretches(generation: Snapshot, source: int) -> Iterator[BlockRange]:
-    """A source's blocks, cut at the ends of files, and in them about every STRETCH_BYTES where a document begins."""
+    """Split a source's blocks at file ends, and within files about every STRETCH_BYTES where a document begins."""
     entry, folder = generation.sources[source], _counts(generation.cache)
     for number, key in zip(entry.files, generation.file_keys(entry), strict=True):
         file = generation.file(number)
@@ -154,7 +154,7 @@ def stretches(generation: Snapshot, source: int) -> Iterator[BlockRange]:
 
 
 def _count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communicator) -> tuple[int, int]:
-    """Count this rank's stretches, where that was not done; documents counted, and bytes of bodies read."""
+    """Count this rank's ranges that were not counted yet. Returns: documents counted, and data bytes read."""
     counted = scanned_bytes = 0
     for i in assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank]:
         if _read(parts[i]) is not None:
@@ -166,7 +166,7 @@ def _count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communi
                 file = int(store.generation.file_of([parts[i].first_block])[0])
                 raise UnsupportedFileError(
                     store.generation.path(file, store.roots),
-                    f"a document has {found.max():,} tokens; tables of documents count up to {_LONGEST:,}: cut it",
+                    f"a document has {found.max():,} tokens; document tables support up to {_LONGEST:,}: split it",
                 )
             lengths[first - first_document :][: len(found)] = found
             scanned_bytes += size
@@ -177,7 +177,7 @@ def _count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communi
 
 
 def _read(part: BlockRange) -> Int32s | None:
-    """The lengths of a stretch's documents; None where they are not there, or damaged."""
+    """The lengths of a range's documents; None if they are missing or damaged."""
     try:
         data = part.path.read_bytes()
     except FileNotFoundError:
@@ -189,12 +189,12 @@ def _read(part: BlockRange) -> Int32s | None:
 
 
 def _awaited(part: BlockRange) -> Int32s:
-    """The lengths that a rank has written; network file systems may show them some seconds late."""
+    """The lengths that a rank has written; on network file systems they may appear some seconds later."""
     deadline = time.monotonic() + _SEEN_SECONDS
     while (found := _read(part)) is None:
         if time.monotonic() > deadline:
             raise CacheError(
-                f"{part.path}: a rank wrote these lengths, but rank 0 does not see them whole: the cache must lie on a file "
+                f"{part.path}: a rank wrote these lengths, but rank 0 cannot read them completely: the cache must be on a file "
                 "system that all ranks share; choose such a directory, or build with the ranks of one node"
             )
         time.sleep(0.1)
@@ -202,7 +202,7 @@ def _awaited(part: BlockRange) -> Int32s:
 
 
 def _commit(final: Path, parts: Sequence[BlockRange]) -> None:
-    """Join the stretches' lengths into a table, which gets its name last."""
+    """Join the ranges' lengths into a table, which is renamed to its final name last."""
     folder = temp_sibling(final)
     with translate_os_errors(folder):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Lengths of documents, counted block by block: a document's pieces in several blocks are put together."""
+"""Lengths of documents, counted block by block; the pieces of a document in several blocks are added up."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _BATCH_BLOCKS = 64
 def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[int, Array, int]]:
     """Lengths of the documents that begin in blocks first:end, a batch at a time.
 
-    The first block continues no document; what a document has beyond `end` is not counted.
+    The first block must begin with a document; tokens of a document beyond `end` are not counted.
 
     Args:
-        store: of a generation whose documents were counted.
+        store: of an index whose documents were counted.
 
-    Yields: number of the batch's first document; int64 [n], tokens, end-of-document ones not included; bytes of bodies read.
+    Yields: number of the batch's first document; int64 [n], tokens, end-of-document ones not included; data bytes read.
     Raises: as BlockStore.read does.
     """
     while first < end:
@@ -39,7 +39,7 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
 
 
 def next_cut(generation: Snapshot, block: int, end: int) -> int:
-    """The first block from `block` on that continues no document; `end` where there is none before it."""
+    """The first block from `block` on that begins with a new document; `end` if there is none before it."""
     while block < end and generation.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
         block += 1
     return block

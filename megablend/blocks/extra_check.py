@@ -1,4 +1,4 @@
-"""Whether the columns beside a source's tokens fit them, as far as the index tells."""
+"""Checking that extra columns match their source's tokens, as far as the index determines it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from megablend.index.source_entry import ColumnEntry, SourceEntry
 def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple[ExtraColumn, ...]:
     """The extra columns of a source, by its name.
 
-    Raises: ConfigError where one is not of one type in all files, or has not a value for each token or each row of a file.
+    Raises: ConfigError if a column's type differs between files, or it has no value for some token or row of a file.
     """
-    if not columns:  # of thousands of sources, most
+    if not columns:  # as for most of thousands of sources
         return ()
     generation = store.generation
     source = next(entry for entry in generation.sources if entry.name == name)
@@ -34,7 +34,7 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
         if len(kinds) > 1:
             told = ", ".join(f"{'' if flat else 'lists of '}{dtype} ({path})" for (dtype, flat), path in kinds.items())
             raise ConfigError(
-                f"source {name!r}: extra column {column!r} is not of one type: {told}; write it alike in all files"
+                f"source {name!r}: extra column {column!r} has different types: {told}; write it with one type in all files"
             )
         ((dtype, flat),) = kinds
         _check_counts(store, source, entry, column, flat=flat)
@@ -47,19 +47,19 @@ def _check_counts(store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, co
     for number, other in zip(tokens.files, extra.files, strict=True):
         file, beside = generation.file(number), generation.file(other)
         if flat and beside.tokens != beside.rows:
-            problem = f"has {beside.rows - beside.tokens:,} rows without a value; give every row one"
+            problem = f"has {beside.rows - beside.tokens:,} rows without a value; every row needs one"
         elif beside.rows != file.rows:
-            problem = f"has {beside.rows:,} rows, the tokens have {file.rows:,}; write the file again"
+            problem = f"has {beside.rows:,} rows, but the tokens have {file.rows:,}; rewrite the file"
         elif not flat and beside.tokens != file.tokens:
             found = _first_difference(store, file, beside)
-            problem = f"{found}; each list must be as long as its row's tokens, nulls not counted"
+            problem = f"{found}; each list must have as many values as its row has tokens, nulls not counted"
         else:
             continue
         raise ConfigError(f"{generation.path(number, store.roots)}: extra column {column!r} {problem}")
 
 
 def _first_difference(store: BlockStore, file: FileEntry, beside: FileEntry) -> str:
-    """The first row of a file of which two columns hold different numbers of values. Raises as BlockStore.read does."""
+    """The first row of a file in which two columns have different numbers of values. Raises as BlockStore.read does."""
     lengths = [
         np.concatenate(
             [part for _, part, _ in count_documents(store, each.first_block, each.first_block + each.num_blocks)]
@@ -71,6 +71,6 @@ def _first_difference(store: BlockStore, file: FileEntry, beside: FileEntry) -> 
 
 
 def _is_flat(meta: dict[str, object]) -> bool:
-    """Whether a format's facts of a column say that it has no lists."""
+    """Whether a column is flat (not of lists), from its format's metadata."""
     column = meta.get("column")
     return column["kind"] == "flat" if isinstance(column, dict) else meta["max_rep"] == 0

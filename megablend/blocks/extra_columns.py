@@ -1,7 +1,7 @@
-"""Columns beside the tokens: for each block of tokens, a number a token.
+"""Extra columns: a number for each token of a block.
 
-An extra column of a source is indexed with blocks of its own. One of lists holds as many numbers in each row as there are
-tokens: then the n-th token of a source has the column's n-th number. One of single values holds one number for each row, for all
+An extra column of a source is indexed with its own blocks. A column of lists has as many numbers in each row as there are
+tokens: the n-th token of a source has the column's n-th number. A flat column has one number per row, for all
 tokens of the row. Either way the numbers of a block of tokens are a contiguous range of the column, wherever its blocks begin.
 """
 
@@ -25,14 +25,14 @@ Read = Callable[[Int64s], list[DecodedBlock]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraColumn:
-    """A column beside a source's tokens."""
+    """An extra column of a source."""
 
     column: str
     entry: ColumnEntry
-    """In the index."""
+    """Its entry in the index."""
     dtype: np.dtype[np.generic]
     flat: bool
-    """One value a row, not a list of as many values as the row has tokens."""
+    """Whether it has one value per row, not a list with one value per token."""
 
 
 def read_extra_columns(
@@ -45,7 +45,7 @@ def read_extra_columns(
     *,
     eod: bool,
 ) -> list[tuple[Array, ...]]:
-    """The columns' numbers for each token of some blocks of their source.
+    """Read the columns' numbers for each token of some blocks of their source.
 
     Args:
         tokens: the source that the blocks are of.
@@ -54,8 +54,8 @@ def read_extra_columns(
         blocks: [n], without end-of-document tokens.
         eod: one more number for each end-of-document token: that of the document's last token.
 
-    Returns: for each block, an array a column, read-only.
-    Raises: CorruptFileError where rows of the two columns hold different numbers of values; as `read` does.
+    Returns: for each block, one array per column, read-only.
+    Raises: CorruptFileError if rows of the two columns have different numbers of values; as `read` does.
     """
     flags = generation.blocks(ids)["flags"]
     rows = _first_rows(generation, tokens, ids, flags)
@@ -68,7 +68,7 @@ def read_extra_columns(
             counts = np.array([len(block.tokens) for block in blocks])
             before = generation.running("tokens_before", np.append(ids, tokens.blocks.start))
             first = before[:-1] - before[-1]
-        # A document may end in a block that has none of its tokens: its last number is the one before.
+        # A document may end in a block without any of its tokens: its last number is the previous one.
         in_front = (first > 0) & (not column.flat) & eod
         found, read_blocks = _fetch(generation, column, read, first - in_front, counts + in_front)
         if not column.flat:
@@ -79,13 +79,13 @@ def read_extra_columns(
 
 
 def _aligned(column: ExtraColumn, block: DecodedBlock, found: Array, in_front: bool, flags: int, *, eod: bool) -> Array:
-    """A number for each token, out of one for each row, or for each token and perhaps the one before them."""
+    """A number for each token, from one per row, or one per token and possibly one before them."""
     before = found[:1]
     numbers = np.repeat(found, np.diff(block.offsets)) if column.flat else found[in_front:]
     if eod:
         places = with_eod(DecodedBlock(np.arange(1, len(numbers) + 1), block.offsets), flags, 0).tokens
         if len(places) > len(numbers):
-            # At an end, the place of the last token before.
+            # At an end, the position of the last token before.
             numbers = np.concatenate([before, numbers])[np.maximum.accumulate(places)]
     numbers.setflags(write=False)
     return numbers
@@ -94,7 +94,7 @@ def _aligned(column: ExtraColumn, block: DecodedBlock, found: Array, in_front: b
 def _fetch(
     generation: Snapshot, column: ExtraColumn, read: Read, starts: Int64s, counts: Int64s
 ) -> tuple[list[Array], dict[int, tuple[int, DecodedBlock]]]:
-    """Stretches of a column's numbers; and the blocks of it that they lie in, with the numbers before each.
+    """Read ranges of a column's numbers. Returns them, and their blocks of the column with the numbers before each.
 
     Args:
         starts, counts: int64 [n], of the column's numbers.
@@ -130,7 +130,7 @@ def _check_rows(
     starts: Int64s,
     decoded: dict[int, tuple[int, DecodedBlock]],
 ) -> None:
-    """Each block's first token must be of the same row in both columns, and rows must begin at the same places in it.
+    """Check that each block's first token is in the same row in both columns, and rows begin at the same positions in it.
 
     Args:
         rows, starts: int64 [n], of each block's first piece and of its first token, counted from the source's first.
@@ -155,7 +155,7 @@ def _check_rows(
         if int(their_rows[at]) + _piece(theirs[at][1], start - int(begins[at])) != row:
             raise _mismatch_error(generation, column, tokens, i, row)
         mine = start + block.offsets[first + 1 : -1]
-        mine = mine[mine < start + len(block.tokens)]  # rows without tokens at its end may be of the next block
+        mine = mine[mine < start + len(block.tokens)]  # rows without tokens at its end may belong to the next block
         found = there[np.searchsorted(there, start, side="right") :][: len(mine) + 1]
         found = found[found < start + len(block.tokens)]
         if len(mine) == len(found) and (mine == found).all():
@@ -180,13 +180,13 @@ def _piece(block: DecodedBlock, place: int) -> int:
 def _mismatch_error(
     generation: Snapshot, column: ExtraColumn, tokens: SourceEntry, i: int, row: int
 ) -> CorruptFileError:
-    """What to say of a row of a source, in its block i."""
+    """The error for a row of a source, in its block i."""
     file = int(generation.file_of([i])[0])
     first_block = generation.file(file).first_block
     row -= int(np.diff(generation.running("rows_before", [tokens.blocks.start, first_block]))[0])
     return CorruptFileError(
         generation.path(file),
-        f"row {row}: its list in column {column.column!r} is not as long as its tokens (nulls not counted); write the "
+        f"row {row}: its list in column {column.column!r} does not have one value per token (nulls not counted); rewrite the "
         "file again",
         offset=int(generation.blocks(np.array([i]))[0]["offset"]),
     )

@@ -1,20 +1,20 @@
-"""How `memory`, what a process may hold for reading a split, is divided: the only table of it.
+"""How `memory`, the limit per process for reading a split, is divided; defined only here.
 
-Batches and the order of the sources' blocks are counted first, as they are. Sources with extra columns take EXTRA_PART of
-`memory` for these. What is left is divided by SHARES.
+Batches and the order of the sources' blocks are counted first, at their actual size. Sources with extra columns take
+1 / EXTRA_PART of `memory` for these. The rest is divided by SHARES.
 """
 
 from __future__ import annotations
 
 EXTRA_PART = 16
-"""One part in so many of `memory`: decoded pages of extra columns, kept for the other blocks that need them."""
+"""1 / EXTRA_PART of `memory` is for decoded pages of extra columns, cached for other blocks that need them."""
 SHARES = {"dictionaries": 1, "planning": 1, "window": 1, "reads": 2, "blocks": 11}
-"""Parts of what is left; see `prefetch.memory_budget.Budget`."""
+"""Parts of the rest; see `prefetch.memory_budget.Budget`."""
 NUM_SHARES = sum(SHARES.values())
 
 
 def get_extra_bytes(memory: int) -> int:
-    """Bytes of `memory` for decoded pages of extra columns, where a source has some."""
+    """Bytes of `memory` for decoded pages of extra columns, if a source has any."""
     return memory // EXTRA_PART
 
 

@@ -1,4 +1,4 @@
-"""Readers of a generation's files: each opened when it is first needed, if it still is the file that was indexed."""
+"""Readers of an index's files: each opened when first needed, if it is still the file that was indexed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from megablend.lru import LRUCache
 from megablend.storage.base import Storage
 
 MIN_OPEN_FILES, MAX_OPEN_FILES = 1 << 10, 1 << 14
-"""Readers of files kept at once, since opening a file reads its footer; descriptors are bounded by the storage."""
+"""Number of readers that are always kept, since opening a file reads its footer; the storage limits descriptors."""
 OPEN_BYTES = 32 << 20
-"""Of readers, where that allows for more than MIN_OPEN_FILES."""
+"""Memory for readers, if that allows for more than MIN_OPEN_FILES."""
 _READER_BYTES = 2 << 10
-"""What a reader takes besides its tables."""
+"""Memory of a reader besides its tables."""
 
 
 class OpenedReader(NamedTuple):
-    """A file, opened."""
+    """An opened file."""
 
     reader: BlockReader
     chunks: Array
@@ -34,11 +34,11 @@ class OpenedReader(NamedTuple):
 
 
 class OpenFiles:
-    """Readers by the number of their file; the least recently used are let go. Safe to share between threads, and after a fork.
+    """Readers by file number; the least recently used are dropped. Thread-safe, also after a fork.
 
     Args:
-        eods: for each column of the generation, the token put after each document, or None.
-        generation, roots, storage: as of BlockStore.
+        eods: for each column of the index, the token inserted after each document, or None.
+        generation, roots, storage: as in BlockStore.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class OpenFiles:
     ) -> None:
         self._generation, self._eods, self._roots, self._storage = generation, eods, roots, storage
         self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
-        self._same: dict[int, int] = {}  # by file, another version of it than the build saw, whose content was compared
+        self._same: dict[int, int] = {}  # by file, a version newer than the build's whose content was compared
         self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
 
     def get(self, file: int) -> OpenedReader:
-        """The reader of file `file` of the generation. Raises: MissingFileError, ChangedFileError, CorruptFileError."""
+        """The reader of file `file` of the index. Raises: MissingFileError, ChangedFileError, CorruptFileError."""
 
         def enter() -> OpenedReader:
             entry = self._generation.file(file)
@@ -67,7 +67,7 @@ class OpenFiles:
         return self._opened.get(file, enter)
 
     def _check_version(self, number: int, file: FileEntry, path: str) -> None:
-        """The file that was opened must be the one that was indexed. Raises: ChangedFileError; as Storage.read does."""
+        """Check that the opened file is the one that was indexed. Raises: ChangedFileError; as Storage.read does."""
         paths = self._generation.columns[file.column].kind.files(path)
         version = number_of(join_etags([self._storage.stat_opened(each) for each in paths]))
         seen = int(self._generation.seen[number])
@@ -79,7 +79,7 @@ class OpenFiles:
         self._same[number] = version
 
     def _make_room(self, size: int) -> None:
-        """Keep as many readers as there would be room for, were all as large as the largest so far."""
+        """Keep as many readers as fit if all were as large as the largest so far."""
         if size > self._heaviest:
             self._heaviest = size
             self._opened.resize(max(MIN_OPEN_FILES, OPEN_BYTES // size))

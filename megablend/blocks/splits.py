@@ -1,7 +1,7 @@
-"""Splits by document: each split of a source is a range of blocks whose border blocks are clipped at a document's end.
+"""Splits by document: each split of a source is a range of blocks whose first and last are clipped at a document's end.
 
-The borders are where Megatron puts them: of n documents a split holds round(lo * n) up to round(hi * n) of the running shares.
-Finding the tokens before a border document means decoding its block, so the parts of an index are computed once, at build.
+The boundaries are the same as Megatron's: of n documents, a split has round(lo * n) to round(hi * n) of the running shares.
+Counting the tokens before a boundary document requires decoding its block, so splits are computed once, at build.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from megablend.index.snapshot import Snapshot
 VERSION = 2
 PART_DTYPE = np.dtype(
     [
-        ("first_block", "<i8"),  # block numbers of the generation
+        ("first_block", "<i8"),  # block numbers of the index
         ("stop_block", "<i8"),
-        ("skip", "<i8"),  # tokens at the first block's start that belong to the split before
+        ("skip", "<i8"),  # tokens at the first block's start that belong to the previous split
         ("keep", "<i8"),  # tokens of the last block, counted from its start, that belong to this split
         ("documents", "<i8"),
-        ("tokens", "<i8"),  # all of the part's, end-of-document tokens included
-        ("first_document", "<i8"),  # the source's documents before
+        ("tokens", "<i8"),  # tokens of the split, end-of-document tokens included
+        ("first_document", "<i8"),  # the source's documents before the split
     ]
 )
 """A source's documents of one split."""
 
 
 def parts_of(cache: str, store: BlockStore, shares: Sequence[Fraction], *, keep: bool = False) -> npt.NDArray[np.void]:
-    """The parts of all sources of an index, from `splits/` in the cache where a build kept them, else found anew.
+    """The splits of all sources of an index, from `splits/` in the cache if a build stored them, otherwise computed.
 
     Args:
-        keep: write them to the cache.
+        keep: store them in the cache.
 
     Returns: PART_DTYPE [num_sources, len(shares)].
-    Raises: as `cut` does; CacheError where they cannot be written.
+    Raises: as `cut` does; CacheError if they cannot be written.
     """
     generation = store.generation
     asked = json.dumps([VERSION, generation.digest, [str(share) for share in shares], store.column_eods])
@@ -72,15 +72,15 @@ def _checksum(key: bytes, data: bytes) -> bytes:
 
 
 def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fraction]) -> npt.NDArray[np.void]:
-    """The parts of one source, a split each.
+    """Compute the splits of one source.
 
     Args:
-        store: gives tokens with the end-of-document tokens asked for.
-        source: index of the source in the generation.
+        store: returns tokens with end-of-document tokens inserted.
+        source: number of the source in the index.
         shares: of the splits; sum to 1.
 
     Returns: PART_DTYPE [len(shares)].
-    Raises: as BlockStore.read does, for the border blocks.
+    Raises: as BlockStore.read does, for the boundary blocks.
     """
     entry = store.generation.sources[source]
     eod = store.eods[source] is not None
@@ -94,11 +94,11 @@ def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fracti
         )
         if documents[i] == documents[i + 1]:
             continue  # no documents: an empty range
-        if block == stop and keep == 0:  # documents without tokens have no block, and so no last one
+        if block == stop and keep == 0:  # documents without tokens have no block
             parts[i] = (block, stop, 0, 0, documents[i + 1] - documents[i], 0, documents[i])
             continue
         if keep == 0:
-            if stop > block:  # otherwise its documents have no tokens, and so no blocks
+            if stop > block:  # otherwise its documents have no tokens and no blocks
                 keep = _tokens_before(store.generation, stop, eod) - _tokens_before(store.generation, stop - 1, eod)
             stop -= 1
         parts[i] = (block, stop + 1, skip, keep, documents[i + 1] - documents[i], tokens, documents[i])
@@ -106,7 +106,7 @@ def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fracti
 
 
 def find_document(store: BlockStore, source: int, document: int) -> tuple[int, int]:
-    """Block in which a document of the source begins, and the tokens in that block before it."""
+    """The block in which a document of the source begins, and the tokens in that block before it."""
     generation, entry = store.generation, store.generation.sources[source]
     if document == 0:
         return entry.blocks.start, 0
@@ -124,7 +124,7 @@ def _tokens_before(generation: Snapshot, block: int, eod: bool) -> int:
 
 
 class SplitBlocks:
-    """The blocks of a part as an order sees them: numbered from 0, clipped at the part's borders."""
+    """The blocks of a split as orders see them: numbered from 0, clipped at the split's boundaries."""
 
     def __init__(self, generation: Snapshot, part: npt.NDArray[np.void], *, eod: bool) -> None:
         self.generation = generation
@@ -141,31 +141,31 @@ class SplitBlocks:
         return np.where(blocks > 0, tokens, 0)
 
     def group_totals(self, num_groups: int, run: int) -> npt.NDArray[np.int64]:
-        """Tokens of each group, int64 [num_groups]; block b is of group b // run % num_groups. At once where they are kept."""
+        """Tokens of each group, [num_groups]; block b is of group b // run % num_groups. Loaded from the cache if stored."""
         kept = load_group_totals(self.generation.cache, self._named(num_groups, run), num_groups)
         return count(self.before, self.num_blocks, num_groups, run) if kept is None else kept
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """Keep in the cache what `group_totals` gives. Raises CacheError."""
+        """Store the result of `group_totals` in the cache. Raises CacheError."""
         named = self._named(num_groups, run)
         if load_group_totals(self.generation.cache, named, num_groups) is None:
             save_group_totals(self.generation.cache, named, count(self.before, self.num_blocks, num_groups, run))
 
     @property
     def documents(self) -> PartDocuments:
-        """The part's documents. Raises: CacheError where the index has no table of them."""
+        """The split's documents. Raises: CacheError if the index has no document table."""
         source = int(self.generation.file_columns[self.generation.file_of([self.first_block])[0]])
         return PartDocuments(open_table(self.generation, source), self._documents, eod=self.eod)
 
     def stored_position(self, block: int, token: int) -> int:
-        """The place among the part's stored tokens of a token of a block of the index; outside of the part, of the nearer end."""
+        """The position of a token of an index block among the split's stored tokens, clipped to the split's range."""
         local = min(max(block - self.first_block, 0), self.num_blocks)
         if local != block - self.first_block or local == self.num_blocks:
             return int(self.before(np.array([local]))[0])
         return int(self.before(np.array([local]))[0]) + token - (self._skip if local == 0 else 0)
 
     def clips(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Tokens of local blocks' stored form that lie before their first token of this part: int64 [n]."""
+        """Stored tokens of local blocks before their first token of this split: int64 [n]."""
         return np.where(blocks == 0, self._skip, 0)
 
     def _named(self, num_groups: int, run: int) -> list[object]:

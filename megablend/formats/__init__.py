@@ -1,4 +1,4 @@
-"""Files of tokens: `format_of` finds the format of a path, `get_format` that of a name, `FORMATS` has them by name."""
+"""File formats of tokens: `format_of` detects the format of a path, `get_format` returns one by name, `FORMATS` lists them."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ __all__ = ["FORMATS", "bound_caches", "find_format", "format_of", "get_format"]
 
 
 def bound_caches(max_bytes: int) -> None:
-    """Let what formats keep for a whole process take up to `max_bytes`."""
+    """Limit the caches that formats share in a process to `max_bytes`."""
     CACHE.resize(max_bytes)

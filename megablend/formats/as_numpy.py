@@ -1,4 +1,4 @@
-"""Arrow's arrays as numpy's. `pyarrow.Array.to_numpy` imports pandas where it is installed, which takes 0.2 s and memory."""
+"""Arrow arrays as numpy arrays. `pyarrow.Array.to_numpy` imports pandas where it is installed, which takes 0.2 s and memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 def as_numpy(array: Any) -> npt.NDArray[Any]:
-    """The values of a pyarrow.Array of integers, floats or booleans without nulls; a view, but of booleans."""
+    """The values of a pyarrow.Array of integers, floats or booleans without nulls; a view, except for booleans."""
     assert not array.null_count
     data, length = array.buffers()[1], len(array)
     if array.type.bit_width == 1:

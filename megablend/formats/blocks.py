@@ -1,4 +1,4 @@
-"""Block tables: of the formats that have no column chunks, and as readers take them."""
+"""Block tables: for formats without column chunks, and as passed to readers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def single_chunk() -> Array:
 
 
 def join_tables(tables: Iterable[Array], columns: np.dtype[np.void]) -> Array:
-    """Tables of these columns, one after the other. Joins bytes: numpy's own way looks at all columns of each of them."""
+    """Concatenate tables with these columns. Joins bytes, since numpy's own concatenation processes each column."""
     return np.frombuffer(bytearray().join(np.ascontiguousarray(table, columns).data for table in tables), columns)
 
 
 def place_blocks(blocks: Array) -> Array:
-    """A file's whole block table, BLOCK_DTYPE [n], as readers take it: PLACED_BLOCK_DTYPE [n]."""
+    """Convert a file's entire block table, BLOCK_DTYPE [n], to what readers take: PLACED_BLOCK_DTYPE [n]."""
     placed = np.empty(len(blocks), PLACED_BLOCK_DTYPE)
     for name in blocks.dtype.names or ():
         placed[name] = blocks[name]

@@ -1,4 +1,4 @@
-"""Which column holds the tokens: the one named, or the one that cannot be mistaken."""
+"""Selecting the token column: the one that the config names, or the only plausible one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping
 from megablend.errors import ConfigError
 
 TOKEN_NAMES = ("input_ids", "tokens", "token_ids", "tokenized", "tokenized_text", "input_tokens")
-"""What columns of tokens are called, the surest first."""
+"""Usual names of token columns, the most certain first."""
 OTHER_NAMES = ("labels", "position_ids", "token_type_ids", "segment_ids", "length", "lengths", "offsets")
-"""What lists of integers beside the tokens are called; and all that end in `mask`."""
+"""Usual names of lists of integers that are not tokens; names that end in `mask` count, too."""
 
 
 UINT64_REMEDY = "write it as int64 or uint32"
-"""Torch computes with no such numbers."""
+"""Torch does not compute with uint64."""
 
 
 def choose_column(
@@ -28,15 +28,15 @@ def choose_column(
     """The dotted path of a file's token column.
 
     Args:
-        column: as the config names it. None takes, of the columns that are lists of integers, the only one, or the one of the
-            surest of TOKEN_NAMES (and no other one where a column of such a name cannot hold tokens); a column of single
-            integers only if it has one of these names and the file has no other column, since beside text the same name may
+        column: its name in the config. None selects, of the columns that are lists of integers, the only one, or the one with the
+            most certain of TOKEN_NAMES (and no other one if a column of such a name cannot contain tokens); a column of single
+            integers only if it has one of these names and the file has no other column, since next to text the same name may
             count tokens.
-        problems: dotted path of each column and struct member -> None where it may hold tokens, else why it cannot.
+        problems: dotted path of each column and struct member -> None if it may contain tokens, else why it cannot.
         lists: those of them that are lists.
-        numbers: what is looked for are numbers of any kind, not only integers.
+        numbers: numbers of any kind are accepted, not only integers.
 
-    Raises: ConfigError where there is no such column, none or several to choose from, or it cannot hold tokens.
+    Raises: ConfigError if there is no such column, none or several to choose from, or it cannot contain tokens.
     """
     fit = [name for name, problem in problems.items() if problem is None]
     known, kind = ", ".join(fit) or "none", "numbers" if numbers else "integers"
@@ -46,7 +46,9 @@ def choose_column(
             found = _named(fit)
         if (found is None or _last(found) not in TOKEN_NAMES) and (unfit := _unfit(problems)):
             hint = f"; if the tokens are in {found!r}, set `column: {found}` for this source" if found else ""
-            raise ConfigError(f"{path}: column {unfit!r}, by its name that of the tokens, {problems[unfit]}{hint}")
+            raise ConfigError(
+                f"{path}: column {unfit!r}, which by its name contains the tokens, {problems[unfit]}{hint}"
+            )
         if found is None:
             raise ConfigError(f"{path}: {_why_none(fit, lists)}")
         return found
@@ -60,13 +62,13 @@ def choose_column(
 
 
 def _surest(lists: list[str]) -> str | None:
-    """The column of tokens among several of lists, by its name or because no other can be meant."""
+    """The token column among several list columns, by its name or because there is no other candidate."""
     possible = [name for name in lists if not _is_other(name)]
     return _named(possible) or (possible[0] if len(possible) == 1 else None)
 
 
 def _named(columns: list[str]) -> str | None:
-    """The only column of the surest name that one has."""
+    """The only column with the most certain name that occurs."""
     for name in TOKEN_NAMES:
         found = [column for column in columns if _last(column) == name]
         if found:
@@ -79,7 +81,7 @@ def _last(column: str) -> str:
 
 
 def _unfit(problems: Mapping[str, str | None]) -> str | None:
-    """The column of the surest name that cannot hold tokens. They may be in it all the same, so that no other is taken."""
+    """The column with the most certain name that cannot contain tokens; no other is selected then."""
     unfit = [name for name, problem in problems.items() if problem is not None and _last(name) in TOKEN_NAMES]
     return min(unfit, key=lambda name: TOKEN_NAMES.index(_last(name)), default=None)
 
@@ -90,7 +92,7 @@ def _is_other(column: str) -> bool:
 
 def _why_none(fit: list[str], lists: Collection[str]) -> str:
     if not fit:
-        return "no column holds integers or lists of integers; megablend reads token ids: tokenize the text first"
+        return "no column contains integers or lists of integers; megablend reads token ids: tokenize the text first"
     listed, single = [name for name in fit if name in lists], [name for name in fit if name not in lists]
     seen = [
         f"lists of integers: {', '.join(listed)}" if listed else "",
@@ -98,6 +100,6 @@ def _why_none(fit: list[str], lists: Collection[str]) -> str:
     ]
     first = (listed or single)[0]
     return (
-        f"cannot tell which column holds the tokens ({'; '.join(filter(None, seen))}); if it is {first!r}, set `column: {first}` "
-        f"for this source (in a data path of Megatron: `?column={first}`)"
+        f"cannot tell which column contains the tokens ({'; '.join(filter(None, seen))}); if it is {first!r}, set "
+        f"`column: {first}` for this source (in a Megatron data path: `?column={first}`)"
     )

@@ -1,4 +1,4 @@
-"""Decoded blocks by the hundred: arrays say where each one's tokens lie; single blocks are made for whoever asks for one."""
+"""Many decoded blocks as arrays of token addresses; single DecodedBlock objects are created only on access."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = tuple(
         *("uint64", "bool", "float16", "float32", "float64"),
     )
 )
-"""Types of tokens, and of numbers beside them."""
+"""Types of tokens, and of numbers in extra columns."""
 KINDS = {dtype: kind for kind, dtype in enumerate(DTYPES)}
 
 
@@ -30,15 +30,15 @@ class DecodedBlocks(Sequence[DecodedBlock]):
     """Several decoded blocks; as kernels see them, and as a sequence."""
 
     owners: list[Any]
-    """Of each block what holds its tokens' memory, an Arrow buffer or an array; or the DecodedBlock itself."""
+    """For each block the owner of its tokens' memory, an Arrow buffer or an array; or the DecodedBlock itself."""
     kinds: npt.NDArray[np.int8]
-    """int8 [n], places of their dtypes in DTYPES."""
+    """int8 [n], indices of their dtypes in DTYPES."""
     sizes: Int64s
-    """int64 [n], tokens."""
+    """int64 [n], number of tokens."""
     tokens: Int64s
     """int64 [n], addresses of their tokens."""
     offsets: list[Int64s] | None
-    """Of each its `offsets`; None where nobody asked."""
+    """The `offsets` of each block; None if they were not requested."""
     extra: tuple[DecodedBlocks, ...] = ()
     """The bits of each extra column's numbers, as if they were tokens."""
 
@@ -80,7 +80,7 @@ class DecodedBlocks(Sequence[DecodedBlock]):
         )
 
     def taken(self, places: Int64s) -> DecodedBlocks:
-        """The blocks at `places` int64 [m], in their order; repeats allowed."""
+        """Select blocks by index, `places` int64 [m]; repeats allowed."""
         listed = places.tolist()
         return DecodedBlocks(
             [self.owners[i] for i in listed],
@@ -92,7 +92,7 @@ class DecodedBlocks(Sequence[DecodedBlock]):
         )
 
     def without_offsets(self) -> DecodedBlocks:
-        """The same, of which nobody asks where documents lie."""
+        """The same blocks without document offsets."""
         return DecodedBlocks(self.owners, self.kinds, self.sizes, self.tokens, None, self.extra)
 
     def __len__(self) -> int:
@@ -121,11 +121,11 @@ class DecodedBlocks(Sequence[DecodedBlock]):
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Where an array's first item lies in memory."""
+    """The memory address of an array's first item."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 def addresses_of(buffers: Iterable[pa.Buffer]) -> Int64s:
-    """Where Arrow buffers lie in memory: int64 [n]."""
+    """The memory addresses of Arrow buffers: int64 [n]."""
     return np.array([buffer.address for buffer in buffers], np.int64)

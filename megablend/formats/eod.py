@@ -1,4 +1,4 @@
-"""End-of-document tokens put in as blocks are read; nothing is rewritten."""
+"""Inserting end-of-document tokens when blocks are read; no file is rewritten."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megablend.kernels.reader.document_ends import count_ends, insert_ends
 
 
 def with_eod(block: DecodedBlock, flags: int, eod: int) -> DecodedBlock:
-    """The block with `eod` after each piece that ends a document with tokens; null and empty documents get none.
+    """Insert `eod` after each piece that ends a document with tokens; null and empty documents get none.
 
     Args:
         block: as its format decoded it.

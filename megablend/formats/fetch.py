@@ -1,4 +1,4 @@
-"""Fetches for blocks of any format: ranges that are near each other by one read, as their storage likes it."""
+"""Fetching the bytes of blocks of any format; nearby ranges are read together, as their storage prefers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from megablend.storage.futures import gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges, MergedRanges, merge_ranges, portions
 
 BATCH_BYTES = 32 << 20
-"""Of blocks, decoded, that are fetched together where a caller waits for all of them: what a call needs beyond its result."""
+"""Decoded size of the blocks fetched together if a caller waits for all: the memory a call needs beyond its result."""
 
 
 def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
-    """Ask the storage for ranges of a file; see Storage.fetch."""
+    """Request ranges of a file from the storage; see Storage.fetch."""
     merged = merge_ranges(ranges.offsets, ranges.sizes, storage.limits(ranges.path))
     if ranges.owners is None:
         read = [storage.fetch(ranges.path, merged.starts, merged.stops - merged.starts, _allocate)]
-    else:  # memory of its own for each run
+    else:  # separate memory for each run
         read = [
             storage.fetch(ranges.path, merged.starts[i : i + 1], (merged.stops - merged.starts)[i : i + 1], _allocate)
             for i in range(len(merged.starts))
@@ -35,7 +35,7 @@ def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileRead:
-    """Blocks of one file, and what of their bytes is here so far."""
+    """Blocks of one file, and their bytes fetched so far."""
 
     reader: BlockReader
     blocks: Array
@@ -43,12 +43,12 @@ class FileRead:
     chunks: Array
     """CHUNK_DTYPE [m], the file's."""
     tokens: bool = True
-    """Whether they will be decoded; otherwise only their documents are looked for."""
+    """Whether tokens will be decoded; otherwise only their documents are needed."""
     fetched: list[FetchedRanges] = field(default_factory=list)
-    """What came, in the order in which it was asked for."""
+    """The fetched ranges, in the order of the requests."""
 
     def next_ranges(self) -> Sequence[FileRanges]:
-        """What is to be fetched next; nothing when all is here. Raises as BlockReader.byte_ranges does."""
+        """The ranges to fetch next; empty when everything is there. Raises as BlockReader.byte_ranges does."""
         return self.reader.byte_ranges(self.blocks, self.chunks, self.fetched, tokens=self.tokens)
 
     def decode(self, *, pieces: bool = True) -> DecodedBlocks:
@@ -61,7 +61,7 @@ class FileRead:
 
 
 def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
-    """Fetch all that reads ask for, and wait for it. Raises as Storage.read does."""
+    """Fetch everything that reads need, and wait for it. Raises as Storage.read does."""
     while asked := [(read, ranges) for read in reads for ranges in read.next_ranges()]:
         pending = [start_fetch(ranges, storage) for _, ranges in asked]
         for (read, _), each in zip(asked, pending, strict=True):
@@ -83,7 +83,7 @@ def read_blocks(
 def read_pieces(
     reader: BlockReader, blocks: Array, chunks: Array, storage: Storage
 ) -> tuple[list[npt.NDArray[np.int64]], int]:
-    """Fetch what says where documents lie in blocks of one file; see BlockReader.find_pieces."""
+    """Fetch and find the documents in blocks of one file; see BlockReader.find_pieces."""
     found, scanned_bytes = list[npt.NDArray[np.int64]](), 0
     order = np.argsort(blocks["offset"], kind="stable")
     for mine in _batches(blocks, order):
@@ -96,19 +96,19 @@ def read_pieces(
 
 
 def _batches(blocks: Array, order: Int64s) -> Iterator[Array]:
-    """Blocks in an order, in portions that are worked on together."""
+    """Blocks in an order, in batches that are processed together."""
     ordered = blocks[order]
     for part in portions(ordered["decoded_bytes"], BATCH_BYTES):
         yield ordered[part]
 
 
 def _allocate(size: int) -> Bytes:
-    """Memory from Arrow's pool, which keeps freed memory at hand: fresh pages from the system cost more to touch."""
+    """Memory from Arrow's pool, which reuses freed memory: new pages from the system are slower on first access."""
     return np.frombuffer(pa.allocate_buffer(size), np.uint8)
 
 
 def _place_ranges(ranges: FileRanges, merged: MergedRanges, read: list[tuple[Bytes, Int64s]]) -> FetchedRanges:
-    """Where ranges lie in what was read of their runs."""
+    """The positions of ranges in the buffers of their runs."""
     inside, runs = ranges.offsets - merged.starts[merged.runs], merged.runs
     if ranges.owners is None:
         data, begins = read[0]
@@ -118,7 +118,7 @@ def _place_ranges(ranges: FileRanges, merged: MergedRanges, read: list[tuple[Byt
 
 
 def _separate(found: FetchedRanges, owners: Int64s) -> FetchedRanges:
-    """Copy ranges out of buffers that several owners share."""
+    """Copy ranges out of buffers shared by several owners."""
     if len(found.buffers) == len(owners):
         return found
     order = np.lexsort((owners, found.buffer_of))

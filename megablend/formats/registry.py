@@ -1,6 +1,6 @@
-"""Which formats there are: megablend's own, and those of other packages; and which of them a file is of.
+"""The available formats, megablend's own and those of other packages, and detecting the format of a file.
 
-Another package adds one by an entry point of the group `megablend.formats`, whose name is the format's and whose value is a
+Another package adds one by an entry point of the group `megablend.formats`, whose name is the format's name and whose value is a
 `Format` object:
 
     [project.entry-points."megablend.formats"]
@@ -25,13 +25,13 @@ from megablend.storage.base import Storage
 ENTRY_POINTS = "megablend.formats"
 BUILT_IN: tuple[Format, ...] = (PARQUET, ARROW, ARROW_STREAM, MEGATRON, RAW)
 FORMATS: dict[str, Format] = {each.name: each for each in BUILT_IN}
-"""Formats by name; those of other packages join them when they are first needed."""
+"""Formats by name; those of other packages are added when they are first needed."""
 
 
 def find_format(name: str) -> Format | None:
-    """The format of a name; None where there is none.
+    """Return the format with a name; None if there is none.
 
-    Raises: ConfigError where a package adds one that cannot be loaded.
+    Raises: ConfigError if a package provides one that cannot be loaded.
     """
     if name not in FORMATS:
         for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
@@ -41,7 +41,7 @@ def find_format(name: str) -> Format | None:
 
 
 def get_format(name: str) -> Format:
-    """The format of a name. Raises: ConfigError where there is none, with the names that are known; as `find_format` does."""
+    """Return the format with a name. Raises: ConfigError if there is none, listing the known names; as `find_format` does."""
     if (found := find_format(name)) is not None:
         return found
     known = list_names()
@@ -51,34 +51,36 @@ def get_format(name: str) -> Format:
 
 
 def list_names() -> list[str]:
-    """Names of all formats, also of those that are not loaded yet."""
+    """List the names of all formats, including those that are not loaded yet."""
     others = sorted(importlib.metadata.entry_points(group=ENTRY_POINTS).names)
     return list(dict.fromkeys([*FORMATS, *others]))
 
 
 def list_suffixes() -> list[str]:
-    """Suffixes of file names by which formats are recognized, each once. Raises: as `find_format`."""
+    """List the file name suffixes by which formats are recognized, each once. Raises: as `find_format`."""
     return list(dict.fromkeys(suffix for name in list_names() for suffix in get_format(name).suffixes))
 
 
 def format_of(path: str, storage: Storage) -> Format:
-    """The format of a path or glob pattern: by its suffix and, where formats share that, its content; or as a Megatron prefix.
+    """The format of a path or glob pattern: by its suffix and, if formats share that, its content; or as a Megatron prefix.
 
-    Raises: ConfigError where it is of no format, with the suffixes that are known; as `find_format` and `Format.recognizes`.
+    Raises: ConfigError if no format matches, listing the known suffixes; as `find_format` and `Format.recognizes`.
     """
     found = _with_suffix(path, list(FORMATS)) or _with_suffix(path, list_names())
     if len(found) > 1:
-        with contextlib.suppress(DataError):  # a pattern, or a file that is not there
+        with contextlib.suppress(DataError):  # a pattern, or a file that does not exist
             found = [each for each in found if each.recognizes(path, storage)] or found
     if found:
         return found[0]
     missing = [name for name in MEGATRON.files(path) if not storage.glob(name)]
     if not missing:
         return MEGATRON
-    pair = f"; {missing[0]} is missing beside its other half" if len(missing) == 1 else ""
+    pair = f"; {missing[0]} does not exist, but the other file of the pair does" if len(missing) == 1 else ""
+    if pair and (remedy := MEGATRON.describe_missing_remedy(missing[0])):
+        pair += f": {remedy}"
     raise ConfigError(
-        f"{path}: unknown kind of file{pair}; known: {', '.join(list_suffixes())}, or the prefix of a .bin and an .idx; for "
-        f"another name, set `format` to one of {', '.join(list_names())}"
+        f"{path}: unknown kind of file{pair}; known suffixes: {', '.join(list_suffixes())}, or the prefix of a .bin/.idx pair; "
+        f"for files with other names, set `format` to one of {', '.join(list_names())}"
     )
 
 
@@ -87,12 +89,12 @@ def _with_suffix(path: str, names: list[str]) -> list[Format]:
 
 
 def _load(entry: importlib.metadata.EntryPoint) -> Format:
-    problem = "repair or remove the package that contains it"
+    problem = "fix or uninstall the package that provides it"
     try:
         loaded: Format = entry.load()
         if loaded.name != entry.name:
             raise ValueError(f"its name is {loaded.name!r}")
-    except Exception as error:  # of another package: whatever it is
+    except Exception as error:  # code of another package may raise anything
         raise ConfigError(
             f"format {entry.name!r}: {entry.value!r} cannot be loaded ({type(error).__name__}: {error}); {problem}"
         ) from error

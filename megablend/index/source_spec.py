@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from megablend.config.read_spec import ReadSpec
-from megablend.errors import ConfigError
+from megablend.errors import ConfigError, MissingFileError
 from megablend.formats import get_format
 from megablend.formats.base import Format
 from megablend.index.file_versions import join_etags
@@ -78,7 +78,12 @@ class SourceListing:
 
     def stat(self, path: str, storage: Storage) -> SourceFile:
         """Stat one of the files. Raises: MissingFileError, ConfigError."""
-        return stat_file(self.kind.files(path), self.root, storage)
+        try:
+            return stat_file(self.kind.files(path), self.root, storage)
+        except MissingFileError as error:
+            if remedy := self.kind.describe_missing_remedy(error.path):
+                raise MissingFileError(error.path, f"{error.problem}; {remedy}") from error
+            raise
 
     def with_files(self, files: Iterable[SourceFile]) -> SourceListing:
         """The listing with the results of `stat` for each path, in any order."""

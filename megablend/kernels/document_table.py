@@ -1,4 +1,4 @@
-"""Where documents begin, out of their lengths and running counts at every so many of them."""
+"""Where documents begin, from their lengths and running counts at regular intervals."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def add_lengths(
         lengths: int32 [n], tokens of each document.
         end_tokens: added for each document that has tokens.
         documents: int64 [m], each from 0 to n.
-        counts: int64 [m], tokens from that multiple to the next one, or to n: they must be so many.
+        counts: int64 [m], tokens from that multiple to the next one, or to n: checked.
         starts: int64 [m], added to.
 
-    Returns: the first i whose documents have not counts[i] tokens; -1 where there is none.
+    Returns: the first i whose documents do not have counts[i] tokens; -1 if there is none.
     """
     for i in range(len(documents)):
         document = documents[i]

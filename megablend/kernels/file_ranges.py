@@ -1,4 +1,4 @@
-"""Ranges of a file, read by one call: no Python between two reads, and all of them asked for before the first is awaited."""
+"""Reading ranges of a file in one call: no Python between two reads, and all are requested before waiting for the first."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WILLNEED = os.POSIX_FADV_WILLNEED
 def read_ranges(
     fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, ahead: bool, out: npt.NDArray[np.uint8]
 ) -> int:
-    """Read ranges of a file. Returns the number of the first that did not come whole; n if all did.
+    """Read ranges of a file. Returns the number of the first that was not read completely; n if all were.
 
     Args:
         fd: descriptor of the file.
         offsets, sizes: int64 [n], in bytes of the file.
         begins: int64 [n], where each goes in `out`; within it, as the caller has checked.
-        ahead: tell the system of all ranges first: their bytes are on the way from the disk side by side, and none besides them.
+        ahead: announce all ranges to the system first, so that it reads them in parallel, and nothing else.
         out: uint8, filled.
     """
     if ahead:
@@ -35,7 +35,7 @@ def read_ranges(
         while done < sizes[i]:
             left = sizes[i] - done
             got = pread(fd, pointer_at(out.ctypes.data + begins[i] + done, left), left, offsets[i] + done)
-            if got <= 0:  # the file ends, or a signal came: the caller finds out
+            if got <= 0:  # end of file, or a signal: the caller handles it
                 return i
             done += got
     return len(offsets)

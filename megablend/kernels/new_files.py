@@ -1,4 +1,4 @@
-"""New files, many by one call: no Python between two system calls, of which a small file takes three."""
+"""Writing many new files in one call: no Python between the three system calls that a small file takes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_new_files(
         done = 0
         while done < sizes[i]:
             written = _write(fd, data.ctypes.data + starts[i] + done, sizes[i] - done)  # type: ignore[misc]
-            if written <= 0:  # the disk is full, or a signal came: the caller finds out
+            if written <= 0:  # disk full, or a signal: the caller handles it
                 break
             done += written
         if _close(fd) != 0 or done < sizes[i]:  # type: ignore[misc]

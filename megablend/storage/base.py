@@ -1,4 +1,4 @@
-"""What megablend asks of a place where files lie: list names, tell a file's size and identity, read ranges of bytes."""
+"""The interface of a storage: list names, return a file's size and identity, read ranges of bytes."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """How a storage likes to be read."""
+    """How a storage is read best."""
 
     max_gap_bytes: int
-    """Bytes between two ranges are read along, up to so many: a read of its own costs more."""
+    """Gaps between two ranges up to this many bytes are read along: a separate read costs more."""
     max_merged_bytes: int
-    """Neighbouring ranges are read together up to so many bytes; a single range may be larger."""
+    """Nearby ranges are read together up to this many bytes; a single range may be larger."""
     max_reads: int
-    """Reads of a process that may be in flight at a time; as many threads fetch where `fetch` waits for the bytes."""
+    """Reads of a process that may be in flight at a time; as many threads fetch if `fetch` waits for the bytes."""
 
 
 class Storage(Protocol):
-    """Ranges of bytes from files named by strings (`storage.location`). Safe to share between threads, to pickle, and
+    """Ranges of bytes from files named by strings (`storage.location`). Thread-safe, picklable, and usable
     after a fork.
 
-    Made once, by `make_storage`, and handed to all that read. One that changes another storage's answers, or notes them,
+    Made once, by `make_storage`, and passed to everything that reads. A storage that changes or records another storage's results
     derives from `storage.wrapper.WrapperStorage`.
     """
 
     def limits(self, path: str) -> ReadLimits:
-        """How the storage of `path` likes to be read; takes no time."""
+        """The read limits for `path`; returns immediately."""
         ...
 
     def for_checking(self) -> Storage:
-        """The storage itself, without caches, for those who check files while others read them: asking it for a file's
-        state changes nothing for the readers of this one."""
+        """A view of the storage without caches, for checking files while others read them: requesting a file's
+        state from it has no effect on the readers of this one."""
         ...
 
     def find(self, pattern: str) -> Found:
-        """Files that match `pattern` (`*`, `?`, `[]`, `**`), sorted, links resolved; and what could not be looked into."""
+        """Files that match `pattern` (`*`, `?`, `[]`, `**`), sorted, links resolved; and folders that could not be read."""
         ...
 
     def glob(self, pattern: str) -> list[str]:
@@ -66,7 +66,7 @@ class Storage(Protocol):
         ...
 
     def is_folder(self, path: str) -> bool:
-        """Whether `path` is a folder that is there."""
+        """Whether `path` is an existing folder."""
         ...
 
     def is_readable(self, path: str) -> bool:
@@ -78,23 +78,23 @@ class Storage(Protocol):
         ...
 
     def stat_opened(self, path: str) -> FileStat:
-        """The same of the file that reads of `path` go to, whatever `path` names by now. Raises as `read` does."""
+        """The same for the file that reads of `path` use, even if `path` now refers to another file. Raises as `read` does."""
         ...
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`.
 
-        Raises: MissingFileError; ChangedFileError where it was replaced since `stat`, as far as that is seen; CorruptFileError
-            where it ends before.
+        Raises: MissingFileError; ChangedFileError if it was replaced since `stat`, as far as that is detected; CorruptFileError
+            if it ends before.
         """
         ...
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
-        """Several ranges by one call.
+        """Read several ranges in one call.
 
         Args:
             offsets, sizes: int64 [n], in bytes.
-            allocate: gives a uint8 array of so many bytes; it need not be filled with anything.
+            allocate: returns a uint8 array of a number of bytes; it may be uninitialised.
 
         Returns: a uint8 array; where in it each range begins, int64 [n].
         Raises: as `read` does.
@@ -102,19 +102,19 @@ class Storage(Protocol):
         ...
 
     def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
-        """`read_ranges`, without waiting where the storage can: many such calls are in flight at a time, from any thread.
+        """`read_ranges`, without waiting if the storage supports it: many such calls are in flight at a time, from any thread.
 
-        A storage of synchronous reads reads before it returns (`storage.futures.call_now`); its callers have a thread for each of
+        A storage with synchronous reads reads before it returns (`storage.futures.call_now`); callers use one thread for each of
         the `max_reads` that may be in flight. One with an event loop returns at once; how many requests it has in flight is then
-        its own business. Cancelling the future is a hint that nobody waits any more.
+        up to the storage. Cancelling the future is a hint that the result is no longer needed.
 
-        Args and result: as of `read_ranges`. The future has the exceptions that `read` raises.
+        Args and result: as in `read_ranges`. The future has the exceptions that `read` raises.
         """
         ...
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """Lends a descriptor of the file, for kernels that read by themselves; -1 where the storage has none.
+        """A descriptor of the file, for kernels that read by themselves; -1 if the storage has none.
 
-        Raises: MissingFileError; DataError where it cannot be opened.
+        Raises: MissingFileError; DataError if it cannot be opened.
         """
         ...

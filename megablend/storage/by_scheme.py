@@ -1,4 +1,4 @@
-"""`make_storage` makes the storage of a config: it finds and reads each location through the storage of its scheme."""
+"""`make_storage` creates the storage of a config: it finds and reads each location through the storage of its scheme."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from megablend.storage.storage_options import StorageOptions
 def make_storage(
     *, direct: bool = False, max_open_files: int | None = None, objects: ObjectOptions | None = None
 ) -> Storage:
-    """The storage of a config, for locations of any scheme; those of a scheme are opened when the first is used.
+    """Create the storage of a config, for locations of any scheme; the storage of a scheme is created on first use.
 
-    Called where a command or a Python user begins; all else is handed what it made.
+    Called once by each command or public function; everything else receives the result.
 
     Args:
-        direct: read blocks past the system's page cache.
-        max_open_files: descriptors of local files that the process keeps; None leaves that as it is.
-        objects: how object stores and web servers are reached; None for what the environment says.
+        direct: read blocks without the system's page cache.
+        max_open_files: descriptors of local files that the process keeps open; None for no change.
+        objects: how object stores and web servers are accessed; None for the environment's settings.
     """
     objects = ObjectOptions() if objects is None else objects
     return StorageByScheme(StorageOptions(direct=direct, max_open_files=max_open_files, objects=objects))
 
 
 class StorageByScheme:
-    """The storages of several schemes as one, each made on first use. Picklable: its options are.
+    """The storages of several schemes as one, each created on first use. Picklable by its options.
 
-    Raises, from any call: ConfigError for a location of a scheme that has no storage.
+    Raises, from any call: ConfigError for a location with a scheme that has no storage.
     """
 
     def __init__(self, options: StorageOptions, *, checking: bool = False) -> None:
         self._options, self._checking = options, checking
-        self._made = {"": self._make("", "")}  # a plain path costs one look
+        self._made = {"": self._make("", "")}  # plain paths need one lookup
 
     def __reduce__(self) -> tuple[Callable[..., Storage], tuple[StorageOptions, bool]]:
         return _restore, (self._options, self._checking)
@@ -95,7 +95,7 @@ class StorageByScheme:
     def _of(self, location: str) -> Storage:
         scheme = find_scheme(location)
         made = self._made.get(scheme)
-        if made is None:  # another thread may make one, too: that of the faster one serves
+        if made is None:  # another thread may create one, too: the first one is used
             made = self._made.setdefault(scheme, self._make(scheme, location))
         return made
 

@@ -1,10 +1,10 @@
 """A bounded pool of open files: opening a file for each read costs more than the read, and open files are limited.
 
-A descriptor that a thread holds is never closed under it: leaving the pool only marks it, and its last holder closes
-it. Reads are positioned, so that threads, and a forked child, may share a descriptor.
+A descriptor in use by a thread is never closed: eviction only marks it, and its last user closes
+it. Reads are positioned, so threads, and a forked child, may share a descriptor.
 
-A path that names another file when it is opened again is an error, since readers know nothing of the pool: they would go
-on in the other file. Asking for the path's state, as all do who begin with a file, makes it the one.
+A path that refers to another file when it is opened again is an error, since readers do not know the pool: they would
+continue in the other file. Requesting the path's state, as every new reader does, accepts the new file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_DESCRIPTORS = 256
 
 
 def default_capacity() -> int:
-    """A quarter of the descriptors that this process may have: others need them, too."""
+    """A quarter of the descriptors that this process may open: the rest is for other uses."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, limit // 4)
 
@@ -31,7 +31,7 @@ def default_capacity() -> int:
 class _Descriptor:
     fd: int
     identity: tuple[int, int]
-    """st_dev, st_ino: another file under the same path has others."""
+    """st_dev, st_ino: different for another file under the same path."""
     holders: int = 0
     pooled: bool = True
 
@@ -40,9 +40,9 @@ class DescriptorPool:
     """Read-only descriptors by path, the least recently used closed first.
 
     Args:
-        capacity: how many are kept.
-        flags: with which files are opened besides, such as os.O_DIRECT.
-        name: of a pool that the process shares; only such a one can be pickled.
+        capacity: how many are kept open.
+        flags: additional flags for opening files, such as os.O_DIRECT.
+        name: of a pool shared by the process; only these can be pickled.
     """
 
     def __init__(self, capacity: int, flags: int = 0, *, name: str = "") -> None:
@@ -58,11 +58,11 @@ class DescriptorPool:
 
     @property
     def capacity(self) -> int:
-        """How many are kept at most."""
+        """How many are kept open at most."""
         return self._capacity
 
     def resize(self, capacity: int) -> None:
-        """Keep at most `capacity` descriptors from now on."""
+        """Change the capacity."""
         with self._lock:
             self._capacity = capacity
             closable = self._excess()
@@ -70,16 +70,16 @@ class DescriptorPool:
 
     def __reduce__(self) -> tuple[Callable[..., DescriptorPool], tuple[str, int]]:
         if not self._name:
-            raise TypeError("a pool of descriptors that the process does not share cannot be pickled")
+            raise TypeError("only a named pool of descriptors, shared by the process, can be pickled")
         return shared_pool, (self._name, self._capacity)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock, which a thread that the child does not have may have held; the descriptors serve on."""
+        """Replace the lock: a thread that does not exist in the child may have held it. Descriptors stay valid."""
         self._lock = threading.Lock()
 
     @contextmanager
     def borrow(self, path: str) -> Iterator[int]:
-        """Hold a descriptor of the file at `path`. Raises OSError where it cannot be opened; ESTALE where it was replaced."""
+        """Borrow a descriptor of the file at `path`. Raises OSError if it cannot be opened; ESTALE if it was replaced."""
         held = self._take(path)
         try:
             yield held.fd
@@ -91,7 +91,7 @@ class DescriptorPool:
                 os.close(held.fd)
 
     def invalidate_if_replaced(self, path: str, now: os.stat_result) -> None:
-        """Let go of what is known of `path` if `now`, the path's present state, is that of another file."""
+        """Drop the descriptor of `path` if `now`, the path's current state, is that of another file."""
         with self._lock:
             held = self._pool.get(path)
             closable = [self._retire(path)] if held and held.identity != (now.st_dev, now.st_ino) else []
@@ -113,7 +113,7 @@ class DescriptorPool:
             if self._identities.setdefault(path, opened.identity) != opened.identity:
                 os.close(fd)
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-            if path in self._pool:  # another thread was faster; the newer descriptor is as good
+            if path in self._pool:  # another thread was faster; either descriptor will do
                 closable.append(self._retire(path))
             self._pool[path] = opened
             closable += self._excess()
@@ -121,11 +121,11 @@ class DescriptorPool:
         return opened
 
     def _excess(self) -> list[_Descriptor | None]:
-        """Take out what is more than the capacity, least recently used first (the lock is held)."""
+        """Evict descriptors above the capacity, least recently used first (the lock is held)."""
         return [self._retire(next(iter(self._pool))) for _ in range(len(self._pool) - self._capacity)]
 
     def _retire(self, path: str) -> _Descriptor | None:
-        """Take a descriptor out of the pool (the lock is held); returned if nobody holds it and it can be closed."""
+        """Remove a descriptor from the pool (the lock is held); returned if it is not in use and can be closed."""
         retired = self._pool.pop(path)
         retired.pooled = False
         return None if retired.holders else retired
@@ -146,11 +146,11 @@ for _pool in _SHARED.values():
 
 
 def shared_pool(name: str, capacity: int | None = None) -> DescriptorPool:
-    """A pool that all storages of the process share, since descriptors are the process's: "local", "direct" (which pass the
+    """A pool shared by all storages of the process, since descriptors are limited per process: "local", "direct" (without the
     page cache) or "checking".
 
     Args:
-        capacity: how many it keeps from now on; None leaves that as it is.
+        capacity: its new capacity; None for no change.
     """
     pool = _SHARED[name]
     if capacity is not None:

@@ -1,7 +1,7 @@
-"""Ranges of local files past the page cache (O_DIRECT): what is read once leaves other things cached, and is not copied twice.
+"""Reading ranges of local files without the page cache (O_DIRECT): this evicts nothing from the cache, and saves a copy.
 
-The system takes reads whose place, size and memory are multiples of ALIGNMENT, so that each range is read with what lies around
-it up to there. Small reads, such as those of footers, go through the page cache as ever.
+The system requires that offset, size and memory are multiples of ALIGNMENT, so each range is extended to such
+boundaries. Small reads, such as those of footers, use the page cache as usual.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from megablend.storage.base import Allocate, Bytes, FileStat, Int64s
 from megablend.storage.local import LocalStorage, data_error, ends_early, file_stat
 
 ALIGNMENT = 4096
-"""Bytes; of logical blocks, which are of 512 or of 4096."""
+"""Bytes; logical blocks have 512 or 4096."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirectStorage(LocalStorage):
-    """Local files, of which several ranges at a time are read past the page cache."""
+    """Local files; reads of several ranges do not use the page cache."""
 
     def stat_opened(self, path: str) -> FileStat:
-        """See Storage.stat_opened. Pages and footers are read through two descriptors, which must be of one file."""
+        """See Storage.stat_opened. Pages and footers are read through two descriptors, which must refer to the same file."""
         found = LocalStorage.stat_opened(self, path)
         try:
             with self.direct_pool.borrow(path) as fd:
@@ -38,9 +38,9 @@ class DirectStorage(LocalStorage):
         return found
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
-        """Several ranges, each with what lies around it; see Storage.read_ranges.
+        """Read several ranges, each extended to aligned boundaries; see Storage.read_ranges.
 
-        Raises: as `read` does; DataError where the file system does not offer this.
+        Raises: as `read` does; DataError if the file system does not support this.
         """
         starts = offsets // ALIGNMENT * ALIGNMENT
         lengths = -(-(offsets + sizes) // ALIGNMENT) * ALIGNMENT - starts
@@ -67,12 +67,12 @@ class DirectStorage(LocalStorage):
 
 def _direct_error(path: str, error: OSError) -> DataError:
     if error.errno == errno.EINVAL:
-        return DataError(path, "its file system does not read past the page cache (O_DIRECT); set direct_io: false")
+        return DataError(path, "its file system does not support O_DIRECT; set direct_io: false")
     return data_error(path, error)
 
 
 def _read_to_end(fd: int, offset: int, room: memoryview) -> int:
-    """How many bytes came; less than there is room for where the file ends."""
+    """Number of bytes read; less than the buffer's size at the end of the file."""
     got = 0
     while got < len(room) and got % ALIGNMENT == 0:
         more = os.preadv(fd, [room[got:]], offset + got)

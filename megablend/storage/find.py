@@ -1,9 +1,9 @@
-"""Files that match a pattern, with all that stood in the way of finding them.
+"""Finding the files that match a pattern, and reporting folders and links that could not be read.
 
-Patterns mean what they mean to `glob`: `*`, `?` and `[]` within a name, `**` for any number of folders, names that begin with a
-dot only where the pattern has one. Unlike `glob`, nothing is left out silently: folders that cannot be listed and symbolic
-links to nothing are reported. Links are followed, but each folder is visited once for each part of the pattern, so links in a
-circle end. Folders reached through fewer links come first, so a file is known by its own name where the pattern matches that.
+Patterns have the same meaning as in `glob`: `*`, `?` and `[]` within a name, `**` for any number of folders, names that
+begin with a dot only if the pattern has one. Unlike `glob`, nothing is left out silently: folders that cannot be listed and
+dangling links are reported. Links are followed, but each folder is visited once per part of the pattern, so cyclic links
+terminate. Folders reached through fewer links come first, so a file is known by its own name if the pattern matches that.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Match(NamedTuple):
     """A file that a pattern matches."""
 
     links: int
-    """Symbolic links on the way to it, from the pattern's first wildcard on."""
+    """Number of symbolic links in its path, from the pattern's first wildcard on."""
     path: str
     real: str
-    """The same with all links resolved."""
+    """The path with all links resolved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Found:
     files: list[Match]
     """Sorted by path."""
     unreadable: dict[str, str]
-    """Folders that could not be listed and links that lead nowhere -> the reason."""
+    """Folders that could not be listed and dangling links -> the reason."""
 
 
 def find_files(pattern: str) -> Found:
-    """Files that match `pattern`; a plain path of an existing file matches itself, whatever characters it has."""
+    """Find the files that match `pattern`; a plain path of an existing file matches itself, whatever characters it has."""
     folder, name = os.path.split(pattern)
-    with contextlib.suppress(OSError):  # sources list files by the hundred thousand
+    with contextlib.suppress(OSError):  # a source may have hundreds of thousands of files
         if stat.S_ISREG(Path(pattern).lstat().st_mode):
             return Found([Match(0, pattern, _join(os.path.realpath(folder), name))], {})
     walk = _Walk(_parts_of(pattern))
@@ -73,12 +73,12 @@ def _parts_of(pattern: str) -> list[str]:
 
 
 def _join(folder: str, name: str) -> str:
-    """A path; far quicker than pathlib's, and there may be a hundred thousand."""
+    """Join a path; far faster than pathlib, for hundreds of thousands of files."""
     return f"{folder.rstrip('/')}/{name}" if folder else name
 
 
 class _Walk:
-    """A walk through folders, in each of which some parts of the pattern are looked for."""
+    """A walk through folders, in each of which names are matched with some parts of the pattern."""
 
     def __init__(self, parts: list[str]) -> None:
         self.files: list[Match] = []
@@ -98,7 +98,7 @@ class _Walk:
             self._visit(*heapq.heappop(self._folders))
 
     def _visit(self, links: int, folder: str, real: str, wanted: set[int]) -> None:
-        for i in sorted(wanted & self._any):  # `**` also stands for no folder at all
+        for i in sorted(wanted & self._any):  # `**` also matches zero folders
             while i in self._any and i < self.last:
                 wanted = wanted | {i := i + 1}
         done = self._done.setdefault(real, set())
@@ -136,7 +136,7 @@ class _Walk:
             self.files.append(Match(links, _join(folder, entry.name), _join(real, entry.name)))
 
     def look_up(self, links: int, folder: str, real: str, name: str, matched: set[int]) -> None:
-        """A name of a folder that is known, or a link: where it leads costs a look."""
+        """Follow a known name, or a link: finding its target needs a system call."""
         path = _join(folder, name)
         try:
             state = Path(path).lstat()
@@ -159,6 +159,6 @@ class _Walk:
             self.files.append(Match(links + is_link, path, place))
 
     def _push(self, links: int, folder: str, real: str, matched: Collection[int]) -> None:
-        """Go on in a folder, with the parts that come after those its name matched."""
+        """Continue in a folder, with the parts after those that its name matched."""
         if wanted := {i if i in self._any else i + 1 for i in matched if i in self._any or i < self.last}:
             heapq.heappush(self._folders, (links, folder, real, wanted))

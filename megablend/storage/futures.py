@@ -1,4 +1,4 @@
-"""Futures of what is fetched: made from calls that are done at once, and from others."""
+"""Helpers for futures: from synchronous calls, and combined from other futures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 def call_now(function: Callable[..., T], *arguments: Any) -> Future[T]:
-    """A future that has the result of a call, or the exception that it raised; an interrupt is raised at once."""
+    """Call a function now; return a future with its result or exception. KeyboardInterrupt is raised at once."""
     found = Future[T]()
     try:
         found.set_result(function(*arguments))
@@ -22,9 +22,9 @@ def call_now(function: Callable[..., T], *arguments: Any) -> Future[T]:
 
 
 def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -> Future[R]:
-    """A future of what `make` makes of the results of all; of the first exception where one has one.
+    """Return a future of `make` applied to the results of all futures, or of the first exception.
 
-    `make` is called by the thread that finishes the last one; by this one if all are done.
+    `make` is called by the thread that completes the last one; by this thread if all are done.
     """
     found = Future[R]()
     left, lock = [len(futures)], threading.Lock()
@@ -32,7 +32,7 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
     def finish() -> None:
         try:
             found.set_result(make([future.result() for future in futures]))
-        except BaseException as error:  # a cancelled future's, too: whoever waits is told
+        except BaseException as error:  # also from a cancelled future: the waiting caller must see it
             found.set_exception(error)
 
     def count(_: Future[T]) -> None:
@@ -51,12 +51,12 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
 
 
 def forward_result(source: Future[T], target: Future[T]) -> None:
-    """Give `target` the result or the exception of `source` as soon as that has one."""
+    """Pass the result or the exception of `source` to `target` as soon as it is available."""
 
     def forward(done: Future[T]) -> None:
         try:
             target.set_result(done.result())
-        except BaseException as error:  # a cancelled future's, too: whoever waits is told
+        except BaseException as error:  # also from a cancelled future: the waiting caller must see it
             target.set_exception(error)
 
     source.add_done_callback(forward)

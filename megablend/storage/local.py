@@ -1,4 +1,4 @@
-"""Files of a local or mounted file system: positioned reads on a pool of descriptors that the process shares."""
+"""Files of a local or mounted file system: positioned reads on a pool of descriptors shared by the process."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from megablend.storage.futures import call_now
 from megablend.system.failures import cause_of, remedy_of
 
 _UNCHECKED_BYTES = 1 << 20
-"""Larger reads are compared with the file's size first, since a read allocates what it asks for."""
+"""Larger reads are checked against the file's size first, since a read allocates its requested size."""
 
 
 _LIMITS = ReadLimits(max_gap_bytes=2 << 10, max_merged_bytes=4 << 20, max_reads=8)
-"""A gap is less than a page."""
+"""Gaps are less than a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalStorage:
-    """Files named by plain paths. Holds nothing but pools of descriptors: safe to share, to pickle and to use after a fork."""
+    """Files named by plain paths. Its only state is pools of descriptors: thread-safe, picklable, usable after a fork."""
 
     pool: DescriptorPool = field(default_factory=partial(shared_pool, "local"))
     direct_pool: DescriptorPool = field(default_factory=partial(shared_pool, "direct"))
-    """Descriptors that pass the page cache; see `storage.direct`."""
+    """Descriptors without the page cache; see `storage.direct`."""
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits."""
@@ -47,15 +47,15 @@ class LocalStorage:
         return _CheckingStorage(shared_pool("checking"))
 
     def find(self, pattern: str) -> Found:
-        """Files that match `pattern`, and what could not be looked into; see Storage.find."""
+        """Files that match `pattern`, and folders that could not be read; see Storage.find."""
         return find_files(pattern)
 
     def glob(self, pattern: str) -> list[str]:
-        """Paths of files that match `pattern`, sorted; see Storage.glob. Directories are no files."""
+        """Paths of files that match `pattern`, sorted; see Storage.glob. Directories are not included."""
         return [match.path for match in find_files(pattern).files]
 
     def is_folder(self, path: str) -> bool:
-        """Whether `path` is a folder that is there."""
+        """Whether `path` is an existing folder."""
         return Path(path).is_dir()
 
     def is_readable(self, path: str) -> bool:
@@ -63,9 +63,9 @@ class LocalStorage:
         return os.access(path, os.R_OK)
 
     def stat(self, path: str) -> FileStat:
-        """Size and identity of a file. A descriptor of a file that `path` no longer names is let go.
+        """Size and identity of a file. Drops a descriptor of a file to which `path` no longer refers.
 
-        Raises: MissingFileError; DataError where it is no file or cannot be reached.
+        Raises: MissingFileError; DataError if it is not a file or cannot be accessed.
         """
         try:
             state = os.stat(path)  # noqa: PTH116  (of 100,000 files, a Path of each takes as long as its stat)
@@ -88,11 +88,11 @@ class LocalStorage:
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`.
 
-        Raises: MissingFileError; ChangedFileError where `path` names another file than before, and was not asked for its
-            state since; CorruptFileError where the file ends before; DataError where it cannot be read.
+        Raises: MissingFileError; ChangedFileError if `path` refers to another file than before, without a `stat`
+            in between; CorruptFileError if the file ends before; DataError if it cannot be read.
         """
         if offset < 0 or size < 0 or offset + size >= 1 << 63:
-            raise CorruptFileError(path, f"{size} bytes are wanted from byte {offset}: no file has these")
+            raise CorruptFileError(path, f"invalid range: offset {offset}, length {size}")
         try:
             with self.pool.borrow(path) as fd:
                 if size > _UNCHECKED_BYTES and os.fstat(fd).st_size < offset + size:
@@ -105,7 +105,7 @@ class LocalStorage:
             raise data_error(path, error) from error
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
-        """Several ranges, side by side in one array; see Storage.read_ranges. Raises as `read` does."""
+        """Read several ranges into one array; see Storage.read_ranges. Raises as `read` does."""
         ends = np.cumsum(sizes)
         begins, out = ends - sizes, allocate(int(ends[-1]) if len(ends) else 0)
         try:
@@ -116,12 +116,12 @@ class LocalStorage:
         return out, begins
 
     def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch: they are read before this returns."""
+        """See Storage.fetch: the ranges are read before this returns."""
         return call_now(self.read_ranges, path, offsets, sizes, allocate)
 
     @contextmanager
     def descriptor(self, path: str) -> Iterator[int]:
-        """Lends the pool's descriptor of a file. Raises: MissingFileError; DataError where it cannot be opened."""
+        """The pool's descriptor of a file. Raises: MissingFileError; DataError if it cannot be opened."""
         with ExitStack() as stack:
             try:
                 fd = stack.enter_context(self.pool.borrow(path))
@@ -132,7 +132,7 @@ class LocalStorage:
 
 @dataclass(frozen=True, slots=True)
 class _CheckingStorage(LocalStorage):
-    """Local files through descriptors of their own, so that their readers keep what they opened."""
+    """Local files through separate descriptors, so that their readers keep the files that they opened."""
 
     def stat(self, path: str) -> FileStat:
         """See Storage.stat."""
@@ -150,12 +150,11 @@ def file_stat(state: os.stat_result) -> FileStat:
 
 
 def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> None:
-    """Read ranges; one that stops early (at 2 GiB on Linux, or where a signal came) is gone on with here."""
+    """Read ranges; a read that stops early (at 2 GiB on Linux, or at a signal) is completed here."""
     done = 0
     while True:
-        ahead = (
-            len(offsets) - done > 1
-        )  # of a single range nothing is gained, and the system's own reading ahead is lost
+        # For a single range nothing is gained, and the system's own read-ahead is lost.
+        ahead = len(offsets) - done > 1
         done += read_ranges(fd, offsets[done:], sizes[done:], begins[done:], ahead, out)
         if done == len(offsets):
             return
@@ -165,7 +164,7 @@ def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, ou
 
 
 def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes:
-    """A read may stop early (at 2 GiB on Linux, or where a signal came): go on until all is there or the file ends."""
+    """Complete a read that stopped early (at 2 GiB on Linux, or at a signal). Raises: CorruptFileError if the file ends."""
     parts, got = [data], len(data)
     while got < size:
         part = os.pread(fd, size - got, offset + got)
@@ -177,16 +176,16 @@ def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes
 
 
 def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileError:
-    """What to say of a file of `found` bytes, of which `size` are wanted from `offset` on."""
+    """The error for a file of `found` bytes, if `size` bytes at `offset` are requested."""
     return CorruptFileError(
         path,
-        f"truncated: {size} bytes are wanted here, but the file ends at byte {found}; restore it",
+        f"truncated: {size} bytes expected here, but the file ends at byte {found}; restore it",
         offset=offset,
     )
 
 
 def data_error(path: str, error: OSError) -> DataError:
-    """What to say of a file that the system does not open or read."""
+    """The error for a file that the system cannot open or read."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE:

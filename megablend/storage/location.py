@@ -1,7 +1,7 @@
-"""Locations of data files, as strings: plain paths, and `scheme://` ones of other storages.
+"""Locations of data files, as strings: plain paths, and `scheme://` locations of other storages.
 
-Plain paths are normalised as `pathlib` does it. What follows `scheme://` is taken as it is, since keys of object stores may
-have empty or dotted parts; `scheme://` itself is the root of all that have this scheme.
+Plain paths are normalised as `pathlib` does it. What follows `scheme://` is not normalised, since keys of object stores may
+have empty or dotted parts; `scheme://` itself is the root of all locations with this scheme.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def find_scheme(location: str) -> str:
-    """The scheme in small letters; "" for a plain path."""
+    """The scheme in lower case; "" for a plain path."""
     if location.startswith("/") or (found := _SCHEME.match(location)) is None:
         return ""
     return found[1].lower()
@@ -30,7 +30,7 @@ def join(folder: str, name: str) -> str:
 
 
 def get_parent(location: str) -> str:
-    """The folder that holds a location; a root is its own."""
+    """The folder that contains a location; a root is its own parent."""
     if not find_scheme(location):
         return str(PurePath(location).parent)
     root, parts = _split(location)
@@ -45,7 +45,7 @@ def get_name(location: str) -> str:
 
 
 def make_relative(location: str, folder: str) -> str:
-    """The name by which `join` finds a location from a folder. Raises: ValueError where there is none."""
+    """The location relative to a folder; the inverse of `join`. Raises: ValueError if it is not in the folder."""
     if not find_scheme(folder):
         return _relative_path(location, folder)
     start = folder if folder.endswith("/") else f"{folder}/"
@@ -55,31 +55,31 @@ def make_relative(location: str, folder: str) -> str:
 
 
 def make_absolute(location: str, folder: str) -> str:
-    """A location as it is where it has a scheme; a plain path relative to a folder."""
+    """A location with a scheme as it is; a plain path joined to a folder."""
     return location if find_scheme(location) else join(folder, location)
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Whether a location is a pattern of several: it has `*`, `?` or `[`."""
+    """Whether a location is a pattern: it contains `*`, `?` or `[`."""
     return glob.has_magic(pattern)
 
 
 def escape_wildcards(location: str) -> str:
-    """A pattern that matches this location alone."""
+    """A pattern that matches only this location."""
     root = _root_of(location)
     return root + glob.escape(location[len(root) :])
 
 
 def check_schemes(locations: Sequence[str]) -> None:
-    """Refuse locations of several schemes. Raises: ValueError."""
+    """Reject locations with different schemes. Raises: ValueError."""
     schemes = sorted({find_scheme(each) for each in locations})
     if len(schemes) > 1:
         listed = ", ".join(f"{scheme}://" if scheme else "plain paths" for scheme in schemes)
-        raise ValueError(f"its paths are of different storages ({listed}): make each a source of its own")
+        raise ValueError(f"its paths are of different storages ({listed}): use a separate source for each")
 
 
 def find_root(patterns: Sequence[str]) -> str:
-    """The folder that all patterns share before their first wildcard. Raises: ValueError where their schemes differ."""
+    """The folder that all patterns share before their first wildcard. Raises: ValueError if their schemes differ."""
     check_schemes(patterns)
     folders = [_folder_of(pattern) for pattern in patterns]
     if not find_scheme(patterns[0]):
@@ -107,14 +107,14 @@ def _root_of(location: str) -> str:
 
 
 def _split(location: str) -> tuple[str, list[str]]:
-    """The root, and the parts behind it."""
+    """The root, and the parts after it."""
     root = _root_of(location)
     rest = location[len(root) :]
     return root, rest.split("/") if rest else []
 
 
 def _relative_path(path: str, folder: str) -> str:
-    """Of a plain path below the folder, what is behind it: relpath takes much longer."""
+    """The part of a plain path after the folder that contains it; much faster than relpath."""
     inside = path[len(folder) + 1 :]
     if path.startswith(f"{folder}/") and os.path.normpath(inside) == inside and not inside.startswith(("..", "/")):
         return inside

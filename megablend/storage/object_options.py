@@ -15,7 +15,7 @@ _SCHEMES = ("s3", "gs", "az", "http", "https")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """How a store is reached and read. No credentials: these come from the environment."""
+    """How a store is accessed and read. No credentials: these come from the environment."""
 
     endpoint: str | None = None
     """URL of a server that speaks the store's protocol, without the bucket."""
@@ -30,21 +30,21 @@ class StoreOptions:
     """Requests are not signed."""
     requester_pays: bool = False
     versions: bool = False
-    """Keep reading the version of an object that was found first, in a bucket with versioning."""
+    """Keep reading the version of an object that was seen first, in a bucket with versioning."""
     ca_file: str | None = None
-    """PEM file of certificates that are trusted in addition to the system's."""
+    """PEM file of certificates to trust in addition to the system's."""
     proxy: str | None = None
-    """URL of an HTTP proxy; None for those of the environment."""
+    """URL of an HTTP proxy; None for the environment's settings."""
     connect_timeout: float = 5.0
     """Seconds."""
     read_timeout: float = 5.0
-    """Seconds without an answer or a byte of it; more where the source's answers usually take longer."""
+    """Seconds without a response or a byte of it; more if the source usually takes longer."""
     give_up_after: float = 600.0
-    """Seconds from a request's first failure on in which it is tried again."""
+    """Seconds after its first failure during which a request is retried."""
     max_requests: int = 4096
-    """Requests in flight of the whole job."""
+    """Limit of requests in flight for the whole job."""
     max_source_rate: int | None = None
-    """Bytes a second of the whole job."""
+    """Limit of bytes per second for the whole job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class ObjectOptions:
     """Options of all object stores of a config. Picklable and hashable."""
 
     by_prefix: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
-    """Prefixes with the settings that each gives, the shortest prefix first."""
+    """Prefixes and their settings, the shortest prefix first."""
     urls: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """URLs of web servers without their query, and the query (or ""), which is sent with requests and kept nowhere else."""
+    """URLs of web servers without their query, and the query (or ""), which is sent with requests and stored nowhere else."""
 
     def find(self, location: str) -> StoreOptions:
-        """The options that a location is read with."""
+        """The options for reading a location."""
         chosen: dict[str, Any] = {}
         for prefix, settings in self.by_prefix:
             if has_prefix(location, prefix):
@@ -66,7 +66,7 @@ class ObjectOptions:
 
 
 def has_prefix(location: str, prefix: str) -> bool:
-    """Whether a location is in `prefix`: whole parts between slashes match."""
+    """Whether a location is in `prefix`: only complete parts between slashes match."""
     return location == prefix or location.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
 
 
@@ -98,7 +98,7 @@ def _parse_settings(prefix: str, settings: Mapping[Any, object]) -> dict[str, An
         if kind is None:
             if any(word in str(name).lower() for word in _SECRETS):
                 raise ValueError(
-                    f"{prefix}: {name}: credentials do not belong into configs; use environment variables or a profile"
+                    f"{prefix}: {name}: credentials do not belong in configs; use environment variables or a profile"
                 )
             near = difflib.get_close_matches(str(name), _FIELDS, n=1)
             raise ValueError(f"{prefix}: {name}: unknown setting{f'; did you mean {near[0]}?' if near else ''}")
@@ -117,13 +117,13 @@ def _parse_value(place: str, kind: str, value: object) -> object:
             raise ValueError(f"{place}: found {value!r}, expected text")
         if "@" in urlsplit(value).netloc:
             raise ValueError(
-                f"{place}: contains a user or password; give it by the environment (HTTPS_PROXY for a proxy)"
+                f"{place}: contains a user or password; set it in the environment (HTTPS_PROXY for a proxy)"
             )
         if place.endswith((": endpoint", ": proxy")) and urlsplit(value).scheme not in ("http", "https"):
             raise ValueError(f"{place}: found {value!r}, expected a URL such as https://host:port")
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        unit = "bytes a second" if place.endswith(": max_source_rate") else "seconds"
+        unit = "bytes per second" if place.endswith(": max_source_rate") else "seconds"
         raise ValueError(
             f"{place}: found {value!r}, expected a number above 0{f' ({unit})' if 'int =' not in kind else ''}"
         )

@@ -1,4 +1,4 @@
-"""Ranges of bytes in files: what is asked for, what came, and which of them are read together. Pure: nothing is read here."""
+"""Ranges of bytes in files: requested, fetched, and merged into larger reads. Pure functions: nothing is read here."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class FileRanges(NamedTuple):
     sizes: Int64s
     """int64 [n], in bytes."""
     owners: Int64s | None = None
-    """int64 [n]: which block keeps a range's bytes after it was decoded. Ranges of different owners come in memory of their own,
-    so that one block's bytes do not stay because of another block. None where the bytes are let go after decoding."""
+    """int64 [n]: which block keeps a range's bytes after decoding. Ranges of different owners are in separate memory,
+    so that one block does not keep another's bytes alive. None if the bytes are released after decoding."""
     is_shared: bool = False
-    """Other blocks that are on their way are likely to ask for exactly the same: it is fetched once for all."""
+    """Other blocks in flight are likely to need exactly the same ranges: they are fetched once for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class FetchedRanges:
     """Bytes of FileRanges."""
 
     ranges: FileRanges
-    """What was asked for."""
+    """The requested ranges."""
     buffers: list[Bytes]
-    """uint8 [...] each, which hold the ranges; a single one where the ranges have no owners."""
+    """uint8 [...] each, which contain the ranges; a single one if the ranges have no owners."""
     buffer_of: Int64s
-    """int64 [n], for each range the buffer that holds it."""
+    """int64 [n], for each range the buffer that contains it."""
     begins: Int64s
     """int64 [n], where each range begins in its buffer."""
 
@@ -60,12 +60,12 @@ class MergedRanges(NamedTuple):
 
 
 def merge_ranges(offsets: Int64s, sizes: Int64s, limits: ReadLimits, loads: Int64s | None = None) -> MergedRanges:
-    """Join ranges with no more than `max_gap_bytes` between them, as far as they take no more than `max_merged_bytes` together.
+    """Merge ranges with at most `max_gap_bytes` between them, up to `max_merged_bytes` in total.
 
     Args:
         offsets, sizes: int64 [n], in bytes, in any order.
         limits: those of the storage.
-        loads: int64 [n], what each range adds to the `max_merged_bytes` of its run; its size where absent.
+        loads: int64 [n], what each range counts towards `max_merged_bytes`; its size if absent.
     """
     if len(offsets) == 1:
         return MergedRanges(offsets, offsets + sizes, np.zeros(1, np.int64))
@@ -84,7 +84,7 @@ def merge_ranges(offsets: Int64s, sizes: Int64s, limits: ReadLimits, loads: Int6
 
 
 def _cut_runs(begins: np.ndarray[tuple[int], np.dtype[np.bool_]], total: Int64s, max_bytes: int) -> None:
-    """Let a new run begin (bool [n]) wherever one would take more than `max_bytes`, by running sums `total` int64 [n]."""
+    """Start a new run (bool [n]) where one would exceed `max_bytes`, by running sums `total` int64 [n]."""
     bounds = [*np.flatnonzero(begins).tolist(), len(begins)]
     for first, stop in itertools.pairwise(bounds):
         while (before := int(total[first - 1]) if first else 0) + max_bytes < total[stop - 1]:
@@ -95,7 +95,7 @@ def _cut_runs(begins: np.ndarray[tuple[int], np.dtype[np.bool_]], total: Int64s,
 
 
 def portions(sizes: Int64s, max_bytes: int) -> list[slice]:
-    """Cut things of `sizes` int64 [n] into neighbours that take about `max_bytes` together, or one that takes more."""
+    """Split items of `sizes` int64 [n] into consecutive batches of about `max_bytes`, or one larger item."""
     numbers = (np.cumsum(sizes, dtype=np.int64) - 1) // max_bytes
     bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(sizes)]
     return [slice(begin, end) for begin, end in itertools.pairwise(bounds) if end > begin]

@@ -1,4 +1,4 @@
-"""Which storages there are, by the scheme of the locations that they hold: megablend's own, and those of other packages.
+"""The available storages, by the scheme of their locations: megablend's own, and those of other packages.
 
 Another package adds one by an entry point of the group `megablend.storages`, whose name is the scheme:
 
@@ -39,13 +39,13 @@ def _make_objects(options: StorageOptions) -> Storage:
 
 
 OBJECT_SCHEMES = ("s3", "gs", "az", "http", "https")
-"""Read through a client that does not work after a fork."""
+"""Schemes read through a client that does not work after a fork."""
 STORAGES: dict[str, StorageFactory] = {"": _make_local, **dict.fromkeys(OBJECT_SCHEMES, _make_objects)}
-"""By scheme, in small letters; "" is that of plain paths."""
+"""By scheme, in lower case; "" is that of plain paths."""
 
 _INSTEAD = {
-    "hf": "download the dataset once (`hf download`) and name the folder, or name its files by https:// URLs",
-    "msc": "name the bucket itself by s3://, gs:// or az://, and its endpoint under `storage`",
+    "hf": "download the dataset once (`hf download`) and use the folder's path, or https:// URLs of its files",
+    "msc": "use the bucket's s3://, gs:// or az:// URL, and set its endpoint under `storage`",
     "gcs": "write gs://",
     "s3a": "write s3://",
     "s3n": "write s3://",
@@ -56,16 +56,16 @@ _INSTEAD = {
 
 
 def explain_scheme(scheme: str) -> str:
-    """What to say of a scheme that has no storage, and what works instead."""
+    """The message for a scheme that has no storage, with what works instead."""
     instead = _INSTEAD.get(scheme)
     known = ", ".join(f"{name}://" for name in OBJECT_SCHEMES)
-    return f"{scheme}:// is not read: {instead or f'expected a plain path or one of {known}'}"
+    return f"{scheme}:// is not supported: {instead or f'expected a plain path or one of {known}'}"
 
 
 def find_storage(scheme: str) -> StorageFactory | None:
-    """What makes the storage of a scheme; None where no package has one.
+    """The factory of a scheme's storage; None if no package provides one.
 
-    Raises: ConfigError where a package has one that cannot be loaded.
+    Raises: ConfigError if a package provides one that cannot be loaded.
     """
     if scheme not in STORAGES:
         import importlib.metadata
@@ -73,10 +73,10 @@ def find_storage(scheme: str) -> StorageFactory | None:
         for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=scheme):
             try:
                 STORAGES[scheme] = entry.load()
-            except Exception as error:  # of another package: whatever it is
+            except Exception as error:  # code of another package may raise anything
                 raise ConfigError(
                     f"{scheme}://: its storage {entry.value!r} cannot be loaded ({type(error).__name__}: {error}); "
-                    "repair or remove the package that it is in"
+                    "fix or uninstall the package that provides it"
                 ) from error
             break
     return STORAGES.get(scheme)

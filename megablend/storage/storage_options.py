@@ -1,4 +1,4 @@
-"""What a config asks of its storages."""
+"""The storage options of a config."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from megablend.storage.object_options import ObjectOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOptions:
-    """What a config asks of its storages; each takes what it has a use for."""
+    """The storage options of a config; each storage uses those that apply to it."""
 
     direct: bool = False
-    """Read blocks past the system's page cache."""
+    """Read blocks without the system's page cache."""
     max_open_files: int | None = None
-    """Descriptors of files that the process keeps; None for the storage's own choice."""
+    """Descriptors that the process keeps open; None for the storage's default."""
     objects: ObjectOptions = field(default_factory=ObjectOptions)
-    """How object stores and web servers are reached and read."""
+    """How object stores and web servers are accessed and read."""

@@ -1,4 +1,4 @@
-"""A storage around another one: caches, meters and the doubles of tests override what they change."""
+"""A storage around another one: caches, meters and test doubles override what they change."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from megablend.storage.futures import call_now
 
 
 class WrapperStorage:
-    """Hands every call on to `inner`. Picklable where `inner` and what a subclass adds are.
+    """Passes every call on to `inner`. Picklable if `inner` and what a subclass adds are.
 
-    One that must see all reads also overrides `descriptor`, to lend -1: kernels read through what it lends by themselves.
+    A subclass that must see all reads also overrides `descriptor` to return -1: kernels read directly through descriptors.
     """
 
     def __init__(self, inner: Storage) -> None:
@@ -60,7 +60,7 @@ class WrapperStorage:
         return self.inner.read_ranges(path, offsets, sizes, allocate)
 
     def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch. That of `inner`, unless a subclass overrides `read_ranges`: then what this one gives."""
+        """See Storage.fetch. That of `inner`, unless a subclass overrides `read_ranges`, which is then used."""
         if type(self).read_ranges is WrapperStorage.read_ranges:
             return self.inner.fetch(path, offsets, sizes, allocate)
         return call_now(self.read_ranges, path, offsets, sizes, allocate)

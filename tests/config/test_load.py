@@ -126,7 +126,7 @@ BAD = [
     ("cache: cache", "cache: ''", 1, "cache", "found '', expected a path"),
     ("data/docs_text", "file:///data/docs", 12, "sources[1].path", "write it as a plain path: `/data/docs_document`"),
     ("cache: cache", "cache: s3://bucket/c", 1, "cache", "expected a path on a local or mounted disk"),
-    ("data/docs_text", "hf://user/docs", 12, "sources[1].path", "hf:// is not read: download the dataset once"),
+    ("data/docs_text", "hf://user/docs", 12, "sources[1].path", "hf:// is not supported: download the dataset once"),
     ("run: demo", "run: ../demo", 2, "run", "found '../demo'"),
     ("run: demo", f"run: {'x' * 101}", 2, "run", "expected at most 100 letters, digits"),
     ("weight: 0.5", "weight: 1e999999999", 11, "sources[0].weight", "found '1e999999999', expected a finite number"),

@@ -130,13 +130,13 @@ def test_only_the_column_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        (pa.float32(), [1.0], "column 'ids' is of float, not of integers"),
-        (pa.list_(pa.string()), [["a"]], r"is of list<item: string>, not of integers"),
-        (pa.list_(pa.list_(pa.int32())), [[[1]]], "is of list<item: list<.*, not of integers"),
-        (pa.uint64(), [1], "is of uint64; write it as int64 or uint32"),
-        (pa.dictionary(pa.int32(), pa.int32()), [1], "is dictionary-encoded; write it plain"),
-        (pa.list_(pa.dictionary(pa.int8(), pa.int32())), [[1]], "is dictionary-encoded; write it plain"),
-        (pa.list_(pa.int32(), 0), [[]], "holds lists of no elements"),
+        (pa.float32(), [1.0], "column 'ids' has type float, expected integers"),
+        (pa.list_(pa.string()), [["a"]], r"has type list<item: string>, expected integers"),
+        (pa.list_(pa.list_(pa.int32())), [[[1]]], "has type list<item: list<.*, expected integers"),
+        (pa.uint64(), [1], "has type uint64; write it as int64 or uint32"),
+        (pa.dictionary(pa.int32(), pa.int32()), [1], "is dictionary-encoded; decode it before writing"),
+        (pa.list_(pa.dictionary(pa.int8(), pa.int32())), [[1]], "is dictionary-encoded; decode it before writing"),
+        (pa.list_(pa.int32(), 0), [[]], "contains lists of size 0"),
     ],
     ids=str,
 )
@@ -153,16 +153,18 @@ def test_beside_the_tokens_any_numbers_will_do() -> None:
     )
     found = [find_column("x", str(kind), schema, numbers=True)[1].token_dtype for kind in kinds]
     assert found == [np.dtype(kind.to_pandas_dtype()).name for kind in kinds]
-    with pytest.raises(ConfigError, match=r"x: column 'text' is of string, not of integers, floats, booleans or li"):
+    with pytest.raises(
+        ConfigError, match=r"x: column 'text' has type string, expected integers, floats, booleans or li"
+    ):
         find_column("x", "text", schema, numbers=True)
-    with pytest.raises(ConfigError, match=r"'lists' is of list<item: uint64>; write it as int64 or uint32"):
+    with pytest.raises(ConfigError, match=r"'lists' has type list<item: uint64>; write it as int64 or uint32"):
         find_column("x", "lists", schema, numbers=True)
 
 
 def test_columns_of_unknown_layout_are_named(tmp_path: Path) -> None:
     views = pa.ListViewArray.from_arrays([0], [1], pa.array([1]))
     path = write(tmp_path / "x.arrow", pa.table({"odd": views, "ids": [1]}))
-    with pytest.raises(UnsupportedFileError, match=r"column odd is list_view<.*write the file without it"):
+    with pytest.raises(UnsupportedFileError, match=r"column odd has type list_view<.*write the file without it"):
         index(path, "ids")
 
 
@@ -176,7 +178,7 @@ def test_the_column_must_be_clear(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no column 'record.input_ids'; did you mean 'record.input_id'"):
         index(path, "record.input_ids")
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
-    with pytest.raises(UnsupportedFileError, match="has two columns a; rename one"):
+    with pytest.raises(UnsupportedFileError, match="has two columns named a; rename one"):
         index(write(tmp_path / "y.arrow", twice), "a")
 
 
@@ -191,7 +193,7 @@ def test_streams_named_files_and_old_feather_are_refused_with_the_remedy(tmp_pat
         FORMATS["arrow"].index(str(path), ReadSpec(column="ids"), storage=STORAGE)
     path.write_bytes(b"FEA1" + bytes(40) + b"FEA1")
     with pytest.raises(
-        UnsupportedFileError, match=r"is Feather V1, which holds no lists; write the tokens to a Parquet file"
+        UnsupportedFileError, match=r"is Feather V1, which cannot contain lists; write the tokens to a Parquet file"
     ):
         index(path, "ids")
 
@@ -201,12 +203,12 @@ def test_damaged_ends(tmp_path: Path) -> None:
     whole = path.read_bytes()
     footer = len(whole) - 10 - int.from_bytes(whole[-10:-6], "little")
     for damaged, message in (
-        (b"", "0 bytes are too few"),
+        (b"", "0 bytes are too short"),
         (b"PAR1" + whole[4:], "at byte 0: begins with b'PAR1"),
         (whole[:-1] + b"2", r"ends with b'ARROW2', not with b'ARROW1': truncated"),
-        (whole[:-10] + struct.pack("<i", -5) + whole[-6:], "says that its footer has -5 bytes"),
-        (whole[:-10] + struct.pack("<i", 1 << 30) + whole[-6:], "says that its footer has 1073741824 bytes"),
-        (whole[:footer] + b"\xff" * 8 + whole[footer + 8 :], f"at byte {footer}: footer: an offset leads to byte"),
+        (whole[:-10] + struct.pack("<i", -5) + whole[-6:], "has an invalid footer length: -5 bytes"),
+        (whole[:-10] + struct.pack("<i", 1 << 30) + whole[-6:], "has an invalid footer length: 1073741824 bytes"),
+        (whole[:footer] + b"\xff" * 8 + whole[footer + 8 :], f"at byte {footer}: footer: an offset points to byte"),
     ):
         path.write_bytes(damaged)
         with pytest.raises(CorruptFileError, match=message):
@@ -234,14 +236,14 @@ def test_compressed_buffers_must_have_the_size_they_claim() -> None:
         for claim, message in (
             (99, "decompresses to more"),
             (101, "decompresses to 100"),
-            (-2, "says that it holds -2"),
+            (-2, "has an invalid uncompressed size: -2"),
         ):
             with pytest.raises(BatchError, match=message):
                 decompress(stored(struct.pack("<q", claim) + packed), codec)
         with pytest.raises(BatchError, match=codec):
             decompress(stored(struct.pack("<q", 100) + b"junk" * 20), codec)
     assert bytes(decompress(stored(b"\xff" * 8 + b"as it is"), "lz4")) == b"as it is"
-    with pytest.raises(BatchError, match="of 3 bytes lacks its size"):
+    with pytest.raises(BatchError, match="of 3 bytes is too short for its size field"):
         decompress(stored(b"abc"), "lz4")
     with pytest.raises(BatchError, match=f"holds {buffers.MAX_BYTES + 1} bytes"):
         decompress(stored(struct.pack("<q", buffers.MAX_BYTES + 1)), "zstd")

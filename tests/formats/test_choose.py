@@ -33,10 +33,10 @@ REFUSED = [
     ({"count": SINGLE}, "single integers, which may be counts or ids: count"),
     ({"text": TEXT, "attention_mask": LISTS}, "lists of integers: attention_mask"),
     ({"a": LISTS, "b": LISTS, "c": SINGLE}, r"lists of integers: a, b; single integers, .*: c"),
-    ({"text": TEXT, "scores": FLOATS}, "no column holds integers or lists of integers"),
+    ({"text": TEXT, "scores": FLOATS}, "no column contains integers or lists of integers"),
     (
         {"input_ids": UNSIGNED},
-        r"column 'input_ids', by its name that of the tokens, is of .*uint64>?; write it as int64",
+        r"column 'input_ids', which by its name contains the tokens, has type .*uint64>?; write it as int64",
     ),
     (
         {"input_ids": UNSIGNED, "places": LISTS},

@@ -239,7 +239,7 @@ def test_the_column_is_named_or_found(path: Path, kind: Kind) -> None:
     assert index(path, None).tokens == index(path, "ids").tokens
     with pytest.raises(ConfigError, match="no column 'idz'; did you mean 'ids'"):
         index(path, "idz")
-    with pytest.raises(ConfigError, match=r"column 'text' .*not of integers"):
+    with pytest.raises(ConfigError, match=r"column 'text' .*expected integers"):
         index(path, "text")
 
 
@@ -252,12 +252,15 @@ def test_formats_are_found_by_name(tmp_path: Path) -> None:
     prefix = tmp_path / "x_text_document"
     for suffix in (".bin", ".idx"):
         with pytest.raises(
-            ConfigError, match=r"unknown kind of file.*known: \.parquet.*prefix of a \.bin and an \.idx"
+            ConfigError, match=r"unknown kind of file.*known suffixes: \.parquet.*prefix of a \.bin/\.idx pair"
         ):
             format_of(str(prefix), storage=STORAGE)
         Path(f"{prefix}{suffix}").touch()
     assert format_of(str(prefix), storage=STORAGE) is FORMATS["megatron"]
     assert format_of(f"{tmp_path}/*_document", storage=STORAGE) is FORMATS["megatron"]
     Path(f"{prefix}.idx").unlink()
-    with pytest.raises(ConfigError, match=r"\.idx is missing beside its other half"):
+    with pytest.raises(
+        ConfigError,
+        match=r"\.idx does not exist, but the other file of the pair does: .* `format: raw`",
+    ):
         format_of(str(prefix), storage=STORAGE)

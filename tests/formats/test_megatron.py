@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megablend.config.read_spec import ReadSpec
-from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.distributed.base import SingleProcess
+from megablend.errors import CorruptFileError, MissingFileError, UnsupportedFileError
 from megablend.formats import format_of
 from megablend.formats.fetch import read_blocks
 from megablend.formats.megatron import MEGATRON
 from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts
+from megablend.index.build import build_index
+from megablend.index.source_spec import SourceSpec
 from tests.formats.writers import index, opened, pieces, write_megatron
 from tests.storages import STORAGE
 
@@ -84,7 +87,7 @@ def test_integer_dtypes(tmp_path: Path, dtype: str) -> None:
 def test_float_tokens_are_refused(tmp_path: Path, dtype: str) -> None:
     path = tmp_path / "x.bin"
     write_megatron(path, DOCUMENTS, dtype=dtype)
-    with pytest.raises(UnsupportedFileError, match=rf"x\.idx at byte 17: holds {dtype} values; tokens are integers"):
+    with pytest.raises(UnsupportedFileError, match=rf"x\.idx at byte 17: contains {dtype} values, expected integers"):
         index(path, None)
 
 
@@ -111,20 +114,20 @@ def test_pointers_out_of_order_begin_new_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offset", "value", "message"),
     [
-        (0, b"MMIDIDY", r"at byte 0: begins with .*no \.idx file"),
-        (0, b"TNTIDX\0\0", r"legacy format; make it anew"),
+        (0, b"MMIDIDY", r"at byte 0: begins with .*not an \.idx file"),
+        (0, b"TNTIDX\0\0", r"legacy format; recreate it"),
         (9, struct.pack("<Q", 2), "at byte 9: has version 2"),
         (17, b"\x0b", "at byte 17: dtype code 11 is unknown"),
         (18, struct.pack("<Q", 8), "at byte 18: has .* bytes where 8 sequences and 8 document boundaries take"),
         (18, b"\xff" * 8, "at byte 18: has .* bytes where 18446744073709551615 sequences"),
         (26, struct.pack("<Q", 7), "at byte 18: has .* bytes where 7 sequences and 7 document boundaries"),
-        (HEADER_BYTES + 4 * 3, struct.pack("<i", -1), r"sequence 3 \(-1 tokens .* does not lie in the \.bin"),
-        (HEADER_BYTES + 4 * 3, struct.pack("<i", 1 << 30), r"sequence 3 .* does not lie in the \.bin"),
-        (HEADER_BYTES + 4 * 7, struct.pack("<q", -4), r"sequence 0 .* does not lie in the \.bin"),
+        (HEADER_BYTES + 4 * 3, struct.pack("<i", -1), r"sequence 3 \(-1 tokens .* is outside the \.bin"),
+        (HEADER_BYTES + 4 * 3, struct.pack("<i", 1 << 30), r"sequence 3 .* is outside the \.bin"),
+        (HEADER_BYTES + 4 * 7, struct.pack("<q", -4), r"sequence 0 .* is outside the \.bin"),
         (HEADER_BYTES + 4 * 7 + 8 * 6, struct.pack("<q", 1 << 62), r"sequence 6 .* belongs to another pair"),
-        (HEADER_BYTES + 12 * 7, struct.pack("<q", 1), "document boundaries do not rise from 0 to 7"),
-        (HEADER_BYTES + 12 * 7 + 8 * 7, struct.pack("<q", 6), "document boundaries do not rise"),
-        (HEADER_BYTES + 12 * 7 + 8 * 3, struct.pack("<q", 0), "document boundaries do not rise"),
+        (HEADER_BYTES + 12 * 7, struct.pack("<q", 1), "document boundaries do not ascend from 0 to 7"),
+        (HEADER_BYTES + 12 * 7 + 8 * 7, struct.pack("<q", 6), "document boundaries do not ascend"),
+        (HEADER_BYTES + 12 * 7 + 8 * 3, struct.pack("<q", 0), "document boundaries do not ascend"),
     ],
 )
 def test_damaged_headers(path: Path, offset: int, value: bytes, message: str) -> None:
@@ -140,7 +143,7 @@ def test_an_idx_that_changes_under_its_reader(path: Path) -> None:
     field(path, HEADER_BYTES, struct.pack("<i", 2))
     with pytest.raises(
         CorruptFileError,
-        match=r"10[0-9] tokens, where those of .* have 10[0-9]; restore the original file; or give the run",
+        match=r"10[0-9] tokens, but by .* these sequences have 10[0-9]; restore the original file; or give the run",
     ):
         read_blocks(reader, found.blocks, found.chunks, STORAGE)
 
@@ -180,3 +183,12 @@ def test_a_bin_that_is_longer_than_its_idx_says_is_noted(path: Path, megatron: A
     assert note is not None
     assert f": has {size + 6:,} bytes, of which {path.with_suffix('.idx')} describes the first {size:,};" in note
     assert read(path) == DOCUMENTS
+
+
+@pytest.mark.parametrize("pattern", ["x.bin", "*.bin"])
+def test_a_bin_without_an_idx_suggests_the_raw_format(path: Path, pattern: str) -> None:
+    path.with_suffix(".idx").unlink()
+    spec = SourceSpec(name="s", patterns=(str(path.with_name(pattern)),), read=ReadSpec())
+    message = rf"{path.with_suffix('.idx')}: no such file; restore the \.idx, or, .* set `format: raw` for its source"
+    with pytest.raises(MissingFileError, match=message):
+        build_index(str(path.parent / "cache"), [spec], launch=SingleProcess(), storage=STORAGE)

@@ -30,7 +30,7 @@ def test_another_length_is_an_error(codec: int, size: int) -> None:
 
 @pytest.mark.parametrize("codec", [0, *NAMES])
 def test_an_absurd_length_claims_no_memory(codec: int) -> None:
-    with pytest.raises(MalformedError, match="cannot hold the announced 1000000000000"):
+    with pytest.raises(MalformedError, match="cannot decompress to 1000000000000 bytes"):
         decompress(codec, memoryview(stored(codec, b"x" * 10)), 10**12)
 
 
@@ -65,5 +65,5 @@ def test_gzip_members_follow_each_other() -> None:
 
 @pytest.mark.parametrize("codec", [3, 8, -1])
 def test_unknown_codecs(codec: int) -> None:
-    with pytest.raises(UnsupportedError, match="cannot be read; write the file with zstd or lz4"):
+    with pytest.raises(UnsupportedError, match="is not supported; write the file with zstd or lz4"):
         decompress(codec, memoryview(b""), 0)

@@ -164,8 +164,8 @@ def test_offset_indexes() -> None:
 @pytest.mark.parametrize(
     ("places", "match"),
     [
-        ([(3, 5, 0)], "outside of their column chunk, bytes 4 to 28"),
-        ([(20, 20, 0)], "outside of their column chunk"),
+        ([(3, 5, 0)], "outside their column chunk, bytes 4 to 28"),
+        ([(20, 20, 0)], "outside their column chunk"),
         ([(10, 11, 0), (20, 5, 1)], "overlap"),
         ([(20, 5, 0), (10, 5, 1)], "overlap"),
         ([(10, 5, 1)], "do not ascend from 0 to the 9 rows"),

@@ -52,7 +52,9 @@ def test_several_columns_need_a_name(tmp_path: Path) -> None:
     schema = schema_of(tmp_path, ids=LISTS, record=pa.struct([("others", LISTS)]))
     with pytest.raises(ConfigError, match=r"lists of integers: ids, record\.others.*set `column: ids` for this source"):
         find_column(schema, None, "x")
-    with pytest.raises(ConfigError, match=r"no column holds integers or lists of integers; .* tokenize the text first"):
+    with pytest.raises(
+        ConfigError, match=r"no column contains integers or lists of integers; .* tokenize the text first"
+    ):
         find_column(schema_of(tmp_path, text=pa.string()), None, "x")
 
 
@@ -74,12 +76,12 @@ def test_the_nearest_name_is_given(tmp_path: Path, name: str, match: str) -> Non
 @pytest.mark.parametrize(
     ("kind", "match"),
     [
-        (pa.string(), "is of BYTE_ARRAY, not of integers"),
-        (pa.float64(), "is of DOUBLE"),
-        (pa.date32(), "is of INT32 with"),
-        (pa.timestamp("us"), "is of INT64 with"),
-        (pa.decimal128(5), "is of FIXED_LEN_BYTE_ARRAY"),
-        (pa.uint64(), "is of uint64"),
+        (pa.string(), "has type BYTE_ARRAY, expected integers"),
+        (pa.float64(), "has type DOUBLE"),
+        (pa.date32(), "has type INT32 with"),
+        (pa.timestamp("us"), "has type INT64 with"),
+        (pa.decimal128(5), "has type FIXED_LEN_BYTE_ARRAY"),
+        (pa.uint64(), "has type uint64"),
         (pa.list_(LISTS), "is a list of lists"),
         (pa.bool_(), "is of BOOLEAN"),
     ],
@@ -95,18 +97,18 @@ def test_numbers_of_any_kind_where_they_will_do(tmp_path: Path, name: str) -> No
     kind = pa.from_numpy_dtype(name)
     schema = schema_of(tmp_path, a=kind, ids=LISTS)
     assert find_column(schema, "a", "x", numbers=True)[0].dtype == name
-    with pytest.raises(ConfigError, match=r"'a' is of .*, not of integers"):
+    with pytest.raises(ConfigError, match=r"'a' has type .*, expected integers"):
         find_column(schema, "a", "x")
 
 
 @pytest.mark.parametrize(
     ("kind", "match"),
     [
-        (pa.string(), r"is of BYTE_ARRAY, not of numbers \(int32, .*float64\)"),
-        (pa.uint64(), r"is of uint64; write it as int64 or uint32"),
-        (pa.float16(), r"is of float16, not of numbers \(.*\); write it as float32"),
-        (pa.list_(pa.float16()), r"is of float16, not of numbers \(.*\); write it as float32"),
-        (pa.decimal128(5), "is of FIXED_LEN_BYTE_ARRAY, not of numbers"),
+        (pa.string(), r"has type BYTE_ARRAY, expected numbers \(int32, .*float64\)"),
+        (pa.uint64(), r"has type uint64; write it as int64 or uint32"),
+        (pa.float16(), r"has type float16, expected numbers \(.*\); write it as float32"),
+        (pa.list_(pa.float16()), r"has type float16, expected numbers \(.*\); write it as float32"),
+        (pa.decimal128(5), "has type FIXED_LEN_BYTE_ARRAY, expected numbers"),
         (pa.list_(pa.list_(pa.float32())), "is a list of lists"),
     ],
     ids=str,
@@ -119,13 +121,13 @@ def test_what_are_no_numbers_is_refused(tmp_path: Path, kind: pa.DataType, match
 def test_maps_are_refused(tmp_path: Path) -> None:
     schema = schema_of(tmp_path, m=pa.map_(pa.int32(), pa.int32()), ids=LISTS)
     assert find_column(schema, None, "x")[0].name == "ids"
-    with pytest.raises(ConfigError, match="lies in a map"):
+    with pytest.raises(ConfigError, match="is in a map"):
         find_column(schema, "m.key_value.key", "x")
 
 
 def test_two_columns_of_one_name() -> None:
     twice = elements(element("schema", children=2), element("a", 0, type=1), element("a", 0, type=1))
-    with pytest.raises(ConfigError, match="2 columns are called 'a'"):
+    with pytest.raises(ConfigError, match="2 columns are named 'a'"):
         find_column(twice, "a", "x")
 
 

@@ -77,9 +77,9 @@ def test_a_struct_cut_short_is_truncated(size: int) -> None:
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        (b"\x18\xff\xff\xff\xff\x0f", "4294967295 bytes are announced"),
-        (b"\x19\xf5\xff\xff\xff\xff\x0f", "4294967295 elements are announced"),
-        (b"\x1b\xff\xff\xff\xff\x0f\x55", "4294967295 elements are announced"),
+        (b"\x18\xff\xff\xff\xff\x0f", "4294967295 bytes are declared"),
+        (b"\x19\xf5\xff\xff\xff\xff\x0f", "4294967295 elements are declared"),
+        (b"\x1b\xff\xff\xff\xff\x0f\x55", "4294967295 elements are declared"),
         (b"\x16" + b"\xff" * 12, "longer than 10 bytes"),
         (b"\x1e", "unknown wire type 14"),
         (b"\x1c" * 100, "nested deeper"),
@@ -106,7 +106,7 @@ def test_fields_of_the_wrong_type() -> None:
         found.text(2, "name")
     with pytest.raises(MalformedError, match="places is missing"):
         found.structs(9, "places")
-    with pytest.raises(MalformedError, match="sizes holds elements of the wrong type"):
+    with pytest.raises(MalformedError, match="sizes contains elements of the wrong type"):
         found.integers(3, "sizes")
     for field in (4, 5):
         with pytest.raises(MalformedError, match=r"rows is -?\d+, expected 0 to"):

@@ -135,7 +135,9 @@ def test_rows_over_many_pages(path: Path) -> None:
 
 def test_levels_in_an_old_encoding_are_refused(path: Path) -> None:
     write(path, [data_page(b"\x2c" + int32s(1, 3, 4, 6), 6, levels=4)], num_values=6, num_rows=6)
-    with pytest.raises(UnsupportedFileError, match="its levels are in BIT_PACKED, which readers disagree about"):
+    with pytest.raises(
+        UnsupportedFileError, match="its levels are encoded as BIT_PACKED, which readers interpret differently"
+    ):
         index(path, "ids")
 
 
@@ -152,39 +154,39 @@ def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
         (
             [flat_page(crc=5)],
             {},
-            "at byte 4: the page is damaged: its checksum is [0-9a-f]{8}, its header says 00000005",
+            "at byte 4: the page is damaged: its checksum is [0-9a-f]{8}, the checksum in its header is 00000005",
         ),
         ([flat_page()], {"num_values": 7, "num_rows": 7}, "the page header"),
-        ([flat_page()], {"num_values": 5, "num_rows": 5}, "1 values more than the 5"),
+        ([flat_page()], {"num_values": 5, "num_rows": 5}, "1 more values than the 5"),
         ([flat_page()], {"file_rows": 5}, "num_rows is 5, but the row groups have 6"),
         ([flat_page()], {"num_rows": 5}, "6 values for 5 rows"),
-        ([flat_page()], {"data_offset": 10**6}, "claims bytes 1000000 to"),
-        ([flat_page()], {"data_offset": 0}, "claims bytes 0 to"),
+        ([flat_page()], {"data_offset": 10**6}, "has bytes 1000000 to"),
+        ([flat_page()], {"data_offset": 0}, "has bytes 0 to .*, but the footer begins"),
         ([flat_page()], {"num_values": 1 << 50}, "expected 0 to"),
-        ([flat_page()], {"names": ("other",)}, "another column in place of 'ids'"),
+        ([flat_page()], {"names": ("other",)}, "a different column in place of 'ids'"),
         (
             [data_page(prefixed(hybrid([1], 1)), 1)],
             {"num_values": 1, "num_rows": 1},
-            "1 values need 4 bytes, 0 are left",
+            "1 values need 4 bytes, only 0 are left",
         ),
-        ([data_page(prefixed(hybrid([1], 1)), 6)], {}, "levels are 1, its header says 6"),
-        ([data_page(prefixed(b"\xff" * 9), 6)], {}, "levels are broken"),
-        ([data_page(b"\xff\xff\x00\x00", 6)], {}, "should take 65535 bytes, 0 are left"),
-        ([data_page(b"", 6)], {}, "should take 0 bytes, 0 are left"),
-        ([data_page(b"", 6, decoded=7)], {}, "decompresses to 0 bytes, its header says 7"),
-        ([data_page(b"", 6, decoded=1 << 30)], {}, "0 bytes of UNCOMPRESSED cannot hold"),
+        ([data_page(prefixed(hybrid([1], 1)), 6)], {}, "has 1 levels, its header states 6"),
+        ([data_page(prefixed(b"\xff" * 9), 6)], {}, "has broken levels"),
+        ([data_page(b"\xff\xff\x00\x00", 6)], {}, "levels need 65535 bytes, only 0 are left"),
+        ([data_page(b"", 6)], {}, "levels need 0 bytes, only 0 are left"),
+        ([data_page(b"", 6, decoded=7)], {}, "decompresses to 0 bytes, expected 7"),
+        ([data_page(b"", 6, decoded=1 << 30)], {}, "0 bytes of UNCOMPRESSED cannot decompress to"),
         ([data_page(b"", 6, decoded=-1)], {}, "uncompressed_page_size is -1"),
-        ([data_page(b"", 1 << 31)], {}, "larger than a page can be"),
+        ([data_page(b"", 1 << 31)], {}, "larger than the limit"),
         ([data_page_v2(b"", hybrid([2] * 6, 2), b"", 6, 6)], {}, "level"),
         (
             [data_page_v2(b"", hybrid([1] * 6, 1), int32s(*range(6)), 6, 6, decoded_values=0)],
             {"codec": 1},
-            "6 values need 24 bytes, 0 are left",
+            "6 values need 24 bytes, only 0 are left",
         ),
-        ([data_page(dictionary_values([1] * 6, 1, b"\x06"), 6, encoding=8)], {}, "refer to a dictionary, but"),
+        ([data_page(dictionary_values([1] * 6, 1, b"\x06"), 6, encoding=8)], {}, "are dictionary-encoded, but"),
         ([flat_page()], {"footer": [(8, Kind.STRUCT, b"\0")]}, "its columns are encrypted"),
         ([flat_page()], {"chunk": [(8, Kind.STRUCT, b"\0")]}, "the column is encrypted"),
-        ([flat_page()], {"chunk": [(1, Kind.BINARY, b"other.parquet")]}, "lies in another file .other.parquet."),
+        ([flat_page()], {"chunk": [(1, Kind.BINARY, b"other.parquet")]}, "is stored in another file .other.parquet."),
         ([flat_page()], {"codec": 3}, "codec LZO"),
         ([data_page(prefixed(hybrid([0] * 6, 1)), 6, encoding=3)], {}, "pyarrow cannot read it .RLE encoding"),
         ([flat_page()], {"codec": 77}, "codec unknown .77."),
@@ -212,7 +214,9 @@ def test_values_that_end_before_the_levels_do(path: Path, codec: int, name: str 
     else:
         short = data_page_v2(b"", levels, packed(values), 6, 6, decoded_values=len(values))
     write(path, [short], num_values=6, num_rows=6, schema=FLAT, codec=codec)
-    with pytest.raises(CorruptFileError, match=r"byte 4: the page is damaged: 6 values need 24 bytes, 20 are left"):
+    with pytest.raises(
+        CorruptFileError, match=r"byte 4: the page is damaged: 6 values need 24 bytes, only 20 are left"
+    ):
         check(path, VALUES)
 
 
@@ -234,7 +238,7 @@ def test_levels_that_are_not_those_of_the_page_index(path: Path) -> None:
     assert (tokens[0], nulls[0]) == (nulls[3], tokens[3]) == (28, 14)
     swapped = [histograms[3], *histograms[1:3], histograms[0], *histograms[4:]]
     path.write_bytes(data.replace(stored(histograms), stored(swapped)))
-    with pytest.raises(CorruptFileError, match="damaged: a page has 28 tokens, its ColumnIndex says 14"):
+    with pytest.raises(CorruptFileError, match="damaged: a page has 28 tokens, 14 by its ColumnIndex"):
         index(path, "ids")
     heights = [[rows, 2 * rows] for rows in found.blocks["rows"].tolist()]
     assert data.count(stored(heights)) == 1
@@ -252,7 +256,7 @@ def test_levels_that_are_not_those_of_the_page_index(path: Path) -> None:
 def test_a_level_above_the_column(path: Path) -> None:
     required = [*LIST[:3], element("element", 0, type=1)]  # levels up to 2, in 2 bits
     write(path, [list_page([0], [3], 1)], num_values=1, num_rows=1, schema=required, names=LIST_NAMES)
-    with pytest.raises(CorruptFileError, match="it has a level 3, above the column's 2"):
+    with pytest.raises(CorruptFileError, match="it has level 3, above the column's maximum of 2"):
         check(path, [[1]])
 
 
@@ -264,14 +268,14 @@ def test_a_first_page_cannot_continue(path: Path) -> None:
 
 def test_rows_must_agree(path: Path) -> None:
     write(path, [list_page([0, 0], [3, 3], 1, 2)], num_values=2, num_rows=3, schema=LIST, names=LIST_NAMES)
-    with pytest.raises(CorruptFileError, match="its pages have 2 rows, its row group 3"):
+    with pytest.raises(CorruptFileError, match="its pages have 2 rows, its row group has 3"):
         check(path, [[1], [2]])
 
 
 def test_tokens_must_agree(path: Path) -> None:
     sizes = write_struct([(3, Kind.LIST, (Kind.I64, [1, 5]))])
     write(path, [flat_page()], num_values=6, num_rows=6, meta=[(16, Kind.STRUCT, sizes)])
-    with pytest.raises(CorruptFileError, match="its pages have 4 tokens, its metadata says 5"):
+    with pytest.raises(CorruptFileError, match="its pages have 4 tokens, 5 by its metadata"):
         check(path, VALUES)
 
 
@@ -292,10 +296,14 @@ def test_a_histogram_that_does_not_add_up_is_not_believed(path: Path, histogram:
     ("data", "error", "match"),
     [
         (b"", CorruptFileError, "the file is empty"),
-        (b"PAR1", CorruptFileError, "not a whole Parquet file"),
-        (b"PAR1PAR1", CorruptFileError, "not a whole Parquet file"),
+        (b"PAR1", CorruptFileError, "not a complete Parquet file"),
+        (b"PAR1PAR1", CorruptFileError, "not a complete Parquet file"),
         (b"PAR1" + bytes(100), CorruptFileError, "ends with b'.x00.x00.x00.x00', not b'PAR1'"),
-        (b"PAR1" + bytes(100) + b"\xff\xff\xff\x7fPAR1", CorruptFileError, "footer's length is 2147483647, but 100"),
+        (
+            b"PAR1" + bytes(100) + b"\xff\xff\xff\x7fPAR1",
+            CorruptFileError,
+            "length is 2147483647, but there are only 100",
+        ),
         (b"PAR1" + bytes(100) + bytes(4) + b"PAR1", CorruptFileError, "footer's length is 0"),
         (b"PAR1" + bytes(100) + b"\x50\0\0\0PAR1", CorruptFileError, "the footer is damaged"),
         (b"PARE" + bytes(100) + b"PARE", UnsupportedFileError, "the footer is encrypted .PARE."),
@@ -312,7 +320,7 @@ def test_a_file_that_changed_is_named(path: Path) -> None:
     write(path, [flat_page()], num_values=6, num_rows=6)
     found, whole = index(path, "ids"), path.read_bytes()
     path.write_bytes(whole + b"x")
-    with pytest.raises(ChangedFileError, match=rf"has {len(whole) + 1} bytes, {len(whole)} when it was indexed"):
+    with pytest.raises(ChangedFileError, match=rf"has {len(whole) + 1} bytes, had {len(whole)} when it was indexed"):
         opened(path, None, found, size=len(whole))
     flipped = bytearray(whole)
     flipped[-20] ^= 1
@@ -320,7 +328,7 @@ def test_a_file_that_changed_is_named(path: Path) -> None:
     with pytest.raises(ChangedFileError, match=rf"footer's digest is [0-9a-f]{{32}}, {found.structure} when"):
         opened(path, None, found)
     path.write_bytes(bytes(len(whole)))
-    with pytest.raises(ChangedFileError, match="changed since it was indexed: not a whole Parquet file"):
+    with pytest.raises(ChangedFileError, match="changed since it was indexed: not a complete Parquet file"):
         opened(path, None, found)
 
 
@@ -329,11 +337,11 @@ def test_an_index_that_does_not_fit_the_page(path: Path) -> None:
     found = index(path, "ids")
     reader = opened(path, None, found)
     for field, value, match in [
-        ("tokens", 5, "4 tokens, the index says 5"),
-        ("rows", 5, "6 rows begin in it, the index says otherwise"),
-        ("stored_bytes", int(found.blocks["stored_bytes"][0]) - 1, "its body is of"),
+        ("tokens", 5, "4 tokens, 5 by the index"),
+        ("rows", 5, "6 rows begin in it, which contradicts the index"),
+        ("stored_bytes", int(found.blocks["stored_bytes"][0]) - 1, "its body has"),
         ("offset", 5, "the page is damaged"),
-        ("offset", 10**12, "but the file has"),
+        ("offset", 10**12, "but the file has only"),
     ]:
         blocks = found.blocks.copy()
         blocks[field] = value
@@ -442,6 +450,6 @@ def test_a_flipped_bit_of_a_page_header_never_gives_other_tokens(path: Path, ver
     path.write_bytes(whole)
     other = found.blocks.copy()
     other["encoding"] = 9
-    with pytest.raises(CorruptFileError, match="its values are of encoding PLAIN, the index says BYTE_STREAM_SPLIT"):
+    with pytest.raises(CorruptFileError, match="its values have encoding PLAIN, the index has BYTE_STREAM_SPLIT"):
         read_blocks(opened(path, None, found), other, found.chunks, STORAGE)
-    assert any("the index says PLAIN" in message for message in messages)
+    assert any("the index has PLAIN" in message for message in messages)

@@ -124,25 +124,30 @@ def test_documents_are_those_of_a_naive_split(
     ("content", "options", "error", "problem"),
     [
         (b"", {"dtype": "uint16"}, CorruptFileError, "is empty"),
-        (b"12345", {"dtype": "uint16"}, CorruptFileError, "has 5 bytes, expected header_bytes 0 and a multiple of 2"),
+        (b"12345", {"dtype": "uint16"}, CorruptFileError, "has 5 bytes, expected header_bytes 0 plus a multiple of 2"),
         (b"1234", {"dtype": "uint16", "header_bytes": 6}, CorruptFileError, "has 4 bytes, expected header_bytes 6"),
-        (b"1234", {}, ConfigError, "nothing says the dtype of its tokens"),
+        (b"1234", {}, ConfigError, "the dtype of its tokens is unknown"),
         (
             llmc_header("uint16", 3) + b"1234",
             {},
             CorruptFileError,
-            "its llm.c header says 3 tokens of uint16: truncated",
+            "its llm.c header states 3 tokens of uint16: truncated",
         ),
         (
             llmc_header("uint16", 2) + b"1234",
             {"dtype": "int32"},
             ConfigError,
-            "says uint16, format_options say dtype: int32",
+            "has dtype uint16, format_options has int32",
         ),
-        (llmc_header("uint16", -1) + b"1234", {}, UnsupportedFileError, "begins as a file of llm.c .* and -1 tokens"),
-        (lit_header("int32", 2)[:15] + b"\x06" + bytes(8), {}, UnsupportedFileError, "lit-gpt of version 1 and dtype"),
-        (b"\x93NUM", {}, CorruptFileError, "its .npy header is of version 0 or truncated"),
-        (b"\x93NUMPY\x01\0\xff\xff{}", {}, CorruptFileError, "its .npy header says that it has 65535 bytes"),
+        (llmc_header("uint16", -1) + b"1234", {}, UnsupportedFileError, "begins like an llm.c file .* and -1 tokens"),
+        (
+            lit_header("int32", 2)[:15] + b"\x06" + bytes(8),
+            {},
+            UnsupportedFileError,
+            "lit-gpt packed dataset, version 1, dtype",
+        ),
+        (b"\x93NUM", {}, CorruptFileError, "its .npy header has version 0 or is truncated"),
+        (b"\x93NUMPY\x01\0\xff\xff{}", {}, CorruptFileError, "its .npy header has an invalid length of 65535 bytes"),
         (b"\x93NUMPY\x01\0\x04\0{1:2", {}, UnsupportedFileError, r"its .npy header is '\{1:2'"),
         (
             llmc_header("uint16", 2) + b"1234",
@@ -166,9 +171,9 @@ def test_what_is_wrong_with_a_file_is_said(
     [
         (np.zeros((3, 4), np.int32), r"has shape \(3, 4\)"),
         (np.zeros((), np.int32), r"has shape \(\)"),
-        (np.zeros(3, np.float32), "holds <f4"),
-        (np.zeros(3, ">i4"), "holds >i4"),
-        (np.array([{}]), r"holds \|O"),
+        (np.zeros(3, np.float32), "contains <f4"),
+        (np.zeros(3, ">i4"), "contains >i4"),
+        (np.array([{}]), r"contains \|O"),
     ],
 )
 def test_arrays_that_hold_no_tokens_are_refused(tmp_path: Path, array: Any, problem: str) -> None:

@@ -43,6 +43,7 @@ def indexed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Counted:
         documents_known = False
         reader_block_bytes = 0
+        has_row_groups = False
 
         def __getattr__(self, name: str) -> object:
             return getattr(ARROW, name)

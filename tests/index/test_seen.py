@@ -206,8 +206,8 @@ def test_a_bin_that_is_longer_than_its_idx_says_is_a_note_of_the_build(tmp_path:
     for _ in range(2):  # also where nothing is read again
         (note,) = build(tmp_path / "cache", spec(tmp_path, "a.bin")).notes
         assert note == (
-            f"{path}: has 408 bytes, of which {tmp_path}/a.idx describes the first 400; the rest is never read: check that the "
-            "two belong together"
+            f"{path}: has 408 bytes, of which {tmp_path}/a.idx describes the first 400; the rest is never read; check that the "
+            "two files belong together"
         )
     assert tokens_of(tmp_path / "cache") == TOKENS.tolist()
 

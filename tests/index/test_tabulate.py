@@ -220,7 +220,7 @@ def test_a_table_too_large_for_a_checksum_at_opening_is_never_read_as_other_toke
 
 def test_a_document_too_long_for_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tabulate, "_LONGEST", 299)
-    with pytest.raises(UnsupportedFileError, match=r"0\.parquet: a document has 300 tokens; .*up to 299: cut it"):
+    with pytest.raises(UnsupportedFileError, match=r"0\.parquet: a document has 300 tokens; .*up to 299: split it"):
         make(tmp_path / "cache", write(tmp_path / "data", "parquet", [0]))
 
 

@@ -238,7 +238,7 @@ def test_lists_that_only_pages_edges_part_are_refused(tmp_path: Path, row: int, 
 def test_rows_without_a_value_are_refused(tmp_path: Path) -> None:
     config = damaged(tmp_path / "null", score=pa.array([None, *range(29)], pa.float32()))
     with pytest.raises(
-        ConfigError, match=r"x\.parquet: extra column 'score' has 1 rows without a value; give every row"
+        ConfigError, match=r"x\.parquet: extra column 'score' has 1 rows without a value; every row needs one"
     ):
         megablend.build(config)
 
@@ -278,5 +278,7 @@ def test_sources_of_a_split_have_the_same(tmp_path: Path, config: dict[str, Any]
     with pytest.raises(ConfigError, match="'mask' is of bool in source 's0' and of int16 in 'b'; write it alike"):
         megablend.build(config | {"run": "typed", "sources": typed})
     write(tmp_path / "source0" / "2.parquet", "parquet", made)
-    with pytest.raises(ConfigError, match=r"'mask' is not of one type: lists of int16 \(.*2\.parquet\), lists of bool"):
+    with pytest.raises(
+        ConfigError, match=r"'mask' has different types: lists of int16 \(.*2\.parquet\), lists of bool"
+    ):
         megablend.build(config | {"run": "files", "sources": [source | {"extra_columns": ["mask"]}]})

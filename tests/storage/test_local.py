@@ -113,13 +113,13 @@ def test_it_is_picklable_and_works_after_a_fork(tmp_path: Path, storage: LocalSt
     ("path", "instead"),
     [
         ("hf://datasets/a/b/*.parquet", "download the dataset once"),
-        ("msc://profile/x", "name the bucket itself by s3://"),
+        ("msc://profile/x", "use the bucket's s3://"),
         ("gcs://b/x", "write gs://"),
         ("hdfs://n/x", r"expected a plain path or one of s3://, gs://, az://, http://, https://"),
     ],
 )
 def test_a_scheme_without_a_storage_is_refused_with_what_works_instead(path: str, instead: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{path.split(':')[0]}:// is not read: .*{instead}"):
+    with pytest.raises(ConfigError, match=rf"{path.split(':')[0]}:// is not supported: .*{instead}"):
         make_storage().find(path)
 
 

@@ -109,7 +109,7 @@ class ArrowReader:
         known[known] = self.offsets[numbers[known]] == offsets[known]
         if not known.all():
             raise CorruptFileError(
-                self.path, "no record batch begins here; verify the cache", offset=int(offsets[~known][0])
+                self.path, "no record batch begins here; run `megablend verify CONFIG`", offset=int(offsets[~known][0])
             )
         return self.places[numbers]
 

@@ -15,7 +15,7 @@ from megablend.formats.base import Array
 from megablend.storage.base import Bytes
 
 MAX_BYTES = (1 << 32) - 1
-"""Sizes of blocks are kept in 32 bits; no buffer of a block is larger."""
+"""Block sizes are stored in 32 bits; no buffer of a block is larger."""
 
 _NOT_COMPRESSED = b"\xff" * 8
 
@@ -24,7 +24,7 @@ Fetch = Callable[[int, int], Bytes]
 
 
 class Buffers:
-    """The buffers of one batch; counts the bytes that it asks for."""
+    """The buffers of one batch; counts the bytes that are requested."""
 
     def __init__(self, batch: Batch, fetch: Fetch) -> None:
         self._batch = batch
@@ -53,7 +53,7 @@ class Buffers:
 
 
 def decompress(stored: Bytes, codec: str) -> Array:
-    """A buffer that is stored as its size (int64; -1 where it is not compressed) and its data.
+    """Decompress a buffer, stored as its size (int64; -1 if it is not compressed) and its data.
 
     Returns: uint8 [size], read-only.
 
@@ -62,7 +62,7 @@ def decompress(stored: Bytes, codec: str) -> Array:
     size = _decompressed_size(stored[:8], len(stored))
     if stored[:8].tobytes() == _NOT_COMPRESSED:
         return stored[8:]
-    out = np.empty(size + 1, np.uint8)  # one more, to find out a buffer that goes on
+    out = np.empty(size + 1, np.uint8)  # one more byte, to detect a buffer that is longer
     try:
         got = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)[8:]), codec).readinto(out)
     except (pa.ArrowException, OSError) as error:
@@ -77,10 +77,10 @@ def _decompressed_size(start: Bytes, stored_bytes: int) -> int:
     if not stored_bytes:
         return 0
     if stored_bytes < 8:
-        raise BatchError(f"a compressed buffer of {stored_bytes} bytes lacks its size")
+        raise BatchError(f"a compressed buffer of {stored_bytes} bytes is too short for its size field")
     if (prefix := start.tobytes()) == _NOT_COMPRESSED:
         return stored_bytes - 8
     size = int.from_bytes(prefix, "little", signed=True)
     if not 0 <= size <= MAX_BYTES:
-        raise BatchError(f"a compressed buffer says that it holds {size} bytes")
+        raise BatchError(f"a compressed buffer has an invalid uncompressed size: {size} bytes")
     return size

@@ -19,27 +19,27 @@ from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.choose import UINT64_REMEDY, choose_column
 
 OTHERS = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64"}
-"""Numbers that are no tokens: their names in numpy."""
+"""Types of numbers that are not tokens, by numpy name."""
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
 class _UnknownLayoutError(Exception):
-    """A type of which we do not know what buffers it has; its argument is the type."""
+    """A type whose buffers are not known; its argument is the type."""
 
 
 class Level(NamedTuple):
-    """A field on the way from the root to the tokens."""
+    """A field on the path from the root to the tokens."""
 
     node: int
     buffer: int
     """First buffer (the validity bitmap), if no view column came before."""
     views: int
-    """View columns before it: how many buffers each of them has is said by the batch."""
+    """View columns before it: the batch states how many buffers each of them has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """The token column's place in each record batch."""
+    """The token column's position in each record batch."""
 
     levels: tuple[Level, ...]
     """Structs around the column, the column, and the elements where it is one of lists."""
@@ -49,9 +49,9 @@ class Column:
     """Elements a row of a fixed_size_list; 0 elsewhere."""
     token_dtype: str
     num_nodes: int
-    """Of the whole batch."""
+    """Number of nodes of the whole batch."""
     num_buffers: int
-    """Of the whole batch, the data buffers of view columns not counted."""
+    """Number of buffers of the whole batch, without the data buffers of view columns."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -72,8 +72,8 @@ class _Field(NamedTuple):
 def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bool = False) -> tuple[str, Column]:
     """The token column of a schema, by its dotted path; with `numbers`, one of numbers of any kind.
 
-    Raises: ConfigError (no such column, several to choose from, or not of integers or numbers); UnsupportedFileError (behind a
-        column of a type whose buffers we do not know); CorruptFileError (a name is no text).
+    Raises: ConfigError (no such column, several to choose from, or not of integers or numbers); UnsupportedFileError (after a
+        column of a type whose buffers are not known); CorruptFileError (a name is not UTF-8).
     """
     fields: dict[str, tuple[_Field, ...]] = {}
     end = Level(0, 0, 0)
@@ -82,13 +82,16 @@ def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bo
             for chain in _walk(field.name, field.type, end, ()):
                 name = ".".join(part.name for part in chain)
                 if name in fields:
-                    raise UnsupportedFileError(path, f"has two columns {name}; rename one")
+                    raise UnsupportedFileError(path, f"has two columns named {name}; rename one")
                 fields[name] = chain
             end = _behind(field.type, end)
     except UnicodeDecodeError as error:
         raise CorruptFileError(path, f"footer: the name of a column is not UTF-8: {error}") from error
     except _UnknownLayoutError as error:
-        raise UnsupportedFileError(path, f"column {field.name} is {error}; write the file without it") from error
+        raise UnsupportedFileError(
+            path,
+            f"column {field.name} has type {error}, which is not supported before the token column; write the file without it",
+        ) from error
     problems = {name: _problem(chain[-1].type, numbers=numbers) for name, chain in fields.items()}
     lists = [name for name, chain in fields.items() if _list_kind(_storage(chain[-1].type))]
     chosen = choose_column(path, column, problems, lists, numbers=numbers)
@@ -109,7 +112,7 @@ def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bo
 
 
 def _walk(name: str, kind: Any, level: Level, above: tuple[_Field, ...]) -> Iterator[tuple[_Field, ...]]:
-    """Each field that a dotted path can name, with those above it."""
+    """Each field that a dotted path can refer to, with its parents."""
     chain = (*above, _Field(name, kind, level))
     yield chain
     stored = _storage(kind)
@@ -122,7 +125,7 @@ def _walk(name: str, kind: Any, level: Level, above: tuple[_Field, ...]) -> Iter
 
 
 def _behind(kind: Any, level: Level) -> Level:
-    """The place of the field that follows one of type `kind` at `level`. Raises: _UnknownLayoutError."""
+    """The position of the field that follows one of type `kind` at `level`. Raises: _UnknownLayoutError."""
     stored = _storage(kind)
     node, buffer, views = level.node + 1, level.buffer, level.views
     if (
@@ -166,14 +169,14 @@ def _problem(kind: Any, *, numbers: bool) -> str | None:
     stored = _storage(kind)
     element = _storage(stored.value_type) if _list_kind(stored) else stored
     if types.is_dictionary(element):
-        return "is dictionary-encoded; write it plain (Array.dictionary_decode())"
+        return "is dictionary-encoded; decode it before writing (Array.dictionary_decode())"
     if str(element) == "uint64":
-        return f"is of {stored}; {UINT64_REMEDY}"
+        return f"has type {stored}; {UINT64_REMEDY}"
     if str(element) not in INTEGERS and not (numbers and str(element) in OTHERS):
         kinds = f"integers{', floats, booleans' if numbers else ''}"
-        return f"is of {stored}, not of {kinds} or lists of these"
+        return f"has type {stored}, expected {kinds} or lists of these"
     if types.is_fixed_size_list(stored) and stored.list_size < 1:
-        return "holds lists of no elements"
+        return "contains lists of size 0"
     return None
 
 

@@ -20,7 +20,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """The rows of a batch as stretches of its values."""
+    """The rows of a batch as ranges of its values."""
 
     first: int
     """The first value that belongs to a row."""
@@ -32,7 +32,7 @@ class Documents:
 
 
 def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
-    """Where the rows' tokens lie among the column's values, read from validity bitmaps and offsets alone.
+    """The positions of the rows' tokens among the column's values, from validity bitmaps and offsets alone.
 
     Null rows, rows of null structs and null elements have no tokens. Raises: BatchError.
     """
@@ -72,7 +72,7 @@ def decode(batch: Batch, column: Column, buffers: Buffers) -> DecodedBlock:
 
 
 def _check_values(batch: Batch, column: Column, buffers: Buffers) -> None:
-    """Compare lengths with the sizes of buffers, so that no array is larger than the file justifies."""
+    """Compare lengths with buffer sizes, so that no array is larger than the file can fill."""
     *parents, values = column.levels
     slots = int(batch.nodes[values.node]["length"])
     lengths = [
@@ -88,12 +88,12 @@ def _check_values(batch: Batch, column: Column, buffers: Buffers) -> None:
 
 
 def _row_bounds(batch: Batch, column: Column, buffers: Buffers) -> npt.NDArray[np.int64]:
-    """int64 [rows + 1]: row i holds the values bounds[i] to bounds[i+1]."""
+    """int64 [rows + 1]: row i has the values bounds[i] to bounds[i+1]."""
     if column.kind in ("flat", "fixed_size_list"):
         return np.arange(batch.rows + 1, dtype=np.int64) * max(column.width, 1)
     width = 4 if column.kind == "list" else 8
     number = first_buffer(batch, column.levels[-2]) + 1
-    if not batch.rows:  # the offsets of no rows may be absent
+    if not batch.rows:  # with no rows, the offsets may be absent
         return np.zeros(1, np.int64)
     data = buffers.read(number)
     if len(data) < (batch.rows + 1) * width:
@@ -101,7 +101,7 @@ def _row_bounds(batch: Batch, column: Column, buffers: Buffers) -> npt.NDArray[n
     bounds = data[: (batch.rows + 1) * width].view(f"<i{width}").astype(np.int64)
     slots = int(batch.nodes[column.levels[-1].node]["length"])
     if bounds[0] < 0 or bounds[-1] > slots or (np.diff(bounds) < 0).any():
-        raise BatchError(f"has list offsets that fall, or lie outside its {slots} values")
+        raise BatchError(f"has list offsets that decrease, or are outside its {slots} values")
     return bounds
 
 
@@ -112,11 +112,11 @@ def _validity(batch: Batch, level: Level, buffers: Buffers) -> Bools | None:
         return None
     number = first_buffer(batch, level)
     data = buffers.read(number)
-    if not len(data) and nulls < 0:  # not counted, and no bitmap: nothing is null
+    if not len(data) and nulls < 0:  # nulls not counted, and no bitmap: nothing is null
         return None
     if len(data) * 8 < length:
         raise BatchError(f"has a validity bitmap of {len(data)} bytes for {length} values")
     valid = np.unpackbits(data, count=length, bitorder="little").astype(bool)
     if nulls > 0 and length - int(valid.sum()) != nulls:
-        raise BatchError(f"says that {nulls} values are null where {length - int(valid.sum())} are")
+        raise BatchError(f"reports {nulls} null values, but {length - int(valid.sum())} are null")
     return valid

@@ -1,4 +1,4 @@
-"""The few parts of the flatbuffer encoding that Arrow's footer and record batch messages use, every place checked.
+"""The few parts of the flatbuffer encoding that Arrow's footer and record batch messages use, with every offset checked.
 
 Source: FlatBuffers internals ("Tables", "Vectors"); Arrow's File.fbs, Message.fbs.
 """
@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 
 class FlatbufferError(ValueError):
-    """An offset or a length points outside the buffer; the caller knows the file and says so."""
+    """An offset or a length points outside the buffer; the caller adds the file's name."""
 
 
 class Table:
-    """A table: fields by number, absent ones have their default."""
+    """A table: fields by number; absent fields have their default."""
 
     def __init__(self, data: bytes, position: int) -> None:
         self._data = data
@@ -47,7 +47,7 @@ class Table:
         start = place + self._scalar_at("<I", place)
         count = self._scalar_at("<I", start)
         if start + 4 + count * np.dtype(dtype).itemsize > len(self._data):
-            raise FlatbufferError(f"a vector of {count} entries at byte {start} ends behind the buffer")
+            raise FlatbufferError(f"a vector of {count} entries at byte {start} ends after the buffer")
         return np.frombuffer(self._data, dtype, count, start + 4)
 
     def _place(self, field: int) -> int | None:
@@ -63,6 +63,6 @@ class Table:
 
 def _unpack(kind: str, data: bytes, position: int) -> int:
     if not 0 <= position <= len(data) - struct.calcsize(kind):
-        raise FlatbufferError(f"an offset leads to byte {position} of {len(data)}")
+        raise FlatbufferError(f"an offset points to byte {position} of {len(data)}")
     value: int = struct.unpack_from(kind, data, position)[0]
     return value

@@ -1,4 +1,4 @@
-"""The end of an Arrow IPC file: where its record batches lie, and its schema.
+"""The end of an Arrow IPC file: the positions of its record batches, and its schema.
 
     ARROW1 00 00 | schema | dictionaries and batches ... | footer (flatbuffer) | its length (int32) | ARROW1
 
@@ -24,27 +24,29 @@ _CONTINUATION = b"\xff\xff\xff\xff"
 _METADATA_V4 = 3
 
 PLACE_DTYPE = np.dtype([("offset", "<i8"), ("metadata_bytes", "<i4"), ("padding", "<i4"), ("body_bytes", "<i8")])
-"""Where a record batch lies: its message's first byte, the sizes of its metadata and its body (File.fbs: Block)."""
+"""The position of a record batch: its message's first byte, the sizes of its metadata and its body (File.fbs: Block)."""
 
 
 def read_footer(path: str, size: int, storage: Storage) -> bytes:
-    """The footer of a file of `size` bytes, with the length and the magic behind it.
+    """The footer of a file of `size` bytes, with the length and the magic number after it.
 
     Raises: CorruptFileError; UnsupportedFileError for an Arrow stream or a Feather V1 file.
     """
     if size < _HEAD_BYTES + _TAIL_BYTES:
-        raise CorruptFileError(path, f"{size} bytes are too few for an Arrow IPC file; restore it")
+        raise CorruptFileError(path, f"{size} bytes are too short for an Arrow IPC file; restore the file")
     head = storage.read(path, 0, _HEAD_BYTES)
     if head[:4] == b"FEA1":
-        raise UnsupportedFileError(path, "is Feather V1, which holds no lists; write the tokens to a Parquet file")
+        raise UnsupportedFileError(
+            path, "is Feather V1, which cannot contain lists; write the tokens to a Parquet file"
+        )
     if head[:4] == _CONTINUATION:
         raise UnsupportedFileError(
             path,
-            "is an Arrow stream, not an Arrow file; set `format: arrow-stream` for its source, and make files and streams "
-            "sources of their own",
+            "is an Arrow stream, not an Arrow file; set `format: arrow-stream` for its source, and put files and streams "
+            "into separate sources",
         )
     if head[: len(MAGIC)] != MAGIC:
-        raise CorruptFileError(path, f"begins with {head!r}, not with {MAGIC!r}: no Arrow IPC file", offset=0)
+        raise CorruptFileError(path, f"begins with {head!r}, not with {MAGIC!r}: not an Arrow IPC file", offset=0)
     tail = storage.read(path, size - _TAIL_BYTES, _TAIL_BYTES)
     if tail[4:] != MAGIC:
         raise CorruptFileError(
@@ -54,17 +56,17 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
         )
     footer_bytes = int.from_bytes(tail[:4], "little", signed=True)
     if not 0 < footer_bytes <= size - _HEAD_BYTES - _TAIL_BYTES:
-        raise CorruptFileError(path, f"says that its footer has {footer_bytes} bytes", offset=size - _TAIL_BYTES)
+        raise CorruptFileError(path, f"has an invalid footer length: {footer_bytes} bytes", offset=size - _TAIL_BYTES)
     return storage.read(path, size - _TAIL_BYTES - footer_bytes, footer_bytes + _TAIL_BYTES)
 
 
 def footer_digest(footer: bytes) -> str:
-    """Hex digest (blake2b, 16 bytes) of what `read_footer` gives."""
+    """Hex digest (blake2b, 16 bytes) of what `read_footer` returns."""
     return hashlib.blake2b(footer, digest_size=16).hexdigest()
 
 
 def batch_places(path: str, size: int, footer: bytes) -> Array:
-    """Where the record batches lie: PLACE_DTYPE [num_batches], as the footer orders them, each within the file.
+    """The positions of the record batches: PLACE_DTYPE [num_batches], in the footer's order, each within the file.
 
     Raises: CorruptFileError; UnsupportedFileError for big-endian files and metadata older than V4.
     """
@@ -87,7 +89,7 @@ def batch_places(path: str, size: int, footer: bytes) -> Array:
         number = int(np.argmin(inside))
         raise CorruptFileError(
             path,
-            f"footer: batch {number} ({metadata[number]} + {body[number]} bytes at byte {offset[number]}) does not lie "
+            f"footer: batch {number} ({metadata[number]} + {body[number]} bytes at byte {offset[number]}) is not "
             f"before the footer at byte {start}",
             offset=start,
         )

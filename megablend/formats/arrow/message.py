@@ -1,4 +1,4 @@
-"""What a record batch's message says: lengths, nulls, and where its buffers lie.
+"""A record batch's message: lengths, nulls, and the positions of its buffers.
 
 Source: Arrow columnar format, "RecordBatch message"; Message.fbs.
 """
@@ -20,12 +20,12 @@ _CODECS = {0: "lz4", 1: "zstd"}
 
 
 class BatchError(ValueError):
-    """A batch that contradicts itself or its schema; the caller knows the file and says so."""
+    """A batch that contradicts itself or its schema; the caller adds the file's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What a record batch's message says."""
+    """The contents of a record batch's message."""
 
     rows: int
     nodes: Array
@@ -44,7 +44,7 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
         message = Table.root(metadata, prefix)
         header = message.table(2)
         if message.scalar(1, "<B", 0) != _RECORD_BATCH or header is None:
-            raise BatchError("is no record batch")
+            raise BatchError("is not a record batch")
         rows = header.scalar(0, "<q", 0)
         nodes, buffers = header.vector(1, _NODE_DTYPE), header.vector(2, _BUFFER_DTYPE)
         compression, views = header.table(3), header.vector(4, "<i8")
@@ -54,14 +54,14 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
     num_views = int(views.sum()) if len(views) and 0 <= views.min() <= views.max() <= len(buffers) else 0
     if len(nodes) != column.num_nodes or len(buffers) != column.num_buffers + num_views:
         raise BatchError(
-            f"has {len(nodes)} nodes and {len(buffers)} buffers where its schema has {column.num_nodes} and "
+            f"has {len(nodes)} nodes and {len(buffers)} buffers, its schema {column.num_nodes} and "
             f"{column.num_buffers + num_views}"
         )
     if codec == "unknown":
-        raise BatchError("is compressed by an unknown codec")
+        raise BatchError("is compressed with an unknown codec")
     offset, size = buffers["offset"], buffers["size"]
     if not ((offset >= 0) & (size >= 0) & (offset <= body_bytes) & (size <= body_bytes - offset)).all():
-        raise BatchError(f"has a buffer that does not lie in its body of {body_bytes} bytes")
+        raise BatchError(f"has a buffer outside its body of {body_bytes} bytes")
     return Batch(rows=rows, nodes=nodes, buffers=buffers, views=views, codec=codec)
 
 

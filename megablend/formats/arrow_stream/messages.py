@@ -1,9 +1,9 @@
-"""The messages of an Arrow IPC stream: a schema, record batches, and a mark at its end.
+"""The messages of an Arrow IPC stream: a schema, record batches, and an end-of-stream marker.
 
     FF FF FF FF | size of the metadata (int32) | metadata (flatbuffer) | body      for each message
     FF FF FF FF 00 00 00 00                                                        at the end
 
-Nothing lists the messages: each one says where the next one begins.
+There is no list of messages: each one gives the position of the next.
 
 Source: Arrow columnar format, "IPC Streaming Format", "Encapsulated message format"; Message.fbs.
 """
@@ -23,13 +23,13 @@ from megablend.storage.base import Storage
 
 CONTINUATION = b"\xff\xff\xff\xff"
 _PROBE_BYTES = 4096
-"""Read of each message at first: more than the metadata of most batches."""
+"""First read of each message: more than the metadata of most batches."""
 _METADATA_V4 = 3
 _SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 
 
 class Stream(NamedTuple):
-    """What a stream consists of."""
+    """The contents of a stream."""
 
     schema_bytes: bytes
     """Its first message."""
@@ -40,7 +40,7 @@ class Stream(NamedTuple):
 def read_stream(path: str, size: int, storage: Storage) -> Stream:
     """Find the record batches of a stream of `size` bytes.
 
-    Raises: CorruptFileError where it is no stream, truncated, or contradicts itself; UnsupportedFileError for metadata older than
+    Raises: CorruptFileError if it is not a stream, truncated, or contradicts itself; UnsupportedFileError for metadata older than
         V4, and big-endian streams; MissingFileError.
     """
     found, offset = list[tuple[int, int, int, int]](), 0
@@ -50,7 +50,7 @@ def read_stream(path: str, size: int, storage: Storage) -> Stream:
         if len(data) < 8:
             raise CorruptFileError(
                 path,
-                "ends without the mark of the end of an Arrow stream: truncated, or still being written",
+                "has no end-of-stream marker: truncated, or still being written",
                 offset=offset,
             )
         if data[:4] != CONTINUATION:
@@ -62,7 +62,9 @@ def read_stream(path: str, size: int, storage: Storage) -> Stream:
             break
         if not 8 < metadata_bytes <= size - offset:
             raise CorruptFileError(
-                path, f"message of {metadata_bytes} bytes of metadata, the file has {size - offset} more", offset=offset
+                path,
+                f"message with {metadata_bytes} bytes of metadata, but only {size - offset} bytes of the file are left",
+                offset=offset,
             )
         if metadata_bytes > len(data):
             data = storage.read(path, offset, metadata_bytes)
@@ -70,20 +72,22 @@ def read_stream(path: str, size: int, storage: Storage) -> Stream:
         if not 0 <= body_bytes <= size - offset - metadata_bytes:
             raise CorruptFileError(
                 path,
-                f"message with a body of {body_bytes} bytes, the file has {size - offset - metadata_bytes} more: truncated, or "
-                "still being written",
+                f"message with a body of {body_bytes} bytes, only {size - offset - metadata_bytes} bytes are left: truncated, "
+                "or still being written",
                 offset=offset,
             )
         if (kind == _SCHEMA) != (offset == 0):
             raise CorruptFileError(
-                path, "the schema of an Arrow stream is its first message, and no other", offset=offset
+                path, "the schema of an Arrow stream must be its first message, and occur only once", offset=offset
             )
         if kind == _SCHEMA:
             schema_bytes = data[:metadata_bytes]
         elif kind == _RECORD_BATCH:
             found.append((offset, metadata_bytes, 0, body_bytes))
         elif kind != _DICTIONARY:
-            raise UnsupportedFileError(path, f"has a message of kind {kind}; write record batches", offset=offset)
+            raise UnsupportedFileError(
+                path, f"has a message of kind {kind}, expected record batches only", offset=offset
+            )
         offset += metadata_bytes + body_bytes
     if offset + 8 != size:
         raise CorruptFileError(path, f"{size - offset - 8} bytes follow the end of its Arrow stream", offset=offset + 8)
@@ -101,7 +105,7 @@ def read_schema(path: str, schema_bytes: bytes) -> pa.Schema:
 
 
 def pack_places(places: Array) -> dict[str, Any]:
-    """Where batches are, as short JSON: most follow each other, with metadata of one size. The inverse of `unpack_places`."""
+    """Positions of batches, as compact JSON: most are contiguous, with metadata of one size. The inverse of `unpack_places`."""
     ends = places["offset"] + places["metadata_bytes"] + places["body_bytes"]
     before = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(places)]
     columns = {
@@ -117,7 +121,7 @@ def pack_places(places: Array) -> dict[str, Any]:
 
 
 def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
-    """PLACE_DTYPE [num_batches]. Raises: CorruptFileError where they are not in a file of `size` bytes."""
+    """PLACE_DTYPE [num_batches]. Raises: CorruptFileError if they are not within a file of `size` bytes."""
     count = int(packed["count"])
     places = np.zeros(count if 0 <= count <= size else 0, PLACE_DTYPE)
     try:
@@ -129,7 +133,7 @@ def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
             raise ValueError(f"{count} batches do not fit in {size} bytes")
     except (ValueError, OverflowError) as error:
         raise CorruptFileError(
-            path, f"the index says wrongly where its batches are ({error}); verify the cache"
+            path, f"the index has wrong positions of its batches ({error}); run `megablend verify CONFIG`"
         ) from error
     return places
 
@@ -139,7 +143,7 @@ def _expand(values: list[int], count: int) -> Array:
         values = [values[0], *[values[1]] * (count - 1)]
     found = np.array(values, np.int64)
     if len(found) != count:
-        raise ValueError(f"{len(found)} values of {count} batches")
+        raise ValueError(f"{len(found)} values for {count} batches")
     return found
 
 

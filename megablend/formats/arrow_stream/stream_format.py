@@ -1,6 +1,6 @@
 """Arrow IPC streams: a record batch is a block, decoded as those of Arrow files.
 
-A stream has no list of its batches, so the index keeps where they are.
+A stream has no list of its batches, so the index stores their positions.
 """
 
 from __future__ import annotations

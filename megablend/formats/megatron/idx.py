@@ -23,7 +23,7 @@ _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What an `.idx` says of itself; its size has been found to fit."""
+    """The header of an `.idx`, checked against the file's size."""
 
     token_dtype: str
     num_sequences: int
@@ -32,7 +32,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Where the sequences lie in a `.bin`."""
+    """The positions of the sequences in a `.bin`."""
 
     token_dtype: str
     lengths: Array
@@ -46,7 +46,7 @@ def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
 
     Args:
         path: of the `.idx`, for messages.
-        bin_bytes: size of the `.bin`, in which every sequence must lie.
+        bin_bytes: size of the `.bin`, which must contain every sequence.
 
     Raises: CorruptFileError; UnsupportedFileError for float tokens and the legacy format.
     """
@@ -58,7 +58,7 @@ def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
     if not num_boundaries or boundaries[0] or boundaries[-1] != num_sequences or (np.diff(boundaries) < 0).any():
         raise CorruptFileError(
             path,
-            f"document boundaries do not rise from 0 to {num_sequences} sequences",
+            f"document boundaries do not ascend from 0 to {num_sequences} sequences",
             offset=HEADER_BYTES + 12 * num_sequences,
         )
     _check_places(path, lengths, pointers, np.dtype(header.token_dtype).itemsize, bin_bytes)
@@ -71,52 +71,56 @@ def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
     Raises: CorruptFileError; UnsupportedFileError for float tokens and the legacy format.
     """
     if head.startswith(_LEGACY_MAGIC):
-        raise UnsupportedFileError(path, "is of Megatron's legacy format; make it anew with tools/preprocess_data.py")
+        raise UnsupportedFileError(
+            path, "is in Megatron's legacy format; recreate it with Megatron's tools/preprocess_data.py"
+        )
     if len(head) < HEADER_BYTES:
-        raise CorruptFileError(path, f"{len(head)} bytes are too few for a header of {HEADER_BYTES}; restore it")
+        raise CorruptFileError(
+            path, f"{len(head)} bytes are too short for the {HEADER_BYTES}-byte header; restore the file"
+        )
     if not head.startswith(_MAGIC):
         raise CorruptFileError(
-            path, f"begins with {head[: len(_MAGIC)]!r}, not with {_MAGIC!r}: no .idx file", offset=0
+            path, f"begins with {head[: len(_MAGIC)]!r}, not with {_MAGIC!r}: not an .idx file", offset=0
         )
     version = int.from_bytes(head[9:17], "little")
     if version != 1:
-        raise UnsupportedFileError(path, f"has version {version}; version 1 is known", offset=9)
+        raise UnsupportedFileError(path, f"has version {version}; only version 1 is supported", offset=9)
     code = head[17]
     if code not in _DTYPES:
         raise CorruptFileError(path, f"dtype code {code} is unknown", offset=17)
     if _DTYPES[code].startswith("float"):
-        raise UnsupportedFileError(path, f"holds {_DTYPES[code]} values; tokens are integers", offset=17)
+        raise UnsupportedFileError(path, f"contains {_DTYPES[code]} values, expected integers", offset=17)
     num_sequences, num_boundaries = int.from_bytes(head[18:26], "little"), int.from_bytes(head[26:34], "little")
     plain_bytes = HEADER_BYTES + 12 * num_sequences + 8 * num_boundaries
     if idx_bytes not in (plain_bytes, plain_bytes + num_sequences):  # with a mode for each sequence
         raise CorruptFileError(
             path,
             f"has {idx_bytes} bytes where {num_sequences} sequences and {num_boundaries} document boundaries take "
-            f"{plain_bytes}: truncated, or not written to its end",
+            f"{plain_bytes}: truncated, or still being written",
             offset=18,
         )
     return Header(token_dtype=_DTYPES[code], num_sequences=num_sequences, num_boundaries=num_boundaries)
 
 
 def _check_places(path: str, lengths: Array, pointers: Array, itemsize: int, bin_bytes: int) -> None:
-    """Every sequence lies in the `.bin`."""
+    """Check that every sequence is within the `.bin`. Raises: CorruptFileError."""
     sizes = lengths.astype(np.int64) * itemsize
     inside = (lengths >= 0) & (pointers >= 0) & (pointers <= bin_bytes) & (sizes <= bin_bytes - pointers)
     if not inside.all():
         number = int(np.argmin(inside))
         raise CorruptFileError(
             path,
-            f"sequence {number} ({lengths[number]} tokens of {itemsize} bytes at byte {pointers[number]}) does not lie "
-            f"in the .bin of {bin_bytes} bytes: one of the two was truncated or belongs to another pair",
+            f"sequence {number} ({lengths[number]} tokens of {itemsize} bytes at byte {pointers[number]}) is outside "
+            f"the .bin of {bin_bytes} bytes: one of the two files is truncated or belongs to another pair",
             offset=HEADER_BYTES + 4 * number,
         )
 
 
 def block_starts(sequences: Sequences, block_bytes: int) -> Array:
-    """Cut the sequences into blocks that lie in one piece and hold about `block_bytes`.
+    """Split the sequences into contiguous blocks of about `block_bytes`.
 
-    A block holds the whole sequences that begin in one stretch of `block_bytes` of neighbouring sequences; where a
-    pointer is not the end of the sequence before, another block begins.
+    A block contains the whole sequences that begin within one window of `block_bytes` of contiguous sequences; where a
+    pointer is not the end of the previous sequence, a new block begins.
 
     Returns: int64 [num_blocks + 1], the first sequence of each block, and the number of sequences.
     """

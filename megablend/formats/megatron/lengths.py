@@ -1,7 +1,7 @@
-"""The lengths in an `.idx`, taken where they are needed: never the whole file, however long it is.
+"""The lengths in an `.idx`, read as they are needed: never the whole file, however long it is.
 
-Readers look at the header and the lengths alone. A short `.idx` is compared with its digest when it is opened. Of a long one
-`build` makes a digest for every GROUP_BYTES of header and lengths, and a group is compared with its own when it is first read.
+Readers use only the header and the lengths. A short `.idx` is compared with its digest when it is opened. Of a long one
+`build` makes a digest for every GROUP_BYTES of header and lengths, and a group is compared with its digest when it is first read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megablend.storage.base import Bytes, Int64s, Storage
 
 GROUP_BYTES = 1 << 14
 WHOLE_BYTES = 1 << 20
-"""An `.idx` up to this size is digested as a whole whenever it is opened, which takes about a millisecond."""
+"""An `.idx` up to this size is hashed as a whole whenever it is opened, which takes about a millisecond."""
 _READ_BYTES = 64 * GROUP_BYTES
 _LOG = logging.getLogger(__name__)
 Digests = npt.NDArray[np.uint64]
@@ -33,7 +33,7 @@ class LengthReader:
         digests: of its groups, as `digest_idx` returns them; None where `build` made none: a long file is then read to its end
             once, and a warning is logged.
 
-    Raises: ChangedFileError where it is not the file that was indexed; MissingFileError.
+    Raises: ChangedFileError if it is not the file that was indexed; MissingFileError.
     """
 
     def __init__(self, path: str, idx_bytes: int, structure: str, digests: Digests | None, storage: Storage) -> None:
@@ -42,8 +42,8 @@ class LengthReader:
             self._digests = None
             if idx_bytes > WHOLE_BYTES:
                 _LOG.warning(
-                    "%s: the cache has no digests of its parts, so all %d bytes are read in every process; the next "
-                    "`megablend build CONFIG` makes them",
+                    "%s: the cache has no digests of its parts, so every process reads all %d bytes; run "
+                    "`megablend build CONFIG` to add them",
                     path,
                     idx_bytes,
                 )
@@ -64,9 +64,9 @@ class LengthReader:
             self._check(0, np.frombuffer(first_group, np.uint8))
 
     def byte_ranges(self, firsts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
-        """What is to be fetched of the file for lengths of sequences `firsts` to `firsts + counts`, int64 [n] each, in range.
+        """The byte ranges to fetch for the lengths of sequences `firsts` to `firsts + counts`, int64 [n] each, in range.
 
-        Returns: offsets and sizes in bytes, int64 [n] each: with the groups around them where these were not checked yet.
+        Returns: offsets and sizes in bytes, int64 [n] each, extended to whole groups where these have not been checked yet.
         """
         starts, stops = HEADER_BYTES + 4 * firsts, HEADER_BYTES + 4 * (firsts + counts)
         if self._digests is not None:
@@ -80,16 +80,16 @@ class LengthReader:
         """Lengths of sequences `first` to `first + count`: int32 [count].
 
         Args:
-            begin, data: what was fetched for them, from this byte of the file on.
+            begin, data: the fetched bytes, and the byte of the file at which they begin.
 
-        Raises: ChangedFileError where they are not what was indexed.
+        Raises: ChangedFileError if they differ from what was indexed.
         """
         self._check(begin, data)
         start = HEADER_BYTES + 4 * first - begin
         return data[start : start + 4 * count].view("<i4")
 
     def _check(self, begin: int, data: Bytes) -> None:
-        """Compare the groups that are whole in the file's bytes from `begin` on with their digests, each once."""
+        """Compare the groups that `data`, from byte `begin` on, contains completely with their digests, each once."""
         if self._digests is None:
             return
         for group in range(-(-begin // GROUP_BYTES), len(self._is_checked)):
@@ -98,7 +98,7 @@ class LengthReader:
                 return
             if not self._is_checked[group]:
                 if _digest(data[start - begin : stop - begin].data) != self._digests[group]:
-                    raise self._changed(f"its bytes from {start} to {stop} are others than")
+                    raise self._changed(f"its bytes from {start} to {stop} differ from those")
                 self._is_checked[group] = True
 
     def _changed(self, problem: str) -> ChangedFileError:
@@ -106,7 +106,7 @@ class LengthReader:
 
 
 def digest_idx(path: str, idx_bytes: int, storage: Storage) -> tuple[str, Digests]:
-    """Digest an `.idx` in one pass and in constant memory.
+    """Compute the digests of an `.idx` in one pass and in constant memory.
 
     Returns: hex digest (blake2b, 16 bytes) of the whole file; uint64 [num_groups], digests of the groups of header and lengths.
     Raises: as `parse_header` and Storage.read do.

@@ -1,7 +1,7 @@
 """Megatron `.bin/.idx` pairs: a block is a span of whole sequences of the `.bin`; a document is a sequence.
 
-The `.idx` says all that the index needs, so that no byte of the `.bin` is read to build it. Sequence lengths stay in
-the `.idx`: a reader holds nothing of it, and reads the lengths of the blocks it is asked for.
+The `.idx` contains everything that the index needs, so no byte of the `.bin` is read to build it. Sequence lengths stay in
+the `.idx`: a reader keeps none of them in memory, and reads the lengths of the blocks that are requested.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ from megablend.formats.megatron.span_reader import MegatronReader
 from megablend.storage.base import Storage
 
 _MAX_BYTES = (1 << 32) - 1
-"""Sizes of blocks are kept in 32 bits."""
+"""Block sizes are stored in 32 bits."""
+NO_IDX_REMEDY = (
+    "restore the .idx, or, if the .bin is a plain file of token ids (nanoGPT, llm.c, ...), "
+    "set `format: raw` for its source"
+)
 
 
 class MegatronFormat(BaseFormat):
-    """Pairs of a `.bin` and an `.idx`, named by either or by their common prefix."""
+    """Pairs of a `.bin` and an `.idx`, given by either path or by their common prefix."""
 
     name = "megatron"
     suffixes: Sequence[str] = (".bin", ".idx")
@@ -44,11 +48,15 @@ class MegatronFormat(BaseFormat):
         prefix = path[:-4] if path.endswith(tuple(self.suffixes)) else path
         return [f"{prefix}.bin", f"{prefix}.idx"]
 
+    def describe_missing_remedy(self, path: str) -> str | None:
+        """See Format.describe_missing_remedy."""
+        return NO_IDX_REMEDY if path.endswith(".idx") else None
+
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Cut the sequences into blocks of about `block_bytes`; see Format.index."""
         if read.column is not None:
             key = "extra_columns" if read.allow_float else "column"
-            raise ConfigError(f"{path}: .bin/.idx files have no columns; leave out {key}: {read.column}")
+            raise ConfigError(f"{path}: .bin/.idx files have no columns; remove {key}: {read.column}")
         data_path, idx_path = self.files(path)
         bin_bytes, idx_bytes = storage.stat(data_path).size, storage.stat(idx_path).size
         data = storage.read(idx_path, 0, idx_bytes)
@@ -91,7 +99,7 @@ class MegatronFormat(BaseFormat):
         found, digests = digest_idx(idx_path, file.meta["idx_bytes"], storage)
         if found != file.structure:
             raise ChangedFileError(
-                idx_path, "changed while it was being indexed; let its writer finish, then build again"
+                idx_path, "changed while it was being indexed; wait until its writer has finished, then build again"
             )
         return digests
 
@@ -101,8 +109,8 @@ class MegatronFormat(BaseFormat):
         if used >= size:
             return None
         return (
-            f"{path}: has {size:,} bytes, of which {self.files(path)[1]} describes the first {used:,}; the rest is never read: "
-            "check that the two belong together"
+            f"{path}: has {size:,} bytes, of which {self.files(path)[1]} describes the first {used:,}; the rest is never read; "
+            "check that the two files belong together"
         )
 
 
@@ -124,8 +132,8 @@ def _block_table(path: str, sequences: Sequences, starts: Array) -> Array:
         number = int(np.argmax(sizes > _MAX_BYTES))
         raise UnsupportedFileError(
             path,
-            f"a block of {sizes[number]} bytes is larger than {_MAX_BYTES}; choose a smaller block_bytes, or cut the "
-            "sequences that are longer",
+            f"a block of {sizes[number]} bytes is larger than the limit of {_MAX_BYTES}; choose a smaller block_bytes, or split "
+            "the longest sequences",
             offset=int(sequences.pointers[starts[number]]),
         )
     blocks["offset"] = sequences.pointers[starts[:-1]]

@@ -23,7 +23,7 @@ class MegatronReader:
 
     data_path: str
     bin_bytes: int
-    """Of the `.bin`."""
+    """Size of the `.bin`."""
     idx_path: str
     token_dtype: str
     lengths: LengthReader
@@ -36,7 +36,7 @@ class MegatronReader:
             return []
         self._check_rows(blocks)
         firsts, counts = blocks["first_row"].astype(np.int64), blocks["rows"].astype(np.int64)
-        wanted = blocks["tokens"] > 0  # of the others all lengths are 0
+        wanted = blocks["tokens"] > 0  # in the others all lengths are 0
         found = [FileRanges(self.idx_path, *self.lengths.byte_ranges(firsts[wanted], counts[wanted]))]
         if tokens:
             offsets = blocks["offset"][wanted].astype(np.int64)
@@ -63,7 +63,7 @@ class MegatronReader:
     def find_pieces(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
     ) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """See BlockReader.find_pieces; the `.idx` says it."""
+        """See BlockReader.find_pieces; reads the `.idx` only."""
         found, place = [], 0
         for block in blocks:
             offsets = np.zeros(int(block["rows"]) + 1, np.int64)
@@ -77,22 +77,22 @@ class MegatronReader:
         return found, 0
 
     def _check_rows(self, blocks: Array) -> None:
-        """Blocks must be of sequences that the `.idx` has. Raises: CorruptFileError."""
+        """Check that the `.idx` contains the blocks' sequences. Raises: CorruptFileError."""
         first, rows, there = blocks["first_row"], blocks["rows"], self.lengths.num_sequences
         for i in np.flatnonzero((blocks["tokens"] > 0) & ((first < 0) | (rows < 0) | (first + rows > there))):
             raise CorruptFileError(
                 self.data_path,
-                f"block of {rows[i]} sequences from {first[i]} on, where {self.idx_path} has {there} in all; "
+                f"block of {rows[i]} sequences from {first[i]} on, but {self.idx_path} has {there} in total; "
                 f"{CHANGED_REMEDY}",
                 offset=int(blocks["offset"][i]),
             )
 
     def _check_span(self, offsets: Int64s, sizes: Int64s) -> None:
-        """Blocks must lie in the `.bin` as it was indexed. Raises: CorruptFileError."""
+        """Check that the blocks are within the `.bin` as it was indexed. Raises: CorruptFileError."""
         for i in np.flatnonzero((offsets < 0) | (offsets + sizes > self.bin_bytes)):
             raise CorruptFileError(
                 self.data_path,
-                f"block of {sizes[i]} bytes, where the file has {self.bin_bytes}; {CHANGED_REMEDY}",
+                f"block of {sizes[i]} bytes ends after the end of the file ({self.bin_bytes} bytes); {CHANGED_REMEDY}",
                 offset=int(offsets[i]),
             )
 
@@ -100,7 +100,7 @@ class MegatronReader:
         if found != block["tokens"]:
             raise CorruptFileError(
                 self.data_path,
-                f"block of {block['rows']} sequences and {block['tokens']} tokens, where those of {self.idx_path} have "
+                f"block of {block['rows']} sequences and {block['tokens']} tokens, but by {self.idx_path} these sequences have "
                 f"{found}; {CHANGED_REMEDY}",
                 offset=int(block["offset"]),
             )

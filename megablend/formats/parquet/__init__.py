@@ -21,6 +21,7 @@ class ParquetFormat(BaseFormat):
     name = "parquet"
     suffixes: Sequence[str] = (".parquet", ".parq", ".pq")
     documents_known: bool = False
+    has_row_groups: bool = True
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Find the pages of a file and count their tokens; pages are as large as their writer made them."""
@@ -35,17 +36,17 @@ class ParquetFormat(BaseFormat):
         source = ByteSource(path, storage, storage.stat(path).size)
         if source.size != file.size:
             raise ChangedFileError(
-                path, f"it has {source.size} bytes, {file.size} when it was indexed; {CHANGED_REMEDY}"
+                path, f"has {source.size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}"
             )
         try:
             found = digest_of(read_footer_bytes(source))
         except (CorruptFileError, UnsupportedFileError) as error:
             raise ChangedFileError(
-                path, f"it changed since it was indexed: {error.problem}; {CHANGED_REMEDY}", offset=error.offset
+                path, f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}", offset=error.offset
             ) from error
         if found != file.structure:
             raise ChangedFileError(
-                path, f"its footer's digest is {found}, {file.structure} when it was indexed; {CHANGED_REMEDY}"
+                path, f"its footer's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}"
             )
         return ParquetReader(source, Column.from_meta(file.meta))
 

@@ -1,4 +1,4 @@
-"""Documents in a stream of tokens: which ones begin in the middle of a range of it."""
+"""Finding documents in a stream of tokens."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Separator:
 
     token: int
     ends: bool
-    """It ends documents; otherwise it begins them."""
+    """Whether it ends documents; otherwise it begins them."""
 
     def find_starts(self, tokens: Array) -> Int64s:
-        """Where documents begin in tokens [n], but for the first one's place: int64 [m], each above 0 and below n."""
+        """Positions in tokens [n] at which documents begin, without position 0: int64 [m], each above 0 and below n."""
         places = (
             np.flatnonzero(tokens[:-1] == self.token) + 1 if self.ends else np.flatnonzero(tokens[1:] == self.token) + 1
         )
@@ -35,7 +35,7 @@ class Separator:
 
 
 def count_documents(blocks: Array, first: Int64s, starts: Int64s, num_tokens: int) -> None:
-    """Fill rows, ends and flags of neighbouring blocks.
+    """Fill rows, ends and flags of consecutive blocks.
 
     Args:
         blocks: BLOCK_DTYPE [n], whose `tokens` are known.
@@ -56,7 +56,7 @@ def count_documents(blocks: Array, first: Int64s, starts: Int64s, num_tokens: in
 
 
 def make_blocks(layout_offset: int, token_bytes: int, first: Int64s, tokens: Int64s) -> Array:
-    """Blocks of these tokens, BLOCK_DTYPE [n], their documents not counted yet.
+    """Make blocks of these tokens, BLOCK_DTYPE [n], whose documents are not counted yet.
 
     Args:
         layout_offset: byte of the file's first token.

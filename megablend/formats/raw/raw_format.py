@@ -1,7 +1,7 @@
-"""Raw files: nothing but token ids, after a header or none. A block is a range of about `block_bytes` of them.
+"""Raw files: only token ids, after an optional header. A block is a range of about `block_bytes` of them.
 
-What separates documents is a token, found by reading the file once as it is indexed; without one, a file is one document. Large
-files are indexed in parts: a chunk is what one part takes at least.
+Documents are separated by a token, found by reading the file once when it is indexed; without one, a file is one document. Large
+files are indexed in parts: a chunk is the smallest part.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from megablend.formats.raw.raw_reader import RawReader
 from megablend.storage.base import Storage
 
 CHUNK_BYTES = 64 << 20
-"""Of tokens, rounded to whole blocks."""
+"""Size of a chunk's tokens, rounded to whole blocks."""
 SCAN_BYTES = 8 << 20
-"""Read at once to find documents."""
+"""Bytes per read when finding documents."""
 _MAX_BLOCK_BYTES = 1 << 30
 Int64s = npt.NDArray[np.int64]
 
@@ -54,7 +54,7 @@ class RawFormat(BaseFormat):
         """Find the documents of the chunks that begin in a span of bytes; see DivisibleFormat.index_part."""
         if read.column is not None:
             key = "extra_columns" if read.allow_float else "column"
-            raise ConfigError(f"{path}: raw files have no columns; leave out {key}: {read.column}")
+            raise ConfigError(f"{path}: raw files have no columns; remove {key}: {read.column}")
         options, size = parse_options(dict(read.options)), storage.stat(path).size
         layout, header = read_layout(path, size, options, storage)
         separator = _separator(options)
@@ -126,7 +126,7 @@ def _chunks_in(span: tuple[int, int], layout: Layout, chunk_tokens: int) -> rang
 
 
 def _scan_ranges(numbers: range, chunk_tokens: int, block_tokens: int, layout: Layout) -> Iterator[tuple[int, int]]:
-    """Ranges of tokens that are indexed at once: whole blocks, of one chunk or several."""
+    """Ranges of tokens that are indexed together: whole blocks, of one chunk or several."""
     start, end = numbers.start * chunk_tokens, min(numbers.stop * chunk_tokens, layout.num_tokens)
     step = block_tokens * max(1, SCAN_BYTES // (block_tokens * layout.token_bytes))
     while start < end:

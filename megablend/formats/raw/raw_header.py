@@ -1,4 +1,4 @@
-"""Where the tokens of a raw file begin, how many there are and of which dtype: by its header, or by the config.
+"""The offset, number and dtype of a raw file's tokens: from its header, or from the config.
 
 Known headers (all integers little-endian):
 
@@ -6,7 +6,7 @@ Known headers (all integers little-endian):
     llm.c          256 int32: magic, version, number of tokens; modded-nanogpt writes it, too
     lit-gpt        LITPKDS, version (uint64), code of the dtype (uint8), number of tokens (uint64): packed datasets
 
-Nothing in a header is evaluated: the text of an `.npy` is matched, and every count is compared with the size of the file.
+Nothing in a header is evaluated: an `.npy` header is matched as text, and every count is checked against the file's size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megablend.formats.raw.raw_options import DTYPES, RawOptions
 from megablend.storage.base import Storage
 
 HEAD_BYTES = 1024
-"""Read of each file: the longest header of a fixed size, and what nearly all `.npy` headers fit in."""
+"""Bytes read of each file: the longest fixed-size header, and enough for nearly all `.npy` headers."""
 _NPY = b"\x93NUMPY"
 _MAX_NPY_TEXT = 1 << 16
 _LIT = b"LITPKDS"
@@ -37,7 +37,7 @@ _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([0-9,\sL]{0,100})\)""")
 
 
 class Layout(NamedTuple):
-    """Where a raw file's tokens are."""
+    """The layout of a raw file."""
 
     dtype: str
     """One of DTYPES."""
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token."""
+        """Size of a token in bytes."""
         return np.dtype(self.dtype).itemsize
 
 
@@ -58,26 +58,26 @@ class _Header(NamedTuple):
 
 
 def read_layout(path: str, size: int, options: RawOptions, storage: Storage) -> tuple[Layout, bytes]:
-    """The layout of a file of `size` bytes; and its header, as far as it was looked at.
+    """Read the layout of a file of `size` bytes. Returns the layout, and the bytes of its header that were used.
 
-    Raises: CorruptFileError where the file is not as long as its header says, or ends in the middle of a token;
-        UnsupportedFileError for a header of another dtype, version or shape; ConfigError where nothing says the dtype, or the
+    Raises: CorruptFileError if the file's size does not match its header, or it ends in the middle of a token;
+        UnsupportedFileError for a header of another dtype, version or shape; ConfigError if the dtype is unknown, or the
         config contradicts the header; MissingFileError.
     """
     if not size:
-        raise CorruptFileError(path, "is empty; restore it, or remove it")
+        raise CorruptFileError(path, "is empty; restore or remove it")
     head = storage.read(path, 0, min(size, HEAD_BYTES))
     header = None if options.header_bytes == 0 else _find_header(path, head, size, storage)
     if header is not None and options.header_bytes in (None, header.header_bytes):
         if options.dtype not in (None, header.dtype):
             raise ConfigError(
-                f"{path}: its {header.kind} header says {header.dtype}, format_options say dtype: {options.dtype}; leave that out"
+                f"{path}: its {header.kind} header has dtype {header.dtype}, format_options has {options.dtype}; remove that"
             )
         layout = Layout(header.dtype, header.header_bytes, header.num_tokens)
         if size - layout.header_bytes != layout.num_tokens * layout.token_bytes:
             raise CorruptFileError(
                 path,
-                f"has {size - layout.header_bytes:,} bytes of tokens, but its {header.kind} header says {layout.num_tokens:,} "
+                f"has {size - layout.header_bytes:,} bytes of tokens, but its {header.kind} header states {layout.num_tokens:,} "
                 f"tokens of {layout.dtype}: truncated, or still being written; restore it",
             )
     else:
@@ -92,15 +92,15 @@ def read_layout(path: str, size: int, options: RawOptions, storage: Storage) -> 
 def _layout_by_options(path: str, size: int, options: RawOptions) -> Layout:
     if options.dtype is None:
         raise ConfigError(
-            f"{path}: nothing says the dtype of its tokens: it has no header of .npy, llm.c or lit-gpt (OLMo's .npy files have "
+            f"{path}: the dtype of its tokens is unknown: it has no .npy, llm.c or lit-gpt header (OLMo's .npy files have "
             f"none); set `format_options: {{dtype: uint16}}`, or {', '.join(DTYPES[1:])}"
         )
     header_bytes, token_bytes = options.header_bytes or 0, np.dtype(options.dtype).itemsize
     if size < header_bytes or (size - header_bytes) % token_bytes:
         raise CorruptFileError(
             path,
-            f"has {size:,} bytes, expected header_bytes {header_bytes} and a multiple of {token_bytes}, the bytes of a "
-            f"{options.dtype}: truncated, or of another dtype",
+            f"has {size:,} bytes, expected header_bytes {header_bytes} plus a multiple of {token_bytes}, the size of a "
+            f"{options.dtype}: truncated, or the dtype is wrong",
         )
     return Layout(options.dtype, header_bytes, (size - header_bytes) // token_bytes)
 
@@ -119,12 +119,12 @@ def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
     major = head[6] if len(head) > 6 else 0
     kind, start = ("<H", 10) if major == 1 else ("<I", 12)
     if major not in (1, 2, 3) or len(head) < start:
-        raise CorruptFileError(
-            path, f"its .npy header is of version {major} or truncated; write it again by numpy.save"
-        )
+        raise CorruptFileError(path, f"its .npy header has version {major} or is truncated; rewrite it with numpy.save")
     (length,) = struct.unpack_from(kind, head, 8)
     if length > _MAX_NPY_TEXT or start + length > size:
-        raise CorruptFileError(path, f"its .npy header says that it has {length} bytes; restore it", offset=8)
+        raise CorruptFileError(
+            path, f"its .npy header has an invalid length of {length} bytes; restore the file", offset=8
+        )
     if start + length > len(head):
         head = storage.read(path, 0, start + length)
     text = head[start : start + length].decode("latin-1")
@@ -133,7 +133,7 @@ def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
         raise UnsupportedFileError(path, f"its .npy header is {text.strip()[:200]!r}; expected one array of integers")
     if descr[1] not in _NPY_DTYPES:
         raise UnsupportedFileError(
-            path, f"holds {descr[1]} by its .npy header; write one of {', '.join(DTYPES)}, little-endian"
+            path, f"contains {descr[1]} by its .npy header; write one of {', '.join(DTYPES)}, little-endian"
         )
     sizes = [each.strip(" L\n") for each in shape[1].split(",")]
     if len(sizes) != (2 if sizes[-1] == "" else 1) or not sizes[0].isdigit() or len(sizes[0]) > 18:
@@ -149,7 +149,7 @@ def _lit_header(path: str, head: bytes) -> _Header:
     if version != 1 or dtype not in DTYPES:
         raise UnsupportedFileError(
             path,
-            f"is a packed dataset of lit-gpt of version {version} and dtype {dtype}; expected 1 and {', '.join(DTYPES)}",
+            f"is a lit-gpt packed dataset, version {version}, dtype {dtype}; expected 1 and one of {', '.join(DTYPES)}",
         )
     return _Header("lit-gpt", _LIT_BYTES, dtype, count)
 
@@ -160,7 +160,7 @@ def _llmc_header(path: str, head: bytes, magic: int) -> _Header | None:
     if version != expected or count < 0 or len(head) < _LLMC_BYTES:
         raise UnsupportedFileError(
             path,
-            f"begins as a file of llm.c (magic {magic}), but with version {version} and {count} tokens, and {len(head)} bytes of "
-            "a header; if it is another file, set header_bytes: 0 and dtype",
+            f"begins like an llm.c file (magic {magic}), but with version {version} and {count} tokens, and {len(head)} bytes of "
+            "header; if it is not an llm.c file, set header_bytes: 0 and dtype",
         )
     return _Header("llm.c", _LLMC_BYTES, dtype, count)

@@ -15,10 +15,10 @@ _MAX_HEADER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawOptions:
-    """What a config says of raw files."""
+    """The options of raw files in a config."""
 
     dtype: str | None = None
-    """numpy name of the tokens; None where the file has a header that says it."""
+    """numpy name of the tokens' dtype; None if the file's header states it."""
     header_bytes: int | None = None
     """Bytes before the tokens; None recognizes known headers."""
     eod_token: int | None = None
@@ -28,11 +28,11 @@ class RawOptions:
 
     @property
     def separator(self) -> int | None:
-        """The token that ends or begins documents; None where a file is one document."""
+        """The token that ends or begins documents; None if a file is one document."""
         return self.bos_token if self.eod_token is None else self.eod_token
 
     def check_fit(self, dtype: str) -> None:
-        """Raises: ValueError where tokens of this dtype cannot be the separator."""
+        """Check that the separator fits this dtype. Raises: ValueError."""
         if self.separator is not None and self.separator > np.iinfo(dtype).max:
             name = "bos_token" if self.eod_token is None else "eod_token"
             raise ValueError(
@@ -41,7 +41,7 @@ class RawOptions:
 
 
 def parse_options(options: Mapping[str, Any]) -> RawOptions:
-    """The options of a source. Raises: ValueError, which says which one is wrong, what was found and expected."""
+    """Parse the options of a source. Raises: ValueError, which names the option, what was found and expected."""
     known = ("dtype", "header_bytes", "eod_token", "bos_token")
     for name, value in options.items():
         if name not in known:
@@ -55,14 +55,12 @@ def parse_options(options: Mapping[str, Any]) -> RawOptions:
             raise ValueError(f"{name}: found {value!r}, expected a whole number from 0 to {most}")
     found = RawOptions(**options)
     if found.eod_token is not None and found.bos_token is not None:
-        raise ValueError(
-            "found both eod_token and bos_token; expected the token that separates documents as one of them"
-        )
+        raise ValueError("found both eod_token and bos_token; set only one of them")
     if found.dtype is not None:
         found.check_fit(found.dtype)
         if (found.header_bytes or 0) % np.dtype(found.dtype).itemsize:
             raise ValueError(
-                f"header_bytes: found {found.header_bytes}, expected a multiple of {np.dtype(found.dtype).itemsize}, the bytes "
+                f"header_bytes: found {found.header_bytes}, expected a multiple of {np.dtype(found.dtype).itemsize}, the size "
                 f"of a {found.dtype}"
             )
     return found

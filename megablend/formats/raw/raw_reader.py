@@ -1,4 +1,4 @@
-"""Reads blocks of one raw file: ranges of its tokens; where documents are separated by a token, the tokens say where."""
+"""Reads blocks of one raw file: ranges of its tokens, in which separators mark the documents."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class RawReader:
     header_bytes: int
     dtype: str
     separator: Separator | None
-    """None where the file is one document."""
+    """None if the file is one document."""
 
     def byte_ranges(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges] = (), *, tokens: bool = True
     ) -> list[FileRanges]:
-        """The blocks' tokens; nothing for documents alone where the file is one. See BlockReader.byte_ranges."""
+        """The blocks' tokens; nothing if only documents are needed and the file is one document. See BlockReader.byte_ranges."""
         offsets, sizes = self._ranges(blocks)
         if fetched or not len(blocks) or not (tokens or self.separator is not None):
             return []
@@ -50,36 +50,36 @@ class RawReader:
     def find_pieces(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
     ) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """See BlockReader.find_pieces; found in the tokens, where they separate documents."""
+        """See BlockReader.find_pieces; found in the tokens if these separate documents."""
         if self.separator is None:
             return [self._offsets(block, None) for block in blocks], 0
         found = [self._offsets(block, self._tokens(fetched[0][i])) for i, block in enumerate(blocks)]
         return found, int(blocks["stored_bytes"].sum())
 
     def _ranges(self, blocks: Array) -> tuple[Int64s, Int64s]:
-        """Bytes of blocks: offsets and sizes, int64 [n] each. Raises: CorruptFileError where they are not in the file."""
+        """Offsets and sizes of blocks, int64 [n] each. Raises: CorruptFileError if they are not within the file."""
         offsets = blocks["offset"].astype(np.int64)
         sizes = blocks["tokens"].astype(np.int64) * np.dtype(self.dtype).itemsize
         wrong = (sizes != blocks["stored_bytes"]) | (offsets < self.header_bytes) | (offsets + sizes > self.size)
         for i in np.flatnonzero(wrong)[:1]:
             raise CorruptFileError(
                 self.path,
-                f"block of {blocks['tokens'][i]} tokens in {blocks['stored_bytes'][i]} bytes is not in the file of {self.size} "
-                "bytes; verify the cache, or build again",
+                f"block of {blocks['tokens'][i]} tokens in {blocks['stored_bytes'][i]} bytes is outside the file of {self.size} "
+                "bytes; run `megablend verify CONFIG`, or build again",
                 offset=int(offsets[i]),
             )
         return offsets, sizes
 
     def _tokens(self, data: Array) -> Array:
-        """Tokens [num_tokens] out of bytes, uint8 [stored_bytes]; read-only."""
+        """Tokens [num_tokens] from bytes, uint8 [stored_bytes]; read-only."""
         tokens: Array = np.require(data.view(np.dtype(self.dtype).newbyteorder("<")), requirements="A")
         tokens.flags.writeable = False
         return tokens
 
     def _offsets(self, block: np.void, tokens: Array | None) -> Int64s:
-        """Where the pieces of a block's documents begin, and its end: int64 [num_pieces + 1].
+        """Offsets of the pieces of a block's documents: int64 [num_pieces + 1].
 
-        Raises: CorruptFileError where these are not the documents that were indexed.
+        Raises: CorruptFileError if these are not the documents that were indexed.
         """
         inside = np.zeros(0, np.int64)
         if self.separator is not None and tokens is not None:

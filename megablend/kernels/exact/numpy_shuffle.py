@@ -1,7 +1,7 @@
 """numpy.random.RandomState.shuffle: the same swaps in the same order, and the same state afterwards.
 
-What is drawn does not depend on what is shuffled: partners are drawn a buffer ahead, so that their cache lines are on the way
-when their swap's turn comes. The swaps of one buffer and the draws of the next are one loop: the draws compute while the swaps
+Random draws do not depend on the entries: swap partners are drawn one buffer ahead, so that their cache lines are prefetched
+before their swap. The swaps of one buffer and the draws of the next are one loop: the draws compute while the swaps
 wait for memory.
 
 Source: numpy's legacy `random_interval`.
@@ -22,7 +22,7 @@ Entries = npt.NDArray[Any]
 BUFFER = 8192
 """Partners drawn at once: 32 KiB."""
 AHEAD = 96
-"""Swaps between asking for a cache line and using it."""
+"""Prefetch distance, in swaps."""
 
 
 @kernel

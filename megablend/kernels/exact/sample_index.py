@@ -1,4 +1,4 @@
-"""Where samples begin in documents laid end to end: Megatron's sample index.
+"""Where samples begin in concatenated documents: Megatron's sample index.
 
 Sample k begins at token k * length. Its row is (document, token in the document), where the document is the first one, in the
 order of the document index, that reaches token k * length + extra: at a document's end that is this document and its full length,
@@ -16,12 +16,12 @@ from megablend.jit import device, kernel, prefetch
 
 Int32s = npt.NDArray[np.int32]
 AHEAD = 128
-"""Documents between asking for the cache line of a length and using it."""
+"""Prefetch distance for lengths, in documents."""
 
 
 @kernel
 def gather_lengths(lengths: Int32s, documents: Int32s, out: Int32s) -> int:
-    """Fill out[i] with lengths[documents[i]]; their sum, or -1 where a document is none of [0, num_lengths).
+    """Fill out[i] with lengths[documents[i]]; returns their sum, or -1 if a document is outside [0, num_lengths).
 
     Args:
         lengths: int32 [num_lengths], 1 or more.
@@ -82,7 +82,7 @@ def cut(
         sample: the first one that is not reached before these documents; 1 or more.
         rows: int32 or int64 [num_rows, 2].
 
-    Returns: rows filled; documents passed, -1 where one is none of [0, num_lengths); tokens before the next of them.
+    Returns: rows filled; documents passed, -1 if one is outside [0, num_lengths); tokens before the next document.
     """
     return cut_rows(lengths, documents, first, start, length, extra, sample, rows)
 

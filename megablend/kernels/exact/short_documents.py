@@ -1,7 +1,7 @@
 """Where samples begin in documents much shorter than a sample: the result of megablend.kernels.exact.sample_index.cut, faster.
 
-A sample begins in one document of dozens, so the guess that none begins is nearly always right, and costs less than to do without
-one. What remains is the wait for the lengths, which are scattered over memory: they may be stored in a byte each if most fit.
+A sample begins in one of dozens of documents, so predicting that none begins is nearly always right and cheaper than computing
+it. What remains is the wait for the lengths, which are scattered over memory: they may be stored in a byte each if most fit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Uint8s = npt.NDArray[np.uint8]
 LONG = 255
 """In a byte: this many tokens, or more."""
 AHEAD = 64
-"""Documents between asking for the cache line of a length and using it."""
+"""Prefetch distance for lengths, in documents."""
 
 
 @kernel

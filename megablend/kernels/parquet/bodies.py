@@ -1,6 +1,6 @@
-"""Bodies of pages decompressed, many by one call: by the system's own libraries, where it has them.
+"""Decompressing many page bodies in one call, with the system's own libraries if it has them.
 
-Arrow's codecs do the same, a page a call of Python, and make a new context for each.
+Arrow's codecs need one Python call per page, and create a new context for each.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def expand_zstd(context: int, addresses: Int64s, sizes: Int64s, outs: Int64s, le
     """Decompress frames of zstd; only where there is `zstd_decompress`. Returns the first that is damaged, or -1.
 
     Args:
-        context: address of a ZSTD_DCtx that nobody else uses meanwhile.
-        addresses, sizes: int64 [n], where frames lie in memory, and their bytes.
-        outs, lengths: int64 [n], where each goes, and how many bytes it is decompressed, exactly.
+        context: address of a ZSTD_DCtx that is not used by another thread.
+        addresses, sizes: int64 [n], addresses of frames in memory, and their sizes.
+        outs, lengths: int64 [n], output addresses, and exact decompressed sizes.
     """
     for i in range(len(addresses)):
         if zstd_decompress(context, outs[i], lengths[i], addresses[i], sizes[i]) != lengths[i]:  # type: ignore[misc]
@@ -44,7 +44,7 @@ def expand_lz4(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) 
 
 @kernel
 def expand_lz4_plainly(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) -> int:
-    """Decompress blocks of LZ4 by ourselves; as `expand_zstd`."""
+    """Decompress blocks of LZ4 with our own decoder; as `expand_zstd`."""
     for i in range(len(addresses)):
         if decode_lz4(addresses[i], sizes[i], outs[i], lengths[i]) != lengths[i]:
             return i

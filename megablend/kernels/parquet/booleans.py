@@ -13,7 +13,7 @@ from megablend.kernels.parquet.hybrid import bits_at, next_run
 def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool_]) -> int:
     """Fill `out` from `size` bytes at `address`: the hybrid of runs and groups of one bit a value, or plain bits, lowest first.
 
-    Returns: 0; -1 where the bytes end before `out` is full.
+    Returns: 0; -1 if the bytes end before `out` is full.
 
     Source: parquet-format, Encodings.md (PLAIN, RLE).
     """

@@ -20,7 +20,7 @@ def join_streams(address: int, out: Tokens) -> None:
     """Decode BYTE_STREAM_SPLIT.
 
     Args:
-        address: where the encoded values lie in memory, as many bytes as `out` has: the first bytes of all, then the second.
+        address: the address of the encoded values, as many bytes as `out` has: the first bytes of all, then the second.
         out: int32 or int64 [num_tokens], filled.
     """
     data, count, size = pointer_at(address, out.nbytes), len(out), out.nbytes

@@ -18,7 +18,7 @@ from megablend.kernels.parquet.thrift import varint
 
 Tokens = npt.NDArray[Any]
 BROKEN = -1
-"""The values break off, or their header is nothing that the format allows."""
+"""The values are truncated, or their header is invalid."""
 
 
 @device
@@ -26,7 +26,7 @@ def decode_delta(address: int, size: int, out: Tokens) -> int:
     """Decode DELTA_BINARY_PACKED.
 
     Args:
-        address, size: where the encoded values lie in memory, and how many bytes they are.
+        address, size: the address of the encoded values, and their size in bytes.
         out: int32 or int64 [num_tokens], filled; num_tokens above 0.
 
     Returns: 0 or BROKEN (there are fewer values than num_tokens, too).
@@ -57,7 +57,7 @@ def decode_delta(address: int, size: int, out: Tokens) -> int:
             count = min(each, len(out) - filled)
             if width > 64 or (width and count > (end - at) * 8 // width):
                 return BROKEN
-            if width <= 56 and at + each * width // 8 + 8 <= end:  # whole words lie within the data
+            if width <= 56 and at + each * width // 8 + 8 <= end:  # whole words are within the data
                 mask = np.uint64((1 << width) - 1)
                 for j in range(count):
                     bit = at * 8 + j * width

@@ -1,4 +1,4 @@
-"""Indices into a dictionary, to the integers that they stand for.
+"""Decoding dictionary indices to values.
 
 Source: parquet-format, Encodings.md ("Dictionary Encoding").
 """
@@ -15,7 +15,7 @@ from megablend.kernels.parquet.hybrid import bits_at, next_run
 
 Tokens = npt.NDArray[Any]
 BROKEN = -1
-"""The indices break off, or are wider than the format allows."""
+"""The indices are truncated, or wider than the format allows."""
 OUT_OF_RANGE = -2
 """An index is not in the dictionary."""
 
@@ -25,7 +25,7 @@ def decode_dictionary(address: int, size: int, dictionary: Tokens, out: Tokens) 
     """Look up a page's indices: a byte with their width, then a hybrid of runs and bit-packed groups.
 
     Args:
-        address, size: where the encoded values lie in memory, and how many bytes they are.
+        address, size: the address of the encoded values, and their size in bytes.
         dictionary: int32 or int64 [num_entries].
         out: of the same type [num_tokens], filled.
 
@@ -49,7 +49,7 @@ def decode_dictionary(address: int, size: int, dictionary: Tokens, out: Tokens) 
                 return OUT_OF_RANGE
             out[filled:stop] = dictionary[begin]
         else:
-            # Words of 8 bytes, as long as they lie within the data; then byte by byte.
+            # Words of 8 bytes while they are within the data; then byte by byte.
             mask = np.uint64((1 << width) - 1)
             fast = min(stop, filled + max(0, ((end - 8) * 8 - begin) // width))
             bit = begin

@@ -1,4 +1,4 @@
-"""Pages as blocks: running counts, and documents followed over the pages of column chunks: in which page each one ends."""
+"""Converting pages to blocks: running counts, and the page in which each document of a column chunk ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sum_chunks(pages: npt.NDArray[np.void], first_page: Int64s, sums: Int64s) ->
     Args:
         pages: [num_pages], records with `rows`, `tokens` and `continues`, as formats.parquet.count has them.
         first_page: int64 [num_chunks + 1].
-        sums: int64 [3, num_chunks], filled: rows (-1 where those of a page are not known); tokens; 1 where the first page with
+        sums: int64 [3, num_chunks], filled: rows (-1 if those of a page are unknown); tokens; 1 where the first page with
             rows or tokens begins in the middle of a row.
     """
     all_filled = True
@@ -54,7 +54,7 @@ def fill_blocks(
         pages: [num_pages], records as formats.parquet.count has them; a chunk's first page begins with a row.
         first_page: int64 [num_chunks + 1], the pages of each chunk.
         first_tokens: int64 [num_chunks + 1], filled: tokens before each chunk, and all.
-        blocks: BLOCK_DTYPE [num_pages] of formats.base, filled. Where the rows of a page are not known, `rows` and `ends` of all
+        blocks: BLOCK_DTYPE [num_pages] of formats.base, filled. If the rows of a page are unknown, `rows` and `ends` of all
             are -1, and no flags are set.
     """
     is_known = True

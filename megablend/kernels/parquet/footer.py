@@ -1,6 +1,6 @@
-"""The chunks of one column out of a Parquet footer: of thousands of row groups and columns, one pass, and no Python a row group.
+"""The chunks of one column from a Parquet footer: one pass over thousands of row groups, without Python per group.
 
-What is unusual or damaged is left to `formats.parquet.footer`, which reads slowly and names what is wrong.
+What is unusual or damaged is left to `metadata.column_chunk`, which parses in Python and reports what is wrong.
 
 Source: parquet-format, parquet.thrift (RowGroup, ColumnChunk, ColumnMetaData, Statistics, PageEncodingStats, SizeStatistics).
 """
@@ -56,14 +56,14 @@ CHUNK_DTYPE = np.dtype(
         ("column_index_bytes", "<i8"),  # 0 where absent
     ]
 )
-"""A column chunk as the footer has it; encodings from NUMBERED on have no bit of their own: unusual."""
+"""A column chunk as in the footer; encodings from NUMBERED on have no bit of their own: unusual."""
 
 ABSENT = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 NUMBERED = 63
 MAX_COUNT = 1 << 48
-"""No honest count of rows, values or bytes is larger; sums of thousands of them still fit in an int64."""
+"""Upper bound of plausible counts of rows, values or bytes; sums of thousands of them still fit in an int64."""
 REQUIRED = sum(1 << field for field in (1, 2, 3, 4, 5, 6, 7, 9))
-"""Fields of ColumnMetaData that have to be there."""
+"""Required fields of ColumnMetaData."""
 
 Bytes = npt.NDArray[np.uint8]
 Chunks = npt.NDArray[np.void]
@@ -71,13 +71,13 @@ Chunks = npt.NDArray[np.void]
 
 @kernel
 def find_chunks(footer: Bytes, at: int, ordinal: int, num_leaves: int, path: Bytes, limit: int, found: Chunks) -> bool:
-    """Read the chunks of leaf number `ordinal` of `num_leaves`. False where anything needs care.
+    """Read the chunks of leaf number `ordinal` of `num_leaves`. False if anything is unusual or damaged.
 
     Args:
         footer: uint8 [n], FileMetaData.
-        at: where its row groups' first element lies.
-        path: uint8 [m], the leaf's path_in_schema as the footer should have it; anything else needs care.
-        limit: the first byte of the footer in its file; no chunk, and no page index, reaches beyond it.
+        at: the position of its first row group.
+        path: uint8 [m], the leaf's path_in_schema as expected in the footer; anything else is unusual.
+        limit: the first byte of the footer in its file; all chunks and page indexes end before it.
         found: CHUNK_DTYPE [num_row_groups], filled.
     """
     data, end = pointer_at(footer.ctypes.data, len(footer)), len(footer)
@@ -92,7 +92,7 @@ def find_chunks(footer: Bytes, at: int, ordinal: int, num_leaves: int, path: Byt
 
 @device
 def _is_sound(chunk: np.void, limit: int) -> bool:
-    """Find `start`, and whether counts are honest, and all bytes lie before the limit."""
+    """Set `start`; whether counts are plausible and all bytes are before the limit."""
     data, dictionary = chunk["data_page"], chunk["dictionary_page"]
     start = dictionary if 0 < dictionary < data else data
     chunk["start"] = start
@@ -124,7 +124,7 @@ def _is_before(offset: int, size: int, limit: int) -> bool:
 def _row_group(
     data: Pointer, at: int, end: int, ordinal: int, num_leaves: int, path: Pointer, path_bytes: int, found: np.void
 ) -> int:
-    """Of a RowGroup: the position after it."""
+    """Parse a RowGroup: the position after it."""
     field, seen = 0, 0
     while True:
         at, field, kind = next_field(data, at, end, field)
@@ -154,7 +154,7 @@ def _row_group(
 
 @device
 def _column_chunk(data: Pointer, at: int, end: int, path: Pointer, path_bytes: int, found: np.void) -> int:
-    """Of a ColumnChunk: the position after it. Columns that are encrypted, or lie in another file, are unusual."""
+    """Parse a ColumnChunk: the position after it. Columns that are encrypted, or stored in another file, are unusual."""
     found["offset_index"] = found["column_index"] = -1
     found["offset_index_bytes"] = found["column_index_bytes"] = 0
     field, seen = 0, False
@@ -192,7 +192,7 @@ def _count(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int]:
 
 @device
 def _meta_data(data: Pointer, at: int, end: int, path: Pointer, path_bytes: int, found: np.void) -> int:
-    """Of a ColumnMetaData: the position after it."""
+    """Parse a ColumnMetaData: the position after it."""
     found["dictionary_page"] = 0
     _forget_statistics(found)
     found["page_encodings"], found["num_levels"], found["all_levels"], found["top_level"] = ABSENT, -1, 0, 0
@@ -247,7 +247,7 @@ def _same(data: Pointer, at: int, end: int, expected: Pointer, size: int) -> int
 
 @device
 def _encodings(data: Pointer, at: int, end: int, kind: int) -> tuple[int, np.uint64]:
-    """Of a list of encodings: the position after it, and a bit for each."""
+    """Parse a list of encodings: the position after it, and a bit for each."""
     bits = np.uint64(0)
     if kind != LIST:
         return UNUSUAL, bits
@@ -264,7 +264,7 @@ def _encodings(data: Pointer, at: int, end: int, kind: int) -> tuple[int, np.uin
 
 @device
 def _page_encodings(data: Pointer, at: int, end: int, kind: int) -> tuple[int, np.uint64]:
-    """Of a list of PageEncodingStats: the position after it, and a bit for each encoding that data pages have."""
+    """Parse a list of PageEncodingStats: the position after it, and a bit for each encoding that data pages have."""
     bits = np.uint64(0)
     if kind != LIST:
         return UNUSUAL, bits

@@ -14,13 +14,13 @@ BROKEN = -1
 
 @device
 def next_run(data: Pointer, at: int, end: int, width: int) -> tuple[int, bool, int, int]:
-    """The run whose header lies at `at`.
+    """The run whose header is at `at`.
 
     Args:
         data: the stream ends before data[end].
         width: bits a value, 0 to 32.
 
-    Returns: how many values (0 in an empty run; BROKEN where the stream breaks off inside a header or a run's value); whether
+    Returns: how many values (0 in an empty run; BROKEN if the stream is truncated inside a header or a run's value); whether
     they are bit-packed; the number of their first bit, or the value that they all have; the position of the next run.
     """
     header, shift = 0, 0

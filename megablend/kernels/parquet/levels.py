@@ -1,4 +1,4 @@
-"""What the levels of Parquet pages say: where rows begin among a page's tokens.
+"""Decoding the levels of Parquet pages: where rows begin among a page's tokens.
 
 Levels are followed run by run, both streams side by side: a run of levels that all lie inside one row costs a step,
 however long it is.
@@ -16,13 +16,13 @@ from megablend.kernels.parquet.hybrid import bits_at, next_run
 
 LEVELS_DTYPE = np.dtype(
     [
-        # what is asked
+        # input
         ("address", "<u8"),  # of the bytes that begin with the page's levels
         ("size", "<i8"),  # of these bytes
         ("num_levels", "<i8"),
         ("rep_bytes", "<i8"),  # of repetition levels; -1 where four bytes before them tell (V1)
         ("def_bytes", "<i8"),  # of definition levels; -1 likewise
-        # what is found
+        # output
         ("begin", "<i8"),  # byte at which the values begin, after the levels
         ("tokens", "<i8"),
         ("pieces", "<i8"),
@@ -39,7 +39,7 @@ NONE = 0
 TOO_LONG = 1
 """`detail` bytes are announced at byte `begin`, more than there are."""
 BROKEN = 2
-"""A run breaks off."""
+"""A run is truncated."""
 TOO_FEW = 3
 """There are only `detail` levels."""
 TOO_HIGH = 4
@@ -61,7 +61,7 @@ def read_levels(
         max_def: the definition level of a token; 0 where definition levels are not stored.
         repeated: whether repetition levels are stored: 0 where a row begins, 1 inside of it.
         offsets: int64, filled: piece i of page j begins at its token offsets[first_offset[j] + i] and ends at the one after.
-            Where a page has no room for all, which `pieces` tells, the others are left out.
+            If a page has no room for all, by `pieces`, the others are omitted.
         first_offset: int64 [n + 1].
     """
     for i in range(len(pages)):

@@ -1,4 +1,4 @@
-"""LZ4 blocks, decoded by ourselves: a block does not state its decoded length, and Arrow's codec does not tell when it was less.
+"""Our own LZ4 block decoder: a block does not state its decoded length, and Arrow's codec does not report it.
 
 Source: lz4_Block_format.md of the LZ4 project.
 """
@@ -15,10 +15,10 @@ SLACK = 32
 
 @device
 def decode_lz4(address: int, size: int, out_address: int, room: int) -> int:
-    """Decode a block; returns its decoded length, -1 where it is damaged or longer than `room`.
+    """Decode a block; returns its decoded length, -1 if it is damaged or longer than `room`.
 
     Args:
-        address, size: where the block lies in memory, and how many bytes it is.
+        address, size: the address of the block, and its size in bytes.
         out_address, room: where it is decoded to, and how many bytes may be written there.
     """
     data, out = pointer_at(address, size), pointer_at(out_address, room)

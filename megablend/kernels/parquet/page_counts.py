@@ -1,4 +1,4 @@
-"""Data pages as page indices tell them: located, and counted where the counts of levels are enough."""
+"""Data pages from page indexes: located, and counted where the level counts are enough."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Int64s = npt.NDArray[np.int64]
 NONE = 0
 """Nothing is wrong."""
 OTHER_ROWS = 1
-"""A page begins another number of rows than its levels say."""
+"""The number of rows that begin in a page contradicts its levels."""
 TOO_FEW_TOKENS = 2
 """A page has more nulls than rows, or fewer tokens than rows with tokens."""
 
@@ -40,7 +40,7 @@ def count_told_pages(
     """Count pages of rows that begin in them (with an OffsetIndex, all do: parquet-format, PageIndex.md).
 
     Null elements make `scan` true: from the counts alone one cannot tell whether they fill whole rows, which then are documents
-    without tokens. Where nobody asks for documents, the rows of such a chunk are -1.
+    without tokens. If documents are not needed, the rows of such a chunk are -1.
 
     Args:
         first_page: int64 [n + 1], the pages of each chunk.
@@ -49,7 +49,7 @@ def count_told_pages(
         starts: int64 [num_pages], levels of repetition level 0.
         levels: int64 [max_def + 1, num_pages], levels by definition level: what makes the tokens of lists.
         has_starts: bool [n], which chunks have `starts`.
-        growths: float64 [n], decoded bytes for a stored one: the index does not tell decoded sizes.
+        growths: float64 [n], decoded bytes for a stored one: the index has no decoded sizes.
         encodings: int64 [n].
         slot_def: the definition level from which on a level stands for an element.
         pages: PAGE_DTYPE [num_pages] of formats.parquet.count, filled.

@@ -1,7 +1,7 @@
-"""Page headers by the thousand: from memory, at known places of a file, or by walking from each page to the next.
+"""Parsing many page headers: from memory, at known offsets of a file, or by scanning from each page to the next.
 
-What is unusual, damaged or longer than the probe is left to `formats.parquet.page_header`, which reads one header slowly and
-names what is wrong with it.
+What is unusual, damaged or longer than the probe is left to `formats.parquet.page_header`, which parses one header in Python and
+reports what is wrong with it.
 
 Source: parquet-format, parquet.thrift (PageHeader).
 """
@@ -51,7 +51,7 @@ def parse_headers(addresses: npt.NDArray[np.uint64], sizes: Int64s, headers: Hea
     """Parse the headers of pages in memory, `offset` left alone. Returns the number of the first that needs care; n if none does.
 
     Args:
-        addresses: uint64 [n], where pages lie.
+        addresses: uint64 [n], addresses of pages.
         sizes: int64 [n], bytes there.
         headers: HEADER_DTYPE [n], filled.
     """
@@ -63,7 +63,7 @@ def parse_headers(addresses: npt.NDArray[np.uint64], sizes: Int64s, headers: Hea
 
 @kernel
 def read_headers(fd: int, offsets: Int64s, limits: Int64s, probe: Bytes, headers: Headers) -> int:
-    """Read the headers of pages at known places. Returns the number of the first that needs care; n if none does.
+    """Read the headers of pages at known offsets. Returns the number of the first that needs care; n if none does.
 
     Args:
         fd: descriptor of the file.

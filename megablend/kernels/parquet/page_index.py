@@ -20,22 +20,22 @@ FIRST_I64 = NEXT_I64 = 1 << 4 | I64
 """A field's header: its number is by one higher than that of the field before it."""
 NEXT_I32 = 1 << 4 | I32
 MAX_OFFSET = 1 << 48
-"""No honest place in a file, size or number of rows is larger."""
+"""Upper bound of plausible offsets, sizes and numbers of rows."""
 MAX_PAGE_BYTES = (1 << 31) - 1
 MAX_LEVELS = 1 << 40
-"""No honest page has more levels of a kind."""
+"""Upper bound of plausible level counts of a page."""
 
 NONE = 0
 """Nothing is wrong."""
 UNREADABLE = 1
-"""It is not Thrift, or not an index; `formats.parquet.thrift` names why."""
+"""It is not valid Thrift, or not an index; `metadata.thrift` reports why."""
 NO_PAGES = 2
 BAD_OFFSET, BAD_SIZE, BAD_ROW = 3, 4, 5
-"""A number of page `detail` is negative or absurdly large."""
+"""A number of page `detail` is negative or implausibly large."""
 TOO_LARGE = 6
 """Page `detail` is."""
 OVERLAP = 7
-"""Page `detail` lies before its chunk, or goes beyond the next page or the limit."""
+"""Page `detail` begins before its chunk, or extends beyond the next page or the limit."""
 DISORDER = 8
 """Page `detail` begins after the next one's rows, or the first one not with the first row."""
 INCOMPLETE = 9
@@ -62,7 +62,7 @@ def page_locations(
 
     Args:
         indexes: uint8, OffsetIndexes.
-        begins, ends: int64 [n], where each one lies there.
+        begins, ends: int64 [n], the position of each in `indexes`.
         starts: int64 [n], the byte of the file before which a chunk's pages do not begin.
         limit: the byte beyond which none goes.
         num_rows: int64 [n], of each chunk's row group.
@@ -179,7 +179,7 @@ def page_counts(
 
     Args:
         indexes: uint8, ColumnIndexes.
-        begins, ends: int64 [n], where each one lies there; of no bytes where there is none.
+        begins, ends: int64 [n], the position of each in `indexes`; of no bytes where there is none.
         first_page: int64 [n + 1], the pages of each.
         nulls: int64 [1, num_pages], filled; with 0 where there are no counts.
         rep_levels: int64 [max_rep + 1, num_pages], filled: levels of each height.

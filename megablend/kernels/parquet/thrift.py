@@ -1,8 +1,8 @@
-"""Thrift's compact protocol in kernels: integers, fields, and how to get past what is not wanted.
+"""Thrift's compact protocol in kernels: integers, fields, and skipping values.
 
-Bytes are read from a pointer `data`, at index `at`, before index `end`. A position below 0 says why there is none: TRUNCATED
-where the bytes end too early, UNUSUAL where they are nothing that Parquet's metadata holds. Kernels leave both to
-`formats.parquet.thrift`, which reads slowly and names what is wrong.
+Bytes are read from a pointer `data`, at index `at`, before index `end`. A position below 0 is an error code: TRUNCATED
+if the bytes end too early, UNUSUAL if they do not occur in Parquet's metadata. Kernels leave both to
+`formats.parquet.thrift`, which parses in Python and reports what is wrong.
 
 Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
 """

@@ -1,4 +1,4 @@
-"""Values of pages, of whatever encodings, decoded by one call.
+"""Decoding the values of pages with any supported encoding in one call.
 
 Source: parquet-format, Encodings.md.
 """
@@ -18,11 +18,11 @@ from megablend.kernels.parquet.dictionary import OUT_OF_RANGE, decode_dictionary
 
 VALUES_DTYPE = np.dtype(
     [
-        ("way", "<i8"),  # one of those below
+        ("way", "<i8"),  # one of the constants below
         ("address", "<i8"),  # of the encoded values
         ("size", "<i8"),  # of these, in bytes
-        ("count", "<i8"),  # values wanted
-        ("out", "<i8"),  # address at which they go
+        ("count", "<i8"),  # number of values
+        ("out", "<i8"),  # output address
         ("dictionary", "<i8"),  # address of its entries
         ("entries", "<i8"),
         ("problem", "<i8"),  # filled: one of those below

@@ -1,4 +1,4 @@
-"""Cutting stretches out of things laid end to end: which things a stretch touches, and where in each it begins and ends."""
+"""Cutting ranges out of concatenated items: which items a range overlaps, and where in each it begins and ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Int64s = npt.NDArray[np.int64]
 
 @kernel
 def count_cuts(offsets: Int64s, starts: Int64s, stops: Int64s) -> int:
-    """How many cuts `cut` makes of the same stretches."""
+    """How many cuts `cut` makes of the same ranges."""
     total = 0
     for i in range(len(starts)):
         if starts[i] < stops[i]:
@@ -25,13 +25,13 @@ def count_cuts(offsets: Int64s, starts: Int64s, stops: Int64s) -> int:
 
 @kernel
 def cut(offsets: Int64s, starts: Int64s, stops: Int64s, out: Int64s) -> None:
-    """Cut stretches where things begin; things of no tokens are passed over.
+    """Cut ranges where items begin; items without tokens are skipped.
 
     Args:
         offsets: int64 [num_things + 1], ascending from 0.
         starts, stops: int64 [n], from 0 to offsets[-1].
-        out: int64 [4, count_cuts(...)], filled, stretch by stretch: number of the stretch, number of the thing, first token and
-            stop within the thing.
+        out: int64 [4, count_cuts(...)], filled, range by range: number of the range, number of the item, first token and
+            stop within the item.
     """
     filled = 0
     for i in range(len(starts)):
@@ -48,7 +48,7 @@ def cut(offsets: Int64s, starts: Int64s, stops: Int64s, out: Int64s) -> None:
 
 @device
 def _containing(offsets: Int64s, token: int) -> int:
-    """The last thing that begins at `token` or before."""
+    """The last item that begins at `token` or before."""
     low, high = 0, len(offsets) - 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""A token put after each document of a block."""
+"""Inserting a token after each document of a block."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def insert_ends(
     Args:
         tokens: [num_tokens].
         offsets: int64 [num_pieces + 1], ascending from 0 to num_tokens.
-        carried: the first piece goes on with a document that had tokens before.
+        carried: the first piece continues a document that had tokens before.
         closes: the document of the last piece ends with it.
         out: [num_tokens + count_ends(...)], of the tokens' type, filled.
         out_offsets: int64 [num_pieces + 1], filled: the pieces' offsets in `out`.

@@ -1,6 +1,6 @@
-"""Samples out of decoded blocks: their tokens, and where documents begin in them.
+"""Gathering samples from decoded blocks: their tokens, and where documents begin in them.
 
-Blocks are arrays of their own, so a kernel is handed their addresses; whoever calls keeps them alive meanwhile. A sample's
+Blocks are separate arrays, so kernels receive their addresses; the caller keeps them alive. A sample's
 stretches follow each other, and together are `width` tokens.
 """
 

@@ -1,4 +1,4 @@
-"""What a batch says of the documents in it: position ids, lengths, attention."""
+"""Position ids, document lengths and attention masks of a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Begins = npt.NDArray[np.bool_]
 
 @kernel
 def count_positions(begins: Begins, out: npt.NDArray[np.int64]) -> None:
-    """0, 1, 2, ... in each row, beginning anew where `begins` bool [n, length] is set; out: int64 [n, length], filled."""
+    """0, 1, 2, ... in each row, restarting where `begins` bool [n, length] is set; out: int64 [n, length], filled."""
     for i in range(out.shape[0]):
         position = 0
         for j in range(out.shape[1]):
@@ -46,11 +46,11 @@ def document_ends(begins: Begins, ends: npt.NDArray[np.int32], longest: npt.NDAr
 
 @kernel
 def fill_causal_mask(begins: Begins, out: npt.NDArray[np.bool_]) -> None:
-    """Bar each token from those after it and from those of earlier documents.
+    """Mask for each token those after it and those of earlier documents.
 
     Args:
         begins: bool [n, length], where documents begin.
-        out: bool [n, 1, length, length], filled: True where the row's token may not look at the column's.
+        out: bool [n, 1, length, length], filled: True where the row's token must not attend to the column's.
     """
     for i in range(begins.shape[0]):
         first = 0

@@ -1,4 +1,4 @@
-"""Bodies of many pages: checksums compared, decompressed; where the levels of each begin, and its values.
+"""Bodies of many pages: checksums compared, decompressed; and the positions of each page's levels and values.
 
 V1 compresses levels and values together; V2 leaves the levels uncompressed in front.
 
@@ -26,28 +26,28 @@ UNCOMPRESSED = int(CodecId.UNCOMPRESSED)
 
 
 class PagePayloads(NamedTuple):
-    """Of pages [n]: addresses, and bytes there."""
+    """Decompressed payloads of n pages: addresses and sizes in memory."""
 
     owners: list[pa.Buffer | None]
-    """What holds the values' memory, of that page alone; None where that is the buffer that all pages were read into."""
+    """Owner of the values' memory, of that page only; None if that is the buffer that all pages were read into."""
     levels: Int64s
-    """int64 [n], of what begins with the levels."""
+    """int64 [n], of the bytes that begin with the levels."""
     level_sizes: Int64s
     values: Int64s
-    """int64 [n], of what holds the values; in V1 that is the same."""
+    """int64 [n], of the bytes that contain the values; in V1 these are the same."""
     value_sizes: Int64s
 
 
 def bodies_of(
     source: ByteSource, headers: Headers, codecs: npt.NDArray[Any], data: pa.Buffer, begins: Int64s
 ) -> PagePayloads:
-    """Open the bodies of data pages.
+    """Check and decompress the bodies of data pages.
 
     Args:
         headers: HEADER_DTYPE [n].
         codecs: [n], CompressionCodec of each page's chunk.
-        data: holds the bodies.
-        begins: int64 [n], where in `data` each begins; as many bytes as its header says lie there.
+        data: contains the bodies.
+        begins: int64 [n], where in `data` each begins; its size is that of its header.
 
     Raises: CorruptFileError, UnsupportedFileError.
     """
@@ -58,7 +58,7 @@ def bodies_of(
     lengths = headers["decoded_bytes"] - in_front
     values, stored = addresses + in_front, sizes - in_front
     is_packed = headers["is_compressed"] & ~is_v1
-    stored[is_packed & (lengths == 0)] = 0  # whatever lies there, it is no value
+    stored[is_packed & (lengths == 0)] = 0  # whatever these bytes are, they are not values
     packed = np.flatnonzero(is_v1 | (is_packed & (lengths > 0)))
     owners: list[pa.Buffer | None] = [None] * len(headers)
     found, at = decompress_pages(
@@ -82,12 +82,12 @@ def decompress_pages(
     """Decompress parts of `data`, each into a buffer of its own.
 
     Args:
-        offsets: int64 [n], bytes of the file to be blamed.
+        offsets: int64 [n], bytes of the file, for error messages.
         codecs: [n], CompressionCodec.
         addresses, sizes: int64 [n], of the parts.
-        lengths: int64 [n], bytes that they are decompressed.
+        lengths: int64 [n], their decompressed sizes in bytes.
 
-    Returns: the buffers, None for a part that is not compressed; the addresses of what is decompressed, int64 [n].
+    Returns: the buffers, None for a part that is not compressed; the addresses of the decompressed bytes, int64 [n].
     Raises: CorruptFileError, UnsupportedFileError.
     """
     owners: list[pa.Buffer | None] = [None] * len(offsets)
@@ -107,7 +107,7 @@ def decompress_pages(
                     found[likely], mine = outs, mine[~is_likely]
                     for i, buffer in zip(likely.tolist(), buffers, strict=True):
                         owners[i] = buffer
-            for i in mine.tolist():  # one by one, which names what is wrong
+            for i in mine.tolist():  # one by one, for an exact error message
                 place.offset, begin = int(offsets[i]), int(addresses[i]) - data.address
                 buffer = pa.py_buffer(decompress(codec, view[begin : begin + int(sizes[i])], int(lengths[i])))
                 owners[i], found[i] = buffer, buffer.address
@@ -115,7 +115,7 @@ def decompress_pages(
 
 
 def check_checksums(source: ByteSource, headers: Headers, data: pa.Buffer, begins: Int64s) -> None:
-    """Compare the checksums that there are, of bodies that begin at `begins` int64 [n] in `data`. Raises CorruptFileError."""
+    """Verify the checksums that are present, of bodies that begin at `begins` int64 [n] in `data`. Raises CorruptFileError."""
     view = memoryview(data).cast("B")
     with source.error_context(0, "the page") as place:
         for i in np.flatnonzero(headers["has_crc"]).tolist():
@@ -127,4 +127,4 @@ def check_crc(crc: int, body: memoryview) -> None:
     """Compare the body's checksum with the header's, a signed number. Raises MalformedError."""
     found, expected = zlib.crc32(body), crc & 0xFFFF_FFFF
     if found != expected:
-        raise MalformedError(f"its checksum is {found:08x}, its header says {expected:08x}")
+        raise MalformedError(f"its checksum is {found:08x}, the checksum in its header is {expected:08x}")

@@ -1,7 +1,7 @@
-"""Decompression of pages, checked: what comes out is exactly as long as the page header says, or it is an error.
+"""Decompression of pages, checked: the output has exactly the size in the page header, or it is an error.
 
-pyarrow's one-shot codecs do not tell when they wrote less than announced; the rest of the buffer would be whatever lay
-in memory before. So each codec is held to its length in a way of its own.
+pyarrow's one-shot codecs do not report when they wrote less than expected; the rest of the buffer would be whatever was
+in memory before. So the length is checked in a different way for each codec.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ def decompress(codec: int, data: memoryview, size: int) -> Buffer:
         raise UnsupportedError(unsupported_codec_message(codec))
     function, _ = CODECS[codec]
     if size > max_decompressed_size(codec, len(data)):
-        raise MalformedError(f"{len(data)} bytes of {name_of(CodecId, codec)} cannot hold the announced {size}")
+        raise MalformedError(
+            f"{len(data)} bytes of {name_of(CodecId, codec)} cannot decompress to {size} bytes, the size in its header"
+        )
     try:
         out = function(data, size)
     except (pa.ArrowException, OSError, zlib.error) as error:
         raise MalformedError(f"{name_of(CodecId, codec)} cannot be decompressed ({error})") from error
     if len(out) != size:
-        raise MalformedError(f"it decompresses to {len(out)} bytes, its header says {size}")
+        raise MalformedError(f"it decompresses to {len(out)} bytes, expected {size} (from its header)")
     return out
 
 
@@ -52,12 +54,12 @@ Size = TypeVar("Size", int, Int64s)
 
 
 def max_decompressed_size(codec: int, size: Size) -> Size:
-    """Bytes that `size` bytes of a codec can be decompressed to, generously: a lie claims no memory."""
+    """Upper bound of the bytes that `size` bytes of a codec can be decompressed to, so that a wrong size allocates no memory."""
     return size * CODECS[codec][1] + SLACK_BYTES
 
 
 def decompress_many(codec: int) -> Many | None:
-    """What decompresses many bodies by one call; None where this system has nothing of the kind for the codec.
+    """A function that decompresses many bodies in one call; None if this system has none for the codec.
 
     It takes addresses and sizes of bodies, addresses to write to, and the lengths expected there, int64 [n] each; and returns -1,
     or the number of one that is damaged or of another length.
@@ -70,8 +72,8 @@ def decompress_many(codec: int) -> Many | None:
 
 
 def unsupported_codec_message(codec: int) -> str:
-    """What to say of a codec that is not in CODECS."""
-    return f"codec {name_of(CodecId, codec)} cannot be read; write the file with zstd or lz4"
+    """The message for a codec that is not in CODECS."""
+    return f"codec {name_of(CodecId, codec)} is not supported; write the file with zstd or lz4"
 
 
 def _uncompressed(data: memoryview, size: int) -> Buffer:
@@ -79,13 +81,13 @@ def _uncompressed(data: memoryview, size: int) -> Buffer:
 
 
 def _snappy(data: memoryview, size: int) -> Buffer:
-    length = 0  # a varint in front states it
+    length = 0  # stated by a varint at the start
     for shift, byte in enumerate(data[:5]):
         length |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:
             break
     if length != size:
-        raise MalformedError(f"it decompresses to {length} bytes, its header says {size}")
+        raise MalformedError(f"it decompresses to {length} bytes, expected {size} (from its header)")
     return _one_shot("snappy", data, size)
 
 
@@ -96,7 +98,7 @@ def _zstd(data: memoryview, size: int) -> Buffer:
 def _gzip(data: memoryview, size: int) -> Buffer:
     out = b""
     rest = bytes(data)
-    while rest and len(out) <= size:  # members may follow each other
+    while rest and len(out) <= size:  # there may be several members
         member = zlib.decompressobj(wbits=47)
         out += member.decompress(rest, size + 1 - len(out))
         if not member.eof:
@@ -114,7 +116,7 @@ def _lz4_raw(data: memoryview, size: int) -> Buffer:
     stored, out = pa.py_buffer(data), pa.allocate_buffer(size)
     fields = (np.array([number], np.int64) for number in (stored.address, stored.size, out.address, size))
     if expand_lz4_plainly(*fields) >= 0:
-        raise MalformedError(f"LZ4 cannot be decompressed to {size} bytes, as its header says")
+        raise MalformedError(f"its LZ4 data does not decompress to the {size} bytes that its header states")
     return out
 
 
@@ -142,14 +144,14 @@ class _Context:
         self._free.argtypes = [ctypes.c_void_p]
         self.address: int = library.ZSTD_createDCtx() or 0
         if not self.address:
-            raise MemoryError("there is no memory for a context of zstd")
+            raise MemoryError("out of memory creating a zstd context")
 
     def __del__(self) -> None:
-        self._free(self.address)  # which takes 0 for none
+        self._free(self.address)  # accepts 0 for none
 
 
 class _Held(threading.local):
-    """What keeps state, so that each thread has its own: pyarrow's codecs by name, and a context of zstd."""
+    """Codecs with state, separate for each thread: pyarrow's codecs by name, and a zstd context."""
 
     def __init__(self) -> None:
         self.codecs: dict[str, pa.Codec] = {}
@@ -176,4 +178,4 @@ CODECS: dict[int, tuple[Callable[[memoryview, int], Buffer], int]] = {
     CodecId.ZSTD: (_zstd, 1 << 16),
     CodecId.LZ4_RAW: (_lz4_raw, 256),
 }
-"""Codec -> (function, how many times its input its output can be, generously: a lie claims no memory)."""
+"""Codec -> (function, upper bound of its output's size relative to its input's)."""

@@ -1,4 +1,4 @@
-"""Decoded dictionaries of the column chunks that were read last: one bounded cache a process, whatever the number of files."""
+"""Decoded dictionaries of recently read column chunks: one bounded cache per process, for any number of files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Key = tuple[int, int]
 """Number of the reader, offset of the dictionary page."""
 
 DICTIONARY_BYTES = 64 << 20
-"""Of all dictionaries kept by a process; one is kept however large."""
+"""Limit for all cached dictionaries of a process; a single larger one is still cached."""
 
 
 class DictionaryCache:
-    """Arrays by key; the least recently used leave when there are too many bytes. Safe between threads, and after a fork."""
+    """Arrays by key; the least recently used are evicted when there are too many bytes. Thread-safe, also after a fork."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -29,7 +29,7 @@ class DictionaryCache:
         self.unlock_after_fork()
 
     def unlock_after_fork(self) -> None:
-        """Replace the locks, which threads that the child does not have may have held."""
+        """Replace the locks: threads that do not exist in the child may have held them."""
         self._lock = threading.Lock()
         self._turns: dict[Key, threading.Lock] = {}
 
@@ -38,7 +38,7 @@ class DictionaryCache:
             return key in self._arrays
 
     def get(self, key: Key, load: Callable[[], Array]) -> Array:
-        """The array under `key`, loaded where it is not here: by one thread, others wait. Raises what `load` raises."""
+        """The array under `key`, loaded if it is not cached: by one thread, others wait. Raises what `load` raises."""
         with self._lock:
             if (found := self._found(key)) is not None:
                 return found
@@ -60,20 +60,20 @@ class DictionaryCache:
                     self._turns.pop(key, None)
 
     def _found(self, key: Key) -> Array | None:
-        """What is here (the lock is held)."""
+        """Look `key` up (the lock is held)."""
         found = self._arrays.get(key)
         if found is not None:
             self._arrays.move_to_end(key)
         return found
 
     def resize(self, max_bytes: int) -> None:
-        """Keep up to `max_bytes` from now on."""
+        """Change the limit to `max_bytes`."""
         with self._lock:
             self._max_bytes = max_bytes
             self._shrink()
 
     def _shrink(self) -> None:
-        """Let the least recently used go (the lock is held)."""
+        """Evict the least recently used (the lock is held)."""
         while self._bytes > self._max_bytes and len(self._arrays) > 1:
             self._bytes -= self._arrays.popitem(last=False)[1].nbytes
 

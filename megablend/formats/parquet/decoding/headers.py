@@ -1,6 +1,6 @@
-"""Headers of many pages: those of pages in memory, those at known places, and those met on a walk through column chunks.
+"""Headers of many pages: of pages in memory, at known offsets, or found by scanning column chunks.
 
-Kernels read them; a header that a kernel leaves alone is read slowly, which names what is wrong with it.
+Kernels parse them; a header that a kernel rejects is parsed in Python, which reports what is wrong with it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from megablend.kernels.parquet.page_headers import (
 )
 
 WALK_BYTES = 512
-"""Read at once on a walk with a descriptor: small pages, and all but the longest headers, need no second read."""
+"""Bytes per read when scanning with a descriptor: small pages, and all but the longest headers, need no second read."""
 AHEAD_BYTES = 1 << 20
-"""Read at once on a walk through a storage without descriptors."""
+"""Bytes per read when scanning a storage without descriptors."""
 WALK_PAGES = 1 << 12
 READS_IN_FLIGHT = 16
 TURNS = 4
-"""Chunks are walked by each thread in so many turns: some are longer than others."""
+"""Batches of chunks per thread when scanning: some chunks are longer than others."""
 PART_PAGES = 1 << 10
-"""Headers at known places are read by several threads at once, so many pages a turn; fewer are not worth a thread."""
+"""Pages per batch when several threads read headers at known offsets; fewer are not worth a thread."""
 
 NO_DICTIONARY = (-1, 0)
 
@@ -49,13 +49,13 @@ Int64s = npt.NDArray[np.int64]
 
 
 def is_data(headers: Headers) -> npt.NDArray[np.bool_]:
-    """Which pages hold values."""
+    """Which pages are data pages."""
     found: npt.NDArray[np.bool_] = (headers["type"] == DATA) | (headers["type"] == DATA_V2)
     return found
 
 
 def headers_in(source: ByteSource, offsets: Int64s, sizes: Int64s, data: pa.Buffer, begins: Int64s) -> Headers:
-    """The headers of pages that lie in memory.
+    """Parse the headers of pages in memory.
 
     Args:
         offsets, sizes: int64 [n], where the pages begin in the file, and their bytes.
@@ -76,7 +76,7 @@ def headers_in(source: ByteSource, offsets: Int64s, sizes: Int64s, data: pa.Buff
 
 
 def headers_at(source: ByteSource, offsets: Int64s, limits: Int64s) -> Headers:
-    """The headers of pages at known places; none reaches beyond its limit. Raises CorruptFileError."""
+    """Read the headers of pages at known offsets; no page extends beyond its limit. Raises CorruptFileError."""
     headers = np.zeros(len(offsets), HEADER_DTYPE)
     with _scattered(source) as fd:
 
@@ -89,9 +89,9 @@ def headers_at(source: ByteSource, offsets: Int64s, limits: Int64s) -> Headers:
 
 
 def walk_pages(source: ByteSource, chunks: Chunks, limit: int, in_flight: int) -> tuple[Headers, Int64s]:
-    """Walk through chunks until the values of each are complete.
+    """Scan chunks from header to header until the values of each are complete.
 
-    `limit` bounds a walk rather than the chunk's own size: some writers leave the dictionary's header out of that.
+    `limit` bounds the scan instead of the chunk's own size: some writers do not count the dictionary's header there.
 
     Returns: the headers of all pages in order, dictionaries included; the pages of each chunk, int64 [num_chunks + 1].
     Raises: CorruptFileError.
@@ -105,9 +105,9 @@ def walk_pages(source: ByteSource, chunks: Chunks, limit: int, in_flight: int) -
 
 
 def dictionaries_before(source: ByteSource, starts: Int64s, firsts: Int64s) -> Int64s:
-    """The dictionary pages between the chunks' starts and their first data pages: OffsetIndexes do not list them.
+    """Find the dictionary pages between the chunks' starts and their first data pages: OffsetIndexes do not list them.
 
-    Returns: int64 [num_chunks, 2], offset and stored size; NO_DICTIONARY where there is none. Raises CorruptFileError.
+    Returns: int64 [num_chunks, 2], offset and stored size; NO_DICTIONARY if there is none. Raises CorruptFileError.
     """
     between = np.flatnonzero(starts != firsts)
     found = np.full((len(starts), 2), NO_DICTIONARY)
@@ -129,11 +129,11 @@ def dictionaries_among(headers: Headers, first_page: Int64s) -> Int64s:
 
 
 def check_headers(headers: Headers, first_page: Int64s, column: Column) -> None:
-    """Refuse headers of pages that are not of data, or whose levels are in an old encoding.
+    """Reject headers of pages that are not data pages, or whose levels use an old encoding.
 
     Raises: MalformedError, UnsupportedError.
     """
-    refuse_pages(~is_data(headers), first_page, lambda _: "its OffsetIndex points at a page that is not of data")
+    refuse_pages(~is_data(headers), first_page, lambda _: "its OffsetIndex points to a page that is not a data page")
     try:
         check_level_encodings(headers, column)
     except UnsupportedError as error:
@@ -143,7 +143,7 @@ def check_headers(headers: Headers, first_page: Int64s, column: Column) -> None:
 
 
 def _walk(source: ByteSource, fd: int, chunks: Chunks, limit: int) -> tuple[list[Headers], Int64s]:
-    """The headers of the pages of chunks, in parts; how many each chunk has."""
+    """The headers of the pages of chunks, in parts, and the number of each chunk."""
     offsets, left, counts = chunks["start"].copy(), chunks["num_values"].copy(), np.zeros(len(chunks), np.int64)
     probe, probe_offset, part = np.empty(WALK_BYTES, np.uint8), limit, np.empty(WALK_PAGES, HEADER_DTYPE)
     parts, chunk = [], 0
@@ -165,7 +165,7 @@ def _walk(source: ByteSource, fd: int, chunks: Chunks, limit: int) -> tuple[list
     for i in np.flatnonzero(left):
         with source.error_context(int(offsets[i]), "the column chunk"):
             known = chunks["num_values"][i]
-            raise MalformedError(f"its pages have {-left[i]} values more than the {known} of its metadata")
+            raise MalformedError(f"its pages have {-left[i]} more values than the {known} in its metadata")
     return parts, counts
 
 
@@ -183,7 +183,7 @@ def _read_headers(source: ByteSource, fd: int, offsets: Int64s, limits: Int64s, 
 
 @contextmanager
 def _scattered(source: ByteSource) -> Iterator[int]:
-    """A descriptor for small reads far from each other (-1 where there is none): reading ahead would read the whole file."""
+    """A descriptor for small scattered reads (-1 if there is none): read-ahead would read the whole file."""
     with source.storage.descriptor(source.path) as fd:
         if fd >= 0:
             _advise(fd, os.POSIX_FADV_RANDOM)
@@ -195,5 +195,5 @@ def _scattered(source: ByteSource) -> Iterator[int]:
 
 
 def _advise(fd: int, advice: int) -> None:
-    with suppress(OSError):  # a hint: what the file system makes nothing of is no error
+    with suppress(OSError):  # only a hint: a file system that does not support it is fine
         os.posix_fadvise(fd, 0, 0, advice)

@@ -1,4 +1,4 @@
-"""A page's levels: how they are encoded, and where rows begin by what they say.
+"""A page's levels: their encoding, and the rows that they describe.
 
 Source: parquet-format, README.md ("Data Pages") and Encodings.md.
 """
@@ -20,29 +20,31 @@ Levels = npt.NDArray[np.void]
 
 
 def check_level_encodings(headers: Headers, column: Column) -> None:
-    """Refuse levels in BIT_PACKED, which RLE replaced: readers disagree about its order of bits (arrow issue 42368).
+    """Reject levels in BIT_PACKED, which RLE replaced: readers disagree about its bit order (arrow issue 42368).
 
-    Some writers name it where there are no levels at all; that is fine. Raises UnsupportedError.
+    Some writers state it when there are no levels; that is accepted. Raises UnsupportedError.
     """
     for level, field in ((column.max_def, "def_encoding"), (column.max_rep, "rep_encoding")):
         others = headers[field][headers[field] != int(Encoding.RLE)]
         if level and len(others):
             name = name_of(Encoding, int(others[0]))
-            raise UnsupportedError(f"its levels are in {name}, which readers disagree about; write the file again")
+            raise UnsupportedError(
+                f"its levels are encoded as {name}, which readers interpret differently; rewrite the file with a current writer"
+            )
 
 
 def levels_of(
     headers: Headers, addresses: Int64s, sizes: Int64s, column: Column, num_pieces: Int64s | None
 ) -> tuple[Levels, Int64s, Int64s]:
-    """Read the levels of many data pages; problems are left to `check_levels`.
+    """Decode the levels of many data pages; problems are reported by `check_levels`.
 
     Args:
         headers: HEADER_DTYPE [n].
-        addresses, sizes: int64 [n], of what begins with the levels of each.
-        num_pieces: int64 [n], how many pieces each page is expected to have; below 0 where that is not known. None where
-            nobody asks where pieces lie.
+        addresses, sizes: int64 [n], of the bytes that begin with the levels of each.
+        num_pieces: int64 [n], how many pieces each page is expected to have; below 0 if unknown. None if the
+            positions of pieces are not needed.
 
-    Returns: LEVELS_DTYPE [n]; offsets of the pieces of all pages, int64; where those of each page begin there, int64 [n + 1].
+    Returns: LEVELS_DTYPE [n]; offsets of the pieces of all pages, int64; the first of each page among these, int64 [n + 1].
     """
     levels = np.zeros(len(headers), LEVELS_DTYPE)
     levels["address"], levels["size"] = addresses, sizes
@@ -66,14 +68,14 @@ def levels_of(
 
 
 def check_levels(level: np.void, column: Column) -> None:
-    """Say what is wrong with the levels of a page (of LEVELS_DTYPE), if something is. Raises MalformedError."""
+    """Check the decoded levels of a page (LEVELS_DTYPE). Raises MalformedError."""
     problem, detail = level["problem"], int(level["detail"])
     if problem == NONE:
         return
     if problem == TOO_LONG:
         left = max(0, int(level["size"] - level["begin"]))
-        raise MalformedError(f"its levels should take {detail} bytes, {left} are left in the page")
+        raise MalformedError(f"its levels need {detail} bytes, only {left} are left in the page")
     if problem == TOO_HIGH:
-        raise MalformedError(f"it has a level {detail}, above the column's {column.max_def}")
+        raise MalformedError(f"it has level {detail}, above the column's maximum of {column.max_def}")
     found = "broken" if problem == BROKEN else detail
-    raise MalformedError(f"its levels are {found}, its header says {level['num_levels']}")
+    raise MalformedError(f"it has {found} levels, its header states {level['num_levels']}")

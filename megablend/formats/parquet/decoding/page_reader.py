@@ -1,6 +1,6 @@
-"""Pages to tokens, many at a time: headers, bodies, levels and values each by one kernel call.
+"""Decoding pages to tokens, many at a time: one kernel call each for headers, bodies, levels and values.
 
-Tokens stored as they are stay where they were decompressed to, for their page alone; no block keeps another one's bytes.
+PLAIN tokens stay in the buffer that their page was decompressed to; no block keeps another block's bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from megablend.storage.base import Bytes, Int64s
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
 RLE = int(Encoding.RLE)
-"""As a plain number: NumPy compares arrays with members of an enum slowly."""
+"""As a plain integer: NumPy compares arrays with enum members slowly."""
 
 
 class ParquetReader:
@@ -50,9 +50,9 @@ class ParquetReader:
     def byte_ranges(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges] = (), *, tokens: bool = True
     ) -> list[FileRanges]:
-        """Pages, and the dictionaries that are not kept; see `BlockReader.byte_ranges`. Raises CorruptFileError.
+        """Pages, and the dictionaries that are not cached; see `BlockReader.byte_ranges`. Raises CorruptFileError.
 
-        Levels lie within the pages, so these are needed whole to find documents, too.
+        Levels are stored within the pages, so finding documents needs whole pages, too.
         """
         if fetched or not len(blocks):
             return []
@@ -123,9 +123,7 @@ class ParquetReader:
             num_pieces = np.where(blocks["rows"] >= 0, blocks["rows"] + continues, -1)
         levels, offsets, first = levels_of(headers, bodies.levels, bodies.level_sizes, column, num_pieces)
         self._check(blocks, levels)
-        value_begins = np.where(
-            headers["type"] == DATA, levels["begin"], 0
-        )  # those of V2 have been split from the levels
+        value_begins = np.where(headers["type"] == DATA, levels["begin"], 0)  # V2 values are separate from the levels
         encoded = Encoded(
             blocks["offset"],
             bodies.owners,
@@ -140,7 +138,7 @@ class ParquetReader:
         return DecodedBlocks(owners, kinds, levels["tokens"].copy(), tokens, _cut(offsets, first) if pieces else None)
 
     def _check_headers(self, headers: Headers, blocks: Array) -> None:
-        """They must be those of data pages that take the bytes that the index says."""
+        """Check that they are headers of data pages with the sizes in the index."""
         for i in np.flatnonzero((headers["def_encoding"] != RLE) | (headers["rep_encoding"] != RLE)):
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 check_level_encodings(headers[i : i + 1], self._column)
@@ -150,22 +148,22 @@ class ParquetReader:
         for i in np.flatnonzero(~has_data | (left != headers["stored_bytes"])):
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 if not has_data[i]:
-                    raise MalformedError(f"it is a page of type {headers['type'][i]}, not of data")
+                    raise MalformedError(f"it is a page of type {headers['type'][i]}, not a data page")
                 _check_body(int(headers["stored_bytes"][i]), int(left[i]))
 
     def _check_encodings(self, headers: Headers, blocks: Array) -> None:
-        """Values must be encoded as they were when they were indexed; the two names of dictionaries mean the same."""
+        """Check that values are encoded as they were when they were indexed; the two dictionary encodings are equivalent."""
         found, expected = headers["encoding"], blocks["encoding"]
         by_dictionary = is_by_dictionary(found) & is_by_dictionary(expected)
         for i in np.flatnonzero(is_data(headers) & (found != expected) & ~by_dictionary):
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 raise MalformedError(
-                    f"its values are of encoding {name_of(Encoding, int(found[i]))}, the index says "
+                    f"its values have encoding {name_of(Encoding, int(found[i]))}, the index has "
                     f"{name_of(Encoding, int(expected[i]))}"
                 )
 
     def _check(self, blocks: Array, levels: Levels) -> None:
-        """Levels must be sound, and say what the index says."""
+        """Check that levels are valid and agree with the index."""
         rows = levels["pieces"] - levels["continues"]
         continues = (blocks["flags"] & STARTS_MID_DOCUMENT) > 0
         wrong = (levels["problem"] != NONE) | (levels["tokens"] != blocks["tokens"])
@@ -178,7 +176,7 @@ class ParquetReader:
     def _dictionaries(
         self, encodings: Int64s, places: Array, chunks: Array, fetched: Sequence[FetchedRanges]
     ) -> list[Array | None]:
-        """For each page what its indices stand for, int32 or int64 [num_entries]; None where it has none, or has no indices."""
+        """The dictionary of each page, int32 or int64 [num_entries]; None if it has none or needs none."""
         found = list[Array | None]([None] * len(encodings))
         needed = np.flatnonzero(is_by_dictionary(encodings))
         if len(needed):
@@ -191,7 +189,7 @@ class ParquetReader:
         return found
 
     def _dictionary(self, chunk: np.void, stored: Mapping[int, Bytes]) -> Array | None:
-        """What indices stand for in a chunk, int32 or int64 [num_entries]; None where it has no dictionary.
+        """The dictionary of a chunk, int32 or int64 [num_entries]; None if it has none.
 
         Args:
             stored: dictionary pages that were fetched, by their offset.
@@ -203,7 +201,7 @@ class ParquetReader:
         def decode() -> Array:
             if offset in stored:
                 return self._decode_dictionary(offset, codec, stored[offset].data)
-            # It was kept when the pages were asked for, and is not any more; or the page's header contradicts the index.
+            # It was evicted after the pages were requested; or the page's header contradicts the index.
             return self._decode_dictionary(
                 offset, codec, memoryview(self._source.read(offset, size, "the dictionary page"))
             )
@@ -214,7 +212,7 @@ class ParquetReader:
         with self._source.error_context(offset, "the dictionary page"):
             header = parse_page_header(page)
             if header.type != DICTIONARY:
-                raise MalformedError(f"it is a page of type {header.type}")
+                raise MalformedError(f"it is a page of type {header.type}, not a dictionary page")
             body = page[header.header_bytes :]
             _check_body(header.stored_bytes, len(body))
             if header.crc is not None:
@@ -226,7 +224,7 @@ class ParquetReader:
 
 
 def _cut(offsets: Int64s, first: Int64s) -> list[Int64s]:
-    """The offsets of each page, in memory of their own."""
+    """The offsets of each page, as separate arrays."""
     found = []
     for low, high in itertools.pairwise(first.tolist()):
         found.append(offsets[low:high].copy())
@@ -236,12 +234,12 @@ def _cut(offsets: Int64s, first: Int64s) -> list[Int64s]:
 
 def _check_body(size: int, expected: int) -> None:
     if size != expected:
-        raise MalformedError(f"its body is of {size} bytes, the index says {expected}")
+        raise MalformedError(f"its body has {size} bytes, {expected} by the index")
 
 
 def _check_counts(block: np.void, tokens: int, rows: int, *, continues: bool) -> None:
     if tokens != block["tokens"]:
-        raise MalformedError(f"it has {tokens} tokens, the index says {block['tokens']}")
+        raise MalformedError(f"it has {tokens} tokens, {block['tokens']} by the index")
     if block["rows"] >= 0 and (rows, continues) != (block["rows"], bool(block["flags"] & STARTS_MID_DOCUMENT)):
         begins = "in the middle of a row" if continues else "with a row"
-        raise MalformedError(f"it begins {begins} and {rows} rows begin in it, the index says otherwise")
+        raise MalformedError(f"it begins {begins} and {rows} rows begin in it, which contradicts the index")

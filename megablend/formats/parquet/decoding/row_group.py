@@ -1,4 +1,4 @@
-"""The last resort: a whole column chunk through pyarrow, for pages that cannot be read one by one."""
+"""Fallback: a whole column chunk through pyarrow, for pages that cannot be read one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_row_group(
     """Tokens [num_tokens] of a column chunk, and its rows: row i is tokens[offsets[i]:offsets[i+1]].
 
     Args:
-        fetched: bytes of the file that are there, by their offset; the others, those of the footer, are read.
+        fetched: bytes of the file that were fetched, by offset; others, such as the footer, are read.
 
     Raises: MalformedError.
     """
@@ -61,7 +61,7 @@ def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
 
 
 class _SourceFile(io.RawIOBase):
-    """A ByteSource, of which some bytes were fetched, as the kind of file that pyarrow reads."""
+    """A ByteSource, some bytes of which were fetched, as a file object for pyarrow."""
 
     def __init__(self, source: ByteSource, fetched: Mapping[int, Bytes]) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""Blocks of any order, as they lie in the file: pages, and column chunks that are read whole."""
+"""Sorting requested blocks into file order: pages, and column chunks that are read whole."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class SelectedBlocks(NamedTuple):
     groups: Array
     """PLACED_BLOCK_DTYPE [num_groups], column chunks that pyarrow reads whole."""
     places: Int64s
-    """int64 [n], for each block that was asked for its place among pages and groups, these behind the pages."""
+    """int64 [n], for each requested block its position in pages followed by groups."""
 
 
 def select_blocks(blocks: Array) -> SelectedBlocks:
-    """Blocks PLACED_BLOCK_DTYPE [n] of any order, as they are read."""
+    """Sort blocks PLACED_BLOCK_DTYPE [n] of any order into the order in which they are read."""
     firsts, places = _in_file_order(blocks["offset"])
     wanted, is_group = blocks[firsts], blocks["encoding"][firsts] == BY_ROW_GROUP
     if not is_group.any():
@@ -37,7 +37,7 @@ def places_of(blocks: Array) -> tuple[Int64s, Int64s]:
 
 
 def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """Where each of `offsets` int64 [n] is met first, ascending, and each one's place among these: np.unique, but faster."""
+    """First occurrence of each of `offsets` int64 [n], ascending, and each one's position among these: np.unique, but faster."""
     order = np.argsort(offsets, kind="stable")
     ascending = offsets[order]
     is_new = np.ones(len(order), np.bool_)

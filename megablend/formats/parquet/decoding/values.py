@@ -1,7 +1,7 @@
-"""From the encoded values of pages to tokens: one table says which way, one kernel goes all of them.
+"""Decoding the values of pages to tokens: a table selects the decoder, one kernel contains all of them.
 
-PLAIN values stay where they were decompressed to; others are decoded into memory of their own. An encoding that the table does
-not name is found when the file is indexed, and read by whole row groups.
+PLAIN values stay in the decompressed buffer; others are decoded into new memory. An encoding that is not in the table
+is detected when the file is indexed, and read by whole row groups.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from megablend.storage.ranges import portions
 BY_ROW_GROUP = -1
 """In a block's `encoding`: the block is a whole column chunk, read through pyarrow."""
 _DICTIONARY = (int(Encoding.PLAIN_DICTIONARY), int(Encoding.RLE_DICTIONARY))
-"""As plain numbers: NumPy compares arrays with members of an enum slowly."""
+"""As plain integers: NumPy compares arrays with enum members slowly."""
 
 Array = npt.NDArray[Any]
 
@@ -46,9 +46,9 @@ STORED: dict[int, np.dtype[Any]] = {
     Physical.FLOAT: np.dtype("<i4"),
     Physical.DOUBLE: np.dtype("<i8"),
 }
-"""How values lie in memory; floats are handled as the integers of their bits."""
+"""Types of values in memory; floats are handled as integers with the same bits."""
 WIDE_BYTES = 1 << 20
-"""Of values that narrower tokens are made of: so many are there at a time."""
+"""Values converted at a time to tokens of a narrower type."""
 DECODERS: dict[tuple[int, int], int] = {
     (physical, int(encoding)): way
     for physical in STORED
@@ -65,20 +65,20 @@ DECODERS: dict[tuple[int, int], int] = {
 
 
 class Encoded(NamedTuple):
-    """The values of pages [n], as they are stored."""
+    """The encoded values of n pages."""
 
     offsets: Int64s
-    """int64 [n], bytes of the file to be blamed."""
+    """int64 [n], bytes of the file, for error messages."""
     owners: list[pa.Buffer | None]
-    """What holds the values' memory, of that page alone; None where others' bytes lie there, too."""
+    """Owner of the values' memory, of that page only; None if it contains other pages' bytes, too."""
     addresses: Int64s
     sizes: Int64s
-    """int64 [n], bytes there."""
+    """int64 [n], in bytes."""
     counts: Int64s
     """int64 [n], values."""
     encodings: Int64s
     dictionaries: list[Array | None]
-    """What indices stand for, int32 or int64 [num_entries]; None where a chunk has none, or none is needed."""
+    """Dictionaries, int32 or int64 [num_entries]; None if a chunk has none, or none is needed."""
 
 
 def tokens_of(
@@ -86,7 +86,7 @@ def tokens_of(
 ) -> tuple[list[pa.Buffer | Array], Int64s]:
     """Decode the values of pages to tokens of type `dtype`.
 
-    Returns: what holds the tokens' memory, of that page alone; their addresses, int64 [n].
+    Returns: the owner of the tokens' memory, of that page only; their addresses, int64 [n].
     Raises: CorruptFileError, UnsupportedFileError.
     """
     stored = STORED[physical]
@@ -103,7 +103,7 @@ def tokens_of(
 
 
 def _as_stored(source: ByteSource, encoded: Encoded, physical: int) -> tuple[list[pa.Buffer | Array], Int64s]:
-    """`tokens_of` in the type that they are stored as."""
+    """`tokens_of` in the type in which they are stored."""
     stored, offsets, counts = STORED[physical], encoded.offsets, encoded.counts
     ways = _ways(source, offsets, encoded.encodings, physical)
     pages = np.zeros(len(offsets), VALUES_DTYPE)
@@ -120,7 +120,7 @@ def _as_stored(source: ByteSource, encoded: Encoded, physical: int) -> tuple[lis
                 pages["dictionary"][i], pages["entries"][i] = address_of(dictionary), len(dictionary)
             elif counts[i]:
                 place.offset = int(offsets[i])
-                raise MalformedError("its values refer to a dictionary, but its column chunk has none")
+                raise MalformedError("its values are dictionary-encoded, but its column chunk has no dictionary")
         found[made] = pages["out"][made] = addresses_of([owners[i] for i in made.tolist()])
         mine = pages[made]
         decode_values(mine, np.empty(0, stored))
@@ -131,7 +131,7 @@ def _as_stored(source: ByteSource, encoded: Encoded, physical: int) -> tuple[lis
 
 
 def is_by_dictionary(encodings: Array) -> npt.NDArray[np.bool_]:
-    """Which pages, by the encodings [n] of their values, have indices into a dictionary: bool [n]."""
+    """Which pages, by the encodings [n] of their values, are dictionary-encoded: bool [n]."""
     found: npt.NDArray[np.bool_] = (encodings == _DICTIONARY[0]) | (encodings == _DICTIONARY[1])
     return found
 
@@ -140,36 +140,38 @@ def plain_values(data: Buffer, count: int, physical: int) -> Array:
     """`count` PLAIN values at the start of `data`, int32 or int64 [count], as a view. Raises MalformedError."""
     stored = STORED[physical]
     if count * stored.itemsize > len(data):
-        raise MalformedError(f"{count} values need {count * stored.itemsize} bytes, {len(data)} are left in the page")
+        raise MalformedError(
+            f"{count} values need {count * stored.itemsize} bytes, only {len(data)} are left in the page"
+        )
     values: Array = np.frombuffer(data, stored, count)
     return values
 
 
 def _ways(source: ByteSource, offsets: Int64s, encodings: Int64s, physical: int) -> Int64s:
-    """How each page's values are decoded: int64 [n]. Raises UnsupportedFileError."""
+    """The decoder of each page's values: int64 [n]. Raises UnsupportedFileError."""
     ways = np.zeros(len(encodings), np.int64)
     for encoding in sorted(set(encodings.tolist())):
         mine = encodings == encoding
         if (way := DECODERS.get((physical, encoding))) is None:
             with source.error_context(int(offsets[mine][0]), "the page"):
                 name = name_of(Encoding, encoding)
-                raise UnsupportedError(f"{name_of(Physical, physical)} values in {name} cannot be read")
+                raise UnsupportedError(f"{name_of(Physical, physical)} values with encoding {name} are not supported")
         ways[mine] = way
     return ways
 
 
 def _problem(page: np.void, itemsize: int) -> str:
-    """What to say of a page (of VALUES_DTYPE) that could not be decoded."""
+    """The message for a page (VALUES_DTYPE) that could not be decoded."""
     way, count, needed, size = page["way"], page["count"], page["count"] * itemsize, page["size"]
     if page["problem"] == UNLISTED:
-        return f"it refers to an entry that its dictionary of {page['entries']} does not have"
+        return f"dictionary index out of range (its dictionary has {page['entries']} entries)"
     return {
-        COPY: f"{count} values need {needed} bytes, {size} are left in the page",
-        LOOK_UP: f"its indices break off before {count} tokens, or are too wide",
-        SUM: f"its differences are damaged, or are fewer than those of {count} tokens",
-        JOIN: f"{count} values need {needed} bytes, its streams have {size}",
-        BITS: f"its booleans break off before {count} of them",
-        RUNS: f"its booleans break off before {count} of them, or should take more than the {size} bytes left in the page",
+        COPY: f"{count} values need {needed} bytes, only {size} are left in the page",
+        LOOK_UP: f"truncated dictionary indices (expected {count}), or an invalid bit width",
+        SUM: f"its DELTA_BINARY_PACKED data is damaged, or has fewer than {count} values",
+        JOIN: f"{count} values need {needed} bytes, its BYTE_STREAM_SPLIT data has {size}",
+        BITS: f"truncated booleans (expected {count})",
+        RUNS: f"truncated booleans (expected {count}), or a length above the {size} bytes left in the page",
     }[int(way)]
 
 

@@ -1,4 +1,4 @@
-"""Pages counted by their headers, and by their levels where headers do not tell; the last resort is the row group as a whole."""
+"""Counting pages by their headers, and by their levels where headers are not enough; the fallback is the whole row group."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Bools = npt.NDArray[np.bool_]
 
 
 def count_from_offset_index(search: PageScanContext, chunks: Chunks, places: OffsetIndexes) -> ChunkPages:
-    """Count the pages of chunks that an OffsetIndex places. Raises CorruptFileError, UnsupportedFileError."""
+    """Count the pages of chunks that have an OffsetIndex. Raises CorruptFileError, UnsupportedFileError."""
     headers = headers_at(search.source, places.offsets, np.full(len(places.offsets), search.limit))
     before = dictionaries_before(search.source, chunks["start"], places.offsets[places.first_page[:-1]])
     return _count_headed(search, chunks, places.first_page, headers, places.rows, before)
 
 
 def count_by_scanning_headers(search: PageScanContext, chunks: Chunks) -> ChunkPages:
-    """Count the pages of chunks on a walk from header to header. Raises CorruptFileError, UnsupportedFileError."""
+    """Count the pages of chunks by scanning from header to header. Raises CorruptFileError, UnsupportedFileError."""
     headers, first_page = walk_pages(search.source, chunks, search.limit, search.in_flight)
     among = dictionaries_among(headers, first_page)
     data = np.flatnonzero(is_data(headers))
@@ -51,12 +51,12 @@ def count_by_scanning_headers(search: PageScanContext, chunks: Chunks) -> ChunkP
 def _count_headed(
     search: PageScanContext, chunks: Chunks, first_page: Int64s, headers: Headers, rows: Int64s, dictionaries: Int64s
 ) -> ChunkPages:
-    """Count by headers and levels; chunks with a page that cannot be decoded by itself are read by the row group.
+    """Count by headers and levels; chunks with a page that cannot be decoded separately are read by row group.
 
     Args:
         first_page: int64 [num_chunks + 1], the data pages of each chunk.
         headers: HEADER_DTYPE [num_pages].
-        rows: int64 [num_pages], those that begin in each; -1 where not known.
+        rows: int64 [num_pages], rows that begin in each; -1 if unknown.
         dictionaries: as ChunkPages has them.
     """
     with search.error_context(chunks):
@@ -80,7 +80,7 @@ def _count(
     with search.error_context(chunks):
         refuse(
             sums != chunks["num_values"],
-            lambda i: f"its pages have {sums[i]} values, its metadata says {chunks['num_values'][i]}",
+            lambda i: f"its pages have {sums[i]} values, {chunks['num_values'][i]} by its metadata",
         )
     pages = np.zeros(len(headers), PAGE_DTYPE)
     for name in ("offset", "encoding", "decoded_bytes"):
@@ -98,7 +98,7 @@ def _count(
 
 
 def _are_full(chunks: Chunks, column: Column) -> Bools:
-    """Of which chunks the metadata proves that each level is a token; a list's null_count, without empty lists, does not."""
+    """For which chunks the metadata proves that each level is a token; a list's null_count does not count empty lists."""
     full: Bools = has_histogram(chunks, column) & (chunks["top_level"] == chunks["num_values"])
     if column.max_rep == 0:
         full |= (chunks["null_count"] == 0) | (column.max_def == 0)
@@ -116,7 +116,7 @@ def _by_row_group(search: PageScanContext, chunks: Chunks) -> ChunkPages:
         with source.error_context(int(chunk["start"]), f"the column chunk of row group {chunk['row_group']}"):
             if max(chunk["stored_bytes"], chunk["decoded_bytes"]) > MAX_BYTES:
                 raise UnsupportedError(
-                    "its pages can only be read all together, but are more than 4 GiB; write smaller row groups"
+                    "its pages can only be read together, but have more than 4 GiB; write smaller row groups"
                 )
             _, offsets = read_row_group(source, search.column, int(chunk["row_group"]))
             count_rows(pages[i], offsets)

@@ -1,4 +1,4 @@
-"""Pages found by OffsetIndexes, and counted by ColumnIndexes where these tell enough."""
+"""Pages located by OffsetIndexes, and counted by ColumnIndexes where these contain enough."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def read_page_indexes(search: PageScanContext, chunks: Chunks) -> tuple[OffsetIndexes, ColumnIndexes]:
-    """Read the page indices of chunks, of which each has an OffsetIndex. Raises CorruptFileError."""
+    """Read the page indexes of chunks that all have an OffsetIndex. Raises CorruptFileError."""
     source, num_chunks = search.source, len(chunks)
     places, place_bytes = chunks["offset_index"], chunks["offset_index_bytes"]
     counts, count_bytes = chunks["column_index"], chunks["column_index_bytes"]
@@ -55,7 +55,7 @@ def read_page_indexes(search: PageScanContext, chunks: Chunks) -> tuple[OffsetIn
 
 
 def uniform_page_encodings(chunks: Chunks, column: Column) -> Int64s:
-    """The encoding of all data pages, int64 [num_chunks]; -1 where there are several, or one that takes a look at the headers."""
+    """The encoding of all data pages, int64 [num_chunks]; -1 for several, or one that requires reading the headers."""
     known = {1 << encoding: encoding for physical, encoding in DECODERS if physical == column.physical}
     encodings = np.array([known.get(bits, -1) for bits in chunks["page_encodings"].tolist()], np.int64)
     if column.max_def > 0:
@@ -66,7 +66,7 @@ def uniform_page_encodings(chunks: Chunks, column: Column) -> Int64s:
 def locate_from_page_index(
     search: PageScanContext, chunks: Chunks, encodings: Int64s, places: OffsetIndexes, counts: ColumnIndexes
 ) -> ChunkPages:
-    """The pages of chunks whose page indices tell tokens and encodings. Raises CorruptFileError, UnsupportedFileError."""
+    """The pages of chunks whose page indexes have token counts and encodings. Raises CorruptFileError, UnsupportedFileError."""
     with search.error_context(chunks):
         pages, num_unsure = count_from_page_index(
             places, counts, search.column, chunks, encodings, documents=search.documents
@@ -77,7 +77,7 @@ def locate_from_page_index(
 
 
 def _scan_unsure(search: PageScanContext, chunks: Chunks, places: OffsetIndexes, pages: Pages) -> int:
-    """Count pages by their levels where the counts do not tell the documents; returns the bytes that were read."""
+    """Count pages by their levels where the counts do not determine the documents; returns the bytes that were read."""
     unsure = np.flatnonzero(pages["scan"])
     first_page = np.searchsorted(unsure, places.first_page)
     again = pages[unsure]
@@ -91,7 +91,7 @@ def _scan_unsure(search: PageScanContext, chunks: Chunks, places: OffsetIndexes,
         refuse_pages(
             again["tokens"] != said,
             first_page,
-            lambda i: f"a page has {again['tokens'][i]} tokens, its ColumnIndex says {said[i]}",
+            lambda i: f"a page has {again['tokens'][i]} tokens, {said[i]} by its ColumnIndex",
         )
     pages[unsure] = again
     return scanned

@@ -1,4 +1,4 @@
-"""The pages of a column's chunks, and what each way of finding them has to know."""
+"""The pages of a column's chunks, and the parameters for finding them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageScanContext:
-    """What is looked for, and where."""
+    """Parameters for finding pages."""
 
     source: ByteSource
     column: Column
     limit: int
-    """The first byte of the footer; no page reaches beyond it."""
+    """The first byte of the footer; pages end before it."""
     documents: bool
-    """Rows, and the documents that end in each page, have to be known, even if that costs a scan."""
+    """Rows, and the documents that end in each page, must be exact, even if that requires a scan."""
     in_flight: int
-    """Threads that read and decompress side by side."""
+    """Threads that read and decompress in parallel."""
 
     def error_context(self, chunks: Chunks) -> AbstractContextManager[None]:
-        """Blame the chunk that a MalformedError names; see `ByteSource.blamed_among`."""
+        """Add the location of the chunk that a MalformedError names; see `ByteSource.blamed_among`."""
         return self.source.blamed_among(chunks["start"], chunks["row_group"], "the column chunk")
 
 
@@ -46,14 +46,14 @@ class ChunkPages:
     pages: Pages
     """PAGE_DTYPE [num_pages], chunk by chunk."""
     dictionaries: Int64s
-    """int64 [num_chunks, 2]: offset and stored size of the dictionary page; NO_DICTIONARY where there is none."""
+    """int64 [num_chunks, 2]: offset and stored size of the dictionary page; NO_DICTIONARY if there is none."""
     scanned_bytes: int
     note: str | None = None
-    """What of the chunks' metadata is wrong, and was not needed."""
+    """A warning about wrong chunk metadata that was not needed."""
 
 
 def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> ChunkPages:
-    """The pages of all chunks. A part has the numbers of some, int64, and their pages; those in no part have none."""
+    """The pages of all chunks. A part has the numbers of some chunks, int64, and their pages; chunks in no part have no pages."""
     if len(parts) == 1 and len(parts[0][0]) == num_chunks:
         return parts[0][1]
     counts, dictionaries = np.zeros(num_chunks, np.int64), np.full((num_chunks, 2), NO_DICTIONARY)

@@ -1,11 +1,11 @@
-"""The pages of column chunks, found and counted in the cheapest way that is exact; by each way, all its chunks at once.
+"""The pages of column chunks, located and counted in the cheapest exact way; all chunks of one way at once.
 
-    OffsetIndex + ColumnIndex     no page is touched
-    OffsetIndex + page headers    where the ColumnIndex has no counts, or counts that do not add up to the chunk's values
-    walk from header to header    where there is no page index
-    levels                        where none of these tells tokens or rows: V1 pages are read whole, V2 pages in part
+    OffsetIndex + ColumnIndex     no page is read
+    OffsetIndex + page headers    if the ColumnIndex has no counts, or counts that do not add up to the chunk's values
+    scan from header to header    if there is no page index
+    levels                        if none of these determines tokens or rows: V1 pages are read whole, V2 pages in part
 
-What V2 headers say of nulls and rows is not used: the levels are at hand, exact, and small.
+The counts of nulls and rows in V2 headers are not used: the levels are available, exact, and small.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
 
 
 def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
-    """What to say of histograms of levels that are wrong, as those of ClickHouse 26 are where a dictionary overflows."""
+    """The warning about wrong level histograms, as ClickHouse 26 writes them when a dictionary overflows."""
     if not miscounted.any():
         return None
     first = int(np.argmax(miscounted))
@@ -75,14 +75,14 @@ def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
 
 
 def _check_sums(sums: Int64s, chunks: Chunks, column: Column) -> None:
-    """The pages together must be what the metadata of chunks and row groups says. Raises MalformedError."""
+    """Check the sums over pages against the metadata of chunks and row groups. Raises MalformedError."""
     rows, tokens, continues = sums
     refuse(continues > 0, lambda _: "its first page begins in the middle of a row")
     refuse(
         (rows >= 0) & (rows != chunks["num_rows"]),
-        lambda i: f"its pages have {rows[i]} rows, its row group {chunks['num_rows'][i]}",
+        lambda i: f"its pages have {rows[i]} rows, its row group has {chunks['num_rows'][i]}",
     )
     refuse(
         has_histogram(chunks, column) & (tokens != chunks["top_level"]),
-        lambda i: f"its pages have {tokens[i]} tokens, its metadata says {chunks['top_level'][i]}",
+        lambda i: f"its pages have {tokens[i]} tokens, {chunks['top_level'][i]} by its metadata",
     )

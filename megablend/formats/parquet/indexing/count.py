@@ -1,4 +1,4 @@
-"""How many rows and tokens each page holds, and which documents end in it: pure functions on arrays."""
+"""How many rows and tokens each page has, and which documents end in it: pure functions on arrays."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PAGE_DTYPE = np.dtype(
         ("decoded_bytes", "<i8"),
         ("encoding", "<i1"),
         ("tokens", "<i8"),
-        ("rows", "<i8"),  # rows that begin in the page; -1 where not known
+        ("rows", "<i8"),  # rows that begin in the page; -1 if unknown
         ("continues", "?"),  # the page begins in the middle of a row
         ("head", "<i8"),  # tokens of that row in this page
-        ("inner", "<i8"),  # rows with tokens that begin in the page and surely end in it
-        ("tail", "<i8"),  # tokens of the last row that begins in the page, where it may go on in the next
-        ("scan", "?"),  # the counts of rows are not sure without the page's levels
+        ("inner", "<i8"),  # rows with tokens that begin in the page and certainly end in it
+        ("tail", "<i8"),  # tokens of the last row that begins in the page, if it may continue in the next
+        ("scan", "?"),  # the row counts are uncertain without the page's levels
     ]
 )
 """A data page, located and counted."""
@@ -44,7 +44,7 @@ def count_rows(page: np.void, offsets: Counts) -> None:
 
 
 def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
-    """Write what the levels of many pages say (LEVELS_DTYPE [num_pages]) into their records."""
+    """Write the counts from the levels of many pages (LEVELS_DTYPE [num_pages]) into their records."""
     for name in ("tokens", "continues", "head", "inner", "tail"):
         pages[name] = levels[name]
     pages["rows"] = levels["pieces"] - levels["continues"]
@@ -52,7 +52,7 @@ def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
 
 
 def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
-    """Count pages of which each level is a token: no nulls, no empty lists. Rows are -1 where they are not known."""
+    """Count pages of which each level is a token: no nulls, no empty lists. Rows are -1 if unknown."""
     pages["tokens"], pages["rows"] = levels, rows
     pages["inner"] = np.maximum(rows, 0)
     pages["scan"] = rows < 0
@@ -61,13 +61,13 @@ def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
 def count_from_page_index(
     places: OffsetIndexes, counts: ColumnIndexes, column: Column, chunks: Chunks, encodings: Counts, *, documents: bool
 ) -> tuple[Pages, int]:
-    """Locate and count the pages of chunks of which `has_token_counts` by what their page indices say.
+    """Locate and count the pages of chunks with `has_token_counts` from their page indexes.
 
     Args:
         encodings: int64 [num_chunks], of the pages of each.
-        documents: whether rows have to be known; otherwise they are -1 where they are not sure.
+        documents: whether rows must be exact; otherwise they are -1 where they are uncertain.
 
-    Returns: PAGE_DTYPE [num_pages]; of how many `scan` is true.
+    Returns: PAGE_DTYPE [num_pages]; the number of pages with `scan`.
     Raises: MalformedError.
     """
     pages = empty_from_arrow_pool(len(places.offsets), PAGE_DTYPE)
@@ -99,27 +99,27 @@ def count_from_page_index(
 
 
 def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
-    """Of which chunks the metadata has a histogram of definition levels that can be right, bool [num_chunks]."""
+    """Which chunks have a consistent histogram of definition levels in their metadata, bool [num_chunks]."""
     fits: npt.NDArray[np.bool_] = chunks["num_levels"] == column.max_def + 1
     fits &= chunks["all_levels"] == chunks["num_values"]
     return fits
 
 
 def find_miscounted(counts: ColumnIndexes, first_page: Counts, chunks: Chunks) -> npt.NDArray[np.bool_]:
-    """Of which chunks the ColumnIndex's histograms of levels do not add up to the metadata's num_values, bool [num_chunks]."""
+    """For which chunks the ColumnIndex's level histograms do not add up to the metadata's num_values, bool [num_chunks]."""
     wrong: npt.NDArray[np.bool_] = sum_by_chunk(counts.levels.sum(axis=0), first_page) != chunks["num_values"]
     return counts.has_levels & wrong
 
 
 def has_token_counts(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bool_]:
-    """Of which chunks the page index tells the tokens of each page, bool [num_chunks]."""
+    """For which chunks the page index determines the tokens of each page, bool [num_chunks]."""
     if column.max_rep:
         return counts.has_levels
     return counts.has_nulls | (column.max_def == 0)
 
 
 def blocks_of(pages: Pages, first_page: Counts) -> tuple[Array, Counts]:
-    """Pages as blocks. Each page has rows or tokens; where rows of one are not known, none are.
+    """Convert pages to blocks. Each page has rows or tokens; if the rows of one are unknown, those of all are.
 
     Args:
         first_page: int64 [num_chunks + 1], the pages of each chunk, of which the first begins with a row.

@@ -23,13 +23,13 @@ from megablend.storage.base import Storage
 Int64s = npt.NDArray[np.int64]
 
 THREADED_BYTES = 64 << 20
-"""A column of less is indexed before threads would pay."""
+"""Smaller columns are indexed faster without threads."""
 
 
 def index_file(path: str, read: ReadSpec, storage: Storage, *, span: tuple[int, int] | None = None) -> FileIndex:
     """Find and count the pages of a file's column, or of its chunks that begin within bytes `span`.
 
-    Where tokens are known without a scan, but rows are not, and documents need not be counted, rows and ends of blocks are -1.
+    If tokens are known without a scan, but rows are not, and documents need not be counted, rows and ends of blocks are -1.
 
     Raises: MissingFileError, CorruptFileError, UnsupportedFileError, ConfigError (no such column).
     """
@@ -73,7 +73,8 @@ def index_file(path: str, read: ReadSpec, storage: Storage, *, span: tuple[int, 
 def _check_chunks(chunks: Chunks, column: Column) -> None:
     """Raises MalformedError, UnsupportedError."""
     refuse(
-        chunks["physical"] != column.physical, lambda i: f"row group {i} has another column in place of {column.name!r}"
+        chunks["physical"] != column.physical,
+        lambda i: f"row group {i} has a different column in place of {column.name!r}",
     )
     codecs = chunks["codec"].tolist()
     for codec in set(codecs) - CODECS.keys():

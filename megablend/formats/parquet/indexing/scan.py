@@ -1,4 +1,4 @@
-"""Counting by levels, where nothing else tells rows or tokens: V1 pages are read whole, of V2 pages the levels alone."""
+"""Counting by levels, if nothing else determines rows or tokens: V1 pages are read whole, of V2 pages only the levels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, p
             source, headers[run], codecs[run], data, offsets[run] - start, sizes[run]
         )
         levels, _, _ = levels_of(headers[run], addresses, held, column, np.full(len(held), -1))
-        del owners  # which held what the levels were read from
+        del owners  # which own the memory that the levels were read from
         for i in np.flatnonzero(levels["problem"] != NONE):
             with source.error_context(int(headers["offset"][run][i]), "the page"):
                 check_levels(levels[i], column)
@@ -55,7 +55,7 @@ def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, p
 def _level_bytes(
     source: ByteSource, headers: Headers, codecs: Int64s, data: pa.Buffer, begins: Int64s, sizes: Int64s
 ) -> tuple[list[pa.Buffer | None], Int64s, Int64s]:
-    """What begins with the levels of each page: what holds it, where it lies, its bytes."""
+    """The bytes that begin with the levels of each page: owner, address, size."""
     is_v1 = np.flatnonzero(headers["type"] == DATA)
     check_checksums(source, headers[is_v1], data, begins[is_v1])
     addresses, sizes, v1 = data.address + begins, sizes.copy(), headers[is_v1]

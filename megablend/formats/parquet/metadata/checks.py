@@ -1,4 +1,4 @@
-"""Checks of many chunks and pages at once: what is wrong is told of the first that is."""
+"""Checks of many chunks and pages at once; the first wrong one is reported."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Int64s = npt.NDArray[np.int64]
 
 
 def refuse(wrong: Bools, problem: Callable[[int], str]) -> None:
-    """Refuse chunks. Raises MalformedError of the first that is wrong.
+    """Reject chunks. Raises MalformedError for the first wrong one.
 
     Args:
         wrong: bool [num_chunks].
-        problem: what to say of chunk number i.
+        problem: the message for chunk number i.
     """
     if wrong.any():
         chunk = int(np.argmax(wrong))
@@ -26,12 +26,12 @@ def refuse(wrong: Bools, problem: Callable[[int], str]) -> None:
 
 
 def refuse_pages(wrong: Bools, first_page: Int64s, problem: Callable[[int], str]) -> None:
-    """Refuse pages. Raises MalformedError of the chunk of the first that is wrong.
+    """Reject pages. Raises MalformedError for the chunk of the first wrong one.
 
     Args:
         wrong: bool [num_pages].
         first_page: int64 [num_chunks + 1], the pages of each chunk.
-        problem: what to say of page number i.
+        problem: the message for page number i.
     """
     if wrong.any():
         page = int(np.argmax(wrong))
@@ -52,7 +52,7 @@ def sum_by_chunk(values: npt.NDArray[np.generic], first_page: Int64s) -> Int64s:
 
 
 def starts_of(counts: Int64s) -> Int64s:
-    """Where each of several runs begins, and where the last ends: int64 [n + 1]."""
+    """Start of each of several runs, and the end of the last: int64 [n + 1]."""
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts

@@ -1,6 +1,6 @@
 """The chunks of one column, as the footer describes them.
 
-A kernel reads all row groups in one pass. What it leaves alone is read slowly, which names what is wrong with it.
+A kernel parses all row groups in one pass. What it rejects is parsed in Python, which reports what is wrong.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from megablend.formats.parquet.metadata.thrift import (
 from megablend.kernels.parquet.footer import ABSENT, CHUNK_DTYPE, NUMBERED, find_chunks
 
 Chunks = npt.NDArray[np.void]
-"""CHUNK_DTYPE [num_chunks]: a column's parts of row groups, checked: all of each lies before the footer."""
+"""CHUNK_DTYPE [num_chunks]: a column's chunks, checked: all bytes of each are before the footer."""
 
 _OTHER = 1 << NUMBERED
-"""The bit of encodings that have none of their own."""
+"""The bit of encodings without a bit of their own."""
 
 
 def column_chunks(footer: Footer, column: Column, num_leaves: int) -> Chunks:
-    """The chunks of a column, one of `num_leaves`: CHUNK_DTYPE [num_row_groups]. Raises MalformedError, UnsupportedError."""
+    """Read the chunks of a column, one of `num_leaves`: CHUNK_DTYPE [num_row_groups]. Raises MalformedError, UnsupportedError."""
     chunks = _found_at_once(footer, column, num_leaves)
     if chunks is None:
         chunks = _read_slowly(footer, column, num_leaves)
@@ -39,7 +39,7 @@ def column_chunks(footer: Footer, column: Column, num_leaves: int) -> Chunks:
 
 
 def _found_at_once(footer: Footer, column: Column, num_leaves: int) -> Chunks | None:
-    """CHUNK_DTYPE [num_row_groups], as a kernel reads it; None where anything is unusual or damaged."""
+    """CHUNK_DTYPE [num_row_groups], parsed by a kernel; None if anything is unusual or damaged."""
     groups = footer.row_groups
     if not isinstance(groups, Structs):
         return None
@@ -50,19 +50,19 @@ def _found_at_once(footer: Footer, column: Column, num_leaves: int) -> Chunks | 
 
 
 def _path_bytes(column: Column) -> bytes:
-    """The column's path as writers write it: a list of texts, a length below 15 in four bits."""
+    """The column's path as Thrift encodes it: a list of strings, a length below 15 in four bits."""
     names = [name.encode() for name in column.path]
     written = write_struct([(1, Kind.LIST, (Kind.BINARY, names))])[1:-1]
     return bytes([len(names) << 4 | Kind.BINARY]) + written[2:] if len(names) < 15 else written
 
 
 def _read_slowly(footer: Footer, column: Column, num_leaves: int) -> Chunks:
-    """The same, read field by field. Raises MalformedError, UnsupportedError."""
+    """The same, parsed field by field. Raises MalformedError, UnsupportedError."""
     found = np.zeros(len(footer.row_groups), CHUNK_DTYPE)
     for number, group in enumerate(footer.row_groups):
         columns = group.structs(1, f"columns of row group {number}")
         if len(columns) != num_leaves:
-            raise MalformedError(f"row group {number} has {len(columns)} columns, the schema {num_leaves}")
+            raise MalformedError(f"row group {number} has {len(columns)} columns, the schema has {num_leaves}")
         facts = _facts_in(columns[column.ordinal], number, column)
         facts["num_rows"] = group.count(3, "num_rows of a row group")
         facts["row_group"] = number
@@ -73,11 +73,11 @@ def _read_slowly(footer: Footer, column: Column, num_leaves: int) -> Chunks:
 
 
 def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
-    """What CHUNK_DTYPE has of a column chunk."""
+    """The fields of CHUNK_DTYPE for a column chunk."""
     if 8 in chunk or 9 in chunk:
         raise UnsupportedError(f"the column is encrypted (row group {row_group}); decrypt the file")
     if 1 in chunk and chunk.text(1, "file_path"):
-        raise UnsupportedError(f"row group {row_group} lies in another file ({chunk.text(1, 'file_path')})")
+        raise UnsupportedError(f"row group {row_group} is stored in another file ({chunk.text(1, 'file_path')})")
     meta = chunk.struct(3, "meta_data of a column chunk")
     statistics = meta.struct(12, "statistics") if 12 in meta else Struct({})
     sizes = meta.struct(16, "size_statistics") if 16 in meta else Struct({})
@@ -103,12 +103,12 @@ def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
         "column_index_bytes": chunk.count(7, "column_index_length", 0),
     }
     if tuple(meta.texts(3, "path_in_schema")) != column.path:
-        raise MalformedError(f"row group {row_group} has another column in place of {column.name!r}")
+        raise MalformedError(f"row group {row_group} has a different column in place of {column.name!r}")
     return facts
 
 
 def _value_statistics(statistics: Struct) -> dict[str, int]:
-    """The smallest and largest values of a chunk, as CHUNK_DTYPE has them."""
+    """The smallest and largest values of a chunk, as in CHUNK_DTYPE."""
     facts, ranges = {"old_max": 0, "old_min": 0, "max_value": 0, "min_value": 0}, 0
     for name, field in zip(facts, (1, 2, 5, 6), strict=True):
         data = statistics.binary(field)
@@ -135,15 +135,15 @@ def _bits(encodings: list[int]) -> int:
 
 
 def _check_bytes(facts: dict[str, int], limit: int) -> None:
-    """Find `start`, and check that all bytes of a chunk and its page index lie before byte `limit`. Raises MalformedError."""
-    # Some writers leave dictionary_page_offset out or 0 and let data_page_offset name the dictionary.
+    """Set `start`, and check that all bytes of a chunk and its page index are before byte `limit`. Raises MalformedError."""
+    # Some writers omit dictionary_page_offset or set it to 0, and data_page_offset is that of the dictionary.
     start, data, dictionary = facts["data_page"], facts["data_page"], facts["dictionary_page"]
     if 0 < dictionary < data:
         start = dictionary
     stop = start + facts["stored_bytes"]
     if facts["num_values"] and not 0 < start < stop <= limit:
         raise MalformedError(
-            f"row group {facts['row_group']} claims bytes {start} to {stop}, the footer begins at {limit}"
+            f"row group {facts['row_group']} has bytes {start} to {stop}, but the footer begins at {limit}"
         )
     facts["start"] = start
     for name in ("offset_index", "column_index"):
@@ -151,4 +151,4 @@ def _check_bytes(facts: dict[str, int], limit: int) -> None:
         if begin < 0:
             facts[f"{name}_bytes"] = 0
         elif size and begin + size > limit:
-            raise MalformedError(f"{name} claims bytes {begin} to {begin + size}, the footer begins at {limit}")
+            raise MalformedError(f"{name} has bytes {begin} to {begin + size}, but the footer begins at {limit}")

@@ -13,16 +13,16 @@ from megablend.formats.parquet.metadata.thrift import Struct, UnsupportedError, 
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
 TAIL_BYTES = 64 << 10
-"""Read at once from the end of a file: most footers fit."""
+"""First read at the end of a file: most footers fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """FileMetaData, read but for its row groups, which `column_chunks` reads for one column."""
+    """FileMetaData, parsed except for its row groups, which `column_chunks` parses for one column."""
 
     digest: str
     offset: int
-    """First byte of the footer: pages lie before it."""
+    """First byte of the footer; all pages are before it."""
     num_rows: int
     schema: Sequence[Struct]
     row_groups: Sequence[Struct]
@@ -30,20 +30,20 @@ class Footer:
 
 
 def read_footer_bytes(source: ByteSource) -> bytes:
-    """Find a file's footer. Raises CorruptFileError, UnsupportedFileError (encrypted)."""
+    """Read the bytes of a file's footer. Raises CorruptFileError, UnsupportedFileError (encrypted)."""
     path = source.path
     if source.size == 0:
-        raise CorruptFileError(path, "the file is empty; write it again or fetch it anew")
+        raise CorruptFileError(path, "the file is empty; rewrite or re-download it")
     tail = source.read(max(0, source.size - TAIL_BYTES), min(source.size, TAIL_BYTES), "the file's end")
     if tail[-4:] == ENCRYPTED_MAGIC:
         raise UnsupportedFileError(path, "the footer is encrypted (PARE); decrypt the file", offset=source.size - 4)
     if source.size < 12 or tail[-4:] != MAGIC:
         found = f"it ends with {tail[-4:]!r}, not {MAGIC!r}" if tail[-4:] != MAGIC else f"it has {source.size} bytes"
-        problem = f"not a whole Parquet file: {found}; write it again or fetch it anew"
+        problem = f"not a complete Parquet file: {found}; rewrite or re-download it"
         raise CorruptFileError(path, problem, offset=max(0, source.size - 4))
     size = int.from_bytes(tail[-8:-4], "little")
     if not 0 < size <= source.size - 12:
-        problem = f"the footer's length is {size}, but {source.size - 12} bytes lie before it"
+        problem = f"the footer's length is {size}, but there are only {source.size - 12} bytes before it"
         raise CorruptFileError(path, problem, offset=source.size - 8)
     if size + 8 <= len(tail):
         return tail[-8 - size : -8]
@@ -51,7 +51,7 @@ def read_footer_bytes(source: ByteSource) -> bytes:
 
 
 def digest_of(footer: bytes) -> str:
-    """What tells one file's structure from another's: hex, 16 bytes."""
+    """Hex digest (blake2b, 16 bytes) that identifies a file's structure."""
     return hashlib.blake2b(footer, digest_size=16).hexdigest()
 
 
@@ -64,7 +64,7 @@ def read_footer(source: ByteSource) -> Footer:
 
 
 def parse_footer(data: bytes, offset: int) -> Footer:
-    """Parse FileMetaData that lies at `offset` of its file. Raises MalformedError, UnsupportedError (encrypted)."""
+    """Parse FileMetaData that begins at `offset` in its file. Raises MalformedError, UnsupportedError (encrypted)."""
     meta, _ = read_struct(data)
     if 8 in meta:
         raise UnsupportedError("its columns are encrypted (encryption_algorithm is set); decrypt the file")

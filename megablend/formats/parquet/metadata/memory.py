@@ -1,4 +1,4 @@
-"""Memory for what is filled at once and soon let go."""
+"""Memory for arrays that are filled at once and soon released."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 
 def empty_from_arrow_pool(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array that holds anything. Arrow's pool keeps freed memory at hand: fresh pages from the system cost more to touch."""
+    """An uninitialised array. Arrow's pool reuses freed memory: new pages from the system are slower on first access."""
     kind = np.dtype(dtype)
     size = math.prod(shape) if isinstance(shape, tuple) else shape
     return np.frombuffer(pa.allocate_buffer(size * kind.itemsize), np.uint8).view(kind).reshape(shape)

@@ -1,4 +1,4 @@
-"""The numbers by which Parquet's metadata names types, encodings, codecs and pages.
+"""The enums of Parquet's metadata: types, encodings, codecs and pages.
 
 Source: parquet-format, src/main/thrift/parquet.thrift.
 """
@@ -44,7 +44,7 @@ class Encoding(IntEnum):
 
 
 class PageType(IntEnum):
-    """What a page holds."""
+    """The kind of a page."""
 
     DATA = 0
     INDEX = 1
@@ -66,5 +66,5 @@ class CodecId(IntEnum):
 
 
 def name_of(kind: type[IntEnum], number: int) -> str:
-    """The name of a number, for messages; numbers that the format does not know are shown as they are."""
+    """The name of a number, for messages; unknown numbers are shown as they are."""
     return kind(number).name if number in kind._value2member_map_ else f"unknown ({number})"

@@ -1,4 +1,4 @@
-"""One page header, read slowly: where the kernel gives up, this says what is wrong, or that it is only unusual.
+"""One page header, parsed in Python: used if the kernel rejects it, to report what is wrong or to handle unusual fields.
 
 Source: parquet-format, parquet.thrift (PageHeader).
 """
@@ -22,12 +22,12 @@ class PageHeader:
     type: int
     header_bytes: int
     stored_bytes: int
-    """Of the body."""
+    """Size of the body."""
     decoded_bytes: int
-    """Of the body, levels included."""
+    """Size of the body, levels included."""
     crc: int | None
     num_values: int
-    """Levels; in a dictionary, values."""
+    """Number of levels; in a dictionary, of values."""
     encoding: int
     def_encoding: int
     rep_encoding: int
@@ -44,7 +44,7 @@ class PageHeader:
 
 
 def parse_page_header(data: bytes | memoryview) -> PageHeader:
-    """The page header with which `data` begins. Raises MalformedError; TruncatedError where `data` is too short."""
+    """Parse the page header at the start of `data`. Raises MalformedError; TruncatedError if `data` is too short."""
     page, end = read_struct(data)
     kind = page.integer(1, "page type")
     num_values, encoding, levels = 0, int(Encoding.PLAIN), (int(Encoding.RLE), int(Encoding.RLE))
@@ -74,14 +74,14 @@ def parse_page_header(data: bytes | memoryview) -> PageHeader:
         is_compressed=v2.boolean(7, "is_compressed", True),
     )
     if header.rep_bytes + header.def_bytes > min(header.stored_bytes, header.decoded_bytes):
-        raise MalformedError("the levels of the page are longer than the page")
+        raise MalformedError("the page's levels are longer than the page")
     if max(header.stored_bytes, header.decoded_bytes, num_values) > MAX_PAGE:
-        raise MalformedError(f"the page is larger than a page can be ({MAX_PAGE} bytes or values)")
+        raise MalformedError(f"the page is larger than the limit of {MAX_PAGE} bytes or values")
     return header
 
 
 def read_page_header(source: ByteSource, offset: int, limit: int) -> PageHeader:
-    """The header of the page at `offset`; the page has to end at or before byte `limit`. Raises CorruptFileError."""
+    """Read the header of the page at `offset`; the page must end at or before byte `limit`. Raises CorruptFileError."""
     size = PROBE_BYTES
     with source.error_context(offset, "the page header"):
         while True:
@@ -95,5 +95,5 @@ def read_page_header(source: ByteSource, offset: int, limit: int) -> PageHeader:
                 size *= 4
         end = offset + header.header_bytes + header.stored_bytes
         if end > limit:
-            raise MalformedError(f"the page would end at byte {end}, beyond {limit}, where its column chunk must end")
+            raise MalformedError(f"the page would end at byte {end}, after the end of its column chunk at {limit}")
         return header

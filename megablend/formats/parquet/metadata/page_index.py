@@ -1,4 +1,4 @@
-"""The page indices of many chunks: where pages lie (OffsetIndex), and how many levels of each kind they hold (ColumnIndex).
+"""The page indexes of many chunks: positions of pages (OffsetIndex), and their level counts (ColumnIndex).
 
 Source: parquet-format, PageIndex.md and parquet.thrift (OffsetIndex, ColumnIndex).
 """
@@ -39,7 +39,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class OffsetIndexes:
-    """Places of the data pages of chunks; dictionary pages are not among them."""
+    """Positions of the data pages of chunks; dictionary pages are not included."""
 
     first_page: Int64s
     """int64 [num_chunks + 1], the pages of each chunk."""
@@ -51,7 +51,7 @@ class OffsetIndexes:
     """int64 [num_pages]."""
 
     def of(self, chosen: Bools) -> OffsetIndexes:
-        """Those of chosen chunks, bool [num_chunks]."""
+        """Select chunks, bool [num_chunks]."""
         if chosen.all():
             return self
         counts = np.diff(self.first_page)
@@ -61,7 +61,7 @@ class OffsetIndexes:
 
 @dataclass(frozen=True, slots=True)
 class ColumnIndexes:
-    """Counts of the data pages of chunks, as far as their writers tell them."""
+    """Counts of the data pages of chunks, as far as their writers store them."""
 
     has_nulls: Bools
     """bool [num_chunks]."""
@@ -75,7 +75,7 @@ class ColumnIndexes:
     """int64 [num_pages]: levels of repetition level 0."""
 
     def of(self, chosen: Bools, first_page: Int64s) -> ColumnIndexes:
-        """Those of chosen chunks, bool [num_chunks]; of all, `first_page` has the pages."""
+        """Select chunks, bool [num_chunks]; `first_page` is that of all chunks."""
         if chosen.all():
             return self
         pages = np.repeat(chosen, np.diff(first_page))
@@ -93,13 +93,13 @@ class ColumnIndexes:
 def parse_offset_indexes(
     data: Bytes, begins: Int64s, ends: Int64s, *, starts: Int64s, limit: int, num_rows: Int64s
 ) -> OffsetIndexes:
-    """Parse and check OffsetIndexes: pages in order, apart, within their chunk.
+    """Parse and check OffsetIndexes: pages in order, not overlapping, within their chunk.
 
     Args:
         data: uint8, OffsetIndexes.
-        begins, ends: int64 [num_chunks], where each one lies there.
+        begins, ends: int64 [num_chunks], the position of each in `data`.
         starts: int64 [num_chunks], the byte of the file before which a chunk's pages do not begin.
-        limit: the byte beyond which none goes.
+        limit: the byte of the file before which all pages end.
         num_rows: int64 [num_chunks].
 
     Raises: MalformedError.
@@ -118,8 +118,8 @@ def parse_offset_indexes(
                 BAD_OFFSET: f"offset of a page is {number}, expected 0 to 2**48",
                 BAD_SIZE: f"compressed_page_size is {number}, expected 0 to 2**48",
                 BAD_ROW: f"first_row_index is {number}, expected 0 to 2**48",
-                TOO_LARGE: f"a page of {number} bytes is larger than a page can be (2 GiB)",
-                OVERLAP: f"its pages overlap or lie outside of their column chunk, bytes {starts[chunk]} to {limit}",
+                TOO_LARGE: f"a page of {number} bytes is larger than the limit of 2 GiB",
+                OVERLAP: f"its pages overlap or are outside their column chunk, bytes {starts[chunk]} to {limit}",
                 DISORDER: f"its first rows do not ascend from 0 to the {num_rows[chunk]} rows of the row group",
             }[problem],
             chunk,
@@ -131,11 +131,11 @@ def parse_offset_indexes(
 def parse_column_indexes(
     data: Bytes, begins: Int64s, ends: Int64s, *, first_page: Int64s, max_def: int, max_rep: int
 ) -> ColumnIndexes:
-    """Parse and check ColumnIndexes. A chunk may have none: one of no bytes.
+    """Parse and check ColumnIndexes. A chunk without one has 0 bytes.
 
     Args:
         data: uint8, ColumnIndexes.
-        begins, ends: int64 [num_chunks], where each one lies there.
+        begins, ends: int64 [num_chunks], the position of each in `data`.
         first_page: int64 [num_chunks + 1], the pages of each chunk.
 
     Raises: MalformedError.
@@ -153,7 +153,7 @@ def parse_column_indexes(
         raise MalformedError(
             {
                 INCOMPLETE: f"it has {found[chunk, kind]} counts, expected {width} for each of {pages} pages",
-                BAD_COUNT: "one of its counts is negative or absurdly large",
+                BAD_COUNT: "one of its counts is negative or implausibly large",
                 SUMS_DIFFER: "its histograms of definition and repetition levels have different sums",
             }[problem],
             chunk,
@@ -163,9 +163,9 @@ def parse_column_indexes(
 
 
 def _complain(data: Bytes, name: str, item: int) -> NoReturn:
-    """Say what is wrong with a struct that the kernel could not read. Raises MalformedError."""
+    """Report what is wrong with a struct that the kernel could not parse. Raises MalformedError."""
     try:
         read_struct(data.tobytes())
     except MalformedError as error:
         raise MalformedError(str(error), item) from error
-    raise MalformedError(f"it is not what the format says of an {name}", item)
+    raise MalformedError(f"it is not a valid {name}", item)

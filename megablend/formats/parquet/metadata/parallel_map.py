@@ -1,4 +1,4 @@
-"""Work on many things, several at a time: so that many reads are in flight."""
+"""Mapping a function over items with several threads, so that many reads are in flight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> list[R]:
-    """What `work` makes of each item, in their order, by `in_flight` threads; one, or a single item, needs none."""
+    """Apply `work` to each item with `in_flight` threads; results in order. One thread, or one item, runs in the caller."""
     if in_flight < 2 or len(items) < 2:
         return list(map(work, items))
     with ThreadPoolExecutor(min(in_flight, len(items))) as threads:

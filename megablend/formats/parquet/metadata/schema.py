@@ -1,8 +1,8 @@
-"""From the schema to the one column that holds the tokens.
+"""Finding the token column in a schema.
 
-Lists are three nested nodes in Parquet, `input_ids (LIST) / list (repeated) / element`. People name them by what they
-see in Arrow, `input_ids`; a column's `name` here leaves the two inner nodes out. All kinds of lists (also large and
-fixed-size ones) look alike in Parquet: what matters for reading is the two maximal levels alone.
+Lists are three nested nodes in Parquet, `input_ids (LIST) / list (repeated) / element`. Users name them by what they
+see in Arrow, `input_ids`; a column's `name` here omits the two inner nodes. All kinds of lists (also large and
+fixed-size ones) are the same in Parquet: for reading only the two maximal levels matter.
 
 Source: parquet-format, LogicalTypes.md ("Lists", with its rules for old writers) and the Dremel paper's levels.
 """
@@ -34,39 +34,39 @@ CONVERTED_MAPS = (1, 2)
 LOGICAL_MAP, LOGICAL_LIST, LOGICAL_INTEGER, LOGICAL_FLOAT16 = 2, 3, 10, 15
 TOKEN_DTYPES = ("int32", "int64", "uint16", "uint32", "int8", "int16", "uint8")
 OTHER_DTYPES: dict[int, str] = {Physical.BOOLEAN: "bool", Physical.FLOAT: "float32", Physical.DOUBLE: "float64"}
-"""Numbers that are no tokens, by physical type."""
+"""Types of numbers that are not tokens, by physical type."""
 FLOAT16 = "float16"
-"""Numbers that are not read: what messages call them."""
+"""Names, for messages, of numbers that are not supported."""
 MAX_LEVEL = 127
-"""Levels are kept in bytes; no sensible schema is deeper."""
+"""Levels are stored in bytes; no sensible schema is deeper."""
 MAX_NESTED = 512
-"""Groups in one another, required ones too: each column of a deep schema has a path as long."""
+"""Maximal nesting of groups, required ones included: each column of a deep schema has an equally long path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A leaf of the schema: where its chunks are, and how its levels read."""
+    """A leaf of the schema: the position of its chunks, and the meaning of its levels."""
 
     name: str
-    """Dotted, the inner nodes of lists left out."""
+    """Dotted path, without the inner nodes of lists."""
     path: tuple[str, ...]
     """Names of all nodes."""
     ordinal: int
-    """Number among the leaves: its chunk's place in each row group."""
+    """Number among the leaves: the position of its chunk in each row group."""
     physical: int
     dtype: str
-    """numpy name of its values; "" where they are not numbers that can be read."""
+    """numpy name of its values; "" if they are not supported numbers."""
     max_def: int
     max_rep: int
     slot_def: int
     """Lowest definition level at which a level stands for an element (of a list, or a value of a flat column)."""
     nesting: str = ""
-    """Why its place in the schema rules it out; "" where it does not."""
+    """Why its position in the schema excludes it; "" if it does not."""
     kind: str = field(default="", compare=False)
-    """What its values are, for messages alone."""
+    """The type of its values, for messages only."""
 
     def to_meta(self) -> dict[str, Any]:
-        """What a reader needs of the column, JSON-able."""
+        """What a reader needs to know about the column, as JSON."""
         kept = ("name", "path", "ordinal", "physical", "dtype", "max_def", "max_rep", "slot_def")
         return {key: list(self.path) if key == "path" else getattr(self, key) for key in kept}
 
@@ -78,7 +78,7 @@ class Column:
 
 @dataclass(slots=True)
 class _Group:
-    """An inner node on the way from the root to the node at hand."""
+    """An inner node on the path from the root to the current node."""
 
     name: str
     children_left: int
@@ -102,7 +102,7 @@ def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
         while stack and stack[-1].children_left == 0:
             stack.pop()
         if not stack:
-            raise MalformedError("the schema has more elements than its groups announce")
+            raise MalformedError("the schema has more elements than its groups declare")
         if len(stack) > MAX_NESTED:
             raise MalformedError(f"the schema is nested deeper than {MAX_NESTED} groups")
         parent = stack[-1]
@@ -126,35 +126,35 @@ def _known_leaves(schema: bytes, size: int) -> Sequence[Column]:
 
 
 def find_column(schema: Sequence[Struct], name: str | None, path: str, *, numbers: bool = False) -> tuple[Column, int]:
-    """The column called `name`, or the one that `choose_column` takes for that of the tokens; and the number of leaves.
+    """Find the column called `name`, or the one that `choose_column` selects; and the number of leaves.
 
     Args:
-        numbers: it need not hold tokens: numbers of any kind will do.
+        numbers: numbers of any kind are accepted, not only tokens.
 
     Raises: ConfigError (no such column, several, or not of integers, or numbers), MalformedError.
     """
     columns = _known_leaves(schema.written(), len(schema)) if isinstance(schema, Structs) else list(leaves(schema))
-    physical = {".".join(column.path): column.name for column in columns}  # the full path is good, too
+    physical = {".".join(column.path): column.name for column in columns}  # the full path is accepted, too
     problems = {column.name: _problem(column, numbers=numbers) for column in columns}
     lists = {column.name for column in columns if column.max_rep}
     chosen = choose_column(path, physical.get(name, name) if name else name, problems, lists, numbers=numbers)
     found = [column for column in columns if column.name == chosen]
     if len(found) > 1:
-        raise ConfigError(f"{path}: {len(found)} columns are called {chosen!r}; rename one")
+        raise ConfigError(f"{path}: {len(found)} columns are named {chosen!r}; rename one")
     return found[0], len(columns)
 
 
 def _problem(column: Column, *, numbers: bool) -> str | None:
-    """Why a column cannot hold tokens, or numbers; None where it can."""
+    """Why a column cannot contain tokens, or numbers; None if it can."""
     if column.nesting:
         return column.nesting
     if column.kind == "uint64":
-        return f"is of uint64; {UINT64_REMEDY}"
+        return f"has type uint64; {UINT64_REMEDY}"
     dtypes = (*TOKEN_DTYPES, *OTHER_DTYPES.values()) if numbers else TOKEN_DTYPES
     if column.dtype in dtypes:
         return None
     hint = "; write it as float32" if numbers and column.kind == FLOAT16 else ""
-    return f"is of {column.kind}, not of {'numbers' if numbers else 'integers'} ({', '.join(dtypes)}){hint}"
+    return f"has type {column.kind}, expected {'numbers' if numbers else 'integers'} ({', '.join(dtypes)}){hint}"
 
 
 def _child(parent: _Group, element: Struct) -> _Group:
@@ -178,7 +178,7 @@ def _child(parent: _Group, element: Struct) -> _Group:
         slot_def=max_def if repeated else parent.slot_def,
         in_map=parent.in_map or converted in CONVERTED_MAPS or LOGICAL_MAP in logical,
         is_list=num_children > 0 and (converted == CONVERTED_LIST or LOGICAL_LIST in logical),
-        # Old writers have no third node: the repeated one is the element itself.
+        # Old writers omit the third node: the repeated one is the element itself.
         holds_element=parent.is_list
         and repeated
         and num_children == 1
@@ -198,13 +198,13 @@ def _column(node: _Group, element: Struct, ordinal: int) -> Column:
         max_def=node.max_def,
         max_rep=node.max_rep,
         slot_def=node.slot_def,
-        nesting="lies in a map" if node.in_map else "is a list of lists" if node.max_rep > 1 else "",
+        nesting="is in a map" if node.in_map else "is a list of lists" if node.max_rep > 1 else "",
         kind=kind,
     )
 
 
 def _dtype(physical: int, element: Struct) -> tuple[str, str]:
-    """(numpy name of the values or "", what the column is, for messages)."""
+    """(numpy name of the values or "", the column's type for messages)."""
     kind = name_of(Physical, physical)
     if physical not in (Physical.INT32, Physical.INT64):
         if 10 in element and LOGICAL_FLOAT16 in element.struct(10, "logicalType"):

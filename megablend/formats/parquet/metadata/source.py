@@ -1,4 +1,4 @@
-"""One file's bytes: checked reads, and the place at which malformed bytes are blamed on the file."""
+"""One file's bytes: checked reads, and errors that name the file and the offset of malformed bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from megablend.storage.ranges import merge_ranges
 
 @dataclass(slots=True)
 class ErrorLocation:
-    """The byte of the file that is to be blamed."""
+    """The byte of the file that an error names."""
 
     offset: int
 
@@ -33,11 +33,11 @@ class ByteSource:
 
     @property
     def limits(self) -> ReadLimits:
-        """How the storage likes to be read."""
+        """The read limits of the storage."""
         return self.storage.limits(self.path)
 
     def read(self, offset: int, size: int, what: str) -> bytes:
-        """Exactly `size` bytes from `offset`. Raises CorruptFileError where `what` does not lie within the file."""
+        """Exactly `size` bytes from `offset`. Raises CorruptFileError if `what` is not within the file."""
         self._check(offset, size, what)
         return self.storage.read(self.path, offset, size)
 
@@ -48,7 +48,7 @@ class ByteSource:
             offsets, sizes: int64 [n].
 
         Returns: a buffer; where in it each range begins, int64 [n].
-        Raises: CorruptFileError where `what` does not lie within the file.
+        Raises: CorruptFileError if `what` is not within the file.
         """
         self.check_ranges(offsets, sizes, what)
         out, begins = self.storage.read_ranges(
@@ -57,7 +57,7 @@ class ByteSource:
         return pa.py_buffer(out), begins
 
     def read_coalesced(self, offsets: Int64s, sizes: Int64s, what: str) -> tuple[Bytes, Int64s]:
-        """The same of ranges of which many may be neighbours: these are read together.
+        """The same for ranges many of which may be adjacent: these are read together.
 
         Returns: uint8; where in it each range begins, int64 [n].
         """
@@ -66,36 +66,36 @@ class ByteSource:
         return np.frombuffer(data, np.uint8), begins[runs] + offsets - starts[runs]
 
     def check_ranges(self, offsets: Int64s, sizes: Int64s, what: str) -> None:
-        """Ranges int64 [n] must lie within the file. Raises CorruptFileError."""
+        """Check that ranges, int64 [n], are within the file. Raises CorruptFileError."""
         for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > self.size - sizes)):
             self._check(int(offsets[i]), int(sizes[i]), what)
 
     def _check(self, offset: int, size: int, what: str) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
-            problem = f"{what} should take {size} bytes, but the file has {self.size}; write it again or fetch it anew"
+            problem = f"{what} should have {size} bytes here, but the file has only {self.size}; rewrite or re-download the file"
             raise CorruptFileError(self.path, problem, offset=offset)
 
     @contextlib.contextmanager
     def error_context(self, offset: int, what: str) -> Iterator[ErrorLocation]:
-        """Turn what is found malformed or unsupported within into an error that names file, place and `what`.
+        """Convert MalformedError and UnsupportedError into errors that name the file, the offset and `what`.
 
-        The place is that of the first byte of `what`; a loop over many may move it on.
+        The offset is that of the first byte of `what`; a loop over many may advance it.
         """
         place = ErrorLocation(offset)
         try:
             yield place
         except MalformedError as error:
-            problem = f"{what} is damaged: {error}; write the file again or fetch it anew"
+            problem = f"{what} is damaged: {error}; rewrite or re-download the file"
             raise CorruptFileError(self.path, problem, offset=place.offset) from error
         except MemoryError as error:
-            problem = f"{what} asks for more memory than there is: a damaged size, or a page far too large"
+            problem = f"{what} needs more memory than is available: its size is damaged, or the page is far too large"
             raise CorruptFileError(self.path, problem, offset=place.offset) from error
         except UnsupportedError as error:
             raise UnsupportedFileError(self.path, f"{what}: {error}", offset=place.offset) from error
 
     @contextlib.contextmanager
     def blamed_among(self, offsets: Int64s, row_groups: Int64s, what: str) -> Iterator[None]:
-        """The same where the things of many row groups are looked at together: int64 [n] each; the error tells its `item`."""
+        """The same for items of many row groups processed together, int64 [n] each; the error has its `item`."""
         try:
             yield
         except (MalformedError, UnsupportedError, MemoryError) as error:

@@ -1,7 +1,7 @@
-"""The range of a column's values, as far as the footer knows it.
+"""The range of a column's values, from the statistics in the footer.
 
 Source: parquet-format, parquet.thrift (Statistics, ColumnOrder). `min_value` and `max_value` follow the order of the column's
-logical type; the older `min` and `max` always compared signed integers, so they are used for signed columns alone. Bounds that
+logical type; the older `min` and `max` always compared signed integers, so they are used for signed columns only. Bounds that
 are marked as inexact are not used.
 """
 
@@ -19,7 +19,7 @@ _WORDS = {(Physical.INT32, False): "<i4", (Physical.INT32, True): "<u4", (Physic
 
 
 def find_value_range(chunks: Chunks, column: Column) -> tuple[int, int] | None:
-    """The smallest and the largest value of those chunks that have statistics; None where none has.
+    """The smallest and the largest value of the chunks that have statistics; None if none has.
 
     Args:
         chunks: CHUNK_DTYPE [n].

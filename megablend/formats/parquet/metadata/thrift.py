@@ -1,7 +1,7 @@
 """Thrift's compact protocol, as far as Parquet's metadata needs it.
 
 A struct is read into a `Struct`: field id -> value, without a schema; the caller asks for each field by id, name and
-type, so that a wrong or missing one is an error with a name. Nothing is believed: every length is checked against what
+type, so that a wrong or missing field is an error that names it. Nothing is trusted: every length is checked against what
 is left of the buffer before it is used.
 
 Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
@@ -22,16 +22,16 @@ from megablend.kernels.parquet.thrift import skip_structs
 T = TypeVar("T")
 
 MAX_DEPTH = 32
-"""Deeper nesting than Parquet's metadata has (7)."""
+"""Deeper than the nesting of Parquet's metadata (7)."""
 
 
 class MalformedError(ValueError):
-    """Bytes are not what the format says. Those who know the file turn it into a CorruptFileError."""
+    """Bytes that violate the format. Callers that know the file convert it to a CorruptFileError."""
 
     def __init__(self, problem: str, item: int = 0) -> None:
         super().__init__(problem)
         self.item = item
-        """Of many things looked at together, the one that is meant."""
+        """Among many items processed together, the one that is wrong."""
 
 
 class TruncatedError(MalformedError):
@@ -39,7 +39,7 @@ class TruncatedError(MalformedError):
 
 
 class UnsupportedError(ValueError):
-    """Valid, but nothing that we can read. Those who know the file turn it into an UnsupportedFileError."""
+    """Valid, but not supported. Callers convert it to an UnsupportedFileError."""
 
     def __init__(self, problem: str, item: int = 0) -> None:
         super().__init__(problem)
@@ -77,7 +77,7 @@ class Struct:
         return field in self._fields
 
     def integer(self, field: int, name: str, default: int | None = None) -> int:
-        """A field of any integer type; with a default, one of another type counts as absent, as to Thrift's own readers."""
+        """A field of any integer type; with a default, another type counts as absent, as in Thrift's own readers."""
         value = self._fields.get(field)
         if type(value) is int:
             return value
@@ -97,11 +97,11 @@ class Struct:
         return self._typed(field, name, bool, default)
 
     def is_false(self, field: int) -> bool:
-        """Whether a boolean is there, and false."""
+        """Whether a boolean is present and false."""
         return self._fields.get(field) is False
 
     def binary(self, field: int) -> bytes | None:
-        """A binary field; None where it is absent, or of another type."""
+        """A binary field; None if it is absent, or of another type."""
         value = self._fields.get(field)
         return value if isinstance(value, bytes) else None
 
@@ -135,12 +135,12 @@ class Struct:
     def _list(self, field: int, name: str, kind: type[T]) -> list[T]:
         values = self._typed(field, name, list)
         if not all(type(value) is kind for value in values):
-            raise MalformedError(f"{name} holds elements of the wrong type")
+            raise MalformedError(f"{name} contains elements of the wrong type")
         return values
 
 
 def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
-    """The struct that begins at `start`, and the position after it. Raises MalformedError, TruncatedError."""
+    """Read the struct at `start`. Returns the struct and the position after it. Raises MalformedError, TruncatedError."""
     reader = _Reader(data, start)
     try:
         return reader.struct(0), reader.position
@@ -149,7 +149,7 @@ def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
 
 
 class Structs(Sequence[Struct]):
-    """A list of structs, each read when it is asked for: of thousands of columns, a kernel skips all but one."""
+    """A list of structs, each parsed on access: of thousands of columns, a kernel skips all but one."""
 
     __slots__ = ("_data", "_size", "start")
 
@@ -177,16 +177,16 @@ class Structs(Sequence[Struct]):
             yield struct
 
     def written(self) -> bytes:
-        """The structs as they lie in the buffer."""
+        """The encoded bytes of the structs."""
         return bytes(self._data[self.start : self.find(self._size)])
 
     def find(self, index: int) -> int:
-        """The position after `index` structs; below 0 where they are damaged, or unusual."""
+        """The position after `index` structs; below 0 if they are damaged or unusual."""
         return skip_structs(np.frombuffer(self._data, np.uint8), self.start, index)
 
 
 class _Reader:
-    """A position in a buffer; runs into an IndexError at the buffer's end."""
+    """A position in a buffer; raises IndexError at the buffer's end."""
 
     __slots__ = ("data", "position")
 
@@ -217,7 +217,7 @@ class _Reader:
 
     def take(self, size: int) -> bytes:
         if size > len(self.data) - self.position:
-            raise TruncatedError(f"{size} bytes are announced, {len(self.data) - self.position} are left")
+            raise TruncatedError(f"{size} bytes are declared, only {len(self.data) - self.position} are left")
         start, self.position = self.position, self.position + size
         return bytes(self.data[start : self.position])
 
@@ -241,7 +241,7 @@ class _Reader:
             return self.struct(depth + 1)
         if kind in (Kind.LIST, Kind.SET):
             return self.list(depth + 1)
-        if kind in (Kind.TRUE, Kind.FALSE):  # as a list's element, a boolean takes a byte of its own
+        if kind in (Kind.TRUE, Kind.FALSE):  # as a list element, a boolean takes one byte
             return self.byte() == Kind.TRUE
         if kind == Kind.I8:
             return (self.byte() ^ 0x80) - 0x80
@@ -283,7 +283,7 @@ class _Reader:
     def check_room(self, size: int) -> None:
         """An element takes at least one byte: a list cannot have more elements than there are bytes left."""
         if size > len(self.data) - self.position:
-            raise TruncatedError(f"{size} elements are announced, {len(self.data) - self.position} bytes are left")
+            raise TruncatedError(f"{size} elements are declared, only {len(self.data) - self.position} bytes are left")
 
 
 def write_struct(fields: Sequence[tuple[int, Kind, object]]) -> bytes:
