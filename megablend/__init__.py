@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megablend.api.build import BuildResult, BuiltIndex, build, build_index
-    from megablend.api.check import Checked, check
+    from megablend.api.check import CheckResult, check
     from megablend.api.describe import describe
     from megablend.api.diff import diff
     from megablend.api.export import export
@@ -49,7 +49,7 @@ _HOMES = {
     "build": "megablend.api.build",
     "BuildResult": "megablend.api.build",
     "check": "megablend.api.check",
-    "Checked": "megablend.api.check",
+    "CheckResult": "megablend.api.check",
     "BuiltIndex": "megablend.api.build",
     "build_index": "megablend.api.build",
     "describe": "megablend.api.describe",
@@ -94,7 +94,7 @@ __all__ = [
     "BuildResult",
     "BuiltIndex",
     "CacheError",
-    "Checked",
+    "CheckResult",
     "Config",
     "ConfigError",
     "DataError",

@@ -15,10 +15,18 @@ from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.run import Run
 from megablend.plan.stage import SourceShare
+from megablend.storage.base import Storage
 from megablend.storage.location import escape_wildcards, join
 
 
-def open_committed(what: ConfigLike, run: str | None = None, split: str = "train", *, cache: str | None = None) -> Run:
+def open_committed(
+    what: ConfigLike,
+    run: str | None = None,
+    split: str = "train",
+    *,
+    cache: str | None = None,
+    storage: Storage | None = None,
+) -> Run:
     """A split of a run as it was committed.
 
     A config that still asks for its run's order is used as it is. Otherwise the ledger decides, of train: a config then only
@@ -28,6 +36,7 @@ def open_committed(what: ConfigLike, run: str | None = None, split: str = "train
         what: a config, or the folder of a cache, which needs `run`.
         run: the run's name, in place of the config's.
         cache: in place of the config's.
+        storage: where files are read, in place of the one that the config asks for.
 
     Raises: ConfigError, PlanError where the split is not one of the run's; CacheError where the run was not built, or its index
         is gone.
@@ -36,7 +45,7 @@ def open_committed(what: ConfigLike, run: str | None = None, split: str = "train
     config = None if is_cache else load_config(what, cache=cache)
     if config is not None and run in (None, config.run):
         try:
-            return open_run(config, split)
+            return open_run(config, split, storage=storage)
         except (PlanError, CacheError):
             if split != "train":
                 raise
@@ -48,12 +57,12 @@ def open_committed(what: ConfigLike, run: str | None = None, split: str = "train
     ledger = load_ledger(folder, name)
     if ledger is None:
         raise CacheError(f"{folder}: run {name!r} was not built there; `megablend runs list {folder}` lists its runs")
-    return open_ledger(folder, ledger)
+    return open_ledger(folder, ledger, storage=storage)
 
 
-def open_ledger(cache: str, ledger: Ledger) -> Run:
+def open_ledger(cache: str, ledger: Ledger, *, storage: Storage | None = None) -> Run:
     """The train split that a ledger promises, over the index that it names. Raises CacheError, PlanError."""
-    return open_run(make_config(cache, ledger, open_snapshot(cache, ledger.index)), "train")
+    return open_run(make_config(cache, ledger, open_snapshot(cache, ledger.index)), "train", storage=storage)
 
 
 def make_config(cache: str, ledger: Ledger, generation: Snapshot) -> Config:

@@ -12,9 +12,11 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
@@ -30,10 +32,40 @@ SET_ASIDE = "reset"
 """Folder below `runs` of the ledgers of runs that were reset."""
 
 
-def list_runs(what: ConfigLike) -> list[dict[str, Any]]:
-    """The runs of a cache, by name: run, index, plan, stages (sample numbers at which they end) and whether the index is there.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunSummary(Result):
+    """What a run is committed to, in short."""
 
-    A ledger that cannot be read has `problem`, in words, in place of the rest.
+    run: str
+    """Its name."""
+    index: str
+    """Digest of the index that it reads."""
+    index_exists: bool
+    """Whether the cache has that index."""
+    plan: str
+    """Digest of its plan."""
+    stages: tuple[int, ...]
+    """Sample numbers at which its stages end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunCommitment(RunSummary):
+    """What a run is committed to."""
+
+    blend: dict[str, Any]
+    """All that decides its order, as its ledger records it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DamagedRun(Result):
+    """A run whose ledger cannot be read."""
+
+    run: str
+    problem: str
+
+
+def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
+    """The runs of a cache, by name; those whose ledger cannot be read as DamagedRun.
 
     Args:
         what: folder of the cache, or a config.
@@ -45,11 +77,19 @@ def list_runs(what: ConfigLike) -> list[dict[str, Any]]:
     return [listed for name in run_names(cache) if (listed := _listed(cache, name, indices))]
 
 
-def show_run(what: ConfigLike, run: str) -> dict[str, Any]:
-    """A run as `list_runs` tells it, with its `blend`: all that decides its order. Raises: CacheError, ConfigError."""
+def show_run(what: ConfigLike, run: str) -> RunCommitment:
+    """A run as `list_runs` lists it, with its `blend`. Raises: CacheError, ConfigError."""
     cache = _cache_of(what)
     ledger = _load(cache, run)
-    return _summary(ledger, set(list_snapshots(cache))) | {"blend": blend_record(ledger.blend)}
+    summary = _summarize(ledger, set(list_snapshots(cache)))
+    return RunCommitment(
+        run=summary.run,
+        index=summary.index,
+        index_exists=summary.index_exists,
+        plan=summary.plan,
+        stages=summary.stages,
+        blend=blend_record(ledger.blend),
+    )
 
 
 def rename_run(what: ConfigLike, run: str, new: str) -> None:
@@ -146,20 +186,20 @@ def check_run_name(run: str) -> None:
         )
 
 
-def _listed(cache: str, run: str, indices: set[str]) -> dict[str, Any] | None:
-    """A run, or what is wrong with its ledger; None where it went meanwhile."""
+def _listed(cache: str, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
+    """A run, or what is wrong with its ledger; None where it was removed meanwhile."""
     try:
         ledger = load_ledger(cache, run)
     except CacheError as error:
-        return {"run": run, "problem": str(error)}
-    return None if ledger is None else _summary(ledger, indices)
+        return DamagedRun(run=run, problem=str(error))
+    return None if ledger is None else _summarize(ledger, indices)
 
 
-def _summary(ledger: Ledger, indices: set[str]) -> dict[str, Any]:
-    return {
-        "run": ledger.run,
-        "index": ledger.index,
-        "index_exists": ledger.index in indices,
-        "plan": ledger.digest,
-        "stages": list(ledger.ends),
-    }
+def _summarize(ledger: Ledger, indices: set[str]) -> RunSummary:
+    return RunSummary(
+        run=ledger.run,
+        index=ledger.index,
+        index_exists=ledger.index in indices,
+        plan=ledger.digest,
+        stages=tuple(ledger.ends),
+    )
