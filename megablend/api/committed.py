@@ -56,7 +56,10 @@ def open_committed(
     )
     ledger = load_ledger(folder, name)
     if ledger is None:
-        raise CacheError(f"{folder}: run {name!r} was not built there; `megablend runs list {folder}` lists its runs")
+        raise CacheError(
+            f"{folder}: run {name!r} was not built there; run `megablend build CONFIG` first, or choose one of the runs that "
+            f"`megablend runs list {folder}` lists"
+        )
     return open_ledger(folder, ledger, storage=storage)
 
 

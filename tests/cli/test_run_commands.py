@@ -103,7 +103,7 @@ def test_some_of_many_sources(config: Path, command: Command) -> None:
     out = command("describe", config, "--top", 1, "--sort", "samples")[1]
     assert "s2" in out
     assert "s0 " not in out.partition("train")[2].partition("first")[0]
-    assert out.count("and 2 more sources (--top 0 shows all; --sort and --match choose)") == 2
+    assert out.count("and 2 more sources (--top 0 shows all; --sort and --match select)") == 2
     found = json.loads(command("describe", config, "--match", "s1", "--json")[1])
     assert [source["name"] for source in found["splits"]["train"]["sources"]] == ["s1"]
     code, _, err = command("describe", Path(yaml.safe_load(config.read_text())["cache"]), "--top", 1)
