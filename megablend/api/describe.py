@@ -27,7 +27,8 @@ from megablend.api.what_if import Foreseen, foresee_run, list_files
 from megablend.config import SPLITS, Config, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError, PlanError, ResourceError
-from megablend.index.document_table import table_bytes
+from megablend.fs.atomic_write import list_committed
+from megablend.index.document_table import table_bytes, tables
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
@@ -241,6 +242,7 @@ def _describe_source(run: Run, number: int, samples: int) -> SourceDescription:
 
 def _describe_index(snapshot: Snapshot, cache: str) -> IndexDescription:
     folder = Path(cache) / "generations" / snapshot.digest
+    has_tables = bool(list_committed(tables(cache)))  # looking for each costs much where sources are many
     sources = tuple(
         IndexedSource(
             name=entry.name,
@@ -252,7 +254,7 @@ def _describe_index(snapshot: Snapshot, cache: str) -> IndexDescription:
             blocks=len(entry.blocks),
             rows=entry.rows,
             tokens=entry.tokens,
-            document_table_bytes=table_bytes(snapshot, number),
+            document_table_bytes=table_bytes(snapshot, number) if has_tables else None,
             extra_columns=tuple(each.column for each in entry.extra_columns),
         )
         for number, entry in enumerate(snapshot.sources)
