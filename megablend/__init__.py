@@ -11,6 +11,7 @@ Names are loaded when they are first used: `build` never imports torch, the trai
 from __future__ import annotations
 
 import importlib
+import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from megablend.reader import Dataset, Loader, PretrainingSampler
 
 __version__ = "0.1.0"
+
+logging.getLogger("megablend").addHandler(logging.NullHandler())  # silent unless the program configures logging
 
 _HOMES = {
     "build": "megablend.api.build",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
+
+_LOG = logging.getLogger("megablend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +181,19 @@ def _index(
                 refuse_known_outliers(checked, open_snapshot(checked.cache, report.digest), storage)
     except BaseException as error:
         launch.abort(error)
+    if launch.rank == 0:
+        _log_report(checked.cache, report)
     launch.barrier()  # no rank continues with what rank 0 refuses
     return checked, report
+
+
+def _log_report(cache: str, report: BuildReport) -> None:
+    for path in report.changed:
+        _LOG.info("%s: %s has changed, indexed again", cache, path)
+    for note in report.notes:
+        _LOG.info("%s: %s", cache, note)
+    if report.read:
+        _LOG.info("%s: indexed %d files in %.1f s, %d reused", cache, report.read, report.seconds, report.reused)
 
 
 def list_specs(checked: Config) -> list[SourceSpec]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from megablend.system.failures import translating
 from megablend.system.limited_json import parse_json
 
 DEFAULT_DAYS = 7.0
+_LOG = logging.getLogger("megablend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,6 +62,9 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
         return {ledger.index for ledger in list_runs(folder)} | _pinned(folder)
 
     collected = collect(folder, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
+    if not dry_run:
+        for digest in collected.generations:
+            _LOG.info("%s: removed index %s, which no run uses", folder, digest)
     return GcResult(
         cache=str(Path(folder).absolute()),
         dry_run=dry_run,

@@ -6,6 +6,7 @@ Results go to stdout (a table, or with --json one JSON object, for errors too), 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -152,8 +153,19 @@ cli.add_command(show)
 cli.add_command(skip)
 
 
+class _WarningPrinter(logging.Handler):
+    """Prints warnings of the package on stderr, a line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"megablend: {record.getMessage()}", err=True)
+
+
+_TO_STDERR = _WarningPrinter(logging.WARNING)
+
+
 def main() -> NoReturn:
     """Entry point of `megablend` and `python -m megablend`."""
+    logging.getLogger("megablend").addHandler(_TO_STDERR)
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as done:
