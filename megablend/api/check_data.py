@@ -1,6 +1,6 @@
-"""check --data: the smallest and the largest token of every source, and the rows whose token ids no vocabulary has.
+"""check --data: the smallest and the largest token id of every source, and rows with ids outside the vocabulary.
 
-Every block of the run's index is read once, files in parallel. What is found of a file is its first wrong row.
+Every block of the run's index is read once, files in parallel. Only the first wrong row of each file is reported.
 """
 
 from __future__ import annotations

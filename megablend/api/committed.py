@@ -1,4 +1,4 @@
-"""A committed run, opened by its ledger alone: what it read stays known after its config was edited or lost."""
+"""Open a committed run from its ledger alone, so that it can be inspected after its config was edited or lost."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def open_committed(
     cache: str | None = None,
     storage: Storage | None = None,
 ) -> Run:
-    """A split of a run as it was committed.
+    """Open a split of a run as it was committed.
 
-    A config that still asks for its run's order is used as it is. Otherwise the ledger decides, of train: a config then only
-    says which run of which cache is meant.
+    A config that still requests its run's order is used as it is. Otherwise, for train, the ledger decides: the config then
+    only names the run and its cache.
 
     Args:
         what: a config, or the folder of a cache, which needs `run`.
@@ -64,12 +64,12 @@ def open_committed(
 
 
 def open_ledger(cache: str, ledger: Ledger, *, storage: Storage | None = None) -> Run:
-    """The train split that a ledger promises, over the index that it names. Raises CacheError, PlanError."""
+    """Open the train split of a ledger, over the index that it names. Raises CacheError, PlanError."""
     return open_run(make_config(cache, ledger, open_snapshot(cache, ledger.index)), "train", storage=storage)
 
 
 def make_config(cache: str, ledger: Ledger, generation: Snapshot) -> Config:
-    """A config that asks for just what a ledger promises, of the files that its index holds."""
+    """Make a config that requests exactly what a ledger commits to, from the files of its index."""
     blend, entries = ledger.blend, {entry.name: entry for entry in generation.sources}
     by_split = any(source.name not in entries for source in blend.sources)
     prefix = "train/" if by_split else ""

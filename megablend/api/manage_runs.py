@@ -1,7 +1,7 @@
-"""The runs of a cache: list, show, rename, reset, remove. What a checkpoint's state needs stays: it opens its own plan.
+"""The runs of a cache: list, show, rename, reset, remove. Checkpoint states still open the plan they were saved with.
 
-A run is its ledger, `runs/<name>.json`. Changes are made under the build lock, one file at a time: after a crash a run is as it
-was, or as it was to be; a rename may leave both names, and is completed by the same command.
+A run is its ledger, `runs/<name>.json`. Changes are made under the build lock, one file at a time: after a crash a run is
+either unchanged or changed; a rename may leave both names, and the same command completes it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def show_run(what: ConfigLike, run: str) -> RunCommitment:
 
 
 def rename_run(what: ConfigLike, run: str, new: str) -> None:
-    """Give a run another name. Its plan, and states taken of it, stay good; configs have to give the new name (`run:`).
+    """Rename a run. Its plan and its states stay valid; set the new name in configs (`run:`).
 
     Raises: ConfigError where there is a run of the new name, or it cannot be a name; CacheError where there is no such run, or
         the cache is in use or cannot be written.
@@ -111,10 +111,10 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
 
 
 def reset_run(what: ConfigLike, run: str) -> Path:
-    """Set a run's ledger aside: the next build plans the run again, on the newest index, as its config then says.
+    """Move a run's ledger aside: the next build plans the run again, on the newest index, from its config as it is then.
 
-    States taken of the run are accepted where the new plan is the same as the old one, and refused elsewhere; opened with
-    `state=`, they find their own plan, until `gc` removes the old index, which no run needs any more.
+    States of the run are accepted if the new plan equals the old one, and refused otherwise; opened with `state=`, they find
+    their own plan, until `gc` removes the old index, which no run needs any more.
 
     Returns: where the ledger now is. Moved back to `runs/<name>.json`, it restores the run.
     Raises: CacheError where there is no such run, or the cache is in use or cannot be written.
@@ -130,7 +130,7 @@ def reset_run(what: ConfigLike, run: str) -> Path:
 
 
 def remove_run(what: ConfigLike, run: str) -> None:
-    """Remove a run for good, and what resets of it set aside. The index stays until `gc` finds that no run needs it.
+    """Remove a run permanently, with the ledgers that resets of it moved aside. Its index is kept until `gc` removes it.
 
     A damaged ledger is removed, too.
 

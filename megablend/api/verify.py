@@ -90,4 +90,4 @@ def _run_problems(cache: str) -> Iterator[str]:
             yield str(error)
             continue
         if ledger is not None and ledger.index not in indices:
-            yield f"{cache}: run {name!r} stands on index {ledger.index}, which is not there: build it from the same data"
+            yield f"{cache}: run {name!r} uses index {ledger.index}, which does not exist: rebuild it from the same data"

@@ -1,4 +1,4 @@
-"""What a run would be: planned without committing anything, on the index that there is."""
+"""What a run would be: planned on the existing index, without committing anything."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Foreseen:
 
     run: Run
     committed: bool
-    """Whether the ledger says just this."""
+    """Whether the ledger has committed exactly this."""
     note: str | None
     """How it differs from what is committed, and what to do; None where it does not."""
 
 
 def foresee_run(config: Config, *, storage: Storage | None = None) -> Foreseen | str:
-    """Plan train as the config asks for it, by the run's ledger where there is one; commits nothing.
+    """Plan train as the config requests it, by the run's ledger if it has one; commits nothing.
 
     Returns: the run; or, where no index holds the config's sources, why, and what to do.
     Raises: PlanError, ConfigError where the config cannot be planned; CacheError where the cache is damaged.
@@ -92,7 +92,7 @@ def list_files(config: Config, *, storage: Storage | None = None) -> tuple[Sourc
 
 
 def _by_ledger(config: Config, ledger: Ledger, storage: Storage) -> Foreseen:
-    """The committed run, or what lengthening makes of it. Raises PlanError where the ledger refuses the config."""
+    """The committed run, or what extending it would make of it. Raises PlanError where the ledger refuses the config."""
     run = as_promised(
         plan_run(
             config,
