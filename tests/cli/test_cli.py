@@ -284,7 +284,7 @@ def test_gc(built: Path) -> None:
     assert f"would remove: index {first}" in dry.stdout
     found = as_json(run("gc", cache, "--older-than", 0, "--json"))
     assert (found["generations"], found["dry_run"], len(found["kept"])) == ([first], False, 1)
-    assert "removed: 0 indices, 0 fragments and tables" in run("gc", cache, "--older-than", 0).stdout
+    assert "removed: 0 indexes, 0 fragments and tables" in run("gc", cache, "--older-than", 0).stdout
     assert run("gc", cache, "--older-than", -1).returncode == 2
     assert run("gc", built.parent / "nowhere").returncode == 3
 
