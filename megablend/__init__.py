@@ -11,12 +11,13 @@ Names are loaded when they are first used: `build` never imports torch, the trai
 from __future__ import annotations
 
 import importlib
+import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megablend.api.build import BuildResult, BuiltIndex, build, build_index
-    from megablend.api.check import Checked, check
+    from megablend.api.check import CheckResult, check
     from megablend.api.describe import describe
     from megablend.api.diff import diff
     from megablend.api.export import export
@@ -45,11 +46,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+logging.getLogger("megablend").addHandler(logging.NullHandler())  # silent unless the program configures logging
+
 _HOMES = {
     "build": "megablend.api.build",
     "BuildResult": "megablend.api.build",
     "check": "megablend.api.check",
-    "Checked": "megablend.api.check",
+    "CheckResult": "megablend.api.check",
     "BuiltIndex": "megablend.api.build",
     "build_index": "megablend.api.build",
     "describe": "megablend.api.describe",
@@ -94,7 +97,7 @@ __all__ = [
     "BuildResult",
     "BuiltIndex",
     "CacheError",
-    "Checked",
+    "CheckResult",
     "Config",
     "ConfigError",
     "DataError",

@@ -1,10 +1,11 @@
-"""build: index what is not indexed yet, then commit the run's order, or lengthen it; build_index: the index alone."""
+"""build: index what is not indexed yet, then commit the run's order, or extend it; build_index: only the index."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
 
+_LOG = logging.getLogger("megablend")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildResult:
@@ -39,20 +42,37 @@ class BuildResult:
 
     index: BuildReport
     documents: TablesReport | None
-    """What the tables of documents took, where the order needs them."""
+    """How the document tables were built; None where the order needs none."""
     ledger: Ledger
-    """The run's, as it stands now."""
+    """What the run is committed to now."""
     stages_before: int
-    """Stages that the run had before; 0 for a new run."""
+    """Number of stages that the run had before; 0 for a new run."""
     problems: tuple[str, ...]
-    """Files of the older index that the run keeps reading which are missing or changed: the run cannot be read to its end."""
+    """With `pinned`, the files of the older index that are missing or changed: the run cannot be read to its end."""
     warnings: tuple[str, ...] = ()
     """Numbers of the plan that deserve a second look; see `find_warnings`."""
+    ranks: int = 1
+    """Number of processes that built."""
 
     @property
     def pinned(self) -> bool:
-        """Whether the run keeps an older generation of the index, on which its order was promised."""
+        """Whether the run keeps reading an older snapshot of the index, which its committed order depends on."""
         return self.ledger.index != self.index.digest
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        run = {
+            "name": self.ledger.run,
+            "index": self.ledger.index,
+            "plan": self.ledger.digest,
+            "stages": list(self.ledger.ends),
+            "stages_before": self.stages_before,
+            "pinned": self.pinned,
+            "problems": list(self.problems),
+            "warnings": list(self.warnings),
+        }
+        documents = None if self.documents is None else asdict(self.documents)
+        return {"index": asdict(self.index), "documents": documents, "run": run, "ranks": self.ranks}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +81,13 @@ class BuiltIndex:
 
     index: BuildReport
     documents: TablesReport | None
-    """What the tables of documents took, where the order needs them."""
+    """How the document tables were built; None where the order needs none."""
+    ranks: int = 1
+    """Number of processes that built."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return asdict(self)
 
 
 def build_index(
@@ -72,7 +98,7 @@ def build_index(
     launch: Communicator | None = None,
     storage: Storage | None = None,
 ) -> BuiltIndex:
-    """Index the config's files and commit no run: `describe` then says what a run of this config would read.
+    """Index the config's files without committing a run: `describe` then reports what a run of this config would read.
 
     Arguments, processes and errors are those of `build`.
 
@@ -84,7 +110,7 @@ def build_index(
         documents = _tabulate(checked, report.digest, launch, storage) if checked.tabled else None
     except BaseException as error:
         launch.abort(error)
-    return BuiltIndex(index=report, documents=documents)
+    return BuiltIndex(index=report, documents=documents, ranks=launch.size)
 
 
 def build(
@@ -95,13 +121,13 @@ def build(
     launch: Communicator | None = None,
     storage: Storage | None = None,
 ) -> BuildResult:
-    """Index the config's files and write the run's ledger. Alone, or on every rank of an MPI job: the ranks share the work.
+    """Index the config's files and write the run's ledger, in one process or on every rank of an MPI job, which share the work.
 
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
-        cache: in place of the config's `cache`.
-        progress: called on rank 0 as work goes on.
-        launch: the processes that build; found out from the environment where absent.
+        cache: cache folder, in place of the config's `cache`.
+        progress: called on rank 0 as files are indexed.
+        launch: the processes that build; by default detected from the environment.
         storage: where files are found and read, in place of the one that the config asks for; the same on all ranks.
 
     Returns: the same on all ranks.
@@ -128,7 +154,7 @@ def build(
         launch.abort(error)
     built = launch.bcast(built)
     assert built is not None
-    return built
+    return dataclasses.replace(built, ranks=launch.size)
 
 
 def _index(
@@ -138,7 +164,7 @@ def _index(
     launch: Communicator,
     storage: Storage | None,
 ) -> tuple[Config, BuildReport]:
-    """The checked config, and what became of its files. Called by all ranks."""
+    """The checked config, and what indexing its files did. Called by all ranks."""
     try:
         with translating("build"):
             checked = load_config(config, cache=cache)
@@ -155,8 +181,19 @@ def _index(
                 refuse_known_outliers(checked, open_snapshot(checked.cache, report.digest), storage)
     except BaseException as error:
         launch.abort(error)
-    launch.barrier()  # no rank goes on with what rank 0 refuses
+    if launch.rank == 0:
+        _log_report(checked.cache, report)
+    launch.barrier()  # no rank continues with what rank 0 refuses
     return checked, report
+
+
+def _log_report(cache: str, report: BuildReport) -> None:
+    for path in report.changed:
+        _LOG.info("%s: %s has changed, indexed again", cache, path)
+    for note in report.notes:
+        _LOG.info("%s: %s", cache, note)
+    if report.read:
+        _LOG.info("%s: indexed %d files in %.1f s, %d reused", cache, report.read, report.seconds, report.reused)
 
 
 def list_specs(checked: Config) -> list[SourceSpec]:
@@ -190,12 +227,17 @@ def _repair(
     progress: Callable[[Progress], None] | None,
 ) -> bool:
     return repair_kept_index(
-        config, ledger, report.digest, launch=launch, storage=storage or make_storage(), progress=progress
+        config,
+        ledger,
+        report.digest,
+        launch=launch,
+        storage=storage or make_storage(objects=config.storage),
+        progress=progress,
     )
 
 
 def _commit_run(config: Config, report: BuildReport, documents: TablesReport | None, storage: Storage) -> BuildResult:
-    """Begin the run's ledger, or append a stage to it."""
+    """Start the run's ledger, or append a stage to it."""
     ledger = load_ledger(config.cache, config.run)
     generation = open_snapshot(config.cache, ledger.index if ledger else report.digest)
     store = open_block_store(config, generation, storage)
@@ -207,7 +249,7 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
     if extended != ledger:
         save_ledger(config.cache, extended)
     stages_before = len(ledger.stages) if ledger else 0
-    # Of the files of an index that was built now, all has just been looked at.
+    # The files of an index that was just built have just been checked.
     problems = check_store(config, store).problems if generation.digest != report.digest else ()
     return BuildResult(
         index=report,

@@ -1,9 +1,10 @@
-"""check: are all data files of a run there, and are they those that were indexed?"""
+"""check: do all data files of a run exist, as they were indexed?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from megablend.api.runs import ConfigLike, newest_snapshot
 from megablend.blocks.block_store import BlockStore
@@ -13,45 +14,57 @@ from megablend.index.check_files import FileChecker, check_files, files_of
 from megablend.index.snapshot import open_snapshot
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_block_store
+from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What a check of files found."""
+class CheckResult:
+    """What a check of data files found."""
 
     index: str
     """Digest of the index that the files were compared with."""
     files: int
-    """That were looked at."""
+    """Number of files that were checked."""
     problems: tuple[str, ...]
-    """A line for each file that is missing or not the one that was indexed."""
+    """A line for each file that is missing or differs from what was indexed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {"index": self.index, "files": self.files, "problems": list(self.problems)}
 
 
 def check(
-    config: ConfigLike, *, cache: str | None = None, progress: Callable[[Progress], None] | None = None
-) -> Checked:
-    """Look at every file that a run may read, in parallel: is it there, with the size and times that the build saw?
+    config: ConfigLike,
+    *,
+    cache: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    storage: Storage | None = None,
+) -> CheckResult:
+    """Check every file that a run may read, in parallel: does it exist, with the size and times that the build saw?
 
-    Of a file that was moved, copied or touched since, 64 KiB are compared; `verify(data=True)` compares all. Without a run of
-    that name, the files of the newest index are looked at.
+    If a file was moved, copied or touched since, 64 KiB of it are compared; `verify(data=True)` compares everything. Without a
+    run of that name, the files of the newest index are checked.
 
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
-        cache: in place of the config's `cache`.
+        cache: cache folder, in place of the config's `cache`.
+        progress: called as files are checked.
+        storage: where files are looked up and read, in place of the one that the config asks for.
 
     Raises: ConfigError, PlanError where config and index disagree; CacheError where nothing was built, or the cache is damaged.
     """
     checked = load_config(config, cache=cache)
     ledger = load_ledger(checked.cache, checked.run)
     generation = open_snapshot(checked.cache, ledger.index) if ledger else newest_snapshot(checked.cache)
-    return check_store(
-        checked, open_block_store(checked, generation, make_storage(objects=checked.storage)), progress=progress
-    )
+    storage = storage or make_storage(objects=checked.storage)
+    return check_store(checked, open_block_store(checked, generation, storage), progress=progress)
 
 
-def check_store(config: Config, store: BlockStore, *, progress: Callable[[Progress], None] | None = None) -> Checked:
-    """The same of the files of an opened index. Raises: CacheError."""
+def check_store(
+    config: Config, store: BlockStore, *, progress: Callable[[Progress], None] | None = None
+) -> CheckResult:
+    """Check the files of an opened index. Raises: CacheError."""
     numbers = files_of(store.generation, list(config.all_sources))
     found = check_files(FileChecker(store.generation, store.roots, store.storage), numbers, progress=progress)
-    return Checked(index=store.generation.digest, files=len(numbers), problems=tuple(map(str, found)))
+    return CheckResult(index=store.generation.digest, files=len(numbers), problems=tuple(map(str, found)))

@@ -1,6 +1,6 @@
-"""check --data: the smallest and the largest token of every source, and the rows whose token ids no vocabulary has.
+"""check --data: the smallest and the largest token id of every source, and rows with ids outside the vocabulary.
 
-Every block of the run's index is read once, files in parallel. What is found of a file is its first wrong row.
+Every block of the run's index is read once, files in parallel. Only the first wrong row of each file is reported.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from megablend.api.check_tokens import FileTokens, check_file
 from megablend.api.runs import ConfigLike, newest_snapshot
@@ -19,6 +20,7 @@ from megablend.index.build import Progress
 from megablend.index.source_entry import SourceEntry
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_block_store
+from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 
 MAX_THREADS = 8
@@ -26,7 +28,7 @@ MAX_THREADS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTokens:
-    """The tokens of a source."""
+    """The token ids of a source."""
 
     name: str
     files: int
@@ -39,24 +41,33 @@ class SourceTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedData:
+class CheckDataResult:
     """What `check_data` found."""
 
     index: str
     """Digest of the index that was read."""
     sources: tuple[SourceTokens, ...]
     problems: tuple[str, ...]
-    """A line a file: path, row, what was found and what was expected."""
+    """A line for each file with a token out of range: path, row, what was found and what was expected."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return asdict(self)
 
 
 def check_data(
-    what: ConfigLike, *, cache: str | None = None, progress: Callable[[Progress], None] | None = None
-) -> CheckedData:
+    what: ConfigLike,
+    *,
+    cache: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    storage: Storage | None = None,
+) -> CheckDataResult:
     """Read all tokens of a config's run, or of the newest index where it was not built yet, and check their ids.
 
     Args:
-        cache: in place of the config's `cache`.
+        cache: cache folder, in place of the config's `cache`.
         progress: called after each file, from one thread at a time.
+        storage: where files are read, in place of the one that the config asks for.
 
     Raises: ConfigError (the config, or a tokenizer that cannot be read); CacheError where there is no index.
     """
@@ -64,7 +75,7 @@ def check_data(
     sizes = vocab_sizes(config)
     ledger = load_ledger(config.cache, config.run)
     generation = newest_snapshot(config.cache, ledger.index if ledger else None)
-    storage = make_storage(objects=config.storage)
+    storage = storage or make_storage(objects=config.storage)
     store = BlockStore(generation, roots=open_block_store(config, generation, storage).roots, storage=storage)
     entries = [entry for entry in generation.sources if entry.name in sizes]
     found: dict[int, FileTokens] = {}
@@ -82,7 +93,7 @@ def check_data(
             done += file_bytes[number]
             if progress is not None:
                 progress(Progress(files=len(found), num_files=len(numbers), bytes=done, num_bytes=num_bytes))
-    return CheckedData(
+    return CheckDataResult(
         index=generation.digest,
         sources=tuple(_source_tokens(entry, [found[i] for i in entry.files], sizes[entry.name]) for entry in entries),
         problems=tuple(str(each.problem) for each in found.values() if each.problem is not None),

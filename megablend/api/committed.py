@@ -1,4 +1,4 @@
-"""A committed run, opened by its ledger alone: what it read stays known after its config was edited or lost."""
+"""Open a committed run from its ledger alone, so that it can be inspected after its config was edited or lost."""
 
 from __future__ import annotations
 
@@ -15,19 +15,28 @@ from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.run import Run
 from megablend.plan.stage import SourceShare
+from megablend.storage.base import Storage
 from megablend.storage.location import escape_wildcards, join
 
 
-def open_committed(what: ConfigLike, run: str | None = None, split: str = "train", *, cache: str | None = None) -> Run:
-    """A split of a run as it was committed.
+def open_committed(
+    what: ConfigLike,
+    run: str | None = None,
+    split: str = "train",
+    *,
+    cache: str | None = None,
+    storage: Storage | None = None,
+) -> Run:
+    """Open a split of a run as it was committed.
 
-    A config that still asks for its run's order is used as it is. Otherwise the ledger decides, of train: a config then only
-    says which run of which cache is meant.
+    A config that still requests its run's order is used as it is. Otherwise, for train, the ledger decides: the config then
+    only names the run and its cache.
 
     Args:
         what: a config, or the folder of a cache, which needs `run`.
         run: the run's name, in place of the config's.
         cache: in place of the config's.
+        storage: where files are read, in place of the one that the config asks for.
 
     Raises: ConfigError, PlanError where the split is not one of the run's; CacheError where the run was not built, or its index
         is gone.
@@ -36,7 +45,7 @@ def open_committed(what: ConfigLike, run: str | None = None, split: str = "train
     config = None if is_cache else load_config(what, cache=cache)
     if config is not None and run in (None, config.run):
         try:
-            return open_run(config, split)
+            return open_run(config, split, storage=storage)
         except (PlanError, CacheError):
             if split != "train":
                 raise
@@ -47,17 +56,20 @@ def open_committed(what: ConfigLike, run: str | None = None, split: str = "train
     )
     ledger = load_ledger(folder, name)
     if ledger is None:
-        raise CacheError(f"{folder}: run {name!r} was not built there; `megablend runs list {folder}` lists its runs")
-    return open_ledger(folder, ledger)
+        raise CacheError(
+            f"{folder}: run {name!r} was not built there; run `megablend build CONFIG` first, or choose one of the runs that "
+            f"`megablend runs list {folder}` lists"
+        )
+    return open_ledger(folder, ledger, storage=storage)
 
 
-def open_ledger(cache: str, ledger: Ledger) -> Run:
-    """The train split that a ledger promises, over the index that it names. Raises CacheError, PlanError."""
-    return open_run(make_config(cache, ledger, open_snapshot(cache, ledger.index)), "train")
+def open_ledger(cache: str, ledger: Ledger, *, storage: Storage | None = None) -> Run:
+    """Open the train split of a ledger, over the index that it names. Raises CacheError, PlanError."""
+    return open_run(make_config(cache, ledger, open_snapshot(cache, ledger.index)), "train", storage=storage)
 
 
 def make_config(cache: str, ledger: Ledger, generation: Snapshot) -> Config:
-    """A config that asks for just what a ledger promises, of the files that its index holds."""
+    """Make a config that requests exactly what a ledger commits to, from the files of its index."""
     blend, entries = ledger.blend, {entry.name: entry for entry in generation.sources}
     by_split = any(source.name not in entries for source in blend.sources)
     prefix = "train/" if by_split else ""

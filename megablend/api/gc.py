@@ -1,32 +1,57 @@
-"""gc: remove from a cache what nothing needs any more."""
+"""gc: remove from a cache what is no longer needed."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.errors import CacheError, ConfigError
 from megablend.index.cache_folders import external_references_dir
-from megablend.index.gc import Collected, collect
+from megablend.index.gc import collect
 from megablend.plan.ledger_file import list_runs
 from megablend.system.failures import translating
 from megablend.system.limited_json import parse_json
 
 DEFAULT_DAYS = 7.0
+_LOG = logging.getLogger("megablend")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GcResult(Result):
+    """What `gc` removed, or with `dry_run` would remove."""
+
+    OLD_NAMES: ClassVar[Mapping[str, str]] = {"generations": "removed", "others": "other_files"}
+    cache: str
+    """The cache's absolute path."""
+    dry_run: bool
+    removed: tuple[str, ...]
+    """Digests of the removed indexes, the oldest first."""
+    kept: tuple[str, ...]
+    """Digests of the indexes that are kept."""
+    other_files: int
+    """Number of fragments, document tables and other files removed."""
+    bytes: int
+    """Disk space of all that is removed."""
 
 
 @translating("gc")
-def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: bool = False) -> Collected:
-    """Remove generations of the index that no run stands on, and what belongs to them alone.
+def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: bool = False) -> GcResult:
+    """Remove index snapshots that no run uses, and what belongs to them alone.
 
-    The newest generation stays, those of runs, and those that Megatron's datasets were promised.
+    The newest snapshot is kept, and those that runs and Megatron's datasets use.
 
     Args:
         cache: its folder, or a config that names it.
-        older_than_days: leave what was in use since: longer than any job runs that reads an index by itself (`open_index`).
-        dry_run: only say what would go.
+        older_than_days: keep anything used within so many days; set this longer than your longest job that reads an index
+            directly (`open_index`).
+        dry_run: remove nothing, only report what would be removed.
 
-    Raises: ConfigError; CacheError where there is no cache, a build runs, or a ledger or an index that stays is damaged.
+    Raises: ConfigError; CacheError where there is no cache, a build is running, or a ledger or an index to keep is damaged.
     """
     if not older_than_days >= 0:
         raise ConfigError(f"found older_than_days={older_than_days!r}, expected 0 or more days")
@@ -36,7 +61,18 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
     def needed() -> set[str]:
         return {ledger.index for ledger in list_runs(folder)} | _pinned(folder)
 
-    return collect(folder, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
+    collected = collect(folder, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
+    if not dry_run:
+        for digest in collected.generations:
+            _LOG.info("%s: removed index %s, which no run uses", folder, digest)
+    return GcResult(
+        cache=str(Path(folder).absolute()),
+        dry_run=dry_run,
+        removed=collected.generations,
+        kept=collected.kept,
+        other_files=collected.others,
+        bytes=collected.bytes,
+    )
 
 
 def _pinned(cache: str | Path) -> set[str]:

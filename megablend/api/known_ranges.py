@@ -1,7 +1,7 @@
-"""What `build` knows of token ids without reading them: the statistics that files have of themselves.
+"""What `build` knows about token ids without reading them: the statistics stored in the files.
 
 A file whose statistics are out of range is read, so that the error names the row; statistics that turn out to be wrong are
-ignored. Files without statistics are not looked at; `megablend check --data` reads all.
+ignored. Files without statistics are not checked; `megablend check --data` reads everything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The runs of a cache: list, show, rename, reset, remove. What a checkpoint's state needs stays: it opens its own plan.
+"""The runs of a cache: list, show, rename, reset, remove. Checkpoint states still open the plan they were saved with.
 
-A run is its ledger, `runs/<name>.json`. Changes are made under the build lock, one file at a time: after a crash a run is as it
-was, or as it was to be; a rename may leave both names, and is completed by the same command.
+A run is its ledger, `runs/<name>.json`. Changes are made under the build lock, one file at a time: after a crash a run is
+either unchanged or changed; a rename may leave both names, and the same command completes it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
@@ -30,10 +32,40 @@ SET_ASIDE = "reset"
 """Folder below `runs` of the ledgers of runs that were reset."""
 
 
-def list_runs(what: ConfigLike) -> list[dict[str, Any]]:
-    """The runs of a cache, by name: run, index, plan, stages (sample numbers at which they end) and whether the index is there.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunSummary(Result):
+    """What a run is committed to, in short."""
 
-    A ledger that cannot be read has `problem`, in words, in place of the rest.
+    run: str
+    """Its name."""
+    index: str
+    """Digest of the index that it reads."""
+    index_exists: bool
+    """Whether the cache has that index."""
+    plan: str
+    """Digest of its plan."""
+    stages: tuple[int, ...]
+    """Sample numbers at which its stages end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunCommitment(RunSummary):
+    """What a run is committed to."""
+
+    blend: dict[str, Any]
+    """All that decides its order, as its ledger records it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DamagedRun(Result):
+    """A run whose ledger cannot be read."""
+
+    run: str
+    problem: str
+
+
+def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
+    """The runs of a cache, by name; those whose ledger cannot be read as DamagedRun.
 
     Args:
         what: folder of the cache, or a config.
@@ -45,15 +77,23 @@ def list_runs(what: ConfigLike) -> list[dict[str, Any]]:
     return [listed for name in run_names(cache) if (listed := _listed(cache, name, indices))]
 
 
-def show_run(what: ConfigLike, run: str) -> dict[str, Any]:
-    """A run as `list_runs` tells it, with its `blend`: all that decides its order. Raises: CacheError, ConfigError."""
+def show_run(what: ConfigLike, run: str) -> RunCommitment:
+    """A run as `list_runs` lists it, with its `blend`. Raises: CacheError, ConfigError."""
     cache = _cache_of(what)
     ledger = _load(cache, run)
-    return _summary(ledger, set(list_snapshots(cache))) | {"blend": blend_record(ledger.blend)}
+    summary = _summarize(ledger, set(list_snapshots(cache)))
+    return RunCommitment(
+        run=summary.run,
+        index=summary.index,
+        index_exists=summary.index_exists,
+        plan=summary.plan,
+        stages=summary.stages,
+        blend=blend_record(ledger.blend),
+    )
 
 
 def rename_run(what: ConfigLike, run: str, new: str) -> None:
-    """Give a run another name. Its plan, and states taken of it, stay good; configs have to give the new name (`run:`).
+    """Rename a run. Its plan and its states stay valid; set the new name in configs (`run:`).
 
     Raises: ConfigError where there is a run of the new name, or it cannot be a name; CacheError where there is no such run, or
         the cache is in use or cannot be written.
@@ -71,10 +111,10 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
 
 
 def reset_run(what: ConfigLike, run: str) -> Path:
-    """Set a run's ledger aside: the next build plans the run again, on the newest index, as its config then says.
+    """Move a run's ledger aside: the next build plans the run again, on the newest index, from its config as it is then.
 
-    States taken of the run are accepted where the new plan is the same as the old one, and refused elsewhere; opened with
-    `state=`, they find their own plan, until `gc` removes the old index, which no run needs any more.
+    States of the run are accepted if the new plan equals the old one, and refused otherwise; opened with `state=`, they find
+    their own plan, until `gc` removes the old index, which no run needs any more.
 
     Returns: where the ledger now is. Moved back to `runs/<name>.json`, it restores the run.
     Raises: CacheError where there is no such run, or the cache is in use or cannot be written.
@@ -90,7 +130,7 @@ def reset_run(what: ConfigLike, run: str) -> Path:
 
 
 def remove_run(what: ConfigLike, run: str) -> None:
-    """Remove a run for good, and what resets of it set aside. The index stays until `gc` finds that no run needs it.
+    """Remove a run permanently, with the ledgers that resets of it moved aside. Its index is kept until `gc` removes it.
 
     A damaged ledger is removed, too.
 
@@ -146,20 +186,20 @@ def check_run_name(run: str) -> None:
         )
 
 
-def _listed(cache: str, run: str, indices: set[str]) -> dict[str, Any] | None:
-    """A run, or what is wrong with its ledger; None where it went meanwhile."""
+def _listed(cache: str, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
+    """A run, or what is wrong with its ledger; None where it was removed meanwhile."""
     try:
         ledger = load_ledger(cache, run)
     except CacheError as error:
-        return {"run": run, "problem": str(error)}
-    return None if ledger is None else _summary(ledger, indices)
+        return DamagedRun(run=run, problem=str(error))
+    return None if ledger is None else _summarize(ledger, indices)
 
 
-def _summary(ledger: Ledger, indices: set[str]) -> dict[str, Any]:
-    return {
-        "run": ledger.run,
-        "index": ledger.index,
-        "index_exists": ledger.index in indices,
-        "plan": ledger.digest,
-        "stages": list(ledger.ends),
-    }
+def _summarize(ledger: Ledger, indices: set[str]) -> RunSummary:
+    return RunSummary(
+        run=ledger.run,
+        index=ledger.index,
+        index_exists=ledger.index in indices,
+        plan=ledger.digest,
+        stages=tuple(ledger.ends),
+    )

@@ -32,13 +32,13 @@ def open_dataset(
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
         split: "train", "valid" or "test".
-        state: what `state_dict()` gave: opens the generation of the index and the stages that it names, and goes on there.
-        consumed_samples: where to go on, in place of a state; taken for the run as it stands in the cache. Of train alone: the
-            order of validation and test is no run's promise.
-        cache: in place of the config's `cache`.
-        transform: applied to each sample's dict, last; what it returns takes the dict's place, and is collated as torch does.
-            Picklable where a loader's workers are spawned.
-        storage: where files are read, in place of the one that the config asks for; such as a WrapperStorage around it.
+        state: from `state_dict()`: opens the index snapshot and the stages that it names, and resumes there.
+        consumed_samples: where to resume, in place of a state, in the run as the cache has it now. Only for train: the order
+            of valid and test is not committed.
+        cache: cache folder, in place of the config's `cache`.
+        transform: applied to each sample's dict as the final step; its return value replaces the sample, and is collated as
+            torch does. It must be picklable if a loader's workers are spawned.
+        storage: where files are read, in place of the one that the config asks for, such as a WrapperStorage around it.
 
     Raises: ConfigError, PlanError where config and run disagree; CacheError where the run was not built; StateError where the
         state is not of this run.

@@ -1,7 +1,8 @@
-"""The index that a run keeps, made again where it is damaged and the config's files make another one by now."""
+"""Repair of the index that a run keeps, when it is damaged and the config's files by now make another one."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from megablend.config import Config
@@ -13,6 +14,8 @@ from megablend.plan.ledger import Ledger
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
 
+_LOG = logging.getLogger("megablend")
+
 
 def repair_kept_index(
     config: Config,
@@ -23,10 +26,10 @@ def repair_kept_index(
     storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
-    """Index the files of the run's index again, if that is not the newest one and is damaged. Called by all ranks.
+    """Index the files of the run's index again, if it is damaged and not the newest one. Called by all ranks.
 
-    Returns: whether that was done; the repaired index then counts as the newest.
-    Raises: CacheError where the files do not make that index any more, or nothing says which files those were.
+    Returns: whether it was repaired; the repaired index then counts as the newest.
+    Raises: CacheError where the files no longer make that index, or it is not known which files those were.
     """
     if ledger.index == newest:
         return False
@@ -44,11 +47,13 @@ def repair_kept_index(
     made = build_index(config.cache, launch.bcast(listed), launch=launch, storage=storage, progress=progress)
     if made.digest != ledger.index:
         raise lost_index(ledger, newest, damage)
+    if is_first:
+        _LOG.info("repaired index %s of run %r in %.1f s: %s", ledger.index, ledger.run, made.seconds, damage)
     return True
 
 
 def lost_index(ledger: Ledger, newest: str, problem: str) -> CacheError:
-    """The error about an index that a run keeps and that cannot be made again."""
+    """The error for an index that a run keeps and that cannot be rebuilt."""
     problem = problem.removesuffix(f"; {REPAIR_REMEDY}")
     return CacheError(
         f"{problem}\nrun {ledger.run!r} keeps the index {ledger.index}, but the data and the config as they are now make "

@@ -27,14 +27,14 @@ ConfigLike = str | Path | Mapping[str, Any] | Config
 
 
 def resolve_cache(what: ConfigLike) -> str:
-    """The folder of a cache that is given itself, or by a config. Raises ConfigError for a config that cannot be read."""
+    """The cache folder, given directly or by a config. Raises ConfigError for a config that cannot be read."""
     if isinstance(what, str | Path) and not Path(what).is_file():
         return str(what)
     return load_config(what).cache
 
 
 def resolve_run(what: ConfigLike, run: str | None) -> str:
-    """The run's name, which a config has where it is not given. Raises ConfigError where a cache is given without a name."""
+    """The run's name, by default the config's. Raises ConfigError where a cache is given without a name."""
     if run is not None:
         return run
     if isinstance(what, str | Path) and Path(what).is_dir():
@@ -50,7 +50,7 @@ def make_run_storage(config: Config) -> Storage:
 
 
 def open_run(config: Config, split: str, state: State | None = None, *, storage: Storage | None = None) -> Run:
-    """The run behind a dataset, read from `storage`, or from what the config asks for. Raises as `megablend.open` does."""
+    """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as `megablend.open` does."""
     storage = storage or make_run_storage(config)
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
@@ -84,12 +84,12 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
 
 @translating("open_index")
 def open_index(cache: str | Path, digest: str | None = None, *, storage: Storage | None = None) -> BlockStore:
-    """Blocks of an index, for loaders of your own: `open_index(cache).read_pages(block_ids)`.
+    """Open the blocks of an index, for loaders of your own: `open_index(cache).read_blocks(block_ids)`.
 
     Args:
-        cache: folder that `build` filled.
-        digest: of the generation; the newest where absent.
-        storage: where files are read, in place of the ordinary one.
+        cache: cache folder that `build` filled.
+        digest: of the index snapshot; by default the newest.
+        storage: where files are read, in place of the default one.
 
     Raises: CacheError.
     """
@@ -97,7 +97,7 @@ def open_index(cache: str | Path, digest: str | None = None, *, storage: Storage
 
 
 def newest_snapshot(cache: str, digest: str | None = None) -> Snapshot:
-    """The generation of this digest, or the newest. Raises CacheError where there is none."""
+    """The index snapshot with this digest, or the newest. Raises CacheError where there is none."""
     found = list_snapshots(cache)
     if not found:
         raise CacheError(f"{cache}: holds no index; run `megablend build CONFIG` first")

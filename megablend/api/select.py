@@ -1,4 +1,4 @@
-"""Which sources of a description to show, and in which order: of thousands, the few that matter."""
+"""Select which sources of a description to show, and sort them: the few that matter out of thousands."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ Described = dict[str, Any]
 SORTS: dict[str, tuple[str, ...]] = {
     "name": ("name",),
     "tokens": ("tokens", "bytes"),
-    "share": ("share_given",),
+    "share": ("actual_share",),
     "samples": ("samples",),
     "epochs": ("epochs",),
 }
-"""What each `sort` goes by, the first that a list has: names rise, numbers fall."""
+"""Keys that each `sort` uses, the first that a list has: names ascending, numbers descending."""
 
 
 def select_sources(
     found: Described, *, top: int | None = None, sort: str | None = None, match: str | None = None
 ) -> None:
-    """Leave, in each list of sources of what `describe` gave, those to show; sums and splits stay of all.
+    """Keep in each list of sources of a description, as a dict, only those to show; totals still cover all sources.
 
-    Each list that loses some gets a count beside it, `sources_left_out`.
+    Where a list loses sources, a count is added next to it: `sources_left_out`.
 
     Args:
-        top: the first so many; None or 0 for all.
-        sort: a key of SORTS; the config's order where absent.
-        match: a pattern such as `web-*` for sources' names.
+        top: number of sources to keep; None or 0 for all.
+        sort: a key of SORTS; by default the config's order.
+        match: a pattern for names of sources, such as `web-*`.
 
-    Raises: ConfigError for an unknown `sort`, a negative `top`, or a `match` that fits no source.
+    Raises: ConfigError for an unknown `sort`, a negative `top`, or a `match` that matches no source.
     """
     if sort is not None and sort not in SORTS:
         near = difflib.get_close_matches(sort, SORTS, n=1)
@@ -45,7 +45,7 @@ def select_sources(
     tables += [(found, "files")] if "files" in found else []
     if match is not None and not any(fnmatchcase(each["name"], match) for table, key in tables for each in table[key]):
         raise ConfigError(
-            f"found match {match!r}, which fits the name of no source; patterns such as 'web-*' take * and ?"
+            f"found match {match!r}, which matches no source; patterns such as 'web-*' may contain * and ?"
         )
     for table, key in tables:
         sources = [each for each in table[key] if match is None or fnmatchcase(each["name"], match)]

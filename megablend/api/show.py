@@ -2,34 +2,86 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from megablend.api.committed import open_committed
+from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.plan.skips import Skips, load_skips
 from megablend.reader import Dataset
+from megablend.storage.base import Storage
 from megablend.system.failures import translating
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece(Result):
+    """Tokens of a sample that come from one block."""
+
+    file: str
+    block: int
+    """Number of the block in the index."""
+    byte_offset: int
+    """Where the block starts in the file."""
+    first_token: int
+    stop_token: int
+    """The piece is tokens [first_token, stop_token) of the block."""
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleDescription(Result):
+    """What a sample contains, and where it comes from."""
+
+    sample: int
+    split: str
+    source: str
+    ordinal: int
+    """Its number among the samples of its source."""
+    epochs: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    document_starts: tuple[int, ...]
+    """Positions in the sample at which documents begin."""
+    tokens: tuple[int, ...]
+    extra: dict[str, tuple[float, ...]]
+    """For each extra column a number a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepDescription(Result):
+    """What a data-parallel rank read at a step."""
+
+    run: str
+    split: str
+    step: int
+    rank: int
+    samples: tuple[SampleDescription, ...]
 
 
 @translating("show")
 def show(
-    config: ConfigLike, sample: int, split: str = "train", *, run: str | None = None, cache: str | None = None
-) -> dict[str, Any]:
-    """What sample k holds and where it comes from, as a JSON-able dict.
+    config: ConfigLike,
+    sample: int,
+    split: str = "train",
+    *,
+    run: str | None = None,
+    cache: str | None = None,
+    storage: Storage | None = None,
+) -> SampleDescription:
+    """Show what a sample contains and where it comes from.
 
     Args:
-        config: a config, or a cache's folder (then `run` is needed). Where a config was edited since, the run's ledger decides.
+        config: a config, or a cache's folder (then `run` is needed). If the config was edited since, the run's ledger decides.
         run: name of a run of the cache, in place of the config's.
+        cache: cache folder, in place of the config's `cache`.
+        storage: where files are read, in place of the one that the config asks for.
 
-    Returns: sample, split, source, ordinal, epochs, pieces (file, block, first and last token within the block, epoch, byte
-        offset), document_starts, tokens, and extra: of each extra column a number a token.
     Raises: as `open_dataset`; ConfigError for a sample outside the run.
     """
-    dataset = Dataset(open_committed(config, run, split, cache=cache))
+    dataset = Dataset(open_committed(config, run, split, cache=cache, storage=storage))
     sample = whole_number("sample", sample)
     if not 0 <= sample < len(dataset):
         raise ConfigError(
@@ -50,19 +102,19 @@ def show_step(
     split: str = "train",
     run: str | None = None,
     cache: str | None = None,
-) -> dict[str, Any]:
-    """What a data-parallel rank read at a step, as a JSON-able dict.
+    storage: Storage | None = None,
+) -> StepDescription:
+    """Show what a data-parallel rank read at a step.
 
-    A step is `global_batch_size` samples (by default one micro step, micro_batch_size * data_parallel_size), dealt to ranks as
-    PretrainingSampler and Megatron do. Batches that grew during a run have no such number: show their samples instead.
+    A step is `global_batch_size` samples (by default one micro step, micro_batch_size * data_parallel_size), assigned to ranks
+    as PretrainingSampler and Megatron do. Batches that grew during a run have no such number: show their samples instead.
 
     Args:
-        config, run: as of `show`.
+        config, run, cache, storage: as for `show`.
 
-    Returns: run, split, step, rank, and samples: a dict of `show` each.
-    Raises: as `show`; ConfigError for a rank or step that there is not, or a step that is not whole micro steps.
+    Raises: as `show`; ConfigError for a rank or step that does not exist, or a step that is not a multiple of a micro step.
     """
-    opened = open_committed(config, run, split, cache=cache)
+    opened = open_committed(config, run, split, cache=cache, storage=storage)
     skips = load_skips(opened.config.cache, opened.ledger) if split == "train" else Skips()
     dataset = Dataset(opened)
     micro_batch_size = whole_number("micro_batch_size", micro_batch_size, least=1)
@@ -85,39 +137,39 @@ def show_step(
     samples = [
         k for start in range(first, (step + 1) * batch, micro_step) for k in range(start, start + micro_batch_size)
     ]
-    return {
-        "run": dataset.run.ledger.run,
-        "split": split,
-        "step": step,
-        "rank": rank,
-        "samples": [_describe_sample(dataset, skips.position(trained)) for trained in samples],
-    }
+    return StepDescription(
+        run=dataset.run.ledger.run,
+        split=split,
+        step=step,
+        rank=rank,
+        samples=tuple(_describe_sample(dataset, skips.position(trained)) for trained in samples),
+    )
 
 
-def _describe_sample(dataset: Dataset, sample: int) -> dict[str, Any]:
-    generation, store = dataset.run.store.generation, dataset.run.store
-    found = dataset.sample(sample)
-    _, epochs, blocks, starts, stops = found.stretches
-    offsets, files = generation.blocks(blocks)["offset"], generation.file_of(blocks)
-    pieces = [
-        {
-            "file": generation.path(int(file), store.roots),
-            "block": int(block),
-            "byte_offset": int(offset),
-            "first_token": int(start),
-            "stop_token": int(stop),
-            "epoch": int(epoch),
-        }
+def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
+    snapshot, store = dataset.run.store.generation, dataset.run.store
+    sample = dataset.sample(number)
+    _, epochs, blocks, starts, stops = sample.stretches
+    offsets, files = snapshot.blocks(blocks)["offset"], snapshot.file_of(blocks)
+    pieces = tuple(
+        Piece(
+            file=snapshot.path(int(file), store.roots),
+            block=int(block),
+            byte_offset=int(offset),
+            first_token=int(start),
+            stop_token=int(stop),
+            epoch=int(epoch),
+        )
         for file, block, offset, start, stop, epoch in zip(files, blocks, offsets, starts, stops, epochs, strict=True)
-    ]
-    return {
-        "sample": sample,
-        "split": dataset.run.split,
-        "source": dataset.run.sources[found.source].name,
-        "ordinal": found.ordinal,
-        "epochs": np.unique(epochs).tolist(),
-        "pieces": pieces,
-        "document_starts": found.starts.tolist(),
-        "tokens": found.tokens.tolist(),
-        "extra": {name: numbers.tolist() for name, numbers in found.extra.items()},
-    }
+    )
+    return SampleDescription(
+        sample=number,
+        split=dataset.run.split,
+        source=dataset.run.sources[sample.source].name,
+        ordinal=sample.ordinal,
+        epochs=tuple(np.unique(epochs).tolist()),
+        pieces=pieces,
+        document_starts=tuple(sample.starts.tolist()),
+        tokens=tuple(sample.tokens.tolist()),
+        extra={name: tuple(numbers.tolist()) for name, numbers in sample.extra.items()},
+    )

@@ -1,33 +1,84 @@
-"""verify: is a cache what was built, and is the data what was indexed?"""
+"""verify: is the cache as it was built, and is the data as it was indexed?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
 
-from megablend.api.runs import ConfigLike, resolve_cache
+from megablend.api.runs import ConfigLike
+from megablend.config import load_config
 from megablend.errors import CacheError
 from megablend.index.build import Progress
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.verify import verify as verify_index
 from megablend.plan.ledger_file import load_ledger, run_names
+from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VerifyResult(Sequence[str]):
+    """What `verify` found. Release 0.1.0 returned the list of problems, so for one more release it also reads like that list."""
+
+    cache: str
+    """The cache's absolute path."""
+    data: bool
+    """Whether the data files were read, too."""
+    problems: tuple[str, ...]
+    """A line for each problem, which names file and place; none where all is OK."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {"cache": self.cache, "data": self.data, "problems": list(self.problems)}
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return list(self.problems)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, list | VerifyResult) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.cache, self.data, self.problems))
+
+
 @translating("verify")
-def verify(cache: ConfigLike, *, data: bool = False, progress: Callable[[Progress], None] | None = None) -> list[str]:
-    """Check all of a cache: the index's fragments and generations, and the runs' ledgers.
+def verify(
+    cache: ConfigLike,
+    *,
+    data: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    storage: Storage | None = None,
+) -> VerifyResult:
+    """Check all of a cache: the index's fragments and snapshots, and the runs' ledgers.
 
     Args:
         cache: its folder, or a config that names it.
-        progress: with `data`, called as files are read.
         data: read every block of every data file too, and compare counts and checksums.
+        progress: with `data`, called as files are read.
+        storage: where data files are read, in place of the one that the config asks for.
 
-    Returns: a line a problem, naming file and place; none where all is sound.
     Raises: CacheError where there is no cache.
     """
-    folder = resolve_cache(cache)
-    return [*verify_index(folder, data=data, storage=make_storage(), progress=progress), *_run_problems(folder)]
+    if isinstance(cache, str | Path) and not Path(cache).is_file():
+        folder, config_storage = str(cache), None
+    else:
+        config = load_config(cache)
+        folder, config_storage = config.cache, config.storage
+    storage = storage or make_storage(objects=config_storage)
+    problems = (*verify_index(folder, data=data, storage=storage, progress=progress), *_run_problems(folder))
+    return VerifyResult(cache=str(Path(folder).absolute()), data=data, problems=problems)
 
 
 def _run_problems(cache: str) -> Iterator[str]:
@@ -39,4 +90,4 @@ def _run_problems(cache: str) -> Iterator[str]:
             yield str(error)
             continue
         if ledger is not None and ledger.index not in indices:
-            yield f"{cache}: run {name!r} stands on index {ledger.index}, which is not there: build it from the same data"
+            yield f"{cache}: run {name!r} uses index {ledger.index}, which does not exist: rebuild it from the same data"

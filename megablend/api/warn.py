@@ -10,7 +10,7 @@ from megablend.plan.shares import samples_in
 
 
 def find_warnings(run: Run) -> list[str]:
-    """What is odd about the sources of a split: a line for each kind, which names the worst. An unblended split has none."""
+    """Warn of the sources of a split: a line for each kind of problem, naming the worst. An unblended split has none."""
     if not run.weights:
         return []
     limits, config = run.config.warnings, run.config
@@ -28,7 +28,7 @@ def find_warnings(run: Run) -> list[str]:
                 f"smallest is {run.sources[worst].name!r} with {tokens[worst]:,} tokens (warnings.min_source_samples)"
             )
     if limits.max_epochs is not None:
-        capped = np.array([source.max_epochs is not None for source in run.sources])  # somebody has thought about it
+        capped = np.array([source.max_epochs is not None for source in run.sources])  # chosen deliberately
         epochs = np.where(capped | (samples == 0), 0.0, (samples * float(length) + extra) / np.maximum(1, tokens))
         often = np.flatnonzero(epochs > float(limits.max_epochs))
         if len(often):
@@ -36,13 +36,13 @@ def find_warnings(run: Run) -> list[str]:
             found.append(
                 f"{run.split}: {_count(len(often), 'is', 'are')} read more than {float(limits.max_epochs):g} times; most often "
                 f"{run.sources[worst].name!r}, {epochs[worst]:,.1f} times ({tokens[worst]:,} tokens, {samples[worst]:,} samples) "
-                "(warnings.max_epochs; a source's own max_epochs takes its place)"
+                "(warnings.max_epochs; a source's own max_epochs overrides it)"
             )
     return found
 
 
 def warn_of_amplification(config: Config, amplification: float) -> list[str]:
-    """The line that says so where read amplification is above its threshold."""
+    """A line if read amplification is above its threshold."""
     limit = config.warnings.max_read_amplification
     if limit is None or amplification <= limit:
         return []

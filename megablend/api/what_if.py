@@ -1,12 +1,12 @@
-"""What a run would be: planned without committing anything, on the index that there is."""
+"""What a run would be: planned on the existing index, without committing anything."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from megablend.api.build import list_specs
+from megablend.api.description import SourceFiles
 from megablend.api.runs import make_run_storage
 from megablend.config import Config
 from megablend.errors import PlanError
@@ -18,6 +18,7 @@ from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_block_store
 from megablend.plan.run import Run, as_promised, check_run, plan_run
 from megablend.prefetch.memory_budget import check_sample
+from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 
 
@@ -27,23 +28,24 @@ class Foreseen:
 
     run: Run
     committed: bool
-    """Whether the ledger says just this."""
+    """Whether the ledger has committed exactly this."""
     note: str | None
     """How it differs from what is committed, and what to do; None where it does not."""
 
 
-def foresee_run(config: Config) -> Foreseen | str:
-    """Plan train as the config asks for it, by the run's ledger where there is one; commits nothing.
+def foresee_run(config: Config, *, storage: Storage | None = None) -> Foreseen | str:
+    """Plan train as the config requests it, by the run's ledger if it has one; commits nothing.
 
     Returns: the run; or, where no index holds the config's sources, why, and what to do.
     Raises: PlanError, ConfigError where the config cannot be planned; CacheError where the cache is damaged.
     """
     check_sample(config)
+    storage = storage or make_run_storage(config)
     ledger = load_ledger(config.cache, config.run)
     refusal = None
     if ledger is not None:
         try:
-            return _by_ledger(config, ledger)
+            return _by_ledger(config, ledger, storage)
         except PlanError as error:
             refusal = str(error)
     generations = list_snapshots(config.cache)
@@ -62,41 +64,40 @@ def foresee_run(config: Config) -> Foreseen | str:
             f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {refusal}"
         )
     return Foreseen(
-        run=plan_run(config, "train", open_block_store(config, generation, make_run_storage(config))),
+        run=plan_run(config, "train", open_block_store(config, generation, storage)),
         committed=False,
         note=note,
     )
 
 
-def list_files(config: Config) -> list[dict[str, Any]]:
-    """What is known without an index: of each source, name, format, files, bytes, and the share that is asked for, as written.
+def list_files(config: Config, *, storage: Storage | None = None) -> tuple[SourceFiles, ...]:
+    """What is known of each source without an index.
 
     Raises: ConfigError where a path matches no file; MissingFileError.
     """
-    given, storage = config.all_sources, make_storage(objects=config.storage)
-    found = []
+    configured, storage = config.all_sources, storage or make_storage(objects=config.storage)
+    listed = []
     for spec in list_specs(config):
-        listing, source = list_source(spec, storage), given[spec.name]
-        share = None if source.unit is None else {source.unit: float(getattr(source, source.unit))}
-        found.append(
-            {
-                "name": spec.name,
-                "format": listing.spec.read.format,
-                "files": len(listing.files),
-                "bytes": sum(file.size for file in listing.files),
-                "share": share,
-            }
+        listing, source = list_source(spec, storage), configured[spec.name]
+        listed.append(
+            SourceFiles(
+                name=spec.name,
+                format=listing.spec.read.format,
+                files=len(listing.files),
+                bytes=sum(file.size for file in listing.files),
+                share=None if source.unit is None else {source.unit: float(getattr(source, source.unit))},
+            )
         )
-    return found
+    return tuple(listed)
 
 
-def _by_ledger(config: Config, ledger: Ledger) -> Foreseen:
-    """The committed run, or what lengthening makes of it. Raises PlanError where the ledger refuses the config."""
+def _by_ledger(config: Config, ledger: Ledger, storage: Storage) -> Foreseen:
+    """The committed run, or what extending it would make of it. Raises PlanError where the ledger refuses the config."""
     run = as_promised(
         plan_run(
             config,
             "train",
-            open_block_store(config, open_snapshot(config.cache, ledger.index), make_run_storage(config)),
+            open_block_store(config, open_snapshot(config.cache, ledger.index), storage),
         ),
         ledger,
     )

@@ -36,6 +36,7 @@ from megablend.fs.atomic_write import (
     write_flushed,
 )
 from megablend.fs.build_lock import build_lock
+from megablend.fs.log_waits import log_slow_wait
 from megablend.index.document_checks import write_group_checks
 from megablend.index.document_table import (
     EVERY,
@@ -231,7 +232,8 @@ def _write(folder: Path, parts: Sequence[BlockRange]) -> None:
         TableWriter(folder / STARTS, START_COLUMNS) as starts,
     ):
         for number, part in enumerate(parts):
-            found = _awaited(part)
+            with log_slow_wait(f"{part.path} to become visible"):
+                found = _awaited(part)
             lengths.append({"tokens": found})
             left = np.concatenate([left, found])
             whole = len(left) if number + 1 == len(parts) else len(left) // EVERY * EVERY

@@ -87,19 +87,18 @@ def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fracti
     running = [sum(shares[:i], Fraction(0)) for i in range(len(shares) + 1)]
     documents = [round(share * entry.rows) for share in running]
     borders = [find_document(store, source, document) for document in documents]
+    before = store.generation.count_tokens_before([block for block, _ in borders], eod=eod).tolist()
     parts = np.zeros(len(shares), PART_DTYPE)
     for i, ((block, skip), (stop, keep)) in enumerate(pairwise(borders)):
-        tokens = (
-            _tokens_before(store.generation, stop, eod) + keep - _tokens_before(store.generation, block, eod) - skip
-        )
+        tokens = before[i + 1] + keep - before[i] - skip
         if documents[i] == documents[i + 1]:
             continue  # no documents: an empty range
         if block == stop and keep == 0:  # documents without tokens have no block
             parts[i] = (block, stop, 0, 0, documents[i + 1] - documents[i], 0, documents[i])
             continue
         if keep == 0:
-            if stop > block:  # otherwise its documents have no tokens and no blocks
-                keep = _tokens_before(store.generation, stop, eod) - _tokens_before(store.generation, stop - 1, eod)
+            if stop > block:  # otherwise its documents have no tokens, and so no blocks
+                keep = before[i + 1] - int(store.generation.count_tokens_before([stop - 1], eod=eod)[0])
             stop -= 1
         parts[i] = (block, stop + 1, skip, keep, documents[i + 1] - documents[i], tokens, documents[i])
     return parts
@@ -117,10 +116,6 @@ def find_document(store: BlockStore, source: int, document: int) -> tuple[int, i
     piece = int((row - generation.running("rows_before", [block]))[0])
     piece += bool(generation.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT)
     return block, int(store.read([block])[0].offsets[piece])
-
-
-def _tokens_before(generation: Snapshot, block: int, eod: bool) -> int:
-    return int(generation.count_tokens_before([block], eod=eod)[0])
 
 
 class SplitBlocks:

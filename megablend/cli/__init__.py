@@ -1,4 +1,4 @@
-"""The command line: build, describe, show, verify, gc, megatron-cache."""
+"""The command line."""
 
 from megablend.cli.main import main
 

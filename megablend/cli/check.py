@@ -1,12 +1,12 @@
-"""megablend check: are the data files of a run there and unchanged, and with --data are all token ids in the vocabulary?"""
+"""megablend check: do the data files of a run exist unchanged, and with --data are all token ids in the vocabulary?"""
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 
 import click
+
+from megablend.cli.options import as_json, in_cache, print_json
 
 
 @click.command()
@@ -14,12 +14,12 @@ import click
 @click.option(
     "--data",
     is_flag=True,
-    help="Also read all tokens: smallest and largest of each source, ids that no vocabulary has.",
+    help="Also read all tokens: print the smallest and largest id of each source, and ids outside the vocabulary.",
 )
-@click.option("--cache", metavar="DIR", help="Cache folder, in place of the config's.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@in_cache
+@as_json
 def check(config: str, data: bool, cache: str | None, as_json: bool) -> None:
-    """Check that all data files of CONFIG's run exist, with the sizes and times that were indexed. Exits with 3 otherwise."""
+    """Check that all data files of CONFIG's run exist, with the sizes and times that were indexed. Exits with 3 if not."""
     from megablend.api.check import check as check_files
     from megablend.api.check_data import check_data
     from megablend.cli.progress import progress_on
@@ -32,7 +32,7 @@ def check(config: str, data: bool, cache: str | None, as_json: bool) -> None:
         with progress_on(sys.stderr, doing="reading", done="read") as progress:
             tokens = check_data(config, cache=cache, progress=progress)
     if as_json:
-        click.echo(json.dumps(asdict(files) | ({"data": asdict(tokens)} if tokens else {})))
+        print_json(files.to_dict() | ({"data": tokens.to_dict()} if tokens else {}))
     else:
         for problem in files.problems:
             click.echo(problem)

@@ -1,4 +1,4 @@
-"""megablend describe: what a run reads, or would read, and what a cache holds."""
+"""megablend describe: what a run reads, or would read, and what a cache contains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from megablend.cli.options import as_json, in_cache, print_json
 
 TOP = 50
-"""Sources that tables show unless told otherwise."""
+"""Sources that tables show by default."""
 
 
 @click.command()
@@ -15,15 +15,19 @@ TOP = 50
 @click.option(
     "--micro-batch",
     type=click.IntRange(1),
-    help="Micro-batch size of the loaders whose read amplification to estimate.",
+    help="Micro-batch size to estimate steps and read amplification for.",
 )
-@click.option("--ranks", type=click.IntRange(1), help="Their number of data-parallel ranks.  [default: 1]")
-@click.option("--workers", type=click.IntRange(0), help="Workers of each loader.  [default: 0]")
+@click.option("--ranks", type=click.IntRange(1), help="Number of data-parallel ranks to estimate for.  [default: 1]")
 @click.option(
-    "--top", type=click.IntRange(0), help=f"Show so many sources, 0 for all.  [default: {TOP} in tables, all in JSON]"
+    "--workers", type=click.IntRange(0), help="Number of workers of each loader to estimate for.  [default: 0]"
+)
+@click.option(
+    "--top",
+    type=click.IntRange(0),
+    help=f"Number of sources to show; 0 shows all.  [default: {TOP} in tables, all in JSON]",
 )
 @click.option("--sort", metavar="KEY", help="Sort sources by name, tokens, share, samples or epochs.")
-@click.option("--match", metavar="PATTERN", help="Show the sources whose names fit a pattern such as 'web-*'.")
+@click.option("--match", metavar="PATTERN", help="Show only sources whose names match a pattern such as 'web-*'.")
 @in_cache
 @as_json
 def describe(
@@ -37,7 +41,7 @@ def describe(
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """Say what a run reads or, not built yet, would read (for a config), or what a cache holds (for its folder)."""
+    """Describe what a run reads, or before it is built would read (for a CONFIG), or what a CACHE folder contains."""
     from megablend.api.describe import describe as describe_run
     from megablend.api.select import select_sources
 
@@ -49,12 +53,12 @@ def describe(
                 )
     found = describe_run(
         what, cache=cache, micro_batch_size=micro_batch, data_parallel_size=ranks or 1, num_workers=workers or 0
-    )
+    ).to_dict()
     if "indices" in found:
         if given := [
             name for name, value in (("--top", top), ("--sort", sort), ("--match", match)) if value is not None
         ]:
-            raise click.UsageError(f"{given[0]} chooses among a config's sources, and {what} is a cache; give a config")
+            raise click.UsageError(f"{given[0]} selects sources of a config, but {what} is a cache; give a config")
     else:
         select_sources(found, top=TOP if top is None and not as_json else top, sort=sort, match=match)
     if as_json:

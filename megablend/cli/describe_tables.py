@@ -1,4 +1,4 @@
-"""What `describe` and `runs` found, as tables on stdout."""
+"""The results of `describe` and `runs` as tables on stdout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megablend.order.registry import find_order
 
 
 def print_description(found: dict[str, Any]) -> None:
-    """The index and the blend of each split."""
+    """Print the index and the blend of each split."""
     console = new_console()
     if "index" not in found:
         _print_files(console, found)
@@ -28,8 +28,8 @@ def print_description(found: dict[str, Any]) -> None:
         )
         if described.get("steps") == 0:
             console.print(
-                f"{split}: {described['samples']:,} samples are fewer than a step takes: a loader gives no batch of them, "
-                "but with drop_last=False",
+                f"{split}: {described['samples']:,} samples are fewer than a step needs: a loader yields no batch, "
+                "except with drop_last=False",
                 markup=False,
             )
     stages = ", ".join(f"{end:,}" for end in found["stages"])
@@ -46,13 +46,13 @@ def print_description(found: dict[str, Any]) -> None:
         console.print(f"read amplification: {found['read_amplification']:.3f}")
         if not find_order(found["order"]).consumes_whole_blocks:
             reads = f"order: {found['order']} reads a whole block for each {find_order(found['order']).unit}"
-            console.print(f"{reads}; this is what that costs (page: near 1)")
+            console.print(f"{reads}, which costs this much (order: page is near 1)")
     print_problems(console, found["problems"])
     print_warnings(console, found["warnings"])
 
 
 def _print_files(console: Console, found: dict[str, Any]) -> None:
-    """What is known without an index."""
+    """Print what is known without an index."""
     rows = [
         (
             source["name"],
@@ -63,7 +63,7 @@ def _print_files(console: Console, found: dict[str, Any]) -> None:
         )
         for source in found["files"]
     ]
-    print_table(console, f"run {found['run']!r}", ("source", "format", "files", "MB", "wanted"), rows)
+    print_table(console, f"run {found['run']!r}", ("source", "format", "files", "MB", "requested"), rows)
     _print_left_out(console, found)
     console.print(f"note: {found['note']}", markup=False)
 
@@ -85,41 +85,41 @@ def _print_indexed(console: Console, index: dict[str, Any], cache: str) -> None:
         source["document_table_bytes"] for source in index["sources"] if source["document_table_bytes"] is not None
     ]
     if tables:
-        console.print(f"tables of documents: of {len(tables)} sources, {sum(tables) / 1e3:,.1f} kB")
+        console.print(f"document tables: {len(tables):,} sources, {sum(tables) / 1e3:,.1f} kB")
 
 
 def _print_split(console: Console, title: str, described: dict[str, Any]) -> None:
-    columns = ("source", "documents", "tokens", "wanted", "given", "samples", "epochs", "max", "unread of last epoch")
+    columns = ("source", "documents", "tokens", "requested", "actual", "samples", "epochs", "max", "left in epoch")
     rows = [
         (
             source["name"],
             f"{source['documents']:,}",
             f"{source['tokens']:,}",
-            f"{source['share_wanted']:.6f}",
-            f"{source['share_given']:.6f}",
+            f"{source['requested_share']:.6f}",
+            f"{source['actual_share']:.6f}",
             f"{source['samples']:,}",
             f"{source['epochs']:,.3f}",
             "" if source["max_epochs"] is None else f"{source['max_epochs']:g}",
-            f"{source['unread_tokens_of_last_epoch']:,}",
+            f"{source['tokens_left_in_epoch']:,}",
         )
         for source in described["sources"]
     ]
     print_table(console, title, columns, rows)
     _print_left_out(console, described)
-    first = described["first_to_run_out"]
+    first = described["first_repeated_source"]
     if first is not None:
-        console.print(f"first to begin another epoch: {first['source']!r}, at sample {first['sample']:,}", markup=False)
+        console.print(f"first source to repeat: {first['source']!r}, at sample {first['sample']:,}", markup=False)
     elif described["blended"]:
         console.print("no source is read more than once", markup=False)
 
 
 def _print_left_out(console: Console, table: dict[str, Any]) -> None:
     if n := table.get("sources_left_out"):
-        console.print(f"and {n:,} more sources (--top 0 shows all; --sort and --match choose)")
+        console.print(f"and {n:,} more sources (--top 0 shows all; --sort and --match select)")
 
 
 def print_cache(found: dict[str, Any]) -> None:
-    """Generations and runs of a cache."""
+    """Print the indexes and runs of a cache."""
     console = new_console()
     columns = ("files", "blocks", "rows", "tokens")
     rows = [
@@ -140,7 +140,7 @@ def print_cache(found: dict[str, Any]) -> None:
 
 
 def print_runs(console: Console, runs: Sequence[dict[str, Any]]) -> None:
-    """The runs of a cache, and which ledgers are damaged."""
+    """Print the runs of a cache, and which ledgers are damaged."""
     rows = [
         (run["run"], f"{run['stages'][-1]:,}", str(len(run["stages"])), run["index"], run["plan"])
         for run in runs
@@ -151,11 +151,11 @@ def print_runs(console: Console, runs: Sequence[dict[str, Any]]) -> None:
         if "problem" in run:
             console.print(f"damaged: {run['problem']}", markup=False)
         elif not run["index_exists"]:
-            console.print(f"run {run['run']!r} reads index {run['index']}, which is not there", markup=False)
+            console.print(f"run {run['run']!r} reads index {run['index']}, which does not exist", markup=False)
 
 
 def print_run(found: dict[str, Any]) -> None:
-    """What a run is committed to."""
+    """Print what a run is committed to."""
     console, blend = new_console(), dict(found["blend"])
     sources = blend.pop("sources")
     keys = list(dict.fromkeys(key for source in sources for key in source if key != "name"))
@@ -165,7 +165,7 @@ def print_run(found: dict[str, Any]) -> None:
     print_table(console, f"run {found['run']!r}", ("source", *(key.replace("_", " ") for key in keys)), rows)
     for key, value in blend.items():
         console.print(f"{key.replace('_', ' ')}: {value}", markup=False)
-    gone = "" if found["index_exists"] else " (which is not there)"
+    gone = "" if found["index_exists"] else " (which does not exist)"
     console.print(f"index {found['index']}{gone}", markup=False)
     stages = ", ".join(f"{end:,}" for end in found["stages"])
     console.print(f"stages end at sample {stages}; plan {found['plan']}", markup=False)

@@ -1,4 +1,4 @@
-"""megablend diff: where two runs part, and how they differ."""
+"""megablend diff: where two runs diverge, and how they differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from megablend.cli.options import as_json, print_json
 
 SHOWN = 30
-"""Differences that are printed; JSON has all."""
+"""Number of differences that are printed; JSON has all."""
 
 
 @click.command()
@@ -17,7 +17,7 @@ SHOWN = 30
 @click.argument("b", metavar="B", type=click.Path(exists=True))
 @as_json
 def diff(a: str, b: str, as_json: bool) -> None:
-    """Compare two runs: from which sample on they differ, and in what.
+    """Compare two runs: from which sample on they differ, and how.
 
     A and B are each a config (planned as `build` would), a run's ledger (runs/NAME.json of a cache) or a checkpoint's state saved
     as JSON.

@@ -9,7 +9,7 @@ import click
 from megablend.cli.options import as_json, in_cache, of_run, of_split, print_json
 
 SHOWN = 20
-"""Samples of each source that are listed, unless all are asked for."""
+"""Samples of each source that are listed, unless all are requested."""
 
 
 @click.command()
@@ -17,9 +17,11 @@ SHOWN = 20
 @click.argument("place", metavar="FILE[:ROW]")
 @of_run
 @of_split
-@click.option("--batch", type=click.IntRange(1), help="Samples of a step, over all ranks; prints steps too.")
 @click.option(
-    "--limit", type=click.IntRange(1), help=f"List so many samples.  [default: {SHOWN} in tables, all in JSON]"
+    "--batch", type=click.IntRange(1), help="Global batch size (samples of a step, over all ranks); also prints steps."
+)
+@click.option(
+    "--limit", type=click.IntRange(1), help=f"Number of samples to list.  [default: {SHOWN} in tables, all in JSON]"
 )
 @click.option("--all", "whole", is_flag=True, help="List all samples.")
 @in_cache
@@ -52,7 +54,7 @@ def find(
 
 
 def split_place(place: str) -> tuple[str, int | None]:
-    """A file, and the row behind its last colon, where that is a number."""
+    """A file, and the row after its last colon, if that is a number."""
     file, colon, row = place.rpartition(":")
     return (file, int(row)) if colon and row.isascii() and row.isdigit() else (place, None)
 

@@ -6,10 +6,10 @@ Results go to stdout (a table, or with --json one JSON object, for errors too), 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
-from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,7 +35,7 @@ EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
-    """Index token files, blend them, read them back as training batches."""
+    """Index token files, blend them, and read them as training batches."""
 
 
 @cli.command()
@@ -43,7 +43,7 @@ def cli() -> None:
 @in_cache
 @as_json
 def build(config: str, cache: str | None, as_json: bool) -> None:
-    """Index what CONFIG lists and write its run's ledger. Under mpirun or srun the ranks share the work."""
+    """Index the files that CONFIG lists and write its run's ledger. Under mpirun or srun the ranks share the work."""
     from megablend.api.build import build as build_run
     from megablend.cli.progress import progress_on
     from megablend.distributed.launch import detect
@@ -54,17 +54,7 @@ def build(config: str, cache: str | None, as_json: bool) -> None:
     if launch.rank != 0:
         return
     if as_json:
-        ledger = {"name": built.ledger.run, "index": built.ledger.index, "plan": built.ledger.digest}
-        run = {
-            **ledger,
-            "stages": list(built.ledger.ends),
-            "stages_before": built.stages_before,
-            "pinned": built.pinned,
-            "problems": list(built.problems),
-            "warnings": list(built.warnings),
-        }
-        documents = None if built.documents is None else asdict(built.documents)
-        print_json({"index": asdict(built.index), "documents": documents, "run": run, "ranks": launch.size})
+        print_json(built.to_dict())
     else:
         from megablend.cli.tables import print_built
 
@@ -78,7 +68,7 @@ def build(config: str, cache: str | None, as_json: bool) -> None:
 @in_cache
 @as_json
 def index(config: str, cache: str | None, as_json: bool) -> None:
-    """Index what CONFIG lists and commit no run: `describe` then says what a run would read."""
+    """Index the files that CONFIG lists without committing a run; `describe` then reports what a run would read."""
     from megablend.api.build import build_index
     from megablend.cli.progress import progress_on
     from megablend.distributed.launch import detect
@@ -89,7 +79,7 @@ def index(config: str, cache: str | None, as_json: bool) -> None:
     if launch.rank != 0:
         return
     if as_json:
-        print_json(asdict(built) | {"ranks": launch.size})
+        print_json(built.to_dict())
     else:
         from megablend.cli.tables import print_index
 
@@ -101,7 +91,7 @@ def index(config: str, cache: str | None, as_json: bool) -> None:
 @click.option("--data", is_flag=True, help="Read every block of every data file, too.")
 @as_json
 def verify(what: str, data: bool, as_json: bool) -> None:
-    """Check a cache: checksums, counts, runs, and with --data all data files. Exits with 3 where something is wrong."""
+    """Check a cache: checksums, counts, runs, and with --data all data files. Exits with 3 if anything is wrong."""
     from megablend.api.runs import resolve_cache
     from megablend.api.verify import verify as verify_cache
     from megablend.cli.progress import progress_on
@@ -110,45 +100,45 @@ def verify(what: str, data: bool, as_json: bool) -> None:
     if not Path(cache).is_dir():
         raise ConfigError(f"{cache}: found no such folder, expected a cache that `megablend build CONFIG` filled")
     with progress_on(sys.stderr, doing="verifying", done="verified") as progress:
-        problems = verify_cache(cache, data=data, progress=progress)
+        result = verify_cache(what, data=data, progress=progress)
     if as_json:
-        print_json({"cache": str(Path(cache).absolute()), "data": data, "problems": problems})
+        print_json(result.to_dict())
     else:
-        for problem in problems:
+        for problem in result.problems:
             click.echo(problem)
-        click.echo(f"{cache}: {f'{len(problems)} problems' if problems else 'sound'}")
-    if problems:
+        click.echo(f"{cache}: {f'{len(result.problems):,} problems' if result.problems else 'OK'}")
+    if result.problems:
         sys.exit(3)
 
 
 @cli.command()
 @click.argument("what", metavar="CONFIG|CACHE")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing, only print what would be removed.")
 @click.option(
     "--older-than",
     metavar="DAYS",
     type=click.FloatRange(min=0),
     default=7.0,
     show_default=True,
-    help="Leave what was in use since: at least as long as jobs run that read an index without a run.",
+    help="Keep anything used within the last DAYS days; set this longer than your longest job that reads an index directly.",
 )
 @as_json
 def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
-    """Remove from a cache what nothing needs: old indices that no run stands on, and files' fragments that no index uses."""
+    """Remove from a cache what is no longer needed: old indexes that no run uses, and fragments that no index uses."""
     from megablend.api.gc import gc as collect
     from megablend.api.runs import resolve_cache
 
     cache = resolve_cache(what)
     found = collect(cache, older_than_days=older_than, dry_run=dry_run)
     if as_json:
-        print_json({"cache": str(Path(cache).absolute()), "dry_run": dry_run, **asdict(found)})
+        print_json(found.to_dict())
         return
-    verb = "would go" if dry_run else "removed"
-    for digest in found.generations:
+    verb = "would remove" if dry_run else "removed"
+    for digest in found.removed:
         click.echo(f"{verb}: index {digest}")
     click.echo(
-        f"{cache}: {verb}: {len(found.generations)} indices, {found.others} fragments and tables, "
-        f"{found.bytes / 1e6:,.1f} MB; {len(found.kept)} indices stay"
+        f"{cache}: {verb}: {len(found.removed)} indexes, {found.other_files} fragments and tables, "
+        f"{found.bytes / 1e6:,.1f} MB; {len(found.kept)} indexes kept"
     )
 
 
@@ -163,8 +153,19 @@ cli.add_command(show)
 cli.add_command(skip)
 
 
+class _WarningPrinter(logging.Handler):
+    """Prints warnings of the package on stderr, a line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"megablend: {record.getMessage()}", err=True)
+
+
+_TO_STDERR = _WarningPrinter(logging.WARNING)
+
+
 def main() -> NoReturn:
     """Entry point of `megablend` and `python -m megablend`."""
+    logging.getLogger("megablend").addHandler(_TO_STDERR)
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as done:
@@ -178,7 +179,7 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         click.echo("megablend: interrupted", err=True)
         _end("Interrupted", "interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output has left
+    except BrokenPipeError:  # the reader of stdout has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
@@ -187,14 +188,14 @@ def main() -> NoReturn:
             _end(type(translated).__name__, str(translated), translated.exit_code)
         traceback.print_exc()
         click.echo(
-            "megablend: the above is a bug of megablend: please report it with the command and the trace", err=True
+            "megablend: the above is a bug of megablend: please report it, with the command and the traceback", err=True
         )
         _end(type(error).__name__, str(error), EXIT_BUG)
     sys.exit(0)
 
 
 def _end(kind: str, message: str, exit_code: int) -> NoReturn:
-    """Exit; where JSON was asked for, with the error as one JSON object on stdout, besides the line on stderr."""
+    """Exit; with --json, print the error as one JSON object on stdout too, in addition to the line on stderr."""
     if "--json" in sys.argv[1:]:
         print_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}})
     sys.exit(exit_code)

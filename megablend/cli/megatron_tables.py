@@ -10,7 +10,7 @@ from megablend.megatron.cache_builder.work_plan import Job, SplitPlan
 
 
 def summary(report: CacheReport, *, cache: str, dry_run: bool) -> dict[str, Any]:
-    """The report as JSON holds it."""
+    """The report as a dict for JSON."""
     return {
         "cache": cache,
         "dry_run": dry_run,
@@ -25,7 +25,7 @@ def summary(report: CacheReport, *, cache: str, dry_run: bool) -> dict[str, Any]
 
 
 def print_report(found: dict[str, Any]) -> None:
-    """A line for each split, and the total cost."""
+    """Print a line for each split, and the total cost."""
     console = new_console()
     columns = ("split", "datasets", "samples", "least epochs", "most epochs", "blended", "MB", "missing", "missing MB")
     table = new_table(f"cache {found['cache']}", *columns)

@@ -1,4 +1,4 @@
-"""How far a build has come: a bar on a terminal, a plain line now and then in a log."""
+"""The progress of a build: a bar on a terminal, a plain line every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG_SECONDS = 5.0
 def progress_on(
     stream: TextIO, *, quiet: bool = False, doing: str = "indexing", done: str = "indexed"
 ) -> Iterator[Callable[[Progress], None] | None]:
-    """A function to call with each Progress; None for a rank that has nothing to say."""
+    """A function to call with each Progress; None for a rank that reports nothing."""
     if quiet:
         yield None
     elif stream.isatty():
@@ -67,8 +67,8 @@ class _Lines:
             return
         self._next = time.monotonic() + LOG_SECONDS
         files = f"{progress.files:,} of {progress.num_files:,} files"
-        told = ", ".join(filter(None, [files, _megabytes(progress)]))
-        print(f"megablend: {self.done} {told}", file=self.stream, flush=True)
+        status = ", ".join(filter(None, [files, _megabytes(progress)]))
+        print(f"megablend: {self.done} {status}", file=self.stream, flush=True)
 
 
 def _waiting(progress: Progress) -> str:

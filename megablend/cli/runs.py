@@ -1,4 +1,4 @@
-"""megablend runs: what a cache's runs are committed to, and how to change that."""
+"""megablend runs: what the runs of a cache are committed to, and how to change that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ named_or_own = click.argument("run", metavar="[RUN]", required=False)
 
 @click.group()
 def runs() -> None:
-    """List, show, rename, reset or remove the runs of a cache. Checkpoints' states keep opening their own plan."""
+    """List, show, rename, reset or remove the runs of a cache. Checkpoint states still open the plan they were saved with."""
 
 
 @runs.command("list")
@@ -25,12 +25,12 @@ def list_command(what: str, as_json: bool) -> None:
 
     found = list_runs(what)
     if as_json:
-        print_json({"runs": found})
+        print_json({"runs": [each.to_dict() for each in found]})
     else:
         from megablend.cli.describe_tables import print_runs
         from megablend.cli.tables import new_console
 
-        print_runs(new_console(), found)
+        print_runs(new_console(), [each.to_dict() for each in found])
 
 
 @runs.command("show")
@@ -38,11 +38,11 @@ def list_command(what: str, as_json: bool) -> None:
 @named_or_own
 @as_json
 def show_command(what: str, run: str | None, as_json: bool) -> None:
-    """Show what a run is committed to: its index, its stages, its blend. RUN is the config's if it is not given."""
+    """Show what a run is committed to: its index, its stages, its blend. By default RUN is the config's."""
     from megablend.api.manage_runs import show_run
     from megablend.api.runs import resolve_run
 
-    found = show_run(what, resolve_run(what, run))
+    found = show_run(what, resolve_run(what, run)).to_dict()
     if as_json:
         print_json(found)
     else:
@@ -57,7 +57,7 @@ def show_command(what: str, run: str | None, as_json: bool) -> None:
 @click.argument("new", metavar="NEW")
 @as_json
 def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
-    """Give a run another name; its plan stays. Configs have to give the new name, too (`run:`)."""
+    """Rename a run; its plan does not change. Set the new name in your configs, too (`run:`)."""
     from megablend.api.manage_runs import rename_run
 
     rename_run(what, run, new)
@@ -69,14 +69,14 @@ def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
 @named_or_own
 @as_json
 def reset_command(what: str, run: str | None, as_json: bool) -> None:
-    """Let the next build plan a run again, as its config then says. Its present ledger is kept aside. RUN is the config's if it
-    is not given."""
+    """Make the next build plan a run again, from its config as it is then. Its current ledger is moved aside. By default RUN
+    is the config's."""
     from megablend.api.manage_runs import reset_run
     from megablend.api.runs import resolve_run
 
     run = resolve_run(what, run)
     aside = str(reset_run(what, run))
-    text = f"run {run!r} is reset: the next `megablend build CONFIG` plans it again; its ledger was moved to {aside}"
+    text = f"run {run!r} was reset: the next `megablend build CONFIG` plans it again; its ledger was moved to {aside}"
     _report({"run": run, "ledger_moved_to": aside}, text, as_json)
 
 
@@ -85,11 +85,11 @@ def reset_command(what: str, run: str | None, as_json: bool) -> None:
 @named
 @as_json
 def remove_command(what: str, run: str, as_json: bool) -> None:
-    """Remove a run for good, and what resets of it kept aside. Its index stays until `gc` removes it."""
+    """Remove a run permanently, with the ledgers that resets of it moved aside. Its index is kept until `gc` removes it."""
     from megablend.api.manage_runs import remove_run
 
     remove_run(what, run)
-    _report({"run": run, "removed": True}, f"run {run!r} is removed", as_json)
+    _report({"run": run, "removed": True}, f"run {run!r} was removed", as_json)
 
 
 def _report(found: dict[str, object], text: str, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""megablend show: what a sample, or a rank's part of a step, is made of."""
+"""megablend show: what a sample, or a rank's samples of a step, consists of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megablend.cli.options import as_json, in_cache, of_run, of_split, print_jso
 from megablend.errors import ConfigError
 
 SHOWN_TEXT = 60
-"""Characters of each sample's text, unless all is asked for."""
+"""Characters printed of each sample's text, unless all is requested."""
 SHOWN_TOKENS = 8
 """First tokens of each sample of a step."""
 
@@ -20,7 +20,7 @@ SHOWN_TOKENS = 8
 @click.option("--sample", "-k", type=int, help="Sample number, from 0.")
 @click.option("--step", type=click.IntRange(0), help="Show a rank's samples of this step, from 0; needs --micro-batch.")
 @click.option("--rank", type=click.IntRange(0), help="Data-parallel rank.  [default: 0]")
-@click.option("--micro-batch", type=click.IntRange(1), help="Samples of a rank in a micro step.")
+@click.option("--micro-batch", type=click.IntRange(1), help="Micro-batch size: samples of a rank in a micro step.")
 @click.option("--data-parallel", type=click.IntRange(1), help="Number of data-parallel ranks.  [default: 1]")
 @click.option(
     "--global-batch",
@@ -29,8 +29,13 @@ SHOWN_TOKENS = 8
 )
 @of_run
 @of_split
-@click.option("--tokenizer", metavar="FILE", help="A tokenizer.json, to show the text.")
-@click.option("--all", "whole", is_flag=True, help="Print all tokens and text; otherwise the first few. JSON has all.")
+@click.option("--tokenizer", metavar="FILE", help="Tokenizer file (tokenizer.json) to decode the text with.")
+@click.option(
+    "--all",
+    "whole",
+    is_flag=True,
+    help="Print all tokens and all text, not just the first few. JSON always has all.",
+)
 @in_cache
 @as_json
 def show(
@@ -48,9 +53,9 @@ def show(
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """Show what a sample holds and where it comes from, or (--step) what a rank read at a step.
+    """Show what a sample contains and where it comes from, or (--step) what a rank read at a step.
 
-    The run's ledger is enough: for a cache's folder give --run, and where the config was edited since, the ledger decides.
+    The run's ledger is enough: with a cache folder give --run. If the config was edited since, the ledger decides.
     """
     from megablend.api.show import show as show_sample
     from megablend.api.show import show_step
@@ -66,10 +71,12 @@ def show(
     if step is None and (given := [name for name, value in batch.items() if value is not None]):
         raise click.UsageError(f"{given[0]} needs --step: a sample is the same for all batches")
     if step is not None and micro_batch is None:
-        raise click.UsageError("--step needs --micro-batch, which with --data-parallel says which samples a step has")
+        raise click.UsageError(
+            "--step needs --micro-batch, which with --data-parallel determines the samples of a step"
+        )
     decoder = None if tokenizer is None else _load_tokenizer(tokenizer)
     if sample is not None:
-        found = show_sample(what, sample, split, run=run, cache=cache)
+        found = show_sample(what, sample, split, run=run, cache=cache).to_dict()
         samples = [found]
     else:
         assert step is not None
@@ -84,7 +91,7 @@ def show(
             split=split,
             run=run,
             cache=cache,
-        )
+        ).to_dict()
         samples = found["samples"]
     if decoder is not None:
         for each in samples:
@@ -101,7 +108,7 @@ def show(
 
 
 def _print_step(found: dict[str, Any]) -> None:
-    """A line a sample."""
+    """Print a line for each sample."""
     from megablend.cli.tables import new_console, print_table
 
     console, samples = new_console(), found["samples"]

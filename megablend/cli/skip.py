@@ -10,10 +10,10 @@ from megablend.cli.options import as_json, in_cache, of_run, print_json
 @click.command()
 @click.argument("what", metavar="CONFIG|CACHE")
 @click.option("--from", "start", type=click.IntRange(0), help="First sample to skip.")
-@click.option("--to", "stop", type=click.IntRange(1), help="First sample after them.")
-@click.option("--batch", type=click.IntRange(1), help="Samples of a step, over all ranks.")
+@click.option("--to", "stop", type=click.IntRange(1), help="Sample to stop before.")
+@click.option("--batch", type=click.IntRange(1), help="Global batch size (samples of a step, over all ranks).")
 @click.option("--dry-run", is_flag=True, help="Only print what would be skipped.")
-@click.option("--clear", is_flag=True, help="Skip nothing of the run any more.")
+@click.option("--clear", is_flag=True, help="Remove all skips of the run.")
 @of_run
 @in_cache
 @as_json
@@ -44,7 +44,7 @@ def skip(
         found = list_skips(what, run=run, cache=cache)
     else:
         if stop is None or batch is None or clear:
-            raise click.UsageError("--from needs --to and --batch, and does not go with --clear")
+            raise click.UsageError("--from needs --to and --batch, and cannot be combined with --clear")
         found = skip_samples(what, start, stop, batch_size=batch, run=run, cache=cache, dry_run=dry_run)
     if as_json:
         print_json(found)

@@ -11,18 +11,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from megablend.api.build import BuildResult
-from megablend.api.check_data import CheckedData
+from megablend.api.check_data import CheckDataResult
 from megablend.blocks.build_document_tables import TablesReport
 from megablend.index.build import BuildReport
 
 SHOWN_PROBLEMS = 10
-"""Files that are missing or changed."""
+"""Missing or changed files that are printed."""
 SHOWN_FIRST, SHOWN_LAST = 24, 8
-"""Of a sample's tokens, unless all are asked for."""
+"""Tokens of a sample that are printed, unless all are requested."""
 
 
 def new_console() -> Console:
-    """A console on stdout, wide enough for names where it is no terminal."""
+    """A console on stdout, wide enough for names where it is not a terminal."""
     console = Console(highlight=False, soft_wrap=True, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160  # a log has no width of its own; do not cut names
@@ -37,7 +37,7 @@ def print_table(
     *,
     total: Sequence[str] | None = None,
 ) -> None:
-    """A table of a name and numbers; where it is too wide, several below each other, each with the name. No number is broken."""
+    """Print a table of names and numbers; if it is too wide, as several, each with the names. No number is wrapped."""
     rows = [*rows, total] if total else rows
     widths = [max(map(len, (title_of, *(row[i] for row in rows)))) for i, title_of in enumerate(columns)]
     name = min(widths[0], max(20, console.width // 3))
@@ -70,7 +70,7 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def print_index(report: BuildReport, documents: TablesReport | None, *, ranks: int) -> None:
-    """What was indexed."""
+    """Print what was indexed."""
     console = new_console()
     columns = ("files", "read", "reused", "changed", "added", "removed", "scanned MB", "ranks", "s")
     counts = (report.num_files, report.read, report.reused, len(report.changed), report.added, report.removed)
@@ -78,8 +78,8 @@ def print_index(report: BuildReport, documents: TablesReport | None, *, ranks: i
     print_table(console, "index " + report.digest, columns, [row])
     if documents is not None:
         console.print(
-            f"tables of {documents.documents:,} documents, {documents.table_bytes / 1e6:,.1f} MB: {documents.counted:,} counted "
-            f"now, {documents.scanned_bytes / 1e6:,.1f} MB scanned for it, {documents.seconds:.2f} s",
+            f"document tables: {documents.documents:,} documents, {documents.table_bytes / 1e6:,.1f} MB; {documents.counted:,} "
+            f"counted now, {documents.scanned_bytes / 1e6:,.1f} MB scanned, {documents.seconds:.2f} s",
             markup=False,
         )
     for name in report.changed:
@@ -98,19 +98,19 @@ def print_index(report: BuildReport, documents: TablesReport | None, *, ranks: i
 
 
 def print_built(built: BuildResult, *, ranks: int) -> None:
-    """The closing table of a build, and what became of the run."""
+    """Print what a build indexed, and what the run is committed to now."""
     print_index(built.index, built.documents, ranks=ranks)
     ledger, console = built.ledger, new_console()
     if built.stages_before == len(ledger.ends):
-        done = "is as it was"
+        done = "is unchanged"
     elif built.stages_before:
-        done = f"was lengthened: stage {len(ledger.ends)} appended"
+        done = f"was extended: stage {len(ledger.ends)} appended"
     else:
         done = "is new"
     console.print(f"run {ledger.run!r} {done}: {ledger.ends[-1]:,} samples, plan {ledger.digest}", markup=False)
     if built.pinned:
         console.print(
-            f"run {ledger.run!r} keeps reading index {ledger.index}, on which its order was promised; "
+            f"run {ledger.run!r} keeps reading index {ledger.index}, which its committed order depends on; "
             f"to use the new index, give the run another name (`run:`)",
             markup=False,
         )
@@ -119,15 +119,15 @@ def print_built(built: BuildResult, *, ranks: int) -> None:
 
 
 def print_problems(console: Console, problems: Sequence[str]) -> None:
-    """Files that a run needs and that are missing or changed, the first few of them."""
+    """Print the first few of the files of a run that are missing or changed."""
     for problem in problems[:SHOWN_PROBLEMS]:
         console.print(f"problem: {problem}", markup=False)
     if len(problems) > SHOWN_PROBLEMS:
         console.print(f"problem: {len(problems) - SHOWN_PROBLEMS:,} more files; `megablend check CONFIG` lists all")
 
 
-def print_checked(found: CheckedData) -> None:
-    """Smallest and largest tokens of sources, and rows whose tokens are out of range."""
+def print_checked(found: CheckDataResult) -> None:
+    """Print the smallest and largest token ids of sources, and rows with token ids out of range."""
     console = new_console()
     table = new_table(f"index {found.index}", "source", "files", "tokens", "smallest", "largest", "vocab_size")
     for source in found.sources:
@@ -137,17 +137,19 @@ def print_checked(found: CheckedData) -> None:
     console.print(table)
     for problem in found.problems:
         console.print(problem, markup=False)
-    console.print(f"{len(found.problems)} files have wrong tokens" if found.problems else "all token ids are in range")
+    console.print(
+        f"{len(found.problems):,} files have token ids out of range" if found.problems else "all token ids are in range"
+    )
 
 
 def print_warnings(console: Console, warnings: Sequence[str]) -> None:
-    """A line each."""
+    """Print a line for each warning."""
     for warning in warnings:
         console.print(f"warning: {warning}", markup=False)
 
 
 def print_sample(found: dict[str, Any], *, whole: bool = False) -> None:
-    """Where a sample comes from, its first and last tokens (or all), and its text where it was decoded."""
+    """Print where a sample comes from, its first and last tokens (or all), and its text if it was decoded."""
     console = new_console()
     epochs = ", ".join(map(str, found["epochs"]))
     console.print(

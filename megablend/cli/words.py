@@ -1,4 +1,4 @@
-"""Options that take all words up to the next flag, as argparse's nargs="*" does; click has none."""
+"""Options that take all arguments up to the next flag, like argparse's nargs="*", which click lacks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import click
 
 
 class WordsCommand(click.Command):
-    """A command whose `multiple` options may be given several words at once: --data-path 0.3 a 0.7 b."""
+    """A command whose `multiple` options accept several arguments at once: --data-path 0.3 a 0.7 b."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments with the flag put in front of each of its words."""
+        """Parse the arguments, with the flag repeated before each of its values."""
         options = [param for param in self.params if isinstance(param, click.Option) and param.multiple]
         return super().parse_args(ctx, spread(args, {name for option in options for name in option.opts}))
 
 
 def spread(args: Iterable[str], names: Collection[str]) -> list[str]:
-    """The arguments, each flag of `names` put before each of the words that follow it; of a flag given twice, the last words.
+    """Repeat each flag of `names` before each of the values that follow it; if a flag occurs twice, its last values count.
 
-    Raises: click.UsageError where none follows.
+    Raises: click.UsageError for a flag without a value.
     """
     words: dict[str, list[str]] = {}
     others: list[str] = []
@@ -36,7 +36,7 @@ def spread(args: Iterable[str], names: Collection[str]) -> list[str]:
             words[flag].append(arg)
         else:
             others.append(arg)
-    for name, found in words.items():
-        if not found:
-            raise click.UsageError(f"{name}: no word follows; expected weights and prefixes, or leave it out")
-    return [each for name, found in words.items() for word in found for each in (name, word)] + others
+    for name, values in words.items():
+        if not values:
+            raise click.UsageError(f"{name} has no value; give weights and prefixes, or omit it")
+    return [each for name, values in words.items() for word in values for each in (name, word)] + others

@@ -17,6 +17,7 @@ from typing import IO
 
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import translate_os_errors
+from megablend.fs.log_waits import log_slow_wait
 from megablend.fs.safe_open import open_again
 from megablend.system.limited_json import parse_json
 
@@ -55,7 +56,8 @@ def build_lock(
         with translate_os_errors(path):
             fd = open_again(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             file = stack.enter_context(open(fd, "a+", encoding="utf-8"))
-            exclusive = _acquire(file, path, WAIT_SECONDS if wait_seconds is None else wait_seconds, on_wait)
+            with log_slow_wait(f"the build lock {path}"):
+                exclusive = _acquire(file, path, WAIT_SECONDS if wait_seconds is None else wait_seconds, on_wait)
             nonce = secrets.token_hex(8)
             since = time.strftime("%Y-%m-%d %H:%M:%S %z")
             holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "nonce": nonce}

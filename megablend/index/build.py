@@ -24,6 +24,7 @@ from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, ConfigError
 from megablend.fs.atomic_write import list_committed, remove_leftovers, translate_os_errors
 from megablend.fs.build_lock import build_lock, verify_shared_filesystem
+from megablend.fs.log_waits import log_slow_wait
 from megablend.fs.safe_open import check_folder
 from megablend.index.build_report import BuildReport, Progress, report_waiting
 from megablend.index.cache_folders import folders, fragments, generations
@@ -91,7 +92,8 @@ def _build(
         prepared = launch.bcast(_prepare(cache, columns, notes, packed, stack, waiting) if launch.rank == 0 else None)
         assert prepared is not None
         if launch.rank > 0:
-            verify_shared_filesystem(cache, prepared.nonce)
+            with log_slow_wait(f"rank 0's lock file in {cache} to become visible"):
+                verify_shared_filesystem(cache, prepared.nonce)
         items = items_of(prepared.work)
         done, written = index_share(prepared.columns, prepared.work, items, cache, launch, storage, progress)
         gathered = launch.gather((done, written))

@@ -11,6 +11,7 @@ from pathlib import Path
 from megablend.errors import CacheError, ChangedFileError, ConfigError
 from megablend.formats.base import is_divisible
 from megablend.fs.atomic_write import list_committed
+from megablend.fs.log_waits import log_slow_wait
 from megablend.index.file_parts import join, num_parts, part_span
 from megablend.index.fragments import (
     Fragment,
@@ -174,13 +175,15 @@ def await_fragment(path: Path) -> Fragment:
 
     Raises: CacheError if it does not appear, or is damaged.
     """
-    _await(path)
+    with log_slow_wait(f"{path} to become visible"):
+        _await(path)
     return read_fragment(path)
 
 
 def await_pack(path: Path) -> Pack:
     """Open a pack that another rank has written. Raises: as `await_fragment` does."""
-    _await(path)
+    with log_slow_wait(f"{path} to become visible"):
+        _await(path)
     return Pack(path)
 
 

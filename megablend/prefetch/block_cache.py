@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 
 from megablend.blocks.block_store import BLOCK_OVERHEAD_BYTES, BlockStore
 from megablend.formats.base import DecodedBlock
+
+_LOG = logging.getLogger("megablend")
 
 
 class BlockCache:
@@ -55,8 +58,17 @@ class BlockCache:
 
     def _shrink(self, max_bytes: int) -> None:
         """Let go of the blocks used longest ago (the lock is held)."""
+        num_blocks, num_bytes = len(self._blocks), self._bytes
         while self._bytes > max_bytes and self._blocks:
             self._bytes -= _bytes(self._blocks.popitem(last=False)[1])
+        if len(self._blocks) < num_blocks:
+            _LOG.debug(
+                "%s: evicted %d blocks of %.1f MB from the block cache, %d kept",
+                self.store.generation.folder,
+                num_blocks - len(self._blocks),
+                (num_bytes - self._bytes) / 1e6,
+                len(self._blocks),
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self.store, "max_bytes": self.max_bytes}

@@ -120,7 +120,10 @@ def test_what_cannot_be_found(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             megablend.find(config, *arguments)
-    with pytest.raises(CacheError, match=r"run 'other' was not built there; `megablend runs list .*` lists its runs"):
+    with pytest.raises(
+        CacheError,
+        match=r"run 'other' was not built there; run `megablend build CONFIG` first, or choose one of the runs",
+    ):
         megablend.find(config["cache"], "source0/0.parquet", run="other")
     with pytest.raises(ConfigError, match="only train is in a run's ledger"):
         megablend.find(config["cache"], "source0/0.parquet", run="demo", split="valid")

@@ -40,12 +40,12 @@ def test_a_run_keeps_its_index(config: dict[str, Any]) -> None:
         assert megablend.build(config).pinned
     _, second, third = list_snapshots(cache)
     found = megablend.gc(cache, older_than_days=0)
-    assert (found.generations, found.kept) == ((second,), (first, third))
+    assert (found.removed, found.kept) == ((second,), (first, third))
     assert [megablend.open(config)[k]["tokens"].tolist() for k in range(40)] == kept
     assert megablend.verify(cache, data=True) == []
     assert megablend.build(config).index.read == 0
     (Path(cache) / "runs" / "demo.json").unlink()
-    assert megablend.gc(cache, older_than_days=0).generations == (first,)
+    assert megablend.gc(cache, older_than_days=0).removed == (first,)
 
 
 def test_a_damaged_ledger_and_nonsense_are_refused(config: dict[str, Any]) -> None:
@@ -68,11 +68,11 @@ def test_megatrons_datasets_keep_their_index(config: dict[str, Any], tmp_path: P
     megablend.build(other, cache=str(cache))
     found = megablend.gc(cache, older_than_days=0)
     assert built.index in found.kept
-    assert len(found.generations) == 1
+    assert len(found.removed) == 1
     assert len(open_table(str(tmp_path / "megatron"), built, STORAGE)[1]) == 60
     pin = next((tmp_path / "megatron" / "megablend-documents").glob("*.json"))
     pin.write_text(json.dumps([1])[:-1])
-    with pytest.raises(megablend.CacheError, match="nothing tells which index it needs"):
+    with pytest.raises(megablend.CacheError, match="so the index that it refers to is not known"):
         megablend.gc(cache, older_than_days=0)
     pin.unlink()
-    assert megablend.gc(cache, older_than_days=0).generations == (built.index,)
+    assert megablend.gc(cache, older_than_days=0).removed == (built.index,)

@@ -31,11 +31,11 @@ def test_a_split_shorter_than_a_step_is_told(config: dict[str, Any], capsys: pyt
     assert len(list(kept)) == 1
     found = megablend.describe(config, micro_batch_size=8, data_parallel_size=8)
     assert [found["splits"][split]["steps"] for split in ("train", "valid")] == [0, 0]
-    print_description(found)
-    assert f"valid: {len(valid)} samples are fewer than a step takes" in capsys.readouterr().out
+    print_description(found.to_dict())
+    assert f"valid: {len(valid)} samples are fewer than a step needs" in capsys.readouterr().out
     found = megablend.describe(config, micro_batch_size=1)
     assert found["splits"]["valid"]["steps"] == len(valid)
-    print_description(found)
+    print_description(found.to_dict())
     assert "fewer than a step" not in capsys.readouterr().out
 
 
@@ -56,7 +56,7 @@ def test_a_damaged_ledger_hides_no_other(config: dict[str, Any], capsys: pytest.
     damaged, other = found["runs"]
     assert (damaged["run"], other["run"], other["stages"]) == ("demo", "other", [40])
     assert "demo.json: the ledger does not match its own digest" in damaged["problem"]
-    print_cache(found)
+    print_cache(found.to_dict())
     printed = capsys.readouterr().out
     assert "damaged: " in printed
     assert "other" in printed

@@ -30,4 +30,4 @@ def test_a_ledger_that_was_edited(cache: Path) -> None:
 def test_a_run_whose_index_is_gone(cache: Path) -> None:
     shutil.rmtree(next((cache / "generations").iterdir()))
     (problem,) = megablend.verify(cache)
-    assert problem.startswith(f"{cache}: run 'demo' stands on index ")
+    assert problem.startswith(f"{cache}: run 'demo' uses index ")

@@ -71,7 +71,7 @@ def test_sources_are_sorted_matched_and_cut(config: dict[str, Any]) -> None:
     megablend.build(config)
 
     def shown(**how: Any) -> list[str]:
-        found = megablend.describe(config)
+        found = megablend.describe(config).to_dict()
         select_sources(found, **how)
         train, index = found["splits"]["train"], found["index"]
         assert index["tokens"] == 979  # sums stay of all
@@ -89,7 +89,7 @@ def test_sources_are_sorted_matched_and_cut(config: dict[str, Any]) -> None:
         megablend.ConfigError, match=r"found sort 'toknes', expected one of name, .* did you mean 'tokens'"
     ):
         shown(sort="toknes")
-    with pytest.raises(megablend.ConfigError, match=r"found match 'x\*', which fits the name of no source"):
+    with pytest.raises(megablend.ConfigError, match=r"found match 'x\*', which matches no source"):
         shown(match="x*")
     with pytest.raises(megablend.ConfigError, match="found top -1, expected a whole number, 0 or more"):
         shown(top=-1)

@@ -60,7 +60,7 @@ def test_build_prints_a_table_and_progress_in_lines(config: Path) -> None:
     assert "megablend: indexed 4 of 4 files" in done.stderr
     assert "\r" not in done.stderr
     again = run("build", config)
-    assert "run 'demo' is as it was: 100 samples" in again.stdout
+    assert "run 'demo' is unchanged: 100 samples" in again.stdout
 
 
 def test_each_command_prints_one_json_object(tmp_path: Path, config: Path) -> None:
@@ -88,7 +88,7 @@ def test_describe_tells_what_there_is_and_what_is_given(tmp_path: Path, built: P
         "stages end at sample 100",
     ):
         assert said in done.stdout
-    assert "first to begin another epoch: 's" in done.stdout
+    assert "first source to repeat: 's" in done.stdout
     told = run("describe", built, "--micro-batch", 4, "--ranks", 2).stdout
     assert "read amplification: " in told
     of_cache = run("describe", tmp_path / "cache").stdout
@@ -281,10 +281,10 @@ def test_gc(built: Path) -> None:
     assert run("build", built).returncode == 0
     assert as_json(run("gc", cache, "--json"))["generations"] == []
     dry = run("gc", cache, "--older-than", 0, "--dry-run")
-    assert f"would go: index {first}" in dry.stdout
+    assert f"would remove: index {first}" in dry.stdout
     found = as_json(run("gc", cache, "--older-than", 0, "--json"))
     assert (found["generations"], found["dry_run"], len(found["kept"])) == ([first], False, 1)
-    assert "removed: 0 indices, 0 fragments and tables" in run("gc", cache, "--older-than", 0).stdout
+    assert "removed: 0 indexes, 0 fragments and tables" in run("gc", cache, "--older-than", 0).stdout
     assert run("gc", cache, "--older-than", -1).returncode == 2
     assert run("gc", built.parent / "nowhere").returncode == 3
 

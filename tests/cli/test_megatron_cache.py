@@ -178,7 +178,7 @@ def test_a_killed_build_is_never_taken_for_a_hit(wanted: int, data: list[str], t
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--data-path"], r"--data-path: no word follows"),
+        (["--data-path"], r"--data-path has no value"),
         (["--data-path", "30", "a", "b"], r"--data-path: word 3 of 3 is 'b'; expected a weight before each prefix"),
         (["--train-data-path", "/nowhere"], r"/nowhere\.bin: "),
         (["--train-data-path", "a", "--data-path", "b"], r"data: found --data-path and --train-data-path"),

@@ -75,7 +75,7 @@ def test_runs_from_list_to_remove(tmp_path: Path, config: Path, command: Command
     assert moved.is_file()
     assert json.loads(command("runs", "list", config, "--json")[1]) == {"runs": []}
     command("build", config)
-    assert command("runs", "remove", config, "demo")[1] == "run 'demo' is removed\n"
+    assert command("runs", "remove", config, "demo")[1] == "run 'demo' was removed\n"
     assert not (tmp_path / "cache" / "runs" / "demo.json").exists()
 
 
@@ -92,7 +92,7 @@ def test_at_80_columns_no_number_is_broken(config: Path, command: Command, monke
     assert max(map(len, tables)) <= 80
     described = json.loads(command("describe", config, "--json")[1])
     for source in described["splits"]["train"]["sources"]:
-        for key in ("tokens", "samples", "unread_tokens_of_last_epoch"):
+        for key in ("tokens", "samples", "tokens_left_in_epoch"):
             assert f" {source[key]:,} " in out
         assert f" {source['epochs']:,.3f} " in out
     assert "longer-than" in "".join(line.split("│")[1].strip() for line in tables if line.startswith("│"))
@@ -103,11 +103,11 @@ def test_some_of_many_sources(config: Path, command: Command) -> None:
     out = command("describe", config, "--top", 1, "--sort", "samples")[1]
     assert "s2" in out
     assert "s0 " not in out.partition("train")[2].partition("first")[0]
-    assert out.count("and 2 more sources (--top 0 shows all; --sort and --match choose)") == 2
+    assert out.count("and 2 more sources (--top 0 shows all; --sort and --match select)") == 2
     found = json.loads(command("describe", config, "--match", "s1", "--json")[1])
     assert [source["name"] for source in found["splits"]["train"]["sources"]] == ["s1"]
     code, _, err = command("describe", Path(yaml.safe_load(config.read_text())["cache"]), "--top", 1)
-    assert (code, "--top chooses among a config's sources" in err) == (2, True)
+    assert (code, "--top selects sources of a config" in err) == (2, True)
 
 
 def test_show_prints_few_tokens_unless_asked(config: Path, command: Command) -> None:
@@ -159,7 +159,7 @@ def test_bugs_and_interrupts_are_json_too(command: Command, monkeypatch: pytest.
 def test_verify_and_gc_take_a_config_and_verify_shows_progress(tmp_path: Path, config: Path, command: Command) -> None:
     command("build", config)
     code, out, err = command("verify", config, "--data")
-    assert (code, out) == (0, f"{tmp_path / 'cache'}: sound\n")
+    assert (code, out) == (0, f"{tmp_path / 'cache'}: OK\n")
     assert "megablend: verified 6 of 6 files, " in err
     code, out, err = command("verify", config)
     assert (code, err) == (0, "")

@@ -1,0 +1,181 @@
+"""What `describe` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from megablend.api.manage_runs import DamagedRun, RunSummary
+from megablend.api.result_base import Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FirstRepeat(Result):
+    """The first source whose tokens are read again."""
+
+    source: str
+    sample: int
+    """Number of the first sample of its second epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SourceDescription(Result):
+    """A source of one split, and how much of it the run reads."""
+
+    OLD_NAMES: ClassVar[Mapping[str, str]] = {
+        "share_wanted": "requested_share",
+        "share_given": "actual_share",
+        "unread_tokens_of_last_epoch": "tokens_left_in_epoch",
+    }
+    name: str
+    blocks: int
+    documents: int
+    tokens: int
+    """In this split, once."""
+    requested_share: float
+    """Fraction of the samples that the config requests."""
+    actual_share: float
+    """Fraction of the samples that the source has in the run."""
+    samples: int
+    epochs: float
+    """How many times its tokens are read."""
+    max_epochs: float | None
+    """The limit that the config sets."""
+    tokens_left_in_epoch: int
+    """Tokens of its last epoch that the run does not reach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SplitDescription(Result):
+    """What one split of a run reads."""
+
+    OLD_NAMES: ClassVar[Mapping[str, str]] = {"first_to_run_out": "first_repeated_source"}
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"problem", "steps"})
+    samples: int
+    tokens: int
+    blended: bool
+    """Whether sources are mixed by share; otherwise the split is one pass over each."""
+    first_repeated_source: FirstRepeat | None
+    """None where no source is read more than once."""
+    sources: tuple[SourceDescription, ...]
+    problem: str | None = None
+    """Why the split cannot be planned; it then has no samples."""
+    steps: int | None = None
+    """Micro steps of all ranks together, where `micro_batch_size` was given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IndexedSource(Result):
+    """A source as it was indexed."""
+
+    name: str
+    format: str | None
+    """None where an older release did not record it."""
+    column: str | None
+    """Column that the config named."""
+    column_taken: str | None
+    """Column that the tokens are read from; None where the format has no columns."""
+    skipped: tuple[str, ...]
+    """Files left out because they cannot be read (`on_unreadable: skip`)."""
+    files: int
+    blocks: int
+    rows: int
+    tokens: int
+    document_table_bytes: int | None
+    """Size of its table of documents; None where it has none."""
+    extra_columns: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IndexDescription(Result):
+    """An index of a cache, with sums over its sources."""
+
+    digest: str
+    index_bytes: int
+    files: int
+    blocks: int
+    rows: int
+    tokens: int
+    sources: tuple[IndexedSource, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DamagedIndex(Result):
+    """An index that cannot be opened."""
+
+    digest: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunDescription(Result):
+    """What a run reads, or would read."""
+
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"read_amplification", "fitting_lanes"})
+    cache: str
+    run: str
+    order: str
+    sequence_length: int
+    committed: bool
+    """Whether `build` has committed the run as described."""
+    note: str | None
+    """How the description differs from what is committed, and what to do; None where it does not."""
+    plan: str
+    """Digest of the run's plan."""
+    stages: tuple[int, ...]
+    """Sample numbers at which its stages end."""
+    skips: tuple[dict[str, Any], ...]
+    """Ranges of samples that the run skips: start, stop, samples, tokens and by_source, the tokens left unread."""
+    lanes: int
+    index: IndexDescription
+    splits: dict[str, SplitDescription]
+    """By name: train, valid, test."""
+    problems: tuple[str, ...]
+    """Data files that are missing or changed, a line each."""
+    warnings: tuple[str, ...]
+    """Numbers of the plan that deserve a second look."""
+    read_amplification: float | None = None
+    """Bytes that loaders read for each byte that they use, where `micro_batch_size` was given."""
+    fitting_lanes: int | None = None
+    """Least number of lanes, from the config's on, that suits the loaders, where `micro_batch_size` was given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SourceFiles(Result):
+    """The files of a source that is not indexed yet."""
+
+    name: str
+    format: str | None
+    files: int
+    bytes: int
+    share: dict[str, float] | None
+    """The share that the config requests: its unit, and the number as written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FilesDescription(Result):
+    """What is known of a run whose sources are not indexed yet."""
+
+    cache: str
+    run: str
+    order: str
+    sequence_length: int
+    committed: bool
+    """Always False."""
+    note: str
+    """What is missing, and what to do."""
+    files: tuple[SourceFiles, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CacheDescription(Result):
+    """What a cache holds."""
+
+    cache: str
+    indices: tuple[IndexDescription | DamagedIndex, ...]
+    """The oldest first."""
+    runs: tuple[RunSummary | DamagedRun, ...]
+
+
+Description = RunDescription | FilesDescription | CacheDescription

@@ -1,0 +1,162 @@
+"""Results: frozen attributes, what `--json` prints, and the dicts of release 0.1.0."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megablend
+from megablend.api.description import CacheDescription, FilesDescription, RunDescription
+from megablend.api.manage_runs import DamagedRun, RunSummary
+from tests.runs import documents, make_config, write_source
+from tests.storages import STORAGE
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    sources = [
+        write_source(tmp_path / "data", d, "parquet", documents(d, 60, 30, 5)) | {"weight": 3 - 2 * d} for d in range(2)
+    ]
+    return make_config(tmp_path, sources, samples=200, run="demo", split="80,20,0")
+
+
+def describe(config: dict[str, Any], **options: Any) -> RunDescription:
+    found = megablend.describe(config, **options)
+    assert isinstance(found, RunDescription)
+    return found
+
+
+def test_describe_has_attributes_and_the_dict_of_0_1_0(config: dict[str, Any]) -> None:
+    assert isinstance(files := megablend.describe(config), FilesDescription)
+    assert files["files"][0]["name"] == files.files[0].name == "s0"
+    megablend.build(config)
+    found = describe(config, micro_batch_size=2)
+    train = found.splits["train"]
+    assert [source.requested_share for source in train.sources] == [0.75, 0.25]
+    assert sum(source.samples for source in train.sources) == train.samples == 200
+    assert train.first_repeated_source is not None
+    assert found["splits"]["train"]["sources"][0]["tokens"] == train.sources[0].tokens
+    assert found["stages"] == [200]  # a list, as it was
+    assert found["splits"]["train"].keys() >= {"samples", "tokens", "blended", "sources", "steps"}
+    assert "problem" not in train
+    assert "read_amplification" not in describe(config)
+    with pytest.raises(KeyError, match="nonsense"):
+        found["nonsense"]
+    with pytest.raises(AttributeError, match="RunDescription has no attribute 'nonsense'"):
+        getattr(found, "nonsense")  # noqa: B009  # type checkers refuse it as an attribute
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.run = "other"  # type: ignore[misc]
+
+
+def test_renamed_keys_still_work_with_a_warning(config: dict[str, Any]) -> None:
+    megablend.build(config)
+    train = describe(config).splits["train"]
+    renamed = [
+        (train.sources[0], "share_wanted", train.sources[0].requested_share),
+        (train.sources[0], "share_given", train.sources[0].actual_share),
+        (train.sources[0], "unread_tokens_of_last_epoch", train.sources[0].tokens_left_in_epoch),
+        (train, "first_to_run_out", train.first_repeated_source),
+    ]
+    for result, old, value in renamed:
+        assert old in result
+        assert old not in list(result)
+        with pytest.warns(DeprecationWarning, match=rf"'{old}' of {type(result).__name__} is now called '"):
+            assert result[old] == value
+    removed = megablend.gc(config, older_than_days=0)
+    with pytest.warns(DeprecationWarning, match="'generations' of GcResult is now called 'removed'"):
+        assert removed.generations == removed.removed == ()  # type: ignore[attr-defined]
+
+
+def test_json_has_the_old_keys_too(config: dict[str, Any]) -> None:
+    megablend.build(config)
+    found = json.loads(json.dumps(describe(config).to_dict()))
+    (first, *_) = found["splits"]["train"]["sources"]
+    assert first["share_wanted"] == first["requested_share"]
+    assert first["share_given"] == first["actual_share"]
+    assert first["unread_tokens_of_last_epoch"] == first["tokens_left_in_epoch"]
+    assert found["splits"]["train"]["first_to_run_out"] == found["splits"]["train"]["first_repeated_source"]
+    assert set(found["splits"]["train"]["first_to_run_out"]) == {"source", "sample"}
+    collected = megablend.gc(config, older_than_days=0).to_dict()
+    assert (collected["generations"], collected["others"]) == (collected["removed"], collected["other_files"])
+
+
+def test_caches_runs_samples_and_steps(tmp_path: Path, config: dict[str, Any]) -> None:
+    built = megablend.build(config)
+    assert built.to_dict()["run"]["plan"] == built.ledger.digest
+    (tmp_path / "cache" / "runs" / "bad.json").write_text("{")
+    bad, demo = megablend.list_runs(config)
+    assert isinstance(bad, DamagedRun)
+    assert isinstance(demo, RunSummary)
+    assert bad.to_dict().keys() == {"run", "problem"}
+    assert (demo.stages, demo["stages"], demo.index_exists) == ((200,), [200], True)
+    assert megablend.show_run(config, "demo").blend["sources"][0]["share"] == "3/4"
+    assert isinstance(cache := megablend.describe(config["cache"]), CacheDescription)
+    assert cache["runs"] == [bad, demo]
+    sample = megablend.show(config, 3)
+    assert sum(piece.stop_token - piece.first_token for piece in sample.pieces) == len(sample.tokens)
+    assert sample["tokens"] == list(sample.tokens) == sample.to_dict()["tokens"]
+    step = megablend.show_step(config, 1, micro_batch_size=3)
+    assert step.samples[0] == sample
+    assert step.to_dict()["samples"][0] == sample.to_dict()
+    assert pickle.loads(pickle.dumps(step)) == copy.deepcopy(step) == step
+
+
+def test_verify_reads_like_the_list_of_problems(config: dict[str, Any]) -> None:
+    megablend.build(config)
+    result = megablend.verify(config)
+    assert result == []
+    assert not result
+    assert result.to_dict() == {"cache": config["cache"], "data": False, "problems": []}
+    next((Path(config["cache"]) / "runs").glob("*.json")).write_text("{")
+    result = megablend.verify(config)
+    (problem,) = result
+    assert result.problems == (problem,)
+    assert (result[0], result[:1]) == (problem, [problem])
+    assert result != []
+
+
+class CountingStorage:
+    """Reads as the ordinary storage does, and counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.calls += 1
+        return getattr(STORAGE, name)
+
+    def for_checking(self) -> CountingStorage:
+        """The same, so that its calls count too."""
+        return self
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda config, storage: megablend.describe(config, storage=storage),
+        lambda config, storage: megablend.check(config, storage=storage),
+        lambda config, storage: megablend.verify(config, data=True, storage=storage),
+        lambda config, storage: megablend.show(config, 3, storage=storage),
+        lambda config, storage: megablend.show_step(config, 3, micro_batch_size=1, storage=storage),
+    ],
+    ids=["describe", "check", "verify", "show", "show_step"],
+)
+def test_a_storage_of_your_own(config: dict[str, Any], read: Any) -> None:
+    megablend.build(config)
+    storage = CountingStorage()
+    assert read(config, storage) == read(config, None)
+    assert storage.calls > 0
+
+
+def test_files_are_listed_through_a_storage_of_your_own(config: dict[str, Any]) -> None:
+    storage = CountingStorage()
+    assert isinstance(megablend.describe(config, storage=storage), FilesDescription)
+    assert storage.calls > 0
