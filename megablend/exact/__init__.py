@@ -1,1 +1,1 @@
-"""What numpy and megatron-core compute, byte for byte and faster: entry points that check, choose a kernel and share its work."""
+"""Computations of numpy and megatron-core, byte for byte and faster: functions that check input, choose a kernel and split work."""

@@ -32,7 +32,7 @@ def test_stages_appended_since_are_fine() -> None:
         ({"split": "valid"}, "of split 'train', this dataset is of 'valid'"),
         (
             {"index": "e" * 32},
-            f"taken with {'a' * 32}, this dataset reads {'e' * 32}; open the state's own with megablend.open",
+            f"saved with {'a' * 32}, this dataset reads {'e' * 32}; open the state's index with megablend.open",
         ),
         ({"stages": ((100, "b" * 32), (200, "d" * 32))}, f"taken with {'c' * 32}, this dataset has {'d' * 32}"),
         ({"stages": ((100, "b" * 32),)}, f"taken with {'c' * 32}, this dataset has {'b' * 32}"),
