@@ -1,1 +1,1 @@
-"""Computations of numpy and megatron-core, byte for byte and faster: functions that check input, choose a kernel and split work."""
+"""Computations of numpy and megatron-core, byte for byte but faster: checks of input, choice of kernels, division of work."""

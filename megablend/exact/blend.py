@@ -131,7 +131,7 @@ class Greedy(Pieces):
             fill(self._weights, self._caps, self._firsts, self._members, *state, step, datasets, samples)
 
     def _guess(self, step: int) -> _State:
-        """The probable state at `step`: the blend run from a largest-remainder state some steps earlier, to which it converges."""
+        """The probable state at `step`: the blend, run from a largest-remainder state some steps earlier."""
         lead = min(step, max(LEAD, 8 * len(self._weights)))
         exact, sizes = self._weights * (step - lead), np.diff(self._firsts)
         counts = np.floor(exact)

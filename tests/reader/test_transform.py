@@ -90,7 +90,9 @@ def test_an_error_names_the_sample(config: dict[str, Any], way: dict[str, Any]) 
 
 
 def test_what_cannot_be_collated_is_said(config: dict[str, Any]) -> None:
-    with pytest.raises(TransformError, match=r"made of samples 0 to 3 cannot be collated .*tensors of the same shapes"):
+    with pytest.raises(
+        TransformError, match=r"the transformed samples 0 to 3 cannot be collated .*tensors of the same shapes"
+    ):
         list(megablend.Loader(megablend.open(config), micro_batch_size=4, transform=ragged))
 
 
