@@ -64,7 +64,7 @@ def test_a_dataset_has_it_too(config: dict[str, Any]) -> None:
     assert torch.equal(dataset[5]["twice"], 2 * megablend.open(config)[5]["tokens"])
     batch = next(iter(megablend.Loader(dataset, micro_batch_size=3)))
     assert torch.equal(batch["twice"], torch.stack([dataset[k]["twice"] for k in range(3)]))
-    with pytest.raises(ConfigError, match="a transform of the dataset and one of its loader"):
+    with pytest.raises(ConfigError, match="both the dataset and the loader have one"):
         megablend.Loader(dataset, micro_batch_size=3, transform=doubled)
 
 
