@@ -251,7 +251,7 @@ def test_where_no_length_fits_that_is_said(tmp_path: Path) -> None:
     assert "No length fits: all sources get at least one from 100,001 samples on, but max_epochs allow" in message
     tiny = {"path": path, "weight": "1e-18"}
     message = refused(config(tmp_path, {"path": path, "weight": 1}, tiny))
-    assert "more than a plan holds" in message
+    assert "but a plan can have at most" in message
     assert "set `" not in message
     works(config(tmp_path, sources[0], sources[1] | {"weight": 0.1}))
     works(config(tmp_path, sources[0], sources[1] | {"weight": 0}, run="other"))

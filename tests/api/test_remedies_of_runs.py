@@ -179,7 +179,7 @@ FAULTS: dict[str, Fault] = {
     "memory for a loader": Fault(
         configure(memory="4KiB"),
         load,
-        r"memory: found 4.0 KiB, expected \S+ \S+ or more: each process holds",
+        r"memory: found 4.0 KiB, expected \S+ \S+ or more: each process reads",
         [set_memory],
     ),
     "a state of another split": Fault(

@@ -213,7 +213,7 @@ def test_an_amount_too_small_for_a_sample_is_refused_by_name(config: dict[str, A
     ]
     config = {key: value for key, value in config.items() if key != "samples"} | {"sources": sources}
     with pytest.raises(
-        megablend.PlanError, match=rf"source 's1' would give train \d+ tokens, less than .* or `{unit}: 0`"
+        megablend.PlanError, match=rf"source 's1' would give train \d+ tokens, fewer than .* or `{unit}: 0`"
     ):
         megablend.build(config)
     config["sources"] = [sources[0], sources[1] | {unit: 0}]

@@ -85,9 +85,9 @@ def test_numbers_of_other_libraries_are_numbers(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("make", [megablend.Loader, megablend.PretrainingSampler])
 @pytest.mark.parametrize("given", ["config.yaml", torch.utils.data.TensorDataset(torch.zeros(3))])
 def test_datasets_of_others_are_refused(make: Callable[..., Any], given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"found (str|TensorDataset), expected a dataset that megablend\.open gave"):
+    with pytest.raises(ConfigError, match=r"found (str|TensorDataset), expected a dataset returned by megablend\.open"):
         make(given, micro_batch_size=4)
-    with pytest.raises(ConfigError, match=r"found (str|TensorDataset), expected a dataset that megablend\.open gave"):
+    with pytest.raises(ConfigError, match=r"found (str|TensorDataset), expected a dataset returned by megablend\.open"):
         megablend.Loader(given, micro_batch_size=4, transform=dict)
 
 
@@ -97,7 +97,7 @@ def test_datasets_of_others_are_refused(make: Callable[..., Any], given: Any) ->
         ({"split": 3}, "found split 3, expected one of train, valid, test"),
         ({"consumed_samples": "x"}, "found consumed_samples 'x', expected a whole number"),
         ({"consumed_samples": 3.5}, r"found consumed_samples 3\.5, expected a whole number"),
-        ({"state": []}, r"not a megablend state: found '\[\]', expected what state_dict\(\) gave"),
+        ({"state": []}, r"not a megablend state: found '\[\]', expected a dict returned by state_dict\(\)"),
         ({"cache": ""}, "found '', expected a path"),
         ({"transform": 3}, "transform: found 3, expected a function of a sample's dict"),
     ],
