@@ -182,7 +182,9 @@ def test_outside_is_refused(k: int) -> None:
         plan.locate(k)
     with pytest.raises(IndexError, match=f"sample {k} is out of range"):
         plan.locate_many([0, k])
-    with pytest.raises(IndexError, match=f"the first {k + 1 if k == 80 else k} samples requested of a plan that has 80 samples"):
+    with pytest.raises(
+        IndexError, match=f"the first {k + 1 if k == 80 else k} samples requested of a plan that has 80 samples"
+    ):
         plan.counts(k + 1 if k == 80 else k)
     with pytest.raises(TypeError, match="sample numbers must be integers, found float64"):
         plan.locate_many([0.5])
