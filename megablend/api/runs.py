@@ -110,7 +110,7 @@ def _apply_ledger(run: Run, ledger: Ledger) -> Run:
     A job whose config stayed as it was while the run was lengthened goes on with what it was promised.
     """
     ledger = ledger.until(run.num_samples)
-    if ledger.extended(run.ledger) != ledger:
+    if ledger.extend(run.ledger) != ledger:
         raise CacheError(
             f"run {ledger.run!r} was built for {ledger.num_samples:,} samples, the config now asks for {run.num_samples:,}; "
             "run `megablend build CONFIG` to lengthen it"

@@ -102,7 +102,7 @@ def _by_ledger(config: Config, ledger: Ledger, storage: Storage) -> Foreseen:
         ledger,
     )
     committed = ledger.until(run.num_samples)
-    extended = committed.extended(run.ledger)
+    extended = committed.extend(run.ledger)
     run = dataclasses.replace(run, ledger=extended)
     if extended == committed:
         return Foreseen(run=run, committed=True, note=None)

@@ -1,1 +1,1 @@
-"""What numpy and megatron-core compute, byte for byte and faster: entry points that check, choose a kernel and share its work."""
+"""Computations of numpy and megatron-core, byte for byte but faster: checks of input, choice of kernels, division of work."""

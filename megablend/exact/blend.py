@@ -1,4 +1,4 @@
-"""Megatron's blends: which dataset each sample comes from, and which of the dataset's samples it is."""
+"""Megatron's blends: the dataset of each sample, and the sample's number within that dataset."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ MOST_DATASETS = 32_766
 FEW = 32
 """Up to this number of datasets it is faster to scan all of them."""
 LEAST, MOST = 1 << 17, 1 << 21
-"""Steps of a thread's part: many more than its guess costs, few enough to draw again where the guess was wrong."""
+"""Steps of a thread's part: many more than its guess costs, few enough to compute again where the guess was wrong."""
 LEAD = 4096
-"""Steps before its part at which a thread begins from a guess; 8 * groups where that is more."""
+"""How many steps before its part a thread begins from a guessed state; 8 * groups if that is more."""
 _EXACT = 2.0**52  # below it, counts that differ by one give errors that differ
 
 
 def greedy(weights: Sequence[float], size: int) -> Greedy:
-    """A blend of `size` samples by weight: at each step the dataset that is furthest behind its weight.
+    """Make a blend of `size` samples by weight: each step takes the dataset that is furthest behind its weight.
 
     Args:
-        weights: of each dataset; Megatron normalises them to a sum of 1.
+        weights: one per dataset; Megatron normalises them to a sum of 1.
 
-    Raises: PlanError where there are no datasets, or too many.
+    Raises: PlanError where there are no datasets or too many.
 
     Source: helpers.build_blending_indices.
     """
@@ -41,15 +41,15 @@ def greedy(weights: Sequence[float], size: int) -> Greedy:
 
 
 def exhaustive(sizes: Sequence[int]) -> Greedy:
-    """A blend of all samples of all datasets, `sizes` of each, by size.
+    """Make a blend of all samples of all datasets, weighted by their `sizes`.
 
-    Raises: PlanError where there are no datasets, or too many, or one has no sample (Megatron then writes past its arrays).
+    Raises: PlanError where there are no datasets or too many, or one has no samples (Megatron then writes past its arrays).
 
     Source: helpers.build_exhaustive_blending_indices.
     """
     if min(sizes, default=1) < 1:
         raise PlanError(
-            f"dataset {int(np.argmin(sizes))} has {min(sizes)} samples; an exhaustive blend needs one of each at least"
+            f"dataset {int(np.argmin(sizes))} has {min(sizes)} samples; an exhaustive blend needs at least one of each dataset"
         )
     total = sum(sizes)
     caps = np.array(sizes, np.int64)
@@ -57,7 +57,7 @@ def exhaustive(sizes: Sequence[int]) -> Greedy:
 
 
 class _State(NamedTuple):
-    """The state of a blend, as the kernels keep it."""
+    """The state of a blend, in the form that the kernels use."""
 
     counts: Doubles
     turns: Int64s
@@ -70,19 +70,17 @@ class _State(NamedTuple):
 
 
 class Greedy(Pieces):
-    """A blend by the greatest error, with caps or without."""
+    """A blend that takes the dataset with the greatest error, with or without caps."""
 
     def __init__(self, weights: Doubles, caps: Doubles, size: int) -> None:
         if not 0 < len(weights) <= MOST_DATASETS:
-            raise PlanError(f"a blend of {len(weights):,} datasets; expected 1 to {MOST_DATASETS:,}")
+            raise PlanError(f"found a blend of {len(weights):,} datasets; expected 1 to {MOST_DATASETS:,}")
         super().__init__(size)
-        ordered = bool(
-            np.all((weights >= 0) & (weights * max(1, size) < _EXACT))
-        )  # neither negative nor NaN nor too large
+        # False for weights that are negative, NaN or too large.
+        ordered = bool(np.all((weights >= 0) & (weights * max(1, size) < _EXACT)))
         self._by_scan = not ordered or len(weights) <= FEW
-        self._forgets = (
-            ordered and abs(float(weights.sum()) - 1) < 1e-6
-        )  # states from a guess soon become the true ones
+        # Whether a guessed state soon converges to the true one.
+        self._forgets = ordered and abs(float(weights.sum()) - 1) < 1e-6
         if self._by_scan:
             self._group(_without_nan(weights), caps, np.arange(len(weights)))
         else:
@@ -90,7 +88,7 @@ class Greedy(Pieces):
             self._group(weights + 0.0, caps, groups)  # -0.0 becomes 0.0
 
     def _group(self, weights: Doubles, caps: Doubles, groups: Int64s) -> None:
-        """Sort datasets by group, in order within each."""
+        """Sort datasets by group, in their original order within each group."""
         self._members = np.argsort(groups, kind="stable")
         self._firsts = np.concatenate([[0], np.cumsum(np.bincount(groups))])
         heads = self._members[self._firsts[:-1]]
@@ -98,7 +96,7 @@ class Greedy(Pieces):
         self._state = _State(np.zeros(len(heads)), np.zeros(len(heads), np.int64))
 
     def _fill(self, datasets: Int16s, samples: Int64s, threads: int) -> None:
-        """Each thread but the first begins its part from a guess, which is checked: the result does not depend on them."""
+        """Each thread but the first begins its part from a guess, which is checked, so that the result is always exact."""
         size = len(datasets)
         parts = max(1, min(threads, size // LEAST)) if self._forgets else 1
         if parts == 1:
@@ -111,7 +109,7 @@ class Greedy(Pieces):
                 self._wave(pool, parts, datasets[first : first + wave], samples[first : first + wave])
 
     def _wave(self, pool: ThreadPoolExecutor, parts: int, datasets: Int16s, samples: Int64s) -> None:
-        """Draw in so many parts at the same time."""
+        """Compute `parts` parts at the same time."""
         edges = [len(datasets) * part // parts for part in range(parts + 1)]
         spans = list(pairwise(edges))
 
@@ -133,7 +131,7 @@ class Greedy(Pieces):
             fill(self._weights, self._caps, self._firsts, self._members, *state, step, datasets, samples)
 
     def _guess(self, step: int) -> _State:
-        """The state at `step`, probably: from the largest remainders some steps earlier, which the blend soon forgets."""
+        """The probable state at `step`: the blend, run from a largest-remainder state some steps earlier."""
         lead = min(step, max(LEAD, 8 * len(self._weights)))
         exact, sizes = self._weights * (step - lead), np.diff(self._firsts)
         counts = np.floor(exact)
@@ -150,7 +148,7 @@ class Greedy(Pieces):
 
 
 def _without_nan(weights: Doubles) -> Doubles:
-    """Weights that compare, for a NaN never wins, but where the first has it always does."""
+    """Weights without NaN that give Megatron's result: a NaN never wins, except as the first weight, which then always wins."""
     if np.isnan(weights[0]):
         return np.where(np.arange(len(weights)) == 0, 0.0, -np.inf)
     return np.where(np.isnan(weights), -np.inf, weights)

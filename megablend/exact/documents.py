@@ -14,13 +14,13 @@ from megablend.exact.shuffle import Generator
 def document_index(
     documents: npt.NDArray[Any], num_epochs: int, generator: Generator, separate_final_epoch: bool
 ) -> npt.NDArray[np.int32]:
-    """The documents of all epochs, shuffled together; the last epoch by itself where it is separate.
+    """The documents of all epochs, shuffled together; the last epoch is shuffled separately on request.
 
     Args:
-        documents: integers [n], a split's.
+        documents: integers [n], the documents of a split.
         num_epochs: 1 or more.
         generator: advanced as Megatron advances it.
-        separate_final_epoch: whether to leave the last epoch out of the first shuffle.
+        separate_final_epoch: whether to shuffle the last epoch by itself.
 
     Returns: int32 [num_epochs * n].
 
@@ -40,12 +40,12 @@ def shuffle_index(first_samples: int, num_samples: int, generator: Generator) ->
     """Samples [0, first_samples), shuffled, then [first_samples, num_samples), shuffled.
 
     Args:
-        first_samples: all of them, unless the final epoch is separate.
-        num_samples: of the sample index.
+        first_samples: all samples, unless the final epoch is separate.
+        num_samples: number of samples of the sample index.
         generator: advanced as Megatron advances it.
 
-    Returns: uint32 [num_samples], int64 from 2^32 - 2 samples on. Where single precision counted fewer samples than come before
-    a separate final epoch, Megatron's index, and so this one, has those first_samples.
+    Returns: uint32 [num_samples], or int64 from 2^32 - 2 samples on. Where single precision counted fewer samples than precede a
+    separate final epoch, Megatron's index, and therefore this one, has first_samples entries.
 
     Source: gpt_dataset._build_shuffle_index.
     """

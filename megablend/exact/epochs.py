@@ -1,7 +1,7 @@
-"""How many epochs and samples a dataset of Megatron's has, and its arrays' types: its arithmetic, its roundings included.
+"""The number of epochs and samples of a Megatron dataset, and the dtypes of its arrays: Megatron's arithmetic with its rounding.
 
-Throughout, a sample is `length` + `extra` tokens, extra being add_extra_token_to_sequence (0 or 1), and begins `length` tokens
-after the one before.
+Throughout, a sample is `length` + `extra` tokens, where extra is add_extra_token_to_sequence (0 or 1), and begins `length` tokens
+after the previous one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from megablend.errors import PlanError
 
 _INT32, _UINT32, _INT64 = np.dtype(np.int32), np.dtype(np.uint32), np.dtype(np.int64)
-_THRESHOLD = 0.80  # of an epoch's samples: a final epoch that gives fewer is shuffled by itself
+_THRESHOLD = 0.80  # a final epoch that gives less than this fraction of an epoch's samples is shuffled separately
 
 
 def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int:
-    """Epochs of `tokens` tokens that hold `samples` samples; one if None are requested.
+    """The number of epochs of `tokens` tokens that contain `samples` samples; 1 for None.
 
-    Raises: PlanError where tokens are needed and an epoch has none: no number of epochs is enough.
+    Raises: PlanError where tokens are needed and an epoch has none.
 
     Source: GPTDataset._get_num_epochs.
     """
@@ -28,26 +28,27 @@ def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int
         return 1
     if tokens < 1:
         raise PlanError(
-            f"a split contains {tokens} tokens; expected at least one: give it a larger part of the data, or none"
+            f"a split contains {tokens} tokens; expected at least one: give it a larger share of the data, or a share of 0"
         )
     return -(-needed // tokens)
 
 
 def num_samples(tokens: int, epochs: int, length: int, extra: int, keep_tail: bool) -> int:
-    """Samples in `epochs` epochs of `tokens` tokens; below 0 where there are no tokens and `length` and `extra` are 1.
+    """Samples in `epochs` epochs of `tokens` tokens; negative where there are no tokens and `length` and `extra` are 1.
 
-    A kept last, partial sample is counted in single precision, as Megatron does: above 2^24 samples this loses some or adds some.
+    With `keep_tail` (a last, partial sample is kept) the count is in single precision, as in Megatron: above 2^24 samples it may
+    be too low or too high.
 
     Source: helpers.build_sample_idx.
     """
     total = epochs * tokens - extra
     if keep_tail:
         return int(np.ceil(np.float32(total) / np.float32(length)))
-    return total // length if total >= 0 else -(-total // length)  # towards zero, as C++ divides
+    return total // length if total >= 0 else -(-total // length)  # towards zero, as in C++
 
 
 def samples_before_final_epoch(tokens: int, epochs: int, samples: int | None, length: int, extra: int) -> int | None:
-    """Samples of all epochs but the last where the last is shuffled by itself; None where it is not.
+    """Samples of all epochs but the last, if the last one is shuffled separately; otherwise None.
 
     Source: GPTDataset._build_document_sample_shuffle_indices.
     """
@@ -59,7 +60,7 @@ def samples_before_final_epoch(tokens: int, epochs: int, samples: int | None, le
 
 
 def sample_dtype(num_documents: int) -> np.dtype[Any]:
-    """Type of the sample index over a document index of so many entries; their lengths, int32, always fit.
+    """Dtype of the sample index for a document index of `num_documents` entries; document lengths, int32, always fit.
 
     Source: helpers.build_sample_idx.
     """
@@ -67,7 +68,7 @@ def sample_dtype(num_documents: int) -> np.dtype[Any]:
 
 
 def shuffle_dtype(samples: int) -> np.dtype[Any]:
-    """Type of the shuffle index of so many samples.
+    """Dtype of the shuffle index of `samples` samples.
 
     Source: gpt_dataset._build_shuffle_index.
     """

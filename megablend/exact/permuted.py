@@ -1,6 +1,6 @@
-"""A blend of given counts in an order that is shuffled as a whole: the samples of all datasets, ordered by one keyed permutation.
+"""A blend with given counts, fully shuffled: the samples of all datasets, ordered by one keyed permutation.
 
-Exact at its end, and at random before: after n samples a dataset with share p is off by some sqrt(n * p * (1 - p)).
+Exact at the end, random before it: after n samples a dataset with share p is off by about sqrt(n * p * (1 - p)).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from megablend.kernels.plan.keyed_hash import MASK, hash_combine
 from megablend.plan.allocate import largest_remainder
 
 SMALL = 1 << 16
-"""Up to this number of samples they are shuffled exactly, as an array: a Feistel network needs more."""
+"""Up to this many samples are shuffled exactly, as an array; a Feistel network needs more."""
 BLOCK = 1 << 14
-"""Samples at a time: their positions stay in the cache."""
-_HEADS = 14  # bits of the table of datasets by position: it stays in the cache too
+"""Samples processed at a time, so that their positions stay in the CPU cache."""
+_HEADS = 14  # bits of the table of datasets by position, which stays in the CPU cache too
 
 
 def largest_remainder_blend(weights: Sequence[int | float | Fraction], size: int, seed: int) -> Permuted:
-    """A blend of `size` samples: floor and largest remainder of size * weight, in exact arithmetic, ties by order; shuffled.
+    """Make a shuffled blend of `size` samples: floor and largest remainder of size * weight, exact, ties by order.
 
-    Raises: PlanError on weights that are negative or not finite, or all zero; where there are too many.
+    Raises: PlanError where weights are negative, not finite or all zero, or where there are too many.
     """
     for dataset, weight in enumerate(weights):
         if not np.isfinite(float(weight)):
@@ -44,7 +44,7 @@ class Permuted(Pieces):
     def __init__(self, counts: Sequence[int], seed: int) -> None:
         super().__init__(sum(counts))
         if len(counts) > MOST_DATASETS:
-            raise PlanError(f"a blend of {len(counts):,} datasets; expected at most {MOST_DATASETS:,}")
+            raise PlanError(f"found a blend of {len(counts):,} datasets; expected at most {MOST_DATASETS:,}")
         self._starts = np.concatenate([[0], np.cumsum(np.array(counts, np.int64))])
         self._shift = max(0, self.size.bit_length() - _HEADS)
         edges = np.arange(0, self.size, 1 << self._shift)

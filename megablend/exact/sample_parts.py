@@ -1,7 +1,7 @@
-"""A sample index made in parts by processes that share nothing but files: each counts a run of the documents, then cuts it.
+"""A sample index built in parts by processes that share only files.
 
-everyone   counts the tokens of its run             -> all ranks
-everyone   knows the tokens before its run, and so which rows begin there; makes those
+1. Each process counts the tokens of its run of documents and sends the sums to all ranks.
+2. Each process then knows the tokens before its run, and therefore which rows begin in it, and computes those rows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from megablend.kernels.exact.sample_index import cut, gather_lengths
 
 
 def count_run(lengths: Int32s, documents: Int32s) -> tuple[Int32s, list[int]]:
-    """Lengths of a run of the document index, and the tokens of each BLOCK of it.
+    """The lengths of a run of the document index, and the tokens of each BLOCK of it.
 
     Args:
         lengths: int32 [num_lengths], tokens of every document; at least one.
         documents: int32 [n], the run.
 
-    Returns: int32 [n], for `cut_run`; and sums, the last block's may be shorter.
+    Returns: int32 [n], for `cut_run`; and the sums of the blocks, the last of which may be shorter.
     Raises: PlanError if the run refers to a document without a length.
     """
     gathered = np.empty(len(documents), np.int32)
@@ -47,16 +47,16 @@ def cut_run(
     extra: int,
     dtype: npt.DTypeLike,
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """The rows of the samples that begin in a run; except those of sample 0 and of `rows_after`.
+    """The rows of the samples that begin in a run, except the rows of sample 0 and of `rows_after`.
 
     Args:
-        gathered, sums: of the run, as `count_run` counts them.
-        first: place of the run in the document index.
-        start: tokens before it.
-        length, samples, extra: as sample_index has them.
-        dtype: of the rows, int32 or int64.
+        gathered, sums: the results of `count_run` for the run.
+        first: position of the run in the document index.
+        start: tokens before the run.
+        length, samples, extra: as in sample_index.
+        dtype: dtype of the rows, int32 or int64.
 
-    Yields: a sample's number, and the rows [n, 2] from it on.
+    Yields: a sample number, and the rows [n, 2] from that sample on.
     """
     places = np.arange(min(BLOCK, len(gathered)), dtype=np.int32)
     for number, tokens in enumerate(sums):
@@ -85,15 +85,15 @@ def rows_after(
     keep_tail: bool,
     dtype: npt.DTypeLike,
 ) -> tuple[int, npt.NDArray[Any]]:
-    """The rows of samples that begin where the documents have ended.
+    """The rows of samples that begin after the last document.
 
     Args:
         last: tokens of the last document.
-        documents, tokens: of the whole document index.
+        documents, tokens: number of entries and tokens of the whole document index.
 
-    Others as sample_index has them.
+    The other arguments are as in sample_index.
 
-    Returns: the first one's number, and the rows [n, 2], often none.
+    Returns: the number of the first such sample, and the rows [n, 2], often none.
     Raises: PlanError as sample_index does.
     """
     sample = reached(tokens, length, samples, extra)

@@ -18,18 +18,18 @@ from megablend.kernels.exact.short_documents import LONG, cut_short_documents, n
 
 Int32s = npt.NDArray[np.int32]
 Part = Callable[[int, int], npt.NDArray[Any]]
-"""Where the rows of samples [first, stop) go."""
+"""Returns the array for the rows of samples [first, stop)."""
 
 BLOCK = 1 << 18
-"""Documents that one of several threads takes at once: 1 MiB of lengths stays in its cache."""
+"""Documents that each of several threads processes at a time: 1 MiB of lengths stays in its CPU cache."""
 ROWS = 1 << 21
-"""Rows that a thread makes at once; one of several, roughly."""
+"""Rows that a thread computes at a time; approximate with several threads."""
 SHORT = 12
-"""Documents of a sample from which on it is cheaper to guess that none begins in the next one."""
+"""Mean documents per sample from which on a kernel that assumes many documents per sample is faster."""
 FAR = 1 << 20
-"""Bytes of lengths that a core's own caches hold."""
+"""Bytes of lengths that fit in a core's own caches."""
 _FEW = 1 / 64
-"""Of the documents, that may be too long for a byte."""
+"""The largest fraction of documents that may be too long for a byte."""
 _LOOKED_AT = 4096
 _NONE_LONG = 1 << 31
 
@@ -45,21 +45,21 @@ def sample_index(
     dtype: npt.DTypeLike | None = None,
     threads: int = 1,
 ) -> npt.NDArray[Any]:
-    """Cut the documents into samples.
+    """Split the documents into samples.
 
     Args:
         lengths: int32 [num_lengths], tokens of every document; at least one.
         documents: int32 [n], the document index: each in [0, num_lengths).
         length: tokens from one sample's start to the next one's, 1 or more.
-        samples: how many, as `num_samples` counts them.
+        samples: number of samples, as computed by `num_samples`.
         extra: add_extra_token_to_sequence, 0 or 1.
-        keep_tail: whether samples may end (or, by the count's rounding, begin) after the documents.
-        dtype: int32 or int64; None: what Megatron takes.
+        keep_tail: whether samples may end (or, because the count is rounded, begin) after the documents.
+        dtype: int32 or int64; None for Megatron's choice.
         threads: number of threads.
 
-    Returns: [samples + 1, 2]: place in the document index, tokens of that document before the sample.
+    Returns: [samples + 1, 2]: position in the document index, tokens of that document before the sample.
 
-    Raises: PlanError where the documents do not hold so many samples, or end in an empty one whose place Megatron refuses.
+    Raises: PlanError where the documents contain fewer samples, or where they end with an empty one at which Megatron fails.
 
     Source: helpers.build_sample_idx, helpers_cpp.build_sample_idx_int32, helpers_cpp.build_sample_idx_int64.
     """
@@ -80,11 +80,11 @@ def sample_rows(
     keep_tail: bool = False,
     threads: int = 1,
 ) -> Iterator[npt.NDArray[Any]]:
-    """The sample index in consecutive parts; arguments and errors as sample_index has them.
+    """Yield the sample index in consecutive parts; arguments and errors as in sample_index.
 
     Args:
-        out: the array to fill, [samples + 1, 2], parts of which are yielded; or a type, of which each part is a new array, with
-            no more than some `threads` * ROWS rows.
+        out: the array to fill, [samples + 1, 2], parts of which are yielded; or a dtype: each part is then a new array of about
+            `threads` * ROWS rows at most.
     """
 
     def part(first: int, stop: int) -> npt.NDArray[Any]:
@@ -106,41 +106,46 @@ def sample_rows(
 
 
 def reached(tokens: int, length: int, samples: int, extra: int) -> int:
-    """The first sample, 1 or more, that documents of so many tokens do not reach; samples + 1 where they reach all.
+    """The first sample, at least 1, whose row is not within the first `tokens` tokens; samples + 1 if all are.
 
-    Sample k begins where its last token, k * length + extra, is reached.
+    The row of sample k is known once k * length + extra tokens were counted.
     """
     return min(max(1, (tokens - extra) // length + 1), samples + 1)
 
 
 def end_row(last: int, documents: int, sample: int, samples: int, *, extra: int, keep_tail: bool) -> tuple[int, int]:
-    """The row of samples [sample, samples], which the documents do not reach.
+    """The row of samples [sample, samples], which lie after the documents.
 
     Args:
         last: tokens of the last document.
-        documents: how many.
+        documents: number of documents.
 
-    Raises: PlanError where there may be none (but for `keep_tail`), or Megatron refuses its place.
+    Raises: PlanError where no sample may lie there (without `keep_tail`), or where Megatron fails at that row.
     """
     if not keep_tail:
-        raise PlanError(f"the documents make {sample - 1:,} samples; expected {samples:,}: are these their lengths?")
+        raise PlanError(
+            f"the documents contain {sample - 1:,} samples; expected {samples:,}: check that the lengths belong to them"
+        )
     if last < extra:
         raise PlanError(
             "the last of the shuffled documents is empty, and Megatron cannot keep a partial sample after it: "
-            "drop the last partial sequence, or take another seed"
+            "drop the last partial sequence, or use another seed"
         )
     return documents - 1, last - extra
 
 
 def no_such(documents: Int32s, lengths: Int32s) -> PlanError:
-    """The error of a document index that is not of these lengths."""
-    return PlanError(f"the document index names documents {documents.min()} to {documents.max()} of {len(lengths)}")
+    """The error for a document index that refers to documents without a length."""
+    return PlanError(
+        f"the document index refers to documents {documents.min()} to {documents.max()}, but there are lengths of "
+        f"{len(lengths)}; rebuild it for these documents"
+    )
 
 
 def _serial(
     lengths: Int32s, documents: Int32s, length: int, samples: int, extra: int, part: Part
 ) -> Iterator[npt.NDArray[Any]]:
-    """The rows of samples that end in the documents, ROWS at a time."""
+    """The rows of samples that end within the documents, ROWS at a time."""
     sample, document, tokens = 1, 0, 0
     cutting = _cutting(lengths, documents, samples)
     while sample <= samples and document < len(documents):
@@ -154,11 +159,11 @@ def _serial(
 
 
 def _cutting(lengths: Int32s, documents: Int32s, samples: int) -> Callable[..., tuple[int, int, int]]:
-    """The fastest kernel for this number of samples of these documents; called as `cut` is."""
+    """The fastest kernel for this number of samples and documents; its signature is that of `cut`."""
     if len(documents) < SHORT * samples:
         return cut
     far = lengths.nbytes > FAR
-    if far and 2 * len(documents) >= len(lengths):  # the copy is read often enough
+    if far and 2 * len(documents) >= len(lengths):  # entries of the copy are read often enough
         seen = lengths.take(documents[:_LOOKED_AT], mode="clip")
         if np.count_nonzero(seen >= LONG) < _FEW * len(seen):
             short = np.empty(len(lengths), np.uint8)
@@ -168,21 +173,21 @@ def _cutting(lengths: Int32s, documents: Int32s, samples: int) -> Callable[..., 
 
 
 def _cut_gathered(lengths: Int32s, *args: Any) -> tuple[int, int, int]:
-    """Cut documents whose lengths are already in their order."""
+    """Split documents whose lengths are already in document-index order."""
     return cut_short_documents(lengths, _NONE_LONG, False, lengths, *args)
 
 
 def _parallel(
     lengths: Int32s, documents: Int32s, length: int, samples: int, extra: int, part: Part, threads: int
 ) -> Iterator[npt.NDArray[Any]]:
-    """The same, a wave of blocks of documents at a time: lengths gathered, summed, then cut."""
+    """Like `_serial`, a wave of document blocks at a time: lengths are gathered, summed, then split."""
     block = max(1, min(BLOCK, ROWS * len(documents) // max(1, samples)))
     scratch = np.empty((threads, min(block, len(documents))), np.int32)
     places = np.arange(block, dtype=np.int32)
     cutting = cut if len(documents) < SHORT * samples else _cut_gathered
     sample, tokens = 1, 0
     with ThreadPoolExecutor(threads) as pool:
-        run = map if threads == 1 else pool.map  # a thread costs as much as a small dataset
+        run = map if threads == 1 else pool.map  # starting a thread takes as long as a small dataset
         for wave in range(0, len(documents), threads * block):
             firsts = range(wave, min(wave + threads * block, len(documents)), block)
             taken = [documents[first : first + block] for first in firsts]

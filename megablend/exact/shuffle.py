@@ -1,4 +1,4 @@
-"""RandomState.shuffle."""
+"""numpy.random.RandomState.shuffle, faster."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ import numpy.typing as npt
 from megablend.kernels.exact import numpy_shuffle as kernels
 
 SMALL = 1 << 16
-"""Below this number of entries numpy takes about a millisecond: loading a kernel takes longer."""
+"""Below this number of entries numpy takes less than about a millisecond; loading a kernel takes longer."""
 LARGE = 1 << 32
-"""Above this number of entries numpy draws 64-bit words."""
+"""Above this number of entries numpy draws 64-bit random words."""
 
 
 class Generator:
-    """The generator of numpy.random.RandomState(seed), of which shuffles alone are drawn.
+    """The generator of numpy.random.RandomState(seed), used only for shuffles.
 
-    A RandomState takes 0.2 ms to make, to read and to set, about as long as a small dataset takes to shuffle.
+    Creating a RandomState, reading and setting its state takes 0.2 ms, about as long as shuffling a small dataset.
     """
 
     def __init__(self, seed: int) -> None:
         key, self.position = _seeded(seed)
         self.key = key.copy()
-        """uint32 [624]"""
+        """uint32 [624], the Mersenne Twister state."""
 
     def shuffle(self, array: npt.NDArray[Any]) -> None:
-        """Shuffle `array` in place as RandomState.shuffle does, and leave the generator as that does."""
+        """Shuffle `array` in place and advance the generator exactly as RandomState.shuffle does."""
         if _fits(array) and len(array) <= LARGE:
             self.position = _shuffle(array, self.key, self.position)
             return
         state = np.random.RandomState()
         state.set_state(("MT19937", self.key, self.position, 0, 0.0))
         state.shuffle(array)
-        found = state.get_state(legacy=False)["state"]
-        self.key, self.position = found["key"], found["pos"]
+        twister = state.get_state(legacy=False)["state"]
+        self.key, self.position = twister["key"], twister["pos"]
 
 
 def shuffle(array: npt.NDArray[Any], state: np.random.RandomState) -> None:
-    """Shuffle `array` in place as `state.shuffle(array)` does, and leave the state as that does.
+    """Shuffle `array` in place and advance `state` exactly as `state.shuffle(array)` does.
 
     Args:
-        array: [n], int32, uint32 or int64 for speed; whatever else it is, numpy itself shuffles it.
-        state: not used by anything else at the same time.
+        array: [n], int32, uint32 or int64 for speed; any other array is shuffled by numpy itself.
+        state: must not be used concurrently.
 
     Source: numpy.random.RandomState.shuffle.
     """
@@ -68,5 +68,5 @@ def _fits(array: npt.NDArray[Any]) -> bool:
 
 @lru_cache(maxsize=8)
 def _seeded(seed: int) -> tuple[npt.NDArray[np.uint32], int]:
-    found = np.random.RandomState(seed).get_state(legacy=False)["state"]
-    return found["key"], int(found["pos"])
+    twister = np.random.RandomState(seed).get_state(legacy=False)["state"]
+    return twister["key"], int(twister["pos"])

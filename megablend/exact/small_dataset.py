@@ -1,4 +1,4 @@
-"""The three indices of a small dataset in one call of a kernel."""
+"""The three indices of a small dataset, computed by one kernel call."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from megablend.exact.shuffle import Generator
 from megablend.kernels.exact.small_dataset import fill_dataset
 
 MAX_DOCUMENTS = FAR // 4
-"""Documents of an epoch: their lengths stay in a core's own caches."""
+"""The most documents per epoch: their lengths fit in a core's own caches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
-    """How a dataset is shuffled and cut."""
+    """How a dataset is shuffled and split into samples."""
 
     length: int
     """Tokens from one sample's start to the next one's."""
@@ -26,7 +26,7 @@ class EpochPlan:
     keep_tail: bool
     """Whether samples may end after the documents."""
     samples_before_final: int | None
-    """Samples of all epochs but the last, where the last is shuffled by itself."""
+    """Samples of all epochs but the last, if the last one is shuffled separately; otherwise None."""
 
 
 def fill_small_dataset(
@@ -38,11 +38,11 @@ def fill_small_dataset(
     rows: npt.NDArray[np.int32],
     samples: npt.NDArray[np.uint32],
 ) -> None:
-    """Fill what document_index, sample_index and shuffle_index return one after the other.
+    """Compute what document_index, sample_index and shuffle_index return when called one after another.
 
     Args:
-        lengths: int32 [n], tokens of documents `begin` to `begin` + n; 1 to MAX_DOCUMENTS of them.
-        seed: of the generator.
+        lengths: int32 [n], tokens of documents `begin` to `begin` + n; n is 1 to MAX_DOCUMENTS.
+        seed: seed of the generator.
         documents: int32 [epochs * n], filled.
         rows: int32 [len(samples) + 1, 2], filled.
         samples: uint32 [num_samples], filled; at least plan.samples_before_final.

@@ -1,1 +1,1 @@
-"""How a source's samples are arranged over its blocks. `registry` lists the orders; importing it imports none of them."""
+"""In which order a source's blocks or documents are read. `registry` lists the orders without importing them."""

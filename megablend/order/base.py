@@ -1,4 +1,4 @@
-"""What an order is: it says where the tokens of a source's endless concatenation of epochs are in its blocks."""
+"""What an order is: a map from positions in a source's endless concatenation of epochs to tokens of its blocks."""
 
 from __future__ import annotations
 
@@ -12,89 +12,89 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Blocks(Protocol):
-    """A source's token counts, block by block, numbered from 0; some blocks may have none."""
+    """The token counts of a source's blocks, which are numbered from 0; blocks may be empty."""
 
     num_blocks: int
     num_tokens: int
-    """Tokens of one epoch, above 0."""
+    """Tokens per epoch, above 0."""
 
     def before(self, blocks: Int64s) -> Int64s:
-        """Tokens before each of `blocks` int64 [n], which are from 0 to num_blocks: int64 [n]."""
+        """Tokens before each of `blocks` int64 [n], from 0 to num_blocks inclusive: int64 [n]."""
         ...
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Tokens of each group, int64 [num_groups]; block b is of group b // run % num_groups."""
+        """Tokens of each group, int64 [num_groups]; block b belongs to group b // run % num_groups."""
         ...
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """Store what `group_totals` needs, so that it is fast from now on, in every process. Raises CacheError."""
+        """Store the result of `group_totals`, so that it is fast from now on in every process. Raises CacheError."""
         ...
 
 
 class DocumentBlocks(Blocks, Protocol):
-    """Blocks whose documents are known one by one."""
+    """Blocks with a table of their documents."""
 
     @property
     def documents(self) -> Blocks:
-        """The documents in the blocks, in the same order, each as if it were a block.
+        """The documents of the blocks, in the same order, each as if it were a block.
 
-        Raises: CacheError where the index has no table of them.
+        Raises: CacheError where the index has no table of documents.
         """
         ...
 
 
 class Spans(NamedTuple):
-    """Stretches of a source, divided at the edges of its blocks: int64 [m] each; no span is empty."""
+    """Token ranges of a source, split at block boundaries: int64 [m] each; no span is empty."""
 
     rows: Int64s
-    """Number of the stretch; ascending, a stretch's spans in order."""
+    """Number of the token range that the span belongs to; ascending, the spans of a range in order."""
     epochs: Int64s
     blocks: Int64s
     starts: Int64s
-    """First token within the block."""
+    """First token, counted within the block."""
     stops: Int64s
 
 
 class Placed(NamedTuple):
-    """Ranges of a source's stored tokens as an epoch has them: int64 [m] each; none is empty.
+    """Where an epoch reads ranges of a source's stored tokens: int64 [m] each; none is empty.
 
-    Stored tokens are counted from the source's first block on, in the sequence of its blocks.
+    Stored tokens are counted from the source's first block on, in file order.
     """
 
     rows: Int64s
-    """Number of the range that was looked for; ascending."""
+    """Number of the requested range; ascending."""
     stored: Int64s
-    """First of the stored tokens."""
+    """First stored token of this part of the range."""
     starts: Int64s
-    """Where that one is in the endless concatenation of epochs."""
+    """Position of that token in the endless concatenation of epochs."""
     stops: Int64s
 
 
 class Order(Protocol):
-    """Arranges a source's tokens for reading. Safe to share between threads, and to pickle."""
+    """Decides in which order a source's tokens are read. Safe to share between threads and to pickle."""
 
     memory_bytes: int
-    """Upper estimate of what the order holds in memory."""
+    """Upper estimate of the order's memory."""
 
     def precompute(self) -> None:
-        """Store with the index what would take long to compute when a run is opened. Called by `build`. Raises CacheError."""
+        """Store with the index what is slow to compute when a run is opened. Called by `build`. Raises CacheError."""
         ...
 
     def spans(self, starts: Int64s, length: int) -> Spans:
-        """Stretches of `length` tokens of the endless concatenation of the source's epochs.
+        """Locate ranges of `length` tokens of the endless concatenation of the source's epochs.
 
         Args:
-            starts: int64 [n], first tokens, 0 or more; in any order; start + length < 2^63.
+            starts: int64 [n], first token of each range, 0 or more, in any order; start + length < 2^63.
         """
         ...
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where stored tokens [starts, stops), int64 [n] each, none of them empty, come in an epoch: the inverse of `spans`."""
+        """Where an epoch reads stored tokens [starts, stops), int64 [n] each, none empty: the inverse of `spans`."""
         ...
 
 
 def join_spans(parts: Sequence[Spans]) -> Spans:
-    """The spans of several passes, where each pass continued the stretches of the one before."""
+    """The spans of several passes, each of which continued the token ranges of the previous one."""
     if len(parts) == 1:
         return parts[0]
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)] or [np.zeros(0, np.int64)] * 5
@@ -103,11 +103,11 @@ def join_spans(parts: Sequence[Spans]) -> Spans:
 
 
 def by_value(values: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
-    """Each value that occurs, ascending, and where: int64 [...], ascending."""
-    if len(values) and (values == values[0]).all():  # as mostly
+    """Each distinct value, ascending, with the positions where it occurs: int64 [...], ascending."""
+    if len(values) and (values == values[0]).all():  # the common case
         yield int(values[0]), np.arange(len(values))
         return
     order = np.argsort(values, kind="stable")
     edges = np.flatnonzero(np.diff(values[order])) + 1
-    for where in np.split(order, edges) if len(order) else ():
-        yield int(values[where[0]]), where
+    for positions in np.split(order, edges) if len(order) else ():
+        yield int(values[positions[0]]), positions

@@ -1,12 +1,13 @@
-"""Blocks in a new random order every epoch, each read once and as a whole: the order that reads every block once.
+"""Blocks in a new random order every epoch; each block is read once per epoch, from its start to its end.
 
-Up to THRESHOLD blocks an epoch is one exact shuffle of them, with running token counts, made on entering the epoch. Above, it has
-two levels, so that memory and time stay flat, for one source of 10^8 blocks and for a hundred of 10^6: blocks are dealt to GROUPS
-groups, whose token totals are kept with the index; groups are shuffled on entering an epoch and a group's blocks on entering the
-group. Neighbours on disk go to different groups, so that a group is spread over the whole source. Beyond GROUPS * RUNS blocks
-they are dealt in runs of neighbours, so that a group consists of about RUNS runs, looked up in the index by as many touches,
-however large the source is. GROUPS is a prime: no group gets the same place of every file or row group. THRESHOLD, GROUPS and
-RUNS are part of the order: another value gives another sequence of tokens.
+With up to THRESHOLD blocks, an epoch is one exact shuffle of the blocks, computed with cumulative token counts when the epoch
+begins. Larger sources are shuffled at two levels, so that memory and time stay bounded, for one source of 10^8 blocks as for a
+hundred of 10^6: blocks are assigned to GROUPS groups, whose token totals are stored with the index; the groups are shuffled when
+an epoch begins, and a group's blocks when the group begins. Neighbours on disk belong to different groups, so that each group is
+spread over the whole source. Beyond GROUPS * RUNS blocks, runs of neighbouring blocks are assigned together, so that a group
+consists of about RUNS runs and as many index lookups, however large the source is. GROUPS is a prime, so no group gets the same
+position of every file or row group. THRESHOLD, GROUPS and RUNS are part of the order: other values give another sequence of
+tokens.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ THRESHOLD = 1 << 16
 GROUPS = 1021
 RUNS = 1 << 11
 _KEPT = 2
-"""Epochs, and groups, whose shuffles are kept: a cycle may mix the end of one with the start of the next."""
+"""How many epochs, and groups, have their shuffles cached: a cycle may mix the end of one with the start of the next."""
 
 
 class Shuffled(NamedTuple):
     """Items with token counts, in a shuffled order."""
 
     entries: npt.NDArray[Any]
-    """[n], which item comes i-th; of the narrowest type, since all of a large source are kept."""
+    """[n], the i-th item; of the narrowest dtype that fits, since large sources have many."""
     offsets: Int64s
     """int64 [n + 1], tokens before the i-th."""
 
@@ -55,41 +56,41 @@ class BlockOrder:
         self.memory_bytes = _KEPT * entries * (8 + np.min_scalar_type(blocks.num_blocks).itemsize)
 
     def precompute(self) -> None:
-        """Store the totals of the groups with the index, where there are groups. Raises CacheError."""
+        """Store the groups' token totals with the index, where there are groups. Raises CacheError."""
         if self._num_groups > 1:
             self._blocks.keep_group_totals(self._num_groups, self._run)
 
     def spans(self, starts: Int64s, length: int) -> Spans:
-        """Stretches of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
-        found, rows, stops = list[Spans](), np.arange(len(starts)), starts + length
+        """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
+        parts, rows, stops = list[Spans](), np.arange(len(starts)), starts + length
         while len(rows := rows[(left := starts < stops)]):
             starts, stops = starts[left].copy(), stops[left]
-            for mine, epoch, first, shuffled in self._groups_containing(starts):
-                ends = np.minimum(stops[mine] - first, shuffled.offsets[-1])
-                found.append(_cut(shuffled, epoch, rows[mine], starts[mine] - first, ends))
-                starts[mine] = first + ends
-        return join_spans(found)
+            for inside, epoch, first, shuffled in self._groups_containing(starts):
+                ends = np.minimum(stops[inside] - first, shuffled.offsets[-1])
+                parts.append(_cut(shuffled, epoch, rows[inside], starts[inside] - first, ends))
+                starts[inside] = first + ends
+        return join_spans(parts)
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where stored tokens [starts, stops), int64 [n] each, come in an epoch; see Order.find_tokens."""
-        found = SequentialOrder(self._blocks, self._key).cut(starts, stops)
-        first = np.empty(len(found.blocks), np.int64)  # where each block begins in the epoch
+        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see Order.find_tokens."""
+        spans = SequentialOrder(self._blocks, self._key).cut(starts, stops)
+        first = np.empty(len(spans.blocks), np.int64)  # where each block begins in the epoch
         group_starts = _starts_of(self._groups(epoch))
-        for group, mine in by_value(found.blocks // self._run % self._num_groups):
-            members, inside = self._members(epoch, group), self._members_of(group)
-            first[mine] = group_starts[group] + _starts_of(members)[np.searchsorted(inside, found.blocks[mine])]
+        for group, inside in by_value(spans.blocks // self._run % self._num_groups):
+            shuffled, members = self._members(epoch, group), self._members_of(group)
+            first[inside] = group_starts[group] + _starts_of(shuffled)[np.searchsorted(members, spans.blocks[inside])]
         first += epoch * self._blocks.num_tokens
-        stored = self._blocks.before(found.blocks) + found.starts
-        return Placed(found.rows, stored, first + found.starts, first + found.stops)
+        stored = self._blocks.before(spans.blocks) + spans.starts
+        return Placed(spans.rows, stored, first + spans.starts, first + spans.stops)
 
     def _groups_containing(self, starts: Int64s) -> Iterator[tuple[Int64s, int, int, Shuffled]]:
-        """The groups that contain tokens `starts`: which of the tokens, the epoch, the group's first token, its blocks."""
-        for epoch, inside in by_value(starts // self._blocks.num_tokens):
+        """The groups that contain tokens `starts`: positions in `starts`, epoch, the group's first token, its blocks."""
+        for epoch, in_epoch in by_value(starts // self._blocks.num_tokens):
             groups, first = self._groups(epoch), epoch * self._blocks.num_tokens
-            places = np.searchsorted(groups.offsets, starts[inside] - first, side="right") - 1
-            for place, mine in by_value(places):
-                members = self._members(epoch, int(groups.entries[place]))
-                yield inside[mine], epoch, first + int(groups.offsets[place]), members
+            positions = np.searchsorted(groups.offsets, starts[in_epoch] - first, side="right") - 1
+            for position, in_group in by_value(positions):
+                members = self._members(epoch, int(groups.entries[position]))
+                yield in_epoch[in_group], epoch, first + int(groups.offsets[position]), members
 
     def _groups(self, epoch: int) -> Shuffled:
         return self._epochs.get(
@@ -97,7 +98,7 @@ class BlockOrder:
         )
 
     def _members(self, epoch: int, group: int) -> Shuffled:
-        def enter() -> Shuffled:
+        def shuffle_members() -> Shuffled:
             if self._num_groups == 1:
                 members = np.arange(self._blocks.num_blocks)
                 tokens = np.diff(self._blocks.before(np.arange(len(members) + 1)))
@@ -106,13 +107,13 @@ class BlockOrder:
                 tokens = self._blocks.before(members + 1) - self._blocks.before(members)
             return _shuffle(members, tokens, self._key, epoch, group + 1)
 
-        return self._entered.get((epoch, group), enter)
+        return self._entered.get((epoch, group), shuffle_members)
 
     def _members_of(self, group: int) -> Int64s:
-        """Blocks of a group, ascending: int64 [n]."""
+        """The blocks of a group, ascending: int64 [n]."""
         num_blocks, run = self._blocks.num_blocks, self._run
         starts = np.arange(group * run, num_blocks, self._num_groups * run)
-        members = (starts[:, np.newaxis] + np.arange(run)).reshape(-1)  # (runs, blocks of a run)
+        members = (starts[:, np.newaxis] + np.arange(run)).reshape(-1)  # [runs, blocks per run]
         return members[members < num_blocks]
 
     def _totals(self) -> Int64s:
@@ -125,13 +126,13 @@ class BlockOrder:
 
 
 def _starts_of(shuffled: Shuffled) -> Int64s:
-    """Tokens before each of the items, in their ascending sequence: int64 [n]."""
+    """Tokens before each item in the shuffled order, by ascending item: int64 [n]."""
     starts: Int64s = shuffled.offsets[:-1][np.argsort(shuffled.entries, kind="stable")]
     return starts
 
 
 def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Shuffled:
-    """Items [n], ascending, of `tokens` [n] each, in the random order of (key, epoch, group)."""
+    """Shuffle ascending items [n] with `tokens` [n] tokens each, in the random order of (key, epoch, group)."""
     order = np.arange(len(items))
     shuffle(order, key, epoch, group)
     entries = items[order].astype(np.min_scalar_type(items[-1] if len(items) else 0))
@@ -139,7 +140,7 @@ def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) ->
 
 
 def _cut(shuffled: Shuffled, epoch: int, rows: Int64s, starts: Int64s, stops: Int64s) -> Spans:
-    """Spans of tokens [starts, stops) of the shuffled blocks, both int64 [n], of the stretches `rows` int64 [n]."""
+    """Spans of tokens [starts, stops), int64 [n] each, of the shuffled blocks; they belong to token ranges `rows` int64 [n]."""
     cuts = np.empty((4, count_cuts(shuffled.offsets, starts, stops)), np.int64)
     cut(shuffled.offsets, starts, stops, cuts)
     blocks = shuffled.entries[cuts[1]].astype(np.int64)

@@ -1,9 +1,9 @@
-"""Documents in a new random order every epoch, concatenated and cut: full randomness, at the cost of a block read per document.
+"""Documents in a new random order every epoch, concatenated and split: a full shuffle, at the cost of a block read per document.
 
-Documents are shuffled as the block order shuffles blocks; the sequential order finds where a document's tokens are. Up to
-THRESHOLD documents an epoch is one exact shuffle of them. Above, they are dealt in turn to as many groups as keep each near
-GROUP_DOCUMENTS, so that neighbours are never in one group, and the memory of an epoch stays flat. Both numbers are part of the
-order: another value gives another sequence of tokens.
+Documents are shuffled as the block order shuffles blocks; the sequential order locates a document's tokens. With up to THRESHOLD
+documents, an epoch is one exact shuffle. Larger sources are assigned in turn to groups of about GROUP_DOCUMENTS, so that
+neighbours are never in the same group and the memory of an epoch stays bounded. Both numbers are part of the order: other values
+give another sequence of tokens.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class DocumentOrder:
         self.memory_bytes = self._shuffled.memory_bytes
 
     def precompute(self) -> None:
-        """Store the totals of the groups with the index, where there are groups. Raises CacheError."""
+        """Store the groups' token totals with the index, where there are groups. Raises CacheError."""
         self._shuffled.precompute()
 
     def spans(self, starts: Int64s, length: int) -> Spans:
-        """Stretches of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
+        """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
         samples, epochs, documents, first, stop = self._shuffled.spans(starts, length)
         before = self._documents.before(documents)
-        found = self._in_place.cut(before + first, before + stop)
-        return Spans(samples[found.rows], epochs[found.rows], found.blocks, found.starts, found.stops)
+        spans = self._in_place.cut(before + first, before + stop)
+        return Spans(samples[spans.rows], epochs[spans.rows], spans.blocks, spans.starts, spans.stops)
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where stored tokens [starts, stops), int64 [n] each, come in an epoch; see Order.find_tokens."""
+        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see Order.find_tokens."""
         return self._shuffled.find_tokens(epoch, starts, stops)

@@ -1,4 +1,4 @@
-"""The orders by name, and what each needs. Nothing is imported until an order is made: a config is checked without NumPy."""
+"""The orders by name, with their requirements. Imports are deferred until an order is made: configs are checked without NumPy."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from megablend.order.base import DocumentBlocks, Order
 
 MakeOrder: TypeAlias = "Callable[[DocumentBlocks, int], Order]"
-"""(blocks of a source, key) -> its order."""
+"""(blocks of a source, random key) -> its order."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderKind:
-    """An order, and what others have to know about it."""
+    """An order, and the properties that other code depends on."""
 
     make: MakeOrder
     unit: Literal["block", "document"] = "block"
-    """What the order moves around in one piece. For "document" the index needs a table of the documents' lengths."""
+    """The smallest unit that the order shuffles. For "document" the index needs a table of the documents' lengths."""
     consumes_whole_blocks: bool = True
-    """Whether a lane reads a block to its end before it leaves it, so that a block is read once. Otherwise the same block is
+    """Whether a lane reads a block to its end before it leaves it, so that each block is read once. Otherwise a block may be
     needed again at any time, and keeping it is not worth the memory."""
 
 
@@ -53,12 +53,12 @@ OLD_NAMES = {"page": "block", "row": "document"}
 
 
 def current_name(name: str) -> str:
-    """The name that an order has in `ORDERS`, for that name or the one of release 0.1.0."""
+    """The name of an order in `ORDERS`, given that name or the one of release 0.1.0."""
     return OLD_NAMES.get(name, name)
 
 
 def find_order(name: str) -> OrderKind:
-    """An order by its name, or by the one of release 0.1.0. Raises: ValueError for a name that no order has."""
+    """An order by its name in `ORDERS` or the one of release 0.1.0. Raises: ValueError for an unknown name."""
     kind = ORDERS.get(current_name(name))
     if kind is None:
         raise ValueError(f"found {name!r}, expected one of {', '.join(ORDERS)}")

@@ -15,28 +15,28 @@ class SequentialOrder:
         self.memory_bytes = 0
 
     def precompute(self) -> None:
-        """There is nothing to store."""
+        """Do nothing: there is nothing to store."""
 
     def spans(self, starts: Int64s, length: int) -> Spans:
-        """Stretches of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
-        found, rows, stops = list[Spans](), np.arange(len(starts)), starts + length
+        """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
+        parts, rows, stops = list[Spans](), np.arange(len(starts)), starts + length
         while len(rows := rows[(left := starts < stops)]):
             starts, stops = starts[left], stops[left]
             first = starts - starts % self._blocks.num_tokens
             ends = np.minimum(stops, first + self._blocks.num_tokens)
             inside = self.cut(starts - first, ends - first)
             epochs = first[inside.rows] // self._blocks.num_tokens
-            found.append(inside._replace(rows=rows[inside.rows], epochs=epochs))
+            parts.append(inside._replace(rows=rows[inside.rows], epochs=epochs))
             starts = ends
-        return join_spans(found)
+        return join_spans(parts)
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where stored tokens [starts, stops), int64 [n] each, come in an epoch; see Order.find_tokens."""
+        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see Order.find_tokens."""
         first = epoch * self._blocks.num_tokens
         return Placed(np.arange(len(starts)), starts, first + starts, first + stops)
 
     def cut(self, starts: Int64s, stops: Int64s) -> Spans:
-        """Spans of tokens [starts, stops) of epoch 0, int64 [n] each; none of these stretches is empty."""
+        """Split tokens [starts, stops) of epoch 0, int64 [n] each, none empty, at block boundaries."""
         low = self._block_of(starts)
         counts = self._block_of(stops - 1) + 1 - low
         which = np.repeat(np.arange(len(starts)), counts)
@@ -52,10 +52,10 @@ class SequentialOrder:
         return Spans(*(column[after > before] for column in columns))
 
     def _block_of(self, tokens: Int64s) -> Int64s:
-        """The blocks that hold tokens of an epoch: int64 [n]."""
+        """The blocks that contain `tokens` of epoch 0: int64 [n]."""
         low = np.zeros(len(tokens), np.int64)
         high = np.full(len(tokens), self._blocks.num_blocks)
-        while (high - low > 1).any():  # one that is found stays: its middle is `low`
+        while (high - low > 1).any():  # binary search; finished entries do not change: their middle is `low`
             middle = (low + high) // 2
             left = self._blocks.before(middle) <= tokens
             low, high = np.where(left, middle, low), np.where(left, high, middle)

@@ -1,1 +1,1 @@
-"""Which source, and which of its samples, sample k of a run is: pure arithmetic."""
+"""Maps sample k of a run to its source and its number within the source: pure arithmetic."""

@@ -1,4 +1,4 @@
-"""How many samples each source gets: exact integers out of exact shares."""
+"""How many samples each source gets: exact integers from exact shares."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fractions import Fraction
 from megablend.errors import PlanError
 
 BLOCKS_PER_RUN = 20
-"""A lane's run of r blocks reads about r + 1: 20 keep what is read twice near 5 %."""
+"""A lane's run of r blocks reads about r + 1 blocks, so 20 keeps duplicate reads near 5 %."""
 MAX_CYCLES_PER_RUN = 32
-"""What a sample's place costs to compute grows with the cycles of a run."""
+"""Locating a sample takes longer the more cycles a run has."""
 
 
 def largest_remainder(weights: Sequence[int | Fraction], total: int) -> list[int]:
-    """Divide `total` samples by weight: floor of each exact share, what is left to the largest remainders, ties by source order.
+    """Divide `total` samples by weight: floor of each exact share, the rest to the largest remainders, ties by source order.
 
     Returns [D] integers that sum to `total`, each within 1 of weight * total / sum of weights.
 
@@ -25,12 +25,12 @@ def largest_remainder(weights: Sequence[int | Fraction], total: int) -> list[int
 
 
 def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list[list[int]]:
-    """Totals of stages of one blend that end at `ends` samples, counted from the blend's start: [stages][D].
+    """Samples of each source in the stages of one blend, which end at `ends` samples from the blend's start: [stages][D].
 
-    Each stage makes up for what the ones before have rounded: it divides its samples by the residuals weight * end - given,
-    those below 0 taken as 0. A longer list of ends begins with the same totals.
+    Each stage corrects the rounding of earlier ones: it divides its samples in proportion to the residuals weight * end - given,
+    with negative residuals taken as 0. Appending ends does not change the totals of earlier stages.
 
-    Raises: PlanError as largest_remainder does, and where ends do not ascend from above 0.
+    Raises: PlanError as largest_remainder does, and where `ends` is not strictly increasing from above 0.
     """
     wholes = _whole(weights)
     scale, start = sum(wholes), 0
@@ -38,7 +38,7 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
     totals = []
     for end in ends:
         if end <= start:
-            raise PlanError(f"a stage ends at sample {end}; expected more than {start}, where it begins")
+            raise PlanError(f"a stage ends at sample {end}; expected more than its first sample, {start}")
         residuals = [max(0, whole * end - had * scale) for whole, had in zip(wholes, given, strict=True)]
         stage = _divide(residuals, end - start)
         given = [had + more for had, more in zip(given, stage, strict=True)]
@@ -48,15 +48,15 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
 
 
 def cycles_per_run(block_tokens: int | Fraction, share: int | Fraction, sample_tokens: int, slots: int) -> int:
-    """Over how many cycles to deal a source's ordinals in runs, so that a lane's run holds about BLOCKS_PER_RUN blocks.
+    """Number of cycles that share each run of a source's ordinals, such that a lane's run spans about BLOCKS_PER_RUN blocks.
 
     Args:
         block_tokens: mean tokens of the source's blocks.
-        share: the source's part of the blend's samples, 0 to 1.
-        sample_tokens: tokens by which samples advance.
-        slots: samples of a lane in a cycle.
+        share: the source's fraction of the blend's samples, 0 to 1.
+        sample_tokens: tokens from one sample's start to the next one's.
+        slots: samples per lane in a cycle.
 
-    Returns an integer from 1 to MAX_CYCLES_PER_RUN; 1 for a source without a share.
+    Returns: an integer from 1 to MAX_CYCLES_PER_RUN; 1 for a source without a share.
     """
     lane_tokens = Fraction(share) * slots * sample_tokens  # in one cycle
     if lane_tokens <= 0:
@@ -70,7 +70,7 @@ def _whole(weights: Sequence[int | Fraction]) -> list[int]:
         if weight < 0:
             raise PlanError(f"source {source} has weight {weight}; expected 0 or more")
     if not any(weights):
-        raise PlanError("all weights are 0; expected at least one above")
+        raise PlanError("all weights are 0; expected at least one above 0")
     scale = math.lcm(*(weight.denominator for weight in weights))
     return [weight.numerator * (scale // weight.denominator) for weight in weights]
 

@@ -1,13 +1,13 @@
-"""Which numbers of lanes suit which loaders. Sample k belongs to lane k mod K, and each process should have lanes of its own."""
+"""Which numbers of lanes fit which loaders. Sample k belongs to lane k mod K, and no two processes should share a lane."""
 
 from __future__ import annotations
 
 
 def fitting_lanes(lanes: int, *, micro_batch_size: int, data_parallel_size: int, num_workers: int) -> int:
-    """The least number of lanes, `lanes` or more, of which no two processes share one; `lanes` where it fits.
+    """The smallest number of lanes, at least `lanes`, with which no two processes share a lane.
 
-    Two processes that read one lane both read most of its blocks. A step of each process takes micro_batch_size neighbours, and
-    the processes take turns, so a multiple of what all take in one turn keeps them apart.
+    Two processes that read the same lane both read most of its blocks. A step of a process is micro_batch_size consecutive
+    samples, and the processes take turns, so the number of lanes must be a multiple of the samples in one round of turns.
     """
     processes = data_parallel_size * max(1, num_workers)
     if processes == 1:
@@ -17,7 +17,7 @@ def fitting_lanes(lanes: int, *, micro_batch_size: int, data_parallel_size: int,
 
 
 def unfit_lanes(lanes: int, *, micro_batch_size: int, data_parallel_size: int, num_workers: int) -> str | None:
-    """What is wrong with a number of lanes, and which fits, in words; None where it fits."""
+    """A message that says why a number of lanes does not fit and which one does; None where it fits."""
     fits = fitting_lanes(
         lanes, micro_batch_size=micro_batch_size, data_parallel_size=data_parallel_size, num_workers=num_workers
     )
@@ -26,5 +26,5 @@ def unfit_lanes(lanes: int, *, micro_batch_size: int, data_parallel_size: int, n
     workers = f" x {num_workers} workers" if num_workers > 1 else ""
     return (
         f"lanes: {lanes} is not a multiple of micro batch {micro_batch_size} x {data_parallel_size} ranks{workers}, so several "
-        f"processes read the same blocks; lanes: {fits} fits (of a new run: lanes decide the order)"
+        f"processes read the same blocks; lanes: {fits} fits (only for a new run, since lanes decide the order)"
     )

@@ -1,4 +1,4 @@
-"""Where ledgers are: `runs/<name>.json` in the cache, written by `build` alone and replaced atomically."""
+"""Ledger files: `runs/<name>.json` in the cache, written only by `build` and replaced atomically."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from megablend.system.limited_json import parse_json
 
 
 def ledger_path(cache: str, run: str) -> Path:
-    """Where a run's ledger is."""
+    """The path of a run's ledger."""
     return Path(cache) / "runs" / f"{run}.json"
 
 
 def load_ledger(cache: str, run: str) -> Ledger | None:
     """The run's ledger, or None where the run was never built.
 
-    Raises: CacheError where the file is damaged, or it or its plan is of a newer version.
+    Raises: CacheError where the file cannot be read or is damaged, or where it or its plan has a newer version.
     """
     path = ledger_path(cache, run)
     try:
@@ -47,16 +47,16 @@ def save_ledger(cache: str, ledger: Ledger) -> None:
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(ledger_record(ledger.run, ledger.stages), indent=1).encode())
-    flush_folder(path.parent)  # a promise outlives a power cut
+    flush_folder(path.parent)  # a committed ledger must survive a power failure
 
 
 def run_names(cache: str) -> list[str]:
-    """Names of all runs, sorted."""
+    """The names of all runs, sorted."""
     folder = Path(cache) / "runs"
     with reading(folder):
         return [name.removesuffix(".json") for name in list_committed(folder) if name.endswith(".json")]
 
 
 def list_runs(cache: str) -> list[Ledger]:
-    """All runs' ledgers, by name. Raises CacheError as `load_ledger` does."""
+    """The ledgers of all runs, sorted by name. Raises CacheError as `load_ledger` does."""
     return [ledger for name in run_names(cache) if (ledger := load_ledger(cache, name)) is not None]

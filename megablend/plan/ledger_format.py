@@ -1,6 +1,7 @@
 """How ledgers are written as JSON, and the digests of runs. Names and values here are persisted: they never change.
 
-The digest of a run is a chain, one link a stage, so that the digest of a run's past stays what it was when stages are appended.
+The digest of a run is a hash chain with one link per stage, so the digests of earlier stages do not change when stages are
+appended.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from megablend.system.limited_json import missing_field
 REMEDY = "restore it from a backup, or reset the run (`megablend runs reset CONFIG`) and build again"
 VERSION = 1
 PLAN_VERSION = 2
-"""Of the plan that new runs get; it is part of their blend, as `plan`. Runs of release 0.1.0 have none: theirs is version 1, in
-which the runs of neighbours that lanes walk do not end with a source's epoch, so that the next one begins early."""
+"""Version of the plan that new runs get; stored in their blend as `plan`. Runs of release 0.1.0 store none and have version 1,
+in which a lane's run of consecutive ordinals does not end at a source's epoch end, so that the next epoch begins early."""
 LANES = "lanes"
-"""The interleaving of blends that name none."""
+"""The interleaving of blends that do not name one."""
 _PERSISTED_ORDERS = {new: old for old, new in OLD_NAMES.items()}
 _BLEND = {"split": str, "sequence_length": int, "add_extra_token_to_sequence": bool, "sources": list}
 _BLENDED = {"seed": int, "order": str, "lanes": int, "cycle": int}
@@ -32,7 +33,7 @@ _SHARE = re.compile(r"[0-9]+(/[1-9][0-9]*)?")
 
 
 def digest_of(value: object) -> str:
-    """blake2b of canonical JSON, 16 bytes in hex."""
+    """The BLAKE2b digest of canonical JSON: 16 bytes in hex."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -52,7 +53,7 @@ def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
 
 
 def blend_record(blend: Blend) -> dict[str, Any]:
-    """A blend as a JSON-able dict."""
+    """A blend as a JSON-serializable dict."""
     record: dict[str, Any] = {
         "split": blend.split,
         "sequence_length": blend.sequence_length,
@@ -73,7 +74,7 @@ def blend_record(blend: Blend) -> dict[str, Any]:
 
 
 def ledger_record(run: str, stages: Sequence[Stage]) -> dict[str, Any]:
-    """A ledger as a JSON-able dict. Raises: ValueError where stages differ in more than their ends."""
+    """A ledger as a JSON-serializable dict. Raises: ValueError where stages differ in more than their ends."""
     first = stages[0]
     if any((stage.index, stage.blend) != (first.index, first.blend) for stage in stages):
         raise ValueError(f"run {run!r}: version {VERSION} of the ledger holds stages of one blend only")
@@ -88,20 +89,22 @@ def ledger_record(run: str, stages: Sequence[Stage]) -> dict[str, Any]:
 
 
 def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...]]:
-    """The run's name and stages. Raises: ValueError, in words, where it is damaged or of a newer version."""
+    """The run's name and stages. Raises: ValueError where the record is damaged or has a newer version."""
     if not isinstance(record, dict) or record.get("version") != VERSION:
-        found = record.get("version") if isinstance(record, dict) else record
-        raise ValueError(f"found ledger version {found!r}, expected {VERSION}; use the megablend that wrote it")
+        version = record.get("version") if isinstance(record, dict) else record
+        raise ValueError(
+            f"found ledger version {version!r}, expected {VERSION}; use the version of megablend that wrote it"
+        )
     _check_plan_version(record.get("blend"))
     try:
         run, index, blend = record["run"], record["index"], _parse_blend(record["blend"])
         stages = tuple(Stage(end=_whole(end), index=index, blend=blend) for end in record["ends"])
-        whole = isinstance(run, str) and isinstance(index, str) and len(stages) > 0
-        whole = whole and stages[0].end > 0 and all(a.end < b.end for a, b in pairwise(stages))
-        whole = whole and list(chain_digests(stages)) == record["digests"]
+        intact = isinstance(run, str) and isinstance(index, str) and len(stages) > 0
+        intact = intact and stages[0].end > 0 and all(a.end < b.end for a, b in pairwise(stages))
+        intact = intact and list(chain_digests(stages)) == record["digests"]
     except (KeyError, TypeError, ValueError):
-        whole = False
-    if not whole:
+        intact = False
+    if not intact:
         raise ValueError(f"the ledger does not match its own digest: it was edited or damaged; {REMEDY}")
     return run, stages
 
@@ -115,19 +118,20 @@ def _check_plan_version(blend: object) -> None:
     version = blend.get("plan", 1) if isinstance(blend, dict) else 1
     if type(version) is not int or not 1 <= version <= PLAN_VERSION:
         raise ValueError(
-            f"found plan version {version!r}, expected {PLAN_VERSION} or an earlier one; use the megablend that wrote it"
+            f"found plan version {version!r}, expected {PLAN_VERSION} or an earlier one; use the version of megablend that "
+            "wrote it"
         )
 
 
 def _parse_blend(record: object) -> Blend:
-    """The blend of a run of train. Raises: ValueError, TypeError where it is not one."""
+    """The blend of a train split. Raises: ValueError, TypeError where the record is not one."""
     if not isinstance(record, dict) or missing_field(record, _BLEND | _BLENDED) is not None:
-        raise ValueError("a key is missing or of another type")
+        raise ValueError("a key is missing or has another type")
     if not record["sources"]:
         raise ValueError("no sources")
     given = {key: value for key, value in record.items() if key in _OPTIONAL}
     if missing_field(given, {key: kind for key, kind in _OPTIONAL.items() if key in given}) is not None:
-        raise ValueError("a key is of another type")
+        raise ValueError("a key has another type")
     return Blend(
         split=record["split"],
         sequence_length=record["sequence_length"],
@@ -144,8 +148,8 @@ def _parse_blend(record: object) -> Blend:
 
 def _parse_source(record: object) -> SourceShare:
     if not isinstance(record, dict) or missing_field(record, {"name": str, "share": str, "cycles": int}) is not None:
-        raise ValueError("a key is missing or of another type")
-    if _SHARE.fullmatch(record["share"]) is None:  # Fraction would take 1e999999999 and count its digits
+        raise ValueError("a key is missing or has another type")
+    if _SHARE.fullmatch(record["share"]) is None:  # Fraction would accept 1e999999999 and expand its digits
         raise ValueError("not a share")
     append_eod = None if record["append_eod"] is None else _whole(record["append_eod"])
     return SourceShare(
@@ -155,5 +159,5 @@ def _parse_source(record: object) -> SourceShare:
 
 def _whole(value: object) -> int:
     if type(value) is not int:
-        raise ValueError("not a whole number")
+        raise ValueError("not an integer")
     return value

@@ -14,15 +14,15 @@ from megablend.order.registry import OrderKind
 
 
 class Locator:
-    """Orders of one split's sources, each made when it is first needed.
+    """The orders of one split's sources, each created on first use.
 
     Args:
         snapshot: the index.
         parts: PART_DTYPE [num_sources], the documents of each source that belong to the split.
         appends_eod: [num_sources], whether an end-of-document token follows each document.
-        keys: [num_sources], choose the order of each source.
+        keys: [num_sources], random keys of the sources' orders.
         kind: the order.
-        sample_tokens: tokens of a sample, the extra one included.
+        sample_tokens: tokens of a sample, including the extra one.
     """
 
     def __init__(
@@ -51,20 +51,20 @@ class Locator:
         return self._orders[source]
 
     def locate_tokens(self, sources: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]) -> Spans:
-        """Where the tokens of samples are: sequence_length of each, and the extra one.
+        """Where the tokens of samples are stored, including the extra one.
 
         Args:
             sources: int32 [n].
-            starts: int64 [n], where the samples begin, counted over all epochs of their sources.
+            starts: int64 [n], first token of each sample, counted over all epochs of its source.
 
-        Returns: spans of rows 0 to n - 1; `blocks` are numbers of the snapshot, `starts` and `stops` count a block's tokens as
-            the store gives them.
+        Returns: spans of rows 0 to n - 1; `blocks` are block numbers of the snapshot; `starts` and `stops` are positions in a
+            block's tokens as the store returns them.
         """
-        found = []
-        for source, mine in by_value(sources):
+        parts = []
+        for source, rows in by_value(sources):
             blocks = self.blocks(source)
-            spans = self.order(source).spans(starts[mine], self._sample_tokens)
+            spans = self.order(source).spans(starts[rows], self._sample_tokens)
             clips = blocks.clips(spans.blocks)
             columns = spans.blocks + blocks.first_block, spans.starts + clips, spans.stops + clips
-            found.append(Spans(mine[spans.rows], spans.epochs, *columns))
-        return join_spans(found)
+            parts.append(Spans(rows[spans.rows], spans.epochs, *columns))
+        return join_spans(parts)

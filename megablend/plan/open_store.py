@@ -19,31 +19,31 @@ from megablend.storage.location import find_root
 
 
 def open_block_store(config: Config, generation: Snapshot, storage: Storage) -> BlockStore:
-    """The generation's blocks, read as the config says and from where the config says.
+    """Open the blocks of an index snapshot with the options and the paths of the config.
 
-    Raises: PlanError where the generation lacks a source of the config, or read it in another way; ConfigError where a
-        source's append_eod does not fit its tokens.
+    Raises: PlanError where the snapshot lacks a source of the config, or indexed it with other options; ConfigError where a
+        source's append_eod does not fit its token dtype.
     """
     named = config.all_sources
     entries = {entry.name: entry for entry in generation.sources}
     for name, source in named.items():
         entry = entries.get(name)
         if entry is None:
-            problem = f"has no source {name!r} (it has {', '.join(entries)})"
+            problem = f"which has no source {name!r} (its sources: {', '.join(entries)})"
         elif (difference := entry.read.find_difference(config.read_spec(source))) is not None:
             field, indexed, requested = difference
-            problem = f"read {field} {indexed!r} of source {name!r}, the config says {requested!r}"
+            problem = f"in which source {name!r} has {field} {indexed!r}; the config has {requested!r}"
         elif missing := [each for each in source.extra_columns if entry.find_extra(each) is None]:
-            problem = f"does not hold extra column {missing[0]!r} of source {name!r}"
+            problem = f"which lacks extra column {missing[0]!r} of source {name!r}"
         elif config.needs_documents(source) and not entry.documents:
             needed_by = "append_eod, split, extra_columns and order: document"
-            problem = f"does not know the documents of source {name!r}, which {needed_by} need"
+            problem = f"which has no document counts for source {name!r}, needed by {needed_by}"
         else:
             _check_eod(source, generation.token_dtypes(entry))
             continue
         raise PlanError(
-            f"the index {generation.digest} that run {config.run!r} stands on {problem}; "
-            "give the run another name (`run:`) and build it, or put the config back"
+            f"run {config.run!r} uses index {generation.digest}, {problem}; "
+            "give the run another name (`run:`) and build it, or restore the previous config"
         )
     eods = [named[entry.name].append_eod if entry.name in named else None for entry in generation.sources]
     roots = {name: _root(generation, entries[name], named[name], storage) for name in named}
@@ -59,8 +59,8 @@ def _check_types(extra: Sequence[tuple[str, Sequence[ExtraColumn]]]) -> None:
         for column, first in zip(columns, extra[0][1], strict=True):
             if column.dtype != first.dtype:
                 raise ConfigError(
-                    f"extra column {column.column!r} is of {first.dtype} in source {extra[0][0]!r} and of {column.dtype} in "
-                    f"{name!r}; write it alike in all sources of a split"
+                    f"extra column {column.column!r} has dtype {first.dtype} in source {extra[0][0]!r} and {column.dtype} in "
+                    f"{name!r}; write it with the same dtype in all sources of a split"
                 )
 
 
@@ -69,18 +69,18 @@ def _check_eod(source: Source, dtypes: Sequence[str]) -> None:
         if source.append_eod is not None and source.append_eod > np.iinfo(dtype).max:
             raise ConfigError(
                 f"{f'{source.place}: ' if source.place else ''}source {source.name!r}: append_eod {source.append_eod} does not "
-                f"fit its tokens, which are stored as {dtype} (up to {np.iinfo(dtype).max}); give a smaller one"
+                f"fit its tokens, which are stored as {dtype} (at most {np.iinfo(dtype).max}); use a smaller token id"
             )
 
 
 def _root(generation: Snapshot, entry: SourceEntry, source: Source, storage: Storage) -> str:
-    """The folder that the names of a source's files are relative to: the config's, since data may have moved.
+    """The folder that a source's file names are relative to: the one of the config's paths, since data may have moved.
 
-    A config to which paths were added since the index was made may have another root, under which the names mean nothing;
-    then the files lie where they did.
+    Where paths were added to the config after the index was built, the config's root may differ and the names do not resolve
+    under it; then the root stored in the index is used.
     """
     root = find_root(source.path)
     if root == entry.root or not entry.files:
         return root
-    here, there = (generation.path(entry.files.start, {entry.name: folder}) for folder in (root, entry.root))
-    return entry.root if storage.glob(there) and not storage.glob(here) else root
+    moved, indexed = (generation.path(entry.files.start, {entry.name: folder}) for folder in (root, entry.root))
+    return entry.root if storage.glob(indexed) and not storage.glob(moved) else root

@@ -1,6 +1,6 @@
-"""One split of a run, assembled: what is asked for, what is promised, the plan and the orders behind `locate(k)` and spans.
+"""One split of a run: what the config requests, what the ledger fixed, and the plan and orders that locate samples.
 
-Nothing here is a sample long, and nothing but the parts is a source long until a source is asked for.
+No array here is as long as the run. Apart from the split ranges, nothing is computed for a source before it is used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Run:
     asked: Specification
     store: BlockStore
     ledger: Ledger
-    """What is promised; of valid and test, made from the config each time, in the plan version of the run."""
+    """Train: the committed ledger. Valid and test: derived from the config each time, with the run's plan version."""
 
     @property
     def config(self) -> Config:
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def weights(self) -> tuple[Fraction, ...]:
-        """[num_sources], summing to 1; of an unblended split, empty."""
+        """[num_sources], sum 1; empty where the split is not blended."""
         return self.asked.weights
 
     @property
@@ -70,27 +70,27 @@ class Run:
 
     @property
     def num_samples(self) -> int:
-        """Samples promised."""
+        """Number of samples of the split."""
         return self.ledger.num_samples
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens of each source in this split, end-of-document tokens included."""
+        """Tokens of each source in this split, including end-of-document tokens."""
         return self.asked.tokens
 
     @property
     def sample_tokens(self) -> int:
-        """Tokens of a sample, the extra one included."""
+        """Tokens of a sample, including the extra one."""
         return self.config.sequence_length + self.config.add_extra_token_to_sequence
 
     @property
     def order_kind(self) -> OrderKind:
-        """The order of all sources, and what it needs."""
+        """The order, the same for all sources, and its requirements."""
         return find_order(self.ledger.blend.order)
 
     @property
     def has_lanes(self) -> bool:
-        """Whether the samples are in lanes, each of which continues in the blocks in which it is."""
+        """Whether the samples are in lanes, each of which continues in the blocks that it reads from."""
         return find_interleaving(self.ledger.blend.interleaving).has_lanes
 
     @cached_property
@@ -121,12 +121,12 @@ class Run:
         return self.locator.order(source)
 
     def stretches(self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]) -> Spans:
-        """Where the tokens of samples are; see `Locator.locate_tokens`."""
+        """Where the tokens of samples are stored; see `Locator.locate_tokens`."""
         return self.locator.locate_tokens(sources, self.plan.token_starts(sources, ordinals))
 
     @property
     def extra_columns(self) -> tuple[ExtraColumn, ...]:
-        """Columns read along with the tokens, the same of all sources."""
+        """Columns read along with the tokens, the same for all sources."""
         return self.store.extra.get(self._first_source, ())
 
     @cached_property
@@ -135,12 +135,12 @@ class Run:
 
 
 def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = False) -> Run:
-    """Assemble a split as the config asks for it: a run of one stage, by the newest version of the plan.
+    """Assemble a split as the config requests it: a run of one stage with the newest plan version.
 
     Args:
-        keep: write what was computed about the splits to the cache (`build` does).
+        keep: store the computed split ranges in the cache (`build` does).
 
-    Raises: PlanError where the blend cannot be had.
+    Raises: PlanError where the blend is not possible.
     """
     asked = specify(config, split, store, keep=keep)
     index = store.generation.digest
@@ -151,13 +151,13 @@ def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = Fals
 
 
 def as_promised(run: Run, ledger: Ledger) -> Run:
-    """The run in the version of the plan that its ledger has; train with its cycles, which are never chosen again."""
-    promised = run.ledger.in_version(ledger.plan_version)
-    return dataclasses.replace(run, ledger=promised.with_cycles_of(ledger) if run.split == "train" else promised)
+    """The run with the plan version of a committed ledger; train also with its cycles, which are chosen only once."""
+    planned = run.ledger.in_version(ledger.plan_version)
+    return dataclasses.replace(run, ledger=planned.with_cycles_of(ledger) if run.split == "train" else planned)
 
 
 def precompute_orders(config: Config, store: BlockStore) -> None:
-    """Store in the cache what the orders of blended splits would have to count on opening. Raises CacheError."""
+    """Store in the cache the totals that the orders of blended splits would otherwise compute on opening. Raises CacheError."""
     entries = {entry.name: number for number, entry in enumerate(store.generation.sources)}
     parts = parts_of(config.cache, store, config.shares)
     for number, split in enumerate(SPLITS):
@@ -166,13 +166,13 @@ def precompute_orders(config: Config, store: BlockStore) -> None:
         for name, source in config.sources_of(split).items():
             part = parts[entries[name], 0 if config.listed_by_split else number]
             if part["tokens"] == 0:
-                continue  # refused where the split is opened
+                continue  # opening the split raises the error
             blocks = SplitBlocks(store.generation, part, eod=source.append_eod is not None)
             find_order(config.order).make(blocks, 0).precompute()
 
 
 def check_run(run: Run) -> None:
-    """Refuse totals that leave out a source or exceed its cap. Raises PlanError."""
+    """Raises: PlanError where a source with a share gets no samples, or one exceeds its max_epochs."""
     if run.is_blended:
         totals = np.sum(totals_of(run.ledger.stages, run.tokens), axis=0).tolist()
         check_totals(run.config, run.split, run.sources, run.weights, totals, run.tokens)

@@ -1,8 +1,8 @@
-"""Ranges of a run's samples that training skips, such as after a loss spike.
+"""Ranges of a run's samples that training skips, for instance after a loss spike.
 
-They belong to the samplers, not to the plan: numbers of samples, digests and lengths stay what they are, and a state is one
-sample number. They are `runs/skips/<run>.json` in the cache; each names the plan for which it was made, and is of no effect in
-another.
+Samplers apply them, not the plan: sample numbers, digests and lengths do not change, and a state is still one sample number.
+They are stored in `runs/skips/<run>.json` in the cache, each with the digest of the plan that it was made for; it has no effect
+on other plans.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Skips:
-    """Ranges [start, stop) of samples that are not trained on; ascending, and not next to each other."""
+    """Ranges [start, stop) of samples that are not trained on, in ascending order; no two touch or overlap."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     def add(self, start: int, stop: int) -> Skips:
-        """These and another range, joined where they touch."""
+        """These ranges and another one; ranges that touch or overlap are merged."""
         merged: list[tuple[int, int]] = []
         for first, last in sorted([*self.ranges, (start, stop)]):
             if merged and first <= merged[-1][1]:
@@ -41,32 +41,32 @@ class Skips:
         return next((stop for start, stop in self.ranges if start <= position < stop), position)
 
     def position(self, trained: int) -> int:
-        """The sample number that comes after so many samples were trained on."""
+        """The sample number that follows after `trained` samples were trained on."""
         for start, stop in self.ranges:
             if trained >= start:
                 trained += stop - start
         return trained
 
     def count_trained(self, position: int) -> int:
-        """How many of the samples before a sample number are not skipped: the inverse of `position`."""
+        """How many samples before `position` are not skipped: the inverse of `position()`."""
         return position - sum(min(stop, position) - min(start, position) for start, stop in self.ranges)
 
     def containing(self, position: int) -> tuple[int, int] | None:
-        """The range that a position is inside of: behind its start, and before its end."""
+        """The range with start < position < stop, or None."""
         return next((each for each in self.ranges if each[0] < position < each[1]), None)
 
     def cutting(self, start: int, stop: int) -> tuple[int, int] | None:
-        """The first range that begins inside of samples [start, stop)."""
+        """The first range that begins inside samples [start, stop), after `start`; or None."""
         return next((each for each in self.ranges if start < each[0] < stop), None)
 
 
 def skips_path(cache: str | Path, run: str) -> Path:
-    """Where a run's skips are."""
+    """The path of a run's skipped ranges."""
     return Path(cache) / "runs" / "skips" / f"{run}.json"
 
 
 def load_skips(cache: str | Path, ledger: Ledger) -> Skips:
-    """The skips that were made for a ledger's plan, or the one that it continues. Raises CacheError where the file is damaged."""
+    """The skips made for a ledger's plan or for one that it extends. Raises CacheError where the file is damaged."""
     skips = Skips()
     for start, stop, plan in _read(skips_path(cache, ledger.run)):
         if plan in ledger.digests:
@@ -75,21 +75,21 @@ def load_skips(cache: str | Path, ledger: Ledger) -> Skips:
 
 
 def save_skip(cache: str | Path, ledger: Ledger, start: int, stop: int) -> None:
-    """Add a range to those of a run. Raises CacheError."""
+    """Add a range to the skips of a run. Raises CacheError."""
     path = skips_path(cache, ledger.run)
     plan = next(digest for end, digest in ledger.links if stop <= end)
     _write(path, [*_read(path), (start, stop, plan)])
 
 
 def rename_skips(cache: str | Path, run: str, new: str) -> None:
-    """Move a run's skips along with it. Raises CacheError."""
+    """Move a run's skips to the run's new name. Raises CacheError."""
     if (skips := _read(skips_path(cache, run))) and not skips_path(cache, new).exists():
         _write(skips_path(cache, new), skips)
     forget_skips(cache, run)
 
 
 def forget_skips(cache: str | Path, run: str) -> None:
-    """Remove a run's skips with it. Raises CacheError."""
+    """Remove the skips of a run that is removed. Raises CacheError."""
     path = skips_path(cache, run)
     with translate_os_errors(path):
         if path.exists():
@@ -97,7 +97,7 @@ def forget_skips(cache: str | Path, run: str) -> None:
 
 
 def remove_skips(cache: str | Path, ledger: Ledger) -> None:
-    """Remove all ranges of a run's plan. Raises CacheError."""
+    """Remove all skipped ranges of a run's plan. Raises CacheError."""
     path = skips_path(cache, ledger.run)
     _write(path, [each for each in _read(path) if each[2] not in ledger.digests])
 
@@ -111,16 +111,18 @@ def _read(path: Path) -> list[tuple[int, int, str]]:
     except ValueError as error:
         raise CacheError(f"{path}: cannot read the run's skipped samples: {error}; restore it from a backup") from None
     if not isinstance(record, dict) or record.get("version") != VERSION:
-        raise CacheError(f"{path}: not skipped samples of version {VERSION}; use the megablend that wrote it")
+        raise CacheError(
+            f"{path}: not a list of skipped samples of version {VERSION}; use the version of megablend that wrote it"
+        )
     try:
-        found = [(int(start), int(stop), str(plan)) for start, stop, plan in record["skips"]]
+        skips = [(int(start), int(stop), str(plan)) for start, stop, plan in record["skips"]]
     except (KeyError, TypeError, ValueError):
-        found = [(1, 0, "")]
-    if any(not 0 <= start < stop for start, stop, _ in found):
+        skips = [(1, 0, "")]
+    if any(not 0 <= start < stop for start, stop, _ in skips):
         raise CacheError(
             f"{path}: damaged list of skipped samples; restore it from a backup, or remove it to skip none"
         )
-    return found
+    return skips
 
 
 def _write(path: Path, skips: Sequence[tuple[int, int, str]]) -> None:

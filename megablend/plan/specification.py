@@ -1,4 +1,4 @@
-"""What a config asks of one split, over the tokens that an index has: sources, shares and length, before anything is promised."""
+"""What a config requests for one split of an index: sources, shares and length, before anything is committed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from megablend.plan.stage_requests import samples_of_one_pass
 
 @dataclass(frozen=True, kw_only=True)
 class Specification:
-    """One split of a run, as it is asked for."""
+    """One split of a run, as the config requests it."""
 
     config: Config
     split: str
@@ -33,17 +33,17 @@ class Specification:
     parts: npt.NDArray[np.void]
     """PART_DTYPE [num_sources]: the documents of each source that belong to the split."""
     weights: tuple[Fraction, ...]
-    """[num_sources], summing to 1; of an unblended split, empty."""
+    """[num_sources], sum 1; empty where the split is not blended."""
     num_samples: int
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens of each source in this split, end-of-document tokens included."""
+        """Tokens of each source in this split, including end-of-document tokens."""
         return [int(n) for n in self.parts["tokens"]]
 
     @property
     def blend(self) -> Blend:
-        """What the split would promise, by the newest version of the plan."""
+        """The blend that the split would have with the newest plan version."""
         config = self.config
         shares: Sequence[Fraction | None] = self.weights or [None] * len(self.sources)
         listed = zip(self.sources, self.parts, shares, strict=True)
@@ -67,12 +67,12 @@ class Specification:
 
 
 def specify(config: Config, split: str, store: BlockStore, *, keep: bool = False) -> Specification:
-    """What a config asks of a split.
+    """Compute what a config requests for a split.
 
     Args:
-        keep: write what was computed about the splits to the cache (`build` does).
+        keep: store the computed split ranges in the cache (`build` does).
 
-    Raises: PlanError where the blend cannot be had; ConfigError where no interleaving has the name that the config gives.
+    Raises: PlanError where the blend is not possible; ConfigError for an unknown interleaving.
     """
     try:
         find_interleaving(config.interleaving)
@@ -84,8 +84,8 @@ def specify(config: Config, split: str, store: BlockStore, *, keep: bool = False
     numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
     parts = parts_of(config.cache, store, config.shares, keep=keep)
     column = 0 if config.listed_by_split else SPLITS.index(split)
-    mine = parts[[numbers[name] for name in named], column]
-    sources, tokens = tuple(named.values()), [int(n) for n in mine["tokens"]]
+    split_parts = parts[[numbers[name] for name in named], column]
+    sources, tokens = tuple(named.values()), [int(n) for n in split_parts["tokens"]]
     if config.is_blended(split):
         weights, num_samples = shares_of(config, split, sources, tokens)
     else:
@@ -97,15 +97,15 @@ def specify(config: Config, split: str, store: BlockStore, *, keep: bool = False
                 "all): give it a larger share in `split`"
             )
     return Specification(
-        config=config, split=split, sources=sources, parts=mine, weights=weights, num_samples=num_samples
+        config=config, split=split, sources=sources, parts=split_parts, weights=weights, num_samples=num_samples
     )
 
 
 def _share(config: Config, source: Source, part: np.void, share: Fraction | None) -> SourceShare:
-    """A source's share, and over how many cycles a lane's run of it is dealt, so that the run spans whole blocks or documents."""
+    """A source's share, and how many cycles share each of its runs, chosen so that a run spans whole blocks or documents."""
     if share is None:
         return SourceShare(name=source.name, append_eod=source.append_eod)
-    in_one_piece = part["documents"] if config.moves_documents else part["stop_block"] - part["first_block"]
-    mean_tokens = Fraction(int(part["tokens"]), max(1, int(in_one_piece)))
+    num_units = part["documents"] if config.moves_documents else part["stop_block"] - part["first_block"]
+    mean_tokens = Fraction(int(part["tokens"]), max(1, int(num_units)))
     cycles = cycles_per_run(mean_tokens, share, config.sequence_length, config.shuffle_window)
     return SourceShare(name=source.name, append_eod=source.append_eod, share=share, cycles=cycles)

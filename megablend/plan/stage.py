@@ -12,19 +12,19 @@ class SourceShare:
 
     name: str
     append_eod: int | None
-    """End-of-document token added after each document."""
+    """The end-of-document token added after each document; None for none."""
     share: Fraction | None = None
-    """Of the stage's samples; the shares of a blend sum to 1. None in a split that is not blended."""
+    """Fraction of the stage's samples; the shares of a blend sum to 1. None where the split is not blended."""
     cycles: int | None = None
-    """Over how many cycles a lane's run of the source is dealt: chosen once, from the block sizes. None as above."""
+    """How many cycles share each run of the source's ordinals; chosen once, from the block sizes. None as above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blend:
-    """What decides the order of samples, besides the index and where stages end. Defaults are those of unblended splits."""
+    """What decides the order of samples, together with the index and the stages' ends. Defaults are for unblended splits."""
 
     split: str
-    """Name and shares: `train of 1,0,0`."""
+    """Name and fractions, such as `train of 1,0,0`."""
     sequence_length: int
     add_extra_token_to_sequence: bool
     sources: tuple[SourceShare, ...]
@@ -37,25 +37,25 @@ class Blend:
     seed: int = 0
     lanes: int = 1
     shuffle_window: int = 1
-    """Samples of a lane in a cycle."""
+    """Samples per lane in a cycle."""
 
     @property
     def is_blended(self) -> bool:
-        """Whether sources have shares; otherwise the split is one pass over each."""
+        """Whether sources have shares; otherwise the split is one pass over each source."""
         return self.sources[0].share is not None
 
     @property
     def shares(self) -> tuple[Fraction, ...]:
-        """The sources' shares of the samples, [num_sources]; empty in a split that is not blended."""
+        """The sources' shares of the samples, [num_sources]; empty where the split is not blended."""
         return tuple(source.share for source in self.sources if source.share is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A stretch of a run."""
+    """A contiguous range of a run's samples with one blend and one index."""
 
     end: int
-    """Number of the sample after the stage's last one; the stage begins where the one before ends."""
+    """Number of the sample after the stage's last one; the stage begins where the previous one ends."""
     index: str
-    """Digest of the snapshot of the index that the stage reads."""
+    """Digest of the index snapshot that the stage reads."""
     blend: Blend

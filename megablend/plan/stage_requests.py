@@ -1,4 +1,4 @@
-"""From the stages of a ledger to stages in numbers: totals by their shares, and where each source is when a stage begins."""
+"""From the stages of a ledger to stage requests: each source's samples in a stage, and its position when the stage begins."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from megablend.plan.stage import Stage
 
 
 def stage_requests(stages: Sequence[Stage], tokens: Sequence[int]) -> list[StageRequest]:
-    """The stages of a run in numbers.
+    """The stages of a run as requests to their interleavings.
 
     Args:
-        tokens: tokens of an epoch of each source of the split, end-of-document tokens included.
+        tokens: tokens per epoch of each source of the split, including end-of-document tokens.
 
-    Raises: PlanError where the ends of stages do not ascend.
+    Raises: PlanError where the ends of stages do not increase.
     """
     requests, start, first_tokens = list[StageRequest](), 0, np.zeros(len(tokens), np.int64)
     for stage, totals in zip(stages, totals_of(stages, tokens), strict=True):
@@ -43,20 +43,20 @@ def stage_requests(stages: Sequence[Stage], tokens: Sequence[int]) -> list[Stage
 def totals_of(stages: Sequence[Stage], tokens: Sequence[int]) -> list[Int64s]:
     """Samples of each source in each stage, int64 [num_sources] each.
 
-    Stages of one blend that follow each other are divided together, so that many short ones give the same as one long one.
+    Consecutive stages with the same blend are divided together, so that many short stages give the same as one long one.
     """
     totals, start = list[Int64s](), 0
     for blend, group in groupby(stages, key=lambda stage: stage.blend):
         ends = [stage.end - start for stage in group]
         if blend.is_blended:
-            found = stage_totals(blend.shares, ends)
+            divided = stage_totals(blend.shares, ends)
         else:
-            found = [samples_of_one_pass(tokens, blend.sequence_length, int(blend.add_extra_token_to_sequence))]
-        totals += [np.array(each, np.int64) for each in found]
+            divided = [samples_of_one_pass(tokens, blend.sequence_length, int(blend.add_extra_token_to_sequence))]
+        totals += [np.array(each, np.int64) for each in divided]
         start += ends[-1]
     return totals
 
 
 def samples_of_one_pass(tokens: Sequence[int], sequence_length: int, extra: int) -> list[int]:
-    """Whole samples of each source."""
+    """The number of complete samples of each source."""
     return [samples_in(n, sequence_length, extra) for n in tokens]

@@ -1,4 +1,4 @@
-"""The plan of a run: its stages' plans, one after the other. A stage's plan is made when one of its samples is first needed."""
+"""The plan of a run: the plans of its stages, one after another. A stage's plan is created when it is first needed."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from megablend.plan.interleavings.registry import find_interleaving
 
 
 class StagesPlan:
-    """A source's ordinals continue from stage to stage.
+    """A plan of several stages; a source's ordinals continue from stage to stage.
 
     Args:
-        stages: in order; `first_sample` and `first_tokens` of each say what the ones before have.
-        interleavings: the name of each stage's, in `INTERLEAVINGS`.
+        stages: in order; `first_sample` and `first_tokens` of each continue from the stages before it.
+        interleavings: the name of each stage's interleaving, in `INTERLEAVINGS`.
 
-    Raises: PlanError, naming the stage, where there is none, one has no samples, or they have too many.
+    Raises: PlanError, naming the stage, where there are no stages, a stage has no samples, or there are too many samples.
     """
 
     def __init__(self, stages: Sequence[StageRequest], interleavings: Sequence[str]) -> None:
         if not stages:
-            raise PlanError("a plan has at least one stage")
+            raise PlanError("a plan needs at least one stage")
         self._stages, self._interleavings = tuple(stages), tuple(interleavings)
         self._plans: list[Plan | None] = [None] * len(stages)
         self.num_sources = len(stages[0].totals)
@@ -43,12 +43,12 @@ class StagesPlan:
             _check(number, stage, self.num_sources)
         totals = np.stack([np.zeros(self.num_sources, np.int64), *(stage.totals for stage in stages)])
         self._given: Int64s = np.cumsum(totals, axis=0)
-        """int64 [num_stages + 1, num_sources], samples of each source before each stage."""
+        """int64 [num_stages + 1, num_sources]: samples of each source before each stage."""
         self._first_tokens = np.stack([stage.first_tokens for stage in stages])
         self._sample_tokens = np.array([stage.sample_tokens for stage in stages], np.int64)
         self.num_samples = self._starts[-1] + stages[-1].num_samples
         if self.num_samples > MAX_SAMPLES:
-            raise PlanError(f"{self.num_samples} samples; a plan holds at most {MAX_SAMPLES}")
+            raise PlanError(f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}")
 
     def locate(self, k: int) -> tuple[int, int]:
         """(source, ordinal over all stages and epochs) of sample k. Raises IndexError outside [0, num_samples)."""
@@ -68,12 +68,12 @@ class StagesPlan:
         sources, ordinals = np.empty(numbers.shape, np.int32), np.empty(numbers.shape, np.int64)
         stages = np.searchsorted(self._starts, numbers, side="right") - 1
         for stage in range(first, last + 1):
-            mine = stages == stage
-            sources[mine], ordinals[mine] = self._locate_in(stage, numbers[mine])
+            rows = stages == stage
+            sources[rows], ordinals[rows] = self._locate_in(stage, numbers[rows])
         return sources, ordinals
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises IndexError."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
         counts: Int64s = self._given[stage] + self.plan_of(stage).counts(n - self._starts[stage])
         return counts
@@ -81,7 +81,8 @@ class StagesPlan:
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
         """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of `locate_many`.
 
-        Fastest where neighbours are of one source and ascend. Raises: IndexError for what the plan does not have.
+        Fastest where consecutive entries have the same source and ascending ordinals. Raises: IndexError for a source or ordinal
+        that the plan does not have.
         """
         sources, ordinals = check_places(sources, ordinals, self._given[-1])
         ks = np.empty(len(ordinals), np.int64)
@@ -89,30 +90,30 @@ class StagesPlan:
         for number in range(len(self._stages) - 1, -1, -1):
             first = self._given[number]
             inside = ordinals[left] >= first[sources[left]]
-            mine, left = left[inside], left[~inside]
-            if len(mine):
-                local = ordinals[mine] - first[sources[mine]]
-                ks[mine] = self._starts[number] + self.plan_of(number).samples_of(sources[mine], local)
+            rows, left = left[inside], left[~inside]
+            if len(rows):
+                local = ordinals[rows] - first[sources[rows]]
+                ks[rows] = self._starts[number] + self.plan_of(number).samples_of(sources[rows], local)
         return ks
 
     def first_sample_from(self, source: int, ordinal: int) -> int | None:
-        """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none."""
         stage = int(np.searchsorted(self._given[1:, source], max(0, ordinal), side="right"))
         if stage == len(self._stages):
             return None
         inside = max(0, ordinal - int(self._given[stage, source]))
-        found = self.plan_of(stage).first_sample_from(source, inside)
-        return None if found is None else self._starts[stage] + found
+        sample = self.plan_of(stage).first_sample_from(source, inside)
+        return None if sample is None else self._starts[stage] + sample
 
     def token_starts(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """Where samples of (sources, ordinals) [n] begin, counted over all epochs of the source: int64 [n] tokens."""
-        stages = (self._given[1:-1, sources] <= ordinals).sum(axis=0)  # (stages but the last, n)
+        """First token of the samples (sources, ordinals) [n], counted over all epochs of the source: int64 [n]."""
+        stages = (self._given[1:-1, sources] <= ordinals).sum(axis=0)  # over [num_stages - 1, n]
         inside = ordinals - self._given[stages, sources]
         starts: Int64s = self._first_tokens[stages, sources] + inside * self._sample_tokens[stages]
         return starts
 
     def plan_of(self, stage: int) -> Plan:
-        """The plan of a stage, by its number. Raises: PlanError where the stage cannot be planned."""
+        """The plan of stage number `stage`. Raises: PlanError where the stage cannot be planned."""
         plan = self._plans[stage]
         if plan is None:
             plan = self._plans[stage] = find_interleaving(self._interleavings[stage]).plan(self._stages[stage])

@@ -1,1 +1,1 @@
-"""What is read ahead: windows, memory, read amplification."""
+"""Reading ahead: windows of steps, memory budget, the read pipeline, read amplification."""

@@ -1,4 +1,4 @@
-"""The decoded blocks that a process keeps: those used last, within a number of bytes."""
+"""A least-recently-used cache of decoded blocks, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LOG = logging.getLogger("megablend")
 
 
 class BlockCache:
-    """Blocks by number, decoded once while they stay. Safe to share between threads, to pickle, and after a fork.
+    """Decoded blocks by number. Safe to share between threads, to pickle, and after a fork.
 
     Args:
-        max_bytes: of all blocks that are kept, and of those that are being read; one read is made however large.
+        max_bytes: limit for the cached blocks plus those being read; a single read may exceed it.
     """
 
     def __init__(self, store: BlockStore, max_bytes: int) -> None:
@@ -30,34 +30,34 @@ class BlockCache:
         self._lock = threading.Lock()
 
     def get(self, ids: list[int]) -> list[DecodedBlock]:
-        """The blocks asked for, reading those that are not here. Raises as `BlockStore.read` does."""
+        """The requested blocks; those that are not cached are read. Raises as `BlockStore.read` does."""
         with self._lock:
-            found = {i: self._blocks[i] for i in ids if i in self._blocks}
-            for i in found:
+            blocks = {i: self._blocks[i] for i in ids if i in self._blocks}
+            for i in blocks:
                 self._blocks.move_to_end(i)
-        missing = list(dict.fromkeys(i for i in ids if i not in found))
+        missing = list(dict.fromkeys(i for i in ids if i not in blocks))
         if missing:
             needed = sum(map(int, map(np.sum, self.store.memory_bytes(np.array(missing, np.int64), documents=True))))
             with self._lock:
                 self._shrink(self.max_bytes - needed)
             read = dict(zip(missing, self.store.read(missing), strict=True))
-            found |= read
+            blocks |= read
             with self._lock:
                 for i, block in read.items():
                     if i not in self._blocks:
                         self._bytes += _bytes(block)
                     self._blocks[i] = block
                 self._shrink(self.max_bytes)
-        return [found[i] for i in ids]
+        return [blocks[i] for i in ids]
 
     def resize(self, max_bytes: int) -> None:
-        """Keep up to `max_bytes` from now on."""
+        """Change the limit to `max_bytes`."""
         with self._lock:
             self.max_bytes = max_bytes
             self._shrink(max_bytes)
 
     def _shrink(self, max_bytes: int) -> None:
-        """Let go of the blocks used longest ago (the lock is held)."""
+        """Evict the least recently used blocks (the caller holds the lock)."""
         num_blocks, num_bytes = len(self._blocks), self._bytes
         while self._bytes > max_bytes and self._blocks:
             self._bytes -= _bytes(self._blocks.popitem(last=False)[1])

@@ -1,4 +1,4 @@
-"""Decoded blocks under one roof: samples are gathered from them by kernels."""
+"""A table of decoded blocks from which kernels gather samples."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _LIKE = [np.empty(0, dtype) for dtype in DTYPES]
 
 
 class BlockTable:
-    """Places for blocks, which come and go.
+    """A table with one slot per block; blocks are put into their slots and dropped from them.
 
     Args:
-        ids: int64 [num_blocks], their numbers in the index, ascending.
+        ids: int64 [num_blocks], block numbers in the index, ascending.
     """
 
     def __init__(self, ids: Int64s) -> None:
         self.ids = ids
         self._owners: list[Any] = [None] * len(ids)
         self._offsets: list[Int64s | None] = [None] * len(ids)
-        self._extra: list[BlockTable] = []  # the bits of each extra column's numbers, as if they were tokens
+        self._extra: list[BlockTable] = []  # for each extra column, the bits of its values as if they were tokens
         self._kinds = np.zeros(len(ids), np.int8)
-        self._sizes = np.full(len(ids), -1)  # a block that is not here has no token, not even token 0
+        self._sizes = np.full(len(ids), -1)  # -1: not in the table; even an access to token 0 is then out of range
         self._tokens, self._pieces, self._counts, self._bytes = (np.zeros(len(ids), np.int64) for _ in range(4))
         self._kinds_seen: set[int] = set()
 
     def put(self, places: Int64s, blocks: DecodedBlocks, sizes: Int64s) -> None:
-        """Take blocks in.
+        """Put blocks into the table.
 
         Args:
-            places: int64 [n], where.
-            sizes: int64 [n], bytes that they count as.
+            places: int64 [n], their slots.
+            sizes: int64 [n], bytes that each counts as.
         """
         for place, owner in zip(places.tolist(), blocks.owners, strict=True):
             self._owners[place] = owner
@@ -56,7 +56,7 @@ class BlockTable:
             self._extra[column].put(places, numbers, np.zeros(len(places), np.int64))
 
     def drop(self, places: Int64s) -> int:
-        """Let blocks go, which are here; returns the bytes that they counted as."""
+        """Drop blocks that are in the table; returns the bytes that they counted as."""
         for place in places.tolist():
             self._owners[place] = self._offsets[place] = None
         for table in self._extra:
@@ -65,48 +65,48 @@ class BlockTable:
         self._counts[places] = 0
         return int(self._bytes[places].sum())
 
-    def held(self) -> Int64s:
-        """Places of the blocks that are here: int64 [...]."""
+    def occupied(self) -> Int64s:
+        """Slots of the blocks that are in the table: int64 [...]."""
         return np.flatnonzero(self._sizes >= 0)
 
-    def moved(self, ids: Int64s) -> BlockTable:
-        """The blocks that are here, in a table of blocks `ids` int64 [...], ascending, which has them all."""
-        table, held = BlockTable(ids), self.held()
-        places = np.searchsorted(ids, self.ids[held])
-        for old, new in zip(held.tolist(), places.tolist(), strict=True):
+    def move_to(self, ids: Int64s) -> BlockTable:
+        """A new table for blocks `ids` int64 [...], ascending, with the blocks of this one, all of which are among `ids`."""
+        table, occupied = BlockTable(ids), self.occupied()
+        places = np.searchsorted(ids, self.ids[occupied])
+        for old, new in zip(occupied.tolist(), places.tolist(), strict=True):
             table._owners[new], table._offsets[new] = self._owners[old], self._offsets[old]
         for name in ("_kinds", "_sizes", "_tokens", "_pieces", "_counts", "_bytes"):
-            getattr(table, name)[places] = getattr(self, name)[held]
+            getattr(table, name)[places] = getattr(self, name)[occupied]
         table._kinds_seen = self._kinds_seen
-        table._extra = [column.moved(ids) for column in self._extra]
+        table._extra = [column.move_to(ids) for column in self._extra]
         return table
 
     def gather(self, places: Int64s, spans: Spans, width: int, tokens: Int64s, labels: Int64s) -> None:
-        """Tokens of samples.
+        """Copy the tokens of samples from the blocks.
 
         Args:
-            places: int64 [m], in which place of the table each stretch lies.
-            spans: the samples' stretches [m].
-            width: tokens of a sample.
-            tokens, labels: int64 [n, length], filled as far as samples go: their tokens, and those from the second on.
+            places: int64 [m], the table slot of each span's block.
+            spans: the samples' spans [m].
+            width: tokens per sample.
+            tokens, labels: int64 [n, length], filled up to `width`: the samples' tokens, and the same from the second token on.
         """
         for kind in self._kinds_seen:
             columns = self._kinds, self._tokens, self._sizes, places, spans.starts, spans.stops
             wrong = gather_tokens(_LIKE[kind], kind, *columns, width, tokens, labels)
-            assert wrong < 0, f"stretch {wrong} of {len(places)} is outside of its block or sample"
+            assert wrong < 0, f"span {wrong} of {len(places)} is outside its block or sample"
 
     def gather_extra(
         self, column: int, dtype: np.dtype[Any], places: Int64s, spans: Spans, shape: tuple[int, int]
     ) -> npt.NDArray[Any]:
-        """An extra column's numbers of samples: [n, tokens of a sample], of `dtype`.
+        """The values of an extra column for samples: [n, tokens per sample], of `dtype`.
 
         Args:
-            column: which of them.
-            places, spans: as of `gather`.
-            shape: samples, tokens of a sample.
+            column: number of the extra column.
+            places, spans: as in `gather`.
+            shape: (samples, tokens per sample).
         """
-        bits, beside = np.zeros(shape, np.int64), np.empty(shape, np.int64)
-        self._extra[column].gather(places, spans, shape[1], bits, beside)
+        bits, unused = np.zeros(shape, np.int64), np.empty(shape, np.int64)
+        self._extra[column].gather(places, spans, shape[1], bits, unused)
         return bits.astype(f"i{dtype.itemsize}").view(dtype)
 
     def begins(
@@ -115,14 +115,14 @@ class BlockTable:
         """Whether a document, or a sample, begins at each token.
 
         Args:
-            places, spans: as of `gather`.
-            width: tokens of a sample.
-            continues: bool [num_blocks], whether a block's first piece goes on with the document of the block before.
+            places, spans: as in `gather`.
+            width: tokens per sample.
+            continues: bool [num_blocks], whether a block's first piece continues the previous block's last document.
 
         Returns: bool [num_tokens].
         """
         out = np.zeros(num_tokens, np.bool_)
         blocks = self.ids, continues, self._pieces, self._counts
         wrong = mark_documents(*blocks, places, spans.epochs, spans.starts, spans.stops, width, out)
-        assert wrong < 0, f"stretch {wrong} of {len(places)} is outside of its block"
+        assert wrong < 0, f"span {wrong} of {len(places)} is outside its block"
         return out

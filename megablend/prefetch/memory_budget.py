@@ -1,7 +1,7 @@
-"""The memory of a process that reads a split, and whether that is enough for its lanes. `blocks.memory_shares` divides it.
+"""The memory budget of a process that reads a split, and whether it suffices for its lanes. `blocks.memory_shares` divides it.
 
-Beside it stands what does not depend on data or config: Python, its libraries, compiled kernels, what is mapped of the index
-(megablend.index.mapped_table), and what the allocator keeps at hand.
+The budget does not cover what is independent of data and config: Python, its libraries, compiled kernels, the mapped part of the
+index (megablend.index.mapped_table), and memory that the allocator has not returned.
 """
 
 from __future__ import annotations
@@ -21,115 +21,115 @@ from megablend.plan.run import Run
 Int64s = npt.NDArray[np.int64]
 
 PREFETCH_FACTOR = 2
-"""Batches that torch's DataLoader asks of each worker in advance, where nothing else is said."""
+"""Batches that torch's DataLoader requests in advance from each worker by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Bytes, of one process."""
+    """Bytes available to one process, by purpose."""
 
     batches: int
-    """Batches that are handed over, and the one that is made."""
+    """Batches that were returned and are still in use, and the one being assembled."""
     orders: int
-    """Shuffles of the sources' blocks."""
+    """Shuffled orders of the sources' blocks."""
     dictionaries: int
     """Decoded dictionaries of Parquet column chunks."""
     planning: int
-    """Places of the samples of the coming windows."""
+    """Located samples of the coming windows."""
     window: int
-    """Blocks that `dataset[k]` keeps while a loader reads ahead beside it."""
+    """Blocks cached by `dataset[k]` while a loader reads ahead in the same process."""
     reads: int
-    """What is needed while blocks are read and decoded: bytes as they are stored, and what they are made into first."""
+    """Buffers needed while blocks are read and decoded: stored bytes and intermediate results."""
     blocks: int
-    """Decoded blocks that are held, or on their way."""
+    """Decoded blocks, including those being read."""
 
     @property
     def without_read_ahead(self) -> int:
-        """For the blocks that `dataset[k]` keeps while no loader reads ahead."""
+        """Bytes for the blocks that `dataset[k]` caches while no loader reads ahead."""
         return self.blocks + self.window + self.planning
 
 
 def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int = 2) -> Budget:
-    """The memory of a process that reads steps of a run.
+    """The memory budget of a process that reads steps of a run.
 
     Args:
-        micro_batch_size: samples of a step of the process.
-        stride: from a step's first sample to the first of the process's next step.
-        num_batches: that exist at once: the one in use and the next; in a worker, those that wait for it, too.
+        micro_batch_size: samples per step of the process.
+        stride: samples from the start of a step to the start of the process's next step.
+        num_batches: batches that exist at once: the one in use and the next; in a worker, also those queued.
 
-    Raises: ConfigError where there is less than the lanes of the process need: of every source what a cycle takes from it, and
-        the block in which the lane stands.
+    Raises: ConfigError where `memory` is less than the lanes of the process need: for each source what a cycle reads from it,
+        and the block that the lane is in.
     """
     width = run.config.sequence_length + run.config.add_extra_token_to_sequence
-    extra = width * sum(16 + each.dtype.itemsize for each in run.extra_columns)  # as it is, and as it is gathered
+    extra = width * sum(
+        16 + each.dtype.itemsize for each in run.extra_columns
+    )  # the values, and int64 buffers to gather them
     budget = split_budget(run, num_batches * micro_batch_size * (sample_bytes(run.config) + extra))
-    if (
-        not run.has_lanes or not run.order_kind.consumes_whole_blocks
-    ):  # no lane continues in its block: one step must fit
-        return budget
+    if not run.has_lanes or not run.order_kind.consumes_whole_blocks:
+        return budget  # no lane continues in its block: only one step must fit
     lanes = lanes_of(run.config.lanes, micro_batch_size, stride)
-    held = np.minimum(lane_bytes(run) * lanes, _source_bytes(run))
-    if held.sum() <= budget.blocks:
+    source_bytes = np.minimum(lane_bytes(run) * lanes, _source_bytes(run))
+    if source_bytes.sum() <= budget.blocks:
         return budget
-    most = run.sources[int(held.argmax())].name
-    config, for_lanes = run.config, held.sum() / SHARES["blocks"] * NUM_SHARES
+    largest = run.sources[int(source_bytes.argmax())].name
+    config, for_lanes = run.config, source_bytes.sum() / SHARES["blocks"] * NUM_SHARES
     needed = format_bytes(for_lanes + budget.batches + budget.orders, up=True)
     raise ConfigError(
-        f"memory: found {format_bytes(config.memory)}, expected {needed} or more: each process holds {lanes} of "
-        f"{config.lanes} lanes, and of each what a shuffle window of {config.shuffle_window} samples takes from "
-        f"{len(run.sources)} sources and the blocks that it stands in ({format_bytes(for_lanes)} with what reading them takes; "
-        f"{most!r} takes most, {format_bytes(held.max())}), besides {num_batches} batches of {micro_batch_size} samples "
+        f"memory: found {format_bytes(config.memory)}, expected {needed} or more: each process reads {lanes} of "
+        f"{config.lanes} lanes, and for each lane keeps the blocks that {config.shuffle_window} samples (shuffle_window) read "
+        f"from {len(run.sources)} sources ({format_bytes(for_lanes)} including read buffers; source {largest!r} needs most, "
+        f"{format_bytes(source_bytes.max())}), in addition to {num_batches} batches of {micro_batch_size} samples "
         f"({format_bytes(budget.batches)}) and the order of the sources' blocks ({format_bytes(budget.orders)}); "
-        f"raise memory, or lower shuffle_window, lanes, micro batch or "
+        "raise memory, or lower shuffle_window, lanes, micro batch or "
         "the sources' block sizes, or make lanes a multiple of micro batch x data-parallel size x workers"
     )
 
 
 def batches_of(num_workers: int, prefetch_factor: int | None = None) -> int:
-    """Batches that a process has made and not seen the end of: of a loader, or of each of its workers."""
+    """Batches that exist at once in a loader's process, or in each of its workers."""
     return 2 if num_workers == 0 else 1 + (prefetch_factor or PREFETCH_FACTOR)
 
 
 def split_budget(run: Run, batches: int) -> Budget:
-    """The memory of a process that makes `batches` bytes of batches; no part is below 0."""
+    """The budget of a process whose batches take `batches` bytes; no part is negative."""
     orders = sum(run.order(source).memory_bytes for source in range(len(run.sources)))
     extra = run.store.extra_bytes if run.extra_columns else 0
     return Budget(batches=batches, orders=orders, **divide_rest(run.config.memory - batches - orders - extra))
 
 
 def sample_bytes(config: Config) -> int:
-    """Bytes of a sample in a batch, and of what is made beside it."""
+    """Bytes of a sample in a batch, including temporary arrays."""
     length = config.sequence_length
-    found = 32 * length  # tokens, labels, position_ids int64, loss_mask float32, marks
+    size = 32 * length  # tokens, labels, position_ids int64, loss_mask float32, marks
     if config.create_attention_mask:
-        found += length * length
+        size += length * length
     if config.inter_document_masking:
-        found += 4 * (length + 2)
-    return found
+        size += 4 * (length + 2)
+    return size
 
 
 def check_sample(config: Config) -> None:
-    """Raises: ConfigError where a single sample takes more than `memory`: nothing could read it."""
+    """Raises: ConfigError where a single sample takes more than `memory`."""
     if (size := sample_bytes(config)) > config.memory:
         raise ConfigError(
-            f"memory: found {format_bytes(config.memory)}, expected {format_bytes(size, up=True)} or more, which one sample "
-            f"of sequence_length {config.sequence_length:,} takes in a batch; raise memory, or lower sequence_length"
+            f"memory: found {format_bytes(config.memory)}, expected {format_bytes(size, up=True)} or more, the size of one "
+            f"sample of sequence_length {config.sequence_length:,} in a batch; raise memory, or lower sequence_length"
         )
 
 
 def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
-    """How many of the run's lanes a process reads, of which each step begins `stride` samples after the one before."""
+    """How many of the run's lanes a process reads whose steps begin `stride` samples apart."""
     return min(lanes, micro_batch_size * (lanes // math.gcd(lanes, stride)))
 
 
 def lane_bytes(run: Run) -> Int64s:
-    """Bytes that a lane holds of each source of a blend: int64 [num_sources]."""
+    """Bytes of blocks that a lane keeps of each source of a blend: int64 [num_sources]."""
     cycle_tokens = run.config.shuffle_window * run.config.sequence_length
     shares = np.array([float(weight) for weight in run.weights])
     block_tokens = np.maximum(1, run.parts["tokens"]) / _num_blocks(run)
     blocks = shares * cycle_tokens / block_tokens + (shares > 0)
-    held: Int64s = np.ceil(blocks * (block_tokens * _token_bytes(run) + BLOCK_OVERHEAD_BYTES)).astype(np.int64)
-    return held
+    sizes: Int64s = np.ceil(blocks * (block_tokens * _token_bytes(run) + BLOCK_OVERHEAD_BYTES)).astype(np.int64)
+    return sizes
 
 
 def _source_bytes(run: Run) -> Int64s:
@@ -138,8 +138,8 @@ def _source_bytes(run: Run) -> Int64s:
 
 
 def _num_blocks(run: Run) -> Int64s:
-    found: Int64s = np.maximum(1, run.parts["stop_block"] - run.parts["first_block"])
-    return found
+    counts: Int64s = np.maximum(1, run.parts["stop_block"] - run.parts["first_block"])
+    return counts
 
 
 def _token_bytes(run: Run) -> Int64s:
@@ -150,7 +150,7 @@ def _token_bytes(run: Run) -> Int64s:
 
 
 def format_bytes(size: float, *, up: bool = False) -> str:
-    """Bytes as people write them; with `up`, never less than they are, for messages that say how much is enough."""
+    """A size in KiB, MiB or GiB; with `up` rounded up, for messages that say how much is enough."""
     power = max(1, min(3, int(math.log2(size + 1) / 10)))
     tenths = 10 * size / 1024**power
     return f"{(math.ceil(tenths) if up else tenths) / 10:.1f} {' KMG'[power]}iB"

@@ -1,7 +1,7 @@
-"""Reading ahead: the blocks of coming windows are fetched and decoded, as far as memory goes; steps are gathered from them.
+"""Reading ahead: the blocks of coming windows are fetched and decoded as memory allows, and each step is gathered from them.
 
-The loop that asks for steps drives it all: it hands reads to a pipeline, waits for those that its step needs and lets go of
-blocks that are used up, which makes room for further reads. Memory is counted as the forecast has it, block by block.
+The loop that requests steps drives everything: it submits reads to a pipeline, waits for those that its step needs and releases
+blocks that are no longer needed, which makes room for further reads. Memory is counted block by block, as in the read schedule.
 """
 
 from __future__ import annotations
@@ -26,47 +26,50 @@ from megablend.prefetch.memory_budget import Budget
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.prefetch.read_pipeline import ReadPipeline
 from megablend.prefetch.read_schedule import ReadSchedule
-from megablend.prefetch.samples import Samples, continued, gather
+from megablend.prefetch.samples import Samples, find_continued, gather
 from megablend.prefetch.windows import Window
 
 Int64s = npt.NDArray[np.int64]
 
 READ_BYTES = 4 << 20
-"""Blocks of a file that are read and decoded in one go, in decoded bytes; or one block. Less where memory is little."""
+"""Decoded bytes of the blocks of a file that are read and decoded together, or one block; less where memory is scarce."""
 READS_AHEAD = 32
-"""Reads of a window, at least: its threads share it, however short it is."""
+"""The fewest reads per window, so that threads can share even a short one."""
 
 
 @dataclass(slots=True)
 class _Read:
-    """Blocks on their way from the disk."""
+    """Blocks that are read together."""
 
     places: Int64s
-    """int64 [n], in their window's forecast."""
+    """int64 [n], positions in `ids` of their window's schedule."""
     size: int
     """Bytes that they take in memory."""
     reading: int
-    """Bytes that are needed besides while they are read."""
+    """Additional bytes needed while they are read."""
     first_use: int
+    """Step of the window that first uses one of them."""
     blocks: Pending[DecodedBlocks | None] | None = None
 
 
 @dataclass(slots=True)
 class InFlightWindow:
-    """A window, and how far its reads have come."""
+    """A window, and the progress of its reads."""
 
     window: Window
     unissued: deque[_Read]
+    """Reads that are not yet submitted."""
     unfinished: deque[_Read] = field(default_factory=deque)
+    """Submitted reads whose blocks are not yet in the table."""
 
 
 class ReadAhead:
-    """Samples of one step after the other.
+    """The samples of consecutive steps.
 
     Args:
-        run: whose samples they are.
-        windows: what is to be read; asked for in a thread.
-        budget: of the process.
+        run: the run to read.
+        windows: what to read; advanced in a thread.
+        budget: the memory budget of the process.
         num_fetching, num_decoding, meter: see ReadPipeline.
     """
 
@@ -86,48 +89,48 @@ class ReadAhead:
         self._pipeline = ReadPipeline(
             run.store, max_bytes=budget.reads, num_fetching=num_fetching, num_decoding=num_decoding, meter=meter
         )
-        # Also when this is forgotten, at any time before the interpreter's end: it waits for its threads by itself.
+        # Also closes when this is garbage-collected, but not at exit, when the interpreter itself waits for threads.
         self._end = weakref.finalize(self, self._pipeline.close)
         self._end.atexit = False
         self._coming: Pending[Window | None] = self._pipeline.compute(next, windows, None)
-        self._stages: deque[InFlightWindow] = deque()
-        self._bytes = 0  # of blocks that are held or on their way
+        self._in_flight: deque[InFlightWindow] = deque()
+        self._bytes = 0  # of blocks in the table or being read
         self._table = BlockTable(np.zeros(0, np.int64))
         self._step = 0
 
     def next(self) -> Samples | None:
-        """The next step's samples; None where the future ends.
+        """The samples of the next step; None after the last one.
 
-        Raises: what reading raises: MissingFileError, ChangedFileError, CorruptFileError; ConfigError of the forecast.
+        Raises: MissingFileError, ChangedFileError, CorruptFileError from reading; ConfigError where memory is too small.
         """
-        if (not self._stages or self._step == self._stages[0].window.forecast.num_steps) and not self._enter():
+        if (not self._in_flight or self._step == self._in_flight[0].window.forecast.num_steps) and not self._advance():
             return None
-        stage = self._stages[0]
-        self._take(stage)
-        found = self._gather(stage.window.forecast)
-        self._let_go()
+        current = self._in_flight[0]
+        self._wait_for_blocks(current)
+        samples = self._gather(current.window.forecast)
+        self._release()
         self._step += 1
-        self._issue()
-        return found
+        self._submit_reads()
+        return samples
 
     def close(self) -> None:
-        """Stop the threads and let go of all blocks."""
+        """Stop the threads and release all blocks."""
         self._end()
         self._table = BlockTable(np.zeros(0, np.int64))
-        self._stages.clear()
+        self._in_flight.clear()
 
-    def _enter(self) -> bool:
-        """Go on to the next window; False where there is none."""
-        if self._stages:
-            self._stages.popleft()
-        if not self._stages and not self._plan():
+    def _advance(self) -> bool:
+        """Advance to the next window; False where there is none."""
+        if self._in_flight:
+            self._in_flight.popleft()
+        if not self._in_flight and not self._plan():
             return False
-        window = self._stages[0].window
+        window = self._in_flight[0].window
         now = window.forecast
         self._bytes -= self._table.drop(np.searchsorted(self._table.ids, window.forgets))
-        waiting = self._table.ids[self._table.held()]
-        self._table = self._table.moved(np.union1d(now.ids, waiting))
-        self._places = np.searchsorted(self._table.ids, now.ids)  # of the forecast's blocks in the table
+        waiting = self._table.ids[self._table.occupied()]
+        self._table = self._table.move_to(np.union1d(now.ids, waiting))
+        self._places = np.searchsorted(self._table.ids, now.ids)  # table slots of the schedule's blocks
         self._stretch_places = self._places[now.places]
         order = np.argsort(now.last_use, kind="stable")
         order = order[~window.keeps[order]]
@@ -136,86 +139,86 @@ class ReadAhead:
         self._step = 0
         self._continues = None
         if self._run.config.inter_document_masking:
-            self._continues = continued(self._run.store.generation, self._table.ids)
-        self._issue()
+            self._continues = find_continued(self._run.store.generation, self._table.ids)
+        self._submit_reads()
         return True
 
     def _plan(self) -> bool:
-        """Take over the window that a thread has planned meanwhile; False where there is none."""
+        """Add the window that a thread has planned in the meantime; False where there is none."""
         window = self._coming.result()
         if window is None:
             return False
         self._coming = self._pipeline.compute(next, self._windows, None)
         files = self._run.store.generation.file_of(window.forecast.ids[window.reads])
-        whole = int(window.forecast.sizes[window.reads].sum())
-        size = max(1, min(self._read_bytes, whole // READS_AHEAD))
-        self._stages.append(InFlightWindow(window, deque(_reads(window, files, size))))
+        total_bytes = int(window.forecast.sizes[window.reads].sum())
+        size = max(1, min(self._read_bytes, total_bytes // READS_AHEAD))
+        self._in_flight.append(InFlightWindow(window, deque(_split_reads(window, files, size))))
         return True
 
-    def _issue(self) -> None:
-        """Hand reads to the threads while there is room, those of the next window after all of this one's."""
+    def _submit_reads(self) -> None:
+        """Submit reads while there is memory; those of the next window after all of the current one's."""
         while True:
-            max_bytes = min(stage.window.max_bytes for stage in self._stages)
-            for stage in self._stages:
-                while stage.unissued:
-                    if self._bytes + stage.unissued[0].size > max_bytes:
+            max_bytes = min(each.window.max_bytes for each in self._in_flight)
+            for each in self._in_flight:
+                while each.unissued:
+                    if self._bytes + each.unissued[0].size > max_bytes:
                         return
-                    self._send(stage)
-            if len(self._stages) > 1 or not self._coming.done() or not self._plan():
+                    self._submit_read(each)
+            if len(self._in_flight) > 1 or not self._coming.done() or not self._plan():
                 return
 
-    def _send(self, stage: InFlightWindow) -> None:
-        read = stage.unissued.popleft()
+    def _submit_read(self, in_flight: InFlightWindow) -> None:
+        read = in_flight.unissued.popleft()
         self._bytes += read.size
-        ids = stage.window.forecast.ids[read.places]
+        ids = in_flight.window.forecast.ids[read.places]
         read.blocks = self._pipeline.submit(ids, read.reading, pieces=self._run.config.inter_document_masking)
-        stage.unfinished.append(read)
+        in_flight.unfinished.append(read)
 
-    def _take(self, stage: InFlightWindow) -> None:
-        """Wait for the blocks that this step needs and were not here before."""
-        while stage.unissued and stage.unissued[0].first_use <= self._step:
-            self._send(stage)
-        while stage.unfinished and stage.unfinished[0].first_use <= self._step:
-            read = stage.unfinished[0]
+    def _wait_for_blocks(self, current: InFlightWindow) -> None:
+        """Wait for the blocks that this step is the first to need."""
+        while current.unissued and current.unissued[0].first_use <= self._step:
+            self._submit_read(current)
+        while current.unfinished and current.unfinished[0].first_use <= self._step:
+            read = current.unfinished[0]
             assert read.blocks is not None
-            ids = stage.window.forecast.ids[read.places]
+            ids = current.window.forecast.ids[read.places]
             try:
-                found = read.blocks.result()
+                blocks = read.blocks.result()
             except CorruptFileError:
                 if self._run.config.on_bad_sample == "raise":
                     raise
-                found = read_or_replace(self._run.store, ids, pieces=self._run.config.inter_document_masking)
-            if found is None:
-                raise RuntimeError("the interpreter is about to end: nothing is read any more")
-            self._table.put(self._places[read.places], found, stage.window.forecast.sizes[read.places])
-            stage.unfinished.popleft()
+                blocks = read_or_replace(self._run.store, ids, pieces=self._run.config.inter_document_masking)
+            if blocks is None:
+                raise RuntimeError("the interpreter is shutting down: nothing more can be read")
+            self._table.put(self._places[read.places], blocks, current.window.forecast.sizes[read.places])
+            current.unfinished.popleft()
 
     def _gather(self, now: ReadSchedule) -> Samples:
         """The samples of this step, whose blocks are in the table."""
         first, last = now.stretch_offsets[self._step : self._step + 2]
         begin, end = now.step_offsets[self._step : self._step + 2]
-        stretches = Spans(*(column[first:last] for column in now.stretches))
+        spans = Spans(*(column[first:last] for column in now.stretches))
         places = self._stretch_places[first:last]
-        samples = gather(self._run, self._table, places, stretches, now.sources[begin:end], self._continues)
+        samples = gather(self._run, self._table, places, spans, now.sources[begin:end], self._continues)
         if samples.masked is not None and self._meter is not None:
             self._meter.add(ReadCounts(masked_samples=int(samples.masked.sum())))
         return samples
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Drop the blocks whose last step this was."""
         first, last = self._left[self._step : self._step + 2]
         if last > first:
             self._bytes -= self._table.drop(self._leaving[first:last])
 
 
-def _reads(window: Window, files: npt.NDArray[np.int32], read_bytes: int) -> list[_Read]:
-    """A window's reads, cut into portions of one file each, by first use.
+def _split_reads(window: Window, files: npt.NDArray[np.int32], read_bytes: int) -> list[_Read]:
+    """Split a window's reads into portions of one file each, sorted by first use.
 
     Args:
-        files: int32 [num_reads], the file of each block that is to be read.
-        read_bytes: of a portion, decoded; or one block.
+        files: int32 [num_reads], the file of each block to read.
+        read_bytes: decoded bytes of a portion; a single block may have more.
     """
-    order = np.argsort(files, kind="stable")  # within a file by first use, as they come
+    order = np.argsort(files, kind="stable")  # within a file they remain sorted by first use
     places, files = window.reads[order], files[order]
     sizes, reading, first_use = (
         column[places] for column in (window.forecast.sizes, window.forecast.reading, window.forecast.first_use)

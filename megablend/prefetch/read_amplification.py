@@ -1,7 +1,7 @@
-"""Read amplification, told without reading: bytes that all processes read / those of the blocks used, both as they are stored.
+"""Read amplification, computed without reading: stored bytes that all processes read / stored bytes of the blocks used.
 
-In row order, which takes single documents out of blocks, a block is used as far as its tokens are. Dictionaries count as read
-whenever they are no longer kept, and as used once. What is read to open a file is left out.
+In document order, which reads single documents out of blocks, a block counts as used in proportion to its tokens used.
+Dictionaries count as read whenever they are no longer cached, and as used once. Reads to open files are not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ Int64s = npt.NDArray[np.int64]
 def read_amplification(
     run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int, first: int, stop: int
 ) -> float:
-    """Of samples [first, stop), read by loaders of that many ranks with that many workers (0: in the rank's own process).
+    """Compute the read amplification of samples [first, stop).
+
+    Args:
+        micro_batch_size: samples per step of a rank.
+        data_parallel_size: number of ranks.
+        num_workers: loader workers per rank; 0 reads in the rank's own process.
 
     Raises: ConfigError where memory is too small.
     """
@@ -50,10 +55,10 @@ def read_amplification(
 
 
 class Dictionaries:
-    """Which dictionaries a process reads that keeps those used last, as megablend.formats.parquet.decoding.dictionaries does.
+    """Simulates the least-recently-used cache of megablend.formats.parquet.decoding.dictionaries.
 
     Args:
-        max_bytes: of those that are kept, taken as they are stored; one is kept however large.
+        max_bytes: limit for the cached dictionaries, in stored bytes; a single one may exceed it.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -61,26 +66,26 @@ class Dictionaries:
         self._kept: OrderedDict[int, int] = OrderedDict()
         self._bytes = 0
         self.seen: dict[int, int] = {}
-        """Bytes of all that were asked for, by number."""
+        """Stored bytes of each requested dictionary, by number."""
 
     def read(self, numbers: Int64s, sizes: Int64s) -> int:
-        """Bytes read when dictionaries, int64 [n] each, are asked for one after the other; size 0 stands for none."""
-        found = 0
+        """Bytes read when dictionaries with these numbers and sizes, int64 [n] each, are requested in turn; size 0: none."""
+        total = 0
         changes = np.flatnonzero(np.diff(numbers, prepend=-1) != 0)
         for number, size in zip(numbers[changes].tolist(), sizes[changes].tolist(), strict=True):
             if number in self._kept:
                 self._kept.move_to_end(number)
             elif size:
-                found += size
+                total += size
                 self.seen[number] = self._kept[number] = size
                 self._bytes += size
                 while self._bytes > self._max_bytes and len(self._kept) > 1:
                     self._bytes -= self._kept.popitem(last=False)[1]
-        return found
+        return total
 
 
 def _as_read(run: Run, now: ReadSchedule, reads: Int64s) -> Int64s:
-    """The blocks that a window reads, about in the order in which that happens: file by file, by first use."""
+    """The blocks that a window reads, approximately in the order in which they are read: by file, then by first use."""
     ids = now.ids[reads]
     return ids[np.argsort(run.store.generation.file_of(ids), kind="stable")]
 

@@ -1,4 +1,4 @@
-"""What reading took: counted where bytes are fetched and decoded, taken batch by batch."""
+"""Counters of reads: updated where bytes are fetched and decoded, collected batch by batch."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from typing import Any, NamedTuple
 
 
 class ReadCounts(NamedTuple):
-    """Amounts that add up."""
+    """Counters that can be added."""
 
     requests: int = 0
-    """Ranges of a file that were fetched together count once."""
+    """Ranges of a file that are fetched together count as one request."""
     bytes: int = 0
-    """Stored bytes that were requested, before they are decompressed."""
+    """Stored bytes requested, before decompression."""
     blocks: int = 0
     reading_seconds: float = 0.0
-    """From each request to its bytes. Requests overlap, so the sum may exceed the time that passed."""
+    """Time from each request to its response. Requests overlap, so the sum may exceed the elapsed time."""
     decoding_seconds: float = 0.0
     """Summed over threads."""
     masked_samples: int = 0
     """Samples whose loss mask is 0 because their bytes are damaged."""
 
     def plus(self, other: ReadCounts) -> ReadCounts:
-        """Both together."""
+        """The sum of both."""
         return ReadCounts(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
 class ReadMeter:
-    """Adds up what the threads of a process read. Safe to share between threads."""
+    """Adds up the reads of a process's threads. Safe to share between threads."""
 
     def __init__(self) -> None:
         self._counts, self._lock = ReadCounts(), threading.Lock()
 
     def add(self, counts: ReadCounts) -> None:
-        """Count something that was done."""
+        """Add counters."""
         with self._lock:
             self._counts = self._counts.plus(counts)
 
     def add_fetch(self, fetched: Future[Any], size: int, seconds: float) -> None:
-        """Count a request of `size` bytes that has ended, unless it failed."""
+        """Count a completed request of `size` bytes, unless it failed."""
         if not fetched.cancelled() and fetched.exception() is None:
             self.add(ReadCounts(requests=1, bytes=size, reading_seconds=seconds))
 
     def take(self) -> ReadCounts:
-        """What was counted since the last call."""
+        """Return the counters since the last call, and reset them."""
         with self._lock:
             counts, self._counts = self._counts, ReadCounts()
         return counts

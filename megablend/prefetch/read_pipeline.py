@@ -1,7 +1,7 @@
-"""Reads of blocks on their way: bytes are fetched by some threads, decoded by others, as many at a time as memory allows.
+"""The pipeline of block reads: some threads fetch bytes, others decode them, as many reads at a time as memory allows.
 
-Fetching has a thread for each request that a storage of synchronous reads may have in flight; a storage with an event loop
-returns at once, and these threads only open files. Decoding has a thread a CPU.
+There is one fetching thread per request that a storage with synchronous reads may have in flight; a storage with an event loop
+returns at once, so that these threads only open files. There is one decoding thread per CPU.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    """Blocks that somebody waits for."""
+    """A request for blocks."""
 
     ids: Int64s
     size: int
-    """Bytes that fetching and decoding take."""
+    """Bytes of memory that fetching and decoding take."""
     pieces: bool
     blocks: Future[DecodedBlocks | None] = field(default_factory=Future)
     read: BlockRead | None = None
     shared: list[_Key] = field(default_factory=list)
-    """What it fetches for others, too."""
+    """Ranges that it fetches for other tasks as well."""
 
 
 _Key = tuple[str, int]
-"""Path and offset of a range that several reads ask for."""
+"""Path and offset of a range that several tasks request."""
 
 
 class ReadPipeline:
-    """Fetches and decodes blocks in the order in which they are asked for.
+    """Fetches and decodes blocks in the order in which they are requested.
 
     Args:
-        store: whose blocks they are.
-        max_bytes: what fetching and decoding may take at a time; one read is made whatever it takes.
-        num_fetching, num_decoding: threads.
-        meter: counts what is done; one of its own where absent.
+        store: the blocks of the index.
+        max_bytes: memory for fetching and decoding at a time; a single read may exceed it.
+        num_fetching, num_decoding: numbers of threads.
+        meter: counts the reads.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class ReadPipeline:
         self._process = os.getpid()
 
     def submit(self, ids: Int64s, size: int, *, pieces: bool) -> Future[DecodedBlocks | None]:
-        """Ask for blocks.
+        """Request blocks.
 
         Args:
-            ids: int64 [n], as of BlockStore.read.
-            size: bytes that fetching and decoding them takes for a while.
-            pieces: as of BlockStore.read.
+            ids: int64 [n], as in BlockStore.read.
+            size: bytes of memory that fetching and decoding them takes.
+            pieces: as in BlockStore.read.
 
-        Returns: the blocks, or what BlockStore.read would raise; None where the interpreter is about to end.
+        Returns: a future of the blocks, with the exceptions of BlockStore.read; None where the interpreter is shutting down.
         """
         task = _Task(ids, size, pieces)
         with self._lock:
@@ -93,11 +93,11 @@ class ReadPipeline:
         return task.blocks
 
     def compute(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """What `work` makes of arguments, by a thread that also decodes."""
+        """Call `work(*arguments)` in one of the decoding threads."""
         return self._decoding.submit(work, *arguments)
 
     def close(self) -> None:
-        """Stop the threads; nothing that was asked for and is not here will come. A forked child does not have them."""
+        """Stop the threads; pending requests are dropped. Does nothing in a forked child, which has none of the threads."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -106,7 +106,7 @@ class ReadPipeline:
             threads.shutdown(wait=True, cancel_futures=True)
 
     def _start_tasks(self) -> None:
-        """Begin with as many of the waiting tasks as there is room for."""
+        """Start as many of the waiting tasks as memory allows."""
         started = list[_Task]()
         with self._lock:
             while self._waiting and (not self._bytes or self._bytes + self._waiting[0].size <= self._max_bytes):
@@ -117,69 +117,69 @@ class ReadPipeline:
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[_Task], None], task: _Task) -> None:
         def attempt() -> None:
-            if not threading.main_thread().is_alive():  # the interpreter is about to end, and waits for all threads
+            if not threading.main_thread().is_alive():  # the interpreter is shutting down and waits for all threads
                 return self._give_up(task)
             try:
                 with translating(str(self._store.generation.folder)):
                     work(task)
-            except BaseException as error:  # for whoever waits for the blocks
+            except BaseException as error:  # re-raised where the blocks are awaited
                 self._finish(task, error)
 
         try:
             threads.submit(attempt)
-        except RuntimeError:  # closed meanwhile, or the interpreter is about to end
+        except RuntimeError:  # closed in the meantime, or the interpreter is shutting down
             self._give_up(task)
 
     def _give_up(self, task: _Task) -> None:
-        """Neither this task nor one that waits is worked on any more."""
+        """Drop this task and all waiting ones."""
         with self._lock:
             tasks = [task, *self._waiting]
             self._waiting.clear()
         for each in tasks:
             each.blocks.set_result(None)
 
-    def _fetch(self, task: _Task, came: _Came | None = None) -> None:
-        """Fetch all that is known to be needed; in a thread that may wait for it.
+    def _fetch(self, task: _Task, fetched_ranges: _RequestedRanges | None = None) -> None:
+        """Fetch all ranges that are known to be needed; called in a thread that may block.
 
         Args:
-            came: what was waited for elsewhere.
+            fetched_ranges: completed requests for which the task has waited.
         """
         if task.read is None:
             task.read = self._store.begin_read(task.ids, pieces=task.pieces)
         while True:
-            if came is not None:
-                for file, fetched in zip(came.files, came.fetched.result(), strict=True):
+            if fetched_ranges is not None:
+                for file, fetched in zip(fetched_ranges.files, fetched_ranges.fetched.result(), strict=True):
                     file.fetched.append(fetched)
-            asked = [(file, ranges) for file in task.read.files for ranges in file.next_ranges()]
-            if not asked:
+            needed = [(file, ranges) for file in task.read.files for ranges in file.next_ranges()]
+            if not needed:
                 break
-            fetching = [self._start_fetch(task, ranges) for _, ranges in asked]
-            came = _Came([file for file, _ in asked], gather_futures(fetching, list))
-            if not came.fetched.done():
-                self._fetch_on(task, came)
+            fetching = [self._start_fetch(task, ranges) for _, ranges in needed]
+            fetched_ranges = _RequestedRanges([file for file, _ in needed], gather_futures(fetching, list))
+            if not fetched_ranges.fetched.done():
+                self._continue_when_fetched(task, fetched_ranges)
                 return
-        # Extra columns are read while blocks are decoded: that waits for bytes, too.
+        # Extra columns are read while blocks are decoded, so decoding may block on reads.
         self._submit(self._fetching if task.read.reads_more else self._decoding, self._decode, task)
 
-    def _fetch_on(self, task: _Task, came: _Came) -> None:
-        """Go on with a task when what it asked for is here."""
-        go_on = partial(self._fetch, came=came)
-        came.fetched.add_done_callback(lambda _: self._submit(self._fetching, go_on, task))
+    def _continue_when_fetched(self, task: _Task, requested: _RequestedRanges) -> None:
+        """Continue a task when its requests are complete."""
+        proceed = partial(self._fetch, fetched_ranges=requested)
+        requested.fetched.add_done_callback(lambda _: self._submit(self._fetching, proceed, task))
 
     def _start_fetch(self, task: _Task, ranges: FileRanges) -> Future[FetchedRanges]:
-        """Ask the storage for ranges; what another task has asked for is waited for with it."""
+        """Request ranges from the storage; ranges that another task has already requested are shared with it."""
         if not ranges.is_shared:
             return self._request(ranges)
-        key, mine = (ranges.path, int(ranges.offsets[0])), Future[FetchedRanges]()
+        key, created = (ranges.path, int(ranges.offsets[0])), Future[FetchedRanges]()
         with self._lock:
-            if (known := self._shared.setdefault(key, mine)) is not mine:
-                return known
+            if (existing := self._shared.setdefault(key, created)) is not created:
+                return existing
             task.shared.append(key)
         try:
-            forward_result(self._request(ranges), mine)
-        except BaseException as error:  # others may wait for it by now
-            mine.set_exception(error)
-        return mine
+            forward_result(self._request(ranges), created)
+        except BaseException as error:  # other tasks may already wait for it
+            created.set_exception(error)
+        return created
 
     def _request(self, ranges: FileRanges) -> Future[FetchedRanges]:
         started, size = perf_counter(), int(ranges.sizes.sum())
@@ -190,28 +190,28 @@ class ReadPipeline:
     def _decode(self, task: _Task) -> None:
         assert task.read is not None
         started = perf_counter()
-        found = task.read.decode()
+        blocks = task.read.decode()
         self._meter.add(ReadCounts(blocks=len(task.ids), decoding_seconds=perf_counter() - started))
-        self._finish(task, found)
+        self._finish(task, blocks)
 
-    def _finish(self, task: _Task, found: DecodedBlocks | BaseException) -> None:
-        """Hand over what became of a task, and begin with others in its place."""
+    def _finish(self, task: _Task, outcome: DecodedBlocks | BaseException) -> None:
+        """Set the result of a task, and start others in its place."""
         task.read = None
         with self._lock:
             self._bytes -= task.size
             for key in task.shared:
                 self._shared.pop(key, None)
-        if isinstance(found, BaseException):
-            task.blocks.set_exception(found)
+        if isinstance(outcome, BaseException):
+            task.blocks.set_exception(outcome)
         else:
-            task.blocks.set_result(found)
+            task.blocks.set_result(outcome)
         self._start_tasks()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Came:
-    """What was asked for, and is on its way or here."""
+class _RequestedRanges:
+    """Requested ranges, pending or complete."""
 
     files: list[FileRead]
     fetched: Future[list[FetchedRanges]]
-    """For each of `files` what it asked for."""
+    """The ranges that each of `files` requested."""

@@ -1,6 +1,6 @@
-"""What coming steps of a loader need: samples, where their tokens lie, blocks and when each is used. Pure: nothing is read here.
+"""What a loader's coming steps need: samples, where their tokens are stored, blocks and when each is used. Nothing is read here.
 
-A sample number says which blocks the sample needs, so the future is known.
+A sample number determines the blocks that the sample needs, so future reads are known.
 """
 
 from __future__ import annotations
@@ -25,61 +25,62 @@ class StepSequence:
     """First sample of the first step."""
     micro_batch_size: int
     stride: int
-    """From a step's first sample to the next one's: samples of a step over all ranks, times workers."""
+    """Samples from the start of a step to the start of the next: samples of a step over all ranks, times workers."""
     stop: int
-    """Samples of the run; a last step may be cut."""
+    """Samples of the run; the last step may be shorter."""
 
     def samples(self, step: int, num_steps: int) -> tuple[Int64s, Int64s]:
-        """Sample numbers of `num_steps` steps from `step` on, int64 [n], and where each step's begin, int64 [steps + 1].
+        """Sample numbers of `num_steps` steps from `step` on, int64 [n], and the offsets of the steps in them, int64 [steps + 1].
 
-        Steps beyond the run are left out.
+        Steps beyond the end of the run are omitted.
         """
         begin = self.first + step * self.stride
-        firsts = np.arange(begin, min(self.stop, begin + num_steps * self.stride), self.stride)  # not the whole run's
-        numbers = firsts[:, np.newaxis] + np.arange(self.micro_batch_size)  # (steps, samples of a step)
+        firsts = np.arange(begin, min(self.stop, begin + num_steps * self.stride), self.stride)  # not of the whole run
+        numbers = firsts[:, np.newaxis] + np.arange(self.micro_batch_size)  # [steps, samples per step]
         inside = numbers < self.stop
         return numbers[inside], np.concatenate([np.zeros(1, np.int64), np.cumsum(inside.sum(axis=1))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSchedule:
-    """Steps, and all that they need."""
+    """Steps, and the blocks that they need."""
 
     samples: Int64s
-    """int64 [n], sample numbers, step by step."""
+    """int64 [n], sample numbers, step after step."""
     step_offsets: Int64s
-    """int64 [num_steps + 1], into samples."""
+    """int64 [num_steps + 1], into `samples`."""
     sources: npt.NDArray[np.int32]
-    """int32 [n]"""
+    """int32 [n], the samples' sources."""
     stretches: Spans
-    """Where the samples' tokens lie, [m]."""
+    """Where the samples' tokens are stored, [m]."""
     stretch_offsets: Int64s
-    """int64 [num_steps + 1], into stretches."""
+    """int64 [num_steps + 1], into `stretches`."""
     ids: Int64s
     """int64 [num_blocks], the blocks needed, ascending."""
     places: Int64s
-    """int64 [m], where in `ids` each stretch's block is."""
+    """int64 [m], index into `ids` of each span's block."""
     sizes: Int64s
     """int64 [num_blocks], bytes that a block takes in memory."""
     reading: Int64s
-    """int64 [num_blocks], bytes that reading a block takes besides, for a while."""
+    """int64 [num_blocks], additional bytes needed while a block is read."""
     first_use: Int64s
-    """int64 [num_blocks], step, from 0."""
+    """int64 [num_blocks], first step that uses the block, from 0."""
     last_use: Int64s
+    """int64 [num_blocks], last step that uses the block."""
     used: Int64s
-    """int64 [num_blocks], tokens by which the samples advance in each block."""
+    """int64 [num_blocks], tokens of each block that the samples use, without their extra tokens."""
     pending_boundary_tokens: Int64s
-    """int64 [num_blocks]: samples that begin in the block, less those that end there: the first token of the ones is the extra
-    token of the others, and may be needed later as that."""
+    """int64 [num_blocks]: samples that begin in the block minus samples that end in it. The first token of a sample is the extra
+    token of the sample before it, which may be read later."""
 
     @property
     def num_steps(self) -> int:
-        """How many steps."""
+        """Number of steps."""
         return len(self.step_offsets) - 1
 
 
 class LocatedSteps(NamedTuple):
-    """Steps of samples, and where their tokens lie."""
+    """Steps of samples, and where their tokens are stored."""
 
     samples: Int64s
     step_offsets: Int64s
@@ -100,21 +101,21 @@ class LocatedSteps(NamedTuple):
         )
 
 
-def located(run: Run, samples: Int64s, step_offsets: Int64s) -> LocatedSteps:
-    """Steps of samples: int64 [n], int64 [num_steps + 1]."""
+def locate_steps(run: Run, samples: Int64s, step_offsets: Int64s) -> LocatedSteps:
+    """Locate the samples, int64 [n], of the steps at `step_offsets`, int64 [num_steps + 1]."""
     sources, ordinals = run.plan.locate_many(samples)
     return LocatedSteps(samples, step_offsets, sources, ordinals, run.stretches(sources, ordinals))
 
 
-def forecast(run: Run, found: LocatedSteps) -> ReadSchedule:
-    """What steps of samples need; see Forecast."""
-    samples, step_offsets, sources, ordinals, stretches = found
+def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
+    """The read schedule of steps of samples."""
+    samples, step_offsets, sources, ordinals, stretches = steps_located
     ids, firsts, places = np.unique(stretches.blocks, return_index=True, return_inverse=True)
     stretch_offsets = np.searchsorted(stretches.rows, step_offsets)
     steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(stretch_offsets))
     sizes, reading = run.store.memory_bytes(ids, documents=run.config.inter_document_masking)
     last_use = np.zeros(len(ids), np.int64)
-    last_use[places] = steps  # ascending: the last one stays
+    last_use[places] = steps  # steps ascend, so the last assignment wins
     advances = stretches.stops - stretches.starts
     begins, ends = (np.flatnonzero(np.diff(stretches.rows, **edge)) for edge in ({"prepend": -1}, {"append": -1}))
     extra = run.sample_tokens - run.config.sequence_length

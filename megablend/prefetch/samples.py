@@ -1,4 +1,4 @@
-"""Samples' tokens, gathered from their blocks, and where documents begin in them."""
+"""The tokens of samples, gathered from their blocks, and where documents begin in them."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from megablend.prefetch.block_table import BlockTable
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What sample k is made of."""
+    """A sample's tokens, and where they come from."""
 
     source: int
     """Number of its source in the split."""
     ordinal: int
-    """Its number within the source, over all epochs."""
+    """Its number within the source, counted over all epochs."""
     stretches: Spans
-    """Where its tokens lie, in order; `blocks` are numbers of the index."""
+    """Where its tokens are stored, in order; `blocks` are block numbers of the index."""
     tokens: npt.NDArray[np.int64]
     """int64 [sequence_length + 1] (without the extra token: [sequence_length])."""
     starts: npt.NDArray[np.int64]
-    """int64 [num_pieces]: positions in `tokens` at which a document, or the part of it in another block, begins; first is 0."""
+    """int64 [num_pieces]: positions in `tokens` where a document, or its continuation in another block, begins; first is 0."""
     extra: dict[str, npt.NDArray[Any]]
-    """Of each extra column a number a token: [num_tokens]."""
+    """By extra column, one value per token: [num_tokens]."""
 
 
 class Samples(NamedTuple):
-    """Several samples' tokens."""
+    """The tokens of several samples."""
 
     sources: npt.NDArray[np.int32]
     """int32 [n], numbers of their sources in the split."""
     tokens: npt.NDArray[np.int64]
     """int64 [n, sequence_length]."""
     labels: npt.NDArray[np.int64]
-    """int64 [n, sequence_length], the token that follows each; 0 where the sample has none."""
+    """int64 [n, sequence_length], the next token of each; 0 where the sample has none."""
     begins: npt.NDArray[np.bool_] | None
-    """bool [n, tokens of a sample]: where a document, or the part of it in another block, begins; None where nobody asked."""
+    """bool [n, tokens per sample]: where a document, or its continuation in another block, begins; None if not requested."""
     extra: dict[str, npt.NDArray[Any]]
-    """Of each extra column [n, tokens of a sample], a number a token."""
+    """By extra column, one value per token: [n, tokens per sample]."""
     masked: npt.NDArray[np.bool_] | None = None
-    """bool [n]: samples that draw on a damaged block; None where there are none."""
+    """bool [n]: samples that contain tokens of a damaged block; None where there are none."""
 
 
 def read_sample(run: Run, window: BlockCache, k: int) -> Sample:
@@ -61,13 +61,12 @@ def read_sample(run: Run, window: BlockCache, k: int) -> Sample:
     """
     sources, ordinals = run.plan.locate_many([k])
     stretches = run.stretches(sources, ordinals)
-    found = _read(run, window, sources, stretches, documents=True)
-    assert found.begins is not None
-    extra = found.labels[0, -1:] if run.config.add_extra_token_to_sequence else found.labels[0, :0]
-    tokens = np.concatenate([found.tokens[0], extra])
-    return Sample(
-        int(sources[0]), int(ordinals[0]), stretches, tokens, np.flatnonzero(found.begins[0]), _first(found.extra)
-    )
+    samples = _read(run, window, sources, stretches, documents=True)
+    assert samples.begins is not None
+    extra = samples.labels[0, -1:] if run.config.add_extra_token_to_sequence else samples.labels[0, :0]
+    tokens = np.concatenate([samples.tokens[0], extra])
+    starts = np.flatnonzero(samples.begins[0])
+    return Sample(int(sources[0]), int(ordinals[0]), stretches, tokens, starts, _first(samples.extra))
 
 
 def _first(extra: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
@@ -75,7 +74,7 @@ def _first(extra: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
 
 
 def read_samples(run: Run, window: BlockCache, ks: npt.ArrayLike) -> Samples:
-    """Locate samples ks, at least one, and read their blocks; documents where the config needs them. Raises as `read_sample`."""
+    """Locate samples `ks`, at least one, and read their blocks; `begins` only if the config needs it. Raises as `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
     stretches = run.stretches(sources, ordinals)
     return _read(run, window, sources, stretches, documents=run.config.inter_document_masking)
@@ -93,7 +92,7 @@ def _read(
             raise
         blocks = read_or_replace(run.store, ids, pieces=True)
     table.put(np.arange(len(ids)), blocks, np.zeros(len(ids), np.int64))
-    continues = continued(run.store.generation, ids) if documents else None
+    continues = find_continued(run.store.generation, ids) if documents else None
     return gather(run, table, places, stretches, sources, continues)
 
 
@@ -105,13 +104,13 @@ def gather(
     sources: npt.NDArray[np.int32],
     continues: npt.NDArray[np.bool_] | None,
 ) -> Samples:
-    """Samples out of blocks that are in the table.
+    """Gather samples from blocks that are in the table.
 
     Args:
-        places: int64 [m], where in the table each stretch's block is.
-        stretches: the samples', [m].
-        sources: int32 [n].
-        continues: bool [num_blocks], of the table's blocks, where documents are asked for.
+        places: int64 [m], table slot of each span's block.
+        stretches: the samples' spans, [m].
+        sources: int32 [n], the samples' sources.
+        continues: bool [num_blocks], as `find_continued` returns it for the table's blocks; None where `begins` is not needed.
     """
     width, shape = run.sample_tokens, (len(sources), run.config.sequence_length)
     tokens, labels = np.empty(shape, np.int64), np.empty(shape, np.int64)
@@ -128,7 +127,7 @@ def gather(
     return Samples(sources, tokens, labels, begins, extra, masked)
 
 
-def continued(generation: Snapshot, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether the first piece of blocks `ids` int64 [n] goes on with the document of the block before: bool [n]."""
+def find_continued(generation: Snapshot, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether the first piece of each of blocks `ids` int64 [n] continues the previous block's last document: bool [n]."""
     continues: npt.NDArray[np.bool_] = (generation.blocks(ids)["flags"] & STARTS_MID_DOCUMENT) != 0
     return continues

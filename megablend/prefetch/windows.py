@@ -1,12 +1,12 @@
-"""What a loader will read, cut into windows whose blocks fit into memory.
+"""What a loader will read, divided into windows whose blocks fit into memory.
 
-A *window* is a stretch of steps (of one loader, or of one of its workers) whose distinct blocks are all held at once, each read
-once. A block stays for the window after its own where that uses it, or where it is not used up: a lane goes on in the block it
-stands in, perhaps some windows later. Those that wait the longest go first where memory ends. (In row order a block is left after
-each document.)
+A *window* is a range of steps (of one loader, or of one of its workers) whose distinct blocks are all in memory at once, each
+read once. A block is kept after its window if the next window uses it, or if some of its tokens are still unused: its lane will
+continue there, perhaps several windows later. If memory runs out, blocks that have been unused the longest are dropped first.
+(In document order no block is kept for its unused tokens.)
 
-Long windows read many blocks of a file at a time, and cost less to plan; the first ones are short, so that the first step is
-there soon. A window takes up to half of the memory for blocks: the other half is for what is read ahead and what waits.
+Long windows read many blocks of a file together and cost less to plan; the first ones are short, so that the first step is ready
+soon. A window takes up to half of the memory for blocks: the other half is for reading ahead and for blocks that are kept.
 """
 
 from __future__ import annotations
@@ -21,98 +21,98 @@ import numpy.typing as npt
 from megablend.errors import ConfigError
 from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget, format_bytes
-from megablend.prefetch.read_schedule import ReadSchedule, StepSequence, forecast, located
+from megablend.prefetch.read_schedule import ReadSchedule, StepSequence, locate_steps, schedule_reads
 
 Int64s = npt.NDArray[np.int64]
 
 FIRST_SAMPLES, WINDOW_SAMPLES = 1 << 8, 1 << 14
-"""Samples of the first window, and of the longest: windows double."""
+"""Samples of the first and of the longest window; each window is twice as long as the previous one."""
 STRETCH_BYTES = 640
-"""Of memory for planning, a stretch of a window: three windows exist at once, and what one is made of."""
+"""Memory for planning per span of a window: three windows exist at once, and the arrays from which one is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A forecast whose blocks are all held at once."""
+    """A read schedule whose blocks are all in memory at once."""
 
     forecast: ReadSchedule
     reads: Int64s
-    """int64 [...], places of the blocks to read, by first use; the others are there already."""
+    """int64 [...], positions in `forecast.ids` of the blocks to read, by first use; the others are already in memory."""
     keeps: npt.NDArray[np.bool_]
-    """bool [num_blocks]: the block stays when its last step here is over."""
+    """bool [num_blocks], whether the block is kept after its last step of the window."""
     forgets: Int64s
-    """int64 [...], numbers of blocks, kept so far, that go when the window begins."""
+    """int64 [...], block numbers of kept blocks that are dropped when the window begins."""
     max_bytes: int
-    """Of blocks that are held or on their way while this window's are read."""
+    """Limit for blocks in memory, including those being read, while this window's blocks are read."""
 
 
 def plan_windows(run: Run, future: StepSequence, budget: Budget) -> Iterator[Window]:
-    """The windows in which a process reads its future. Raises: ConfigError where memory is too small."""
-    return windows(run, forecasts(run, future, budget), budget)
+    """Plan the windows in which a process reads its coming steps. Raises: ConfigError where memory is too small."""
+    return make_windows(run, make_schedules(run, future, budget), budget)
 
 
-def forecasts(run: Run, future: StepSequence, budget: Budget) -> Iterator[ReadSchedule]:
-    """All of the future, in forecasts whose blocks take up to half of the memory for blocks; or in steps that take up to all.
+def make_schedules(run: Run, future: StepSequence, budget: Budget) -> Iterator[ReadSchedule]:
+    """Divide all steps into schedules whose blocks take up to half of the memory for blocks; single steps may take all of it.
 
     Raises: ConfigError where the blocks of a single step take more.
     """
-    plannable = int(budget.planning / STRETCH_BYTES / stretches_of_a_sample(run))
+    plannable = int(budget.planning / STRETCH_BYTES / estimate_spans_per_sample(run))
     step, samples = 0, min(FIRST_SAMPLES, plannable)
-    while len((given := future.samples(step, max(1, samples // future.micro_batch_size)))[0]):
-        places = located(run, *given)
-        found = forecast(run, places)
-        plannable = int(budget.planning / STRETCH_BYTES * len(found.samples) / len(found.places))
+    while len((numbers := future.samples(step, max(1, samples // future.micro_batch_size)))[0]):
+        steps = locate_steps(run, *numbers)
+        schedule = schedule_reads(run, steps)
+        plannable = int(budget.planning / STRETCH_BYTES * len(schedule.samples) / len(schedule.places))
         samples = min(2 * samples, WINDOW_SAMPLES, plannable)
-        max_bytes = block_budget(found, budget)
-        order = np.argsort(found.first_use, kind="stable")
-        fitting = int(np.searchsorted(np.cumsum(found.sizes[order]), max_bytes // 2, side="right"))
-        if fitting < len(order) and found.num_steps > 1:
-            found = forecast(run, places.until(max(1, int(found.first_use[order[fitting]]))))
-        if (needed := int(found.sizes.sum())) > (max_bytes := block_budget(found, budget)):
-            largest = int(found.reading.argmax())
+        max_bytes = block_budget(schedule, budget)
+        order = np.argsort(schedule.first_use, kind="stable")
+        fitting = int(np.searchsorted(np.cumsum(schedule.sizes[order]), max_bytes // 2, side="right"))
+        if fitting < len(order) and schedule.num_steps > 1:
+            schedule = schedule_reads(run, steps.until(max(1, int(schedule.first_use[order[fitting]]))))
+        if (needed := int(schedule.sizes.sum())) > (max_bytes := block_budget(schedule, budget)):
+            largest = int(schedule.reading.argmax())
             raise ConfigError(
-                f"memory: the blocks of a step of {len(found.samples)} samples take {needed} bytes of the {max(0, max_bytes)} "
-                f"that {format_bytes(run.config.memory)} leave for blocks (most for block {found.ids[largest]}: "
-                f"{found.sizes[largest]}, and {found.reading[largest]} while it is read); raise memory, or lower "
-                "micro_batch_size or the sources' block sizes"
+                f"memory: the blocks of a step of {len(schedule.samples)} samples take {needed} bytes, but memory "
+                f"{format_bytes(run.config.memory)} leaves {max(0, max_bytes)} bytes for blocks (the largest is block "
+                f"{schedule.ids[largest]}: {schedule.sizes[largest]} bytes, and {schedule.reading[largest]} more while it is "
+                "read); raise memory, or lower micro_batch_size or the sources' block sizes"
             )
-        yield found
-        step += found.num_steps
+        yield schedule
+        step += schedule.num_steps
 
 
-def stretches_of_a_sample(run: Run) -> float:
-    """About how many blocks a sample lies in, on average."""
+def estimate_spans_per_sample(run: Run) -> float:
+    """The approximate mean number of blocks that a sample's tokens are in."""
     num_blocks = int((run.parts["stop_block"] - run.parts["first_block"]).sum())
     return 1 + run.config.sequence_length * num_blocks / max(1, int(run.parts["tokens"].sum()))
 
 
-def block_budget(found: ReadSchedule, budget: Budget) -> int:
-    """Bytes for blocks while those of a forecast are read, the largest of which may take more than is set aside for reading."""
-    return budget.blocks - max(0, int(found.reading.max()) - budget.reads)
+def block_budget(schedule: ReadSchedule, budget: Budget) -> int:
+    """Bytes for blocks while a schedule's are read: less where reading its largest block exceeds the memory for reads."""
+    return budget.blocks - max(0, int(schedule.reading.max()) - budget.reads)
 
 
-def windows(run: Run, found: Iterator[ReadSchedule], budget: Budget) -> Iterator[Window]:
-    """What to read for each forecast, and what to keep; those blocks together take up to the memory for blocks."""
-    held = _Held(*(np.zeros(0, np.int64) for _ in range(5)))
-    for number, (now, after) in enumerate(pairwise(chain(found, [None]))):
+def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) -> Iterator[Window]:
+    """Decide what to read for each schedule and what to keep, so that together they fit the memory for blocks."""
+    kept = _KeptBlocks(*(np.zeros(0, np.int64) for _ in range(5)))
+    for number, (now, after) in enumerate(pairwise(chain(schedules, [None]))):
         assert now is not None
         max_bytes = block_budget(now, budget)
-        there = np.isin(now.ids, held.ids)
-        reads = np.flatnonzero(~there)
+        in_memory = np.isin(now.ids, kept.ids)
+        reads = np.flatnonzero(~in_memory)
         reads = reads[np.argsort(now.first_use[reads], kind="stable")]
-        forgets, held = held.waiting(now, max_bytes)
-        held = held.with_used(now, number)
+        forgets, kept = kept.drop_oldest(now, max_bytes)
+        kept = kept.with_used(now, number)
         ahead = np.zeros(0, np.int64) if after is None else after.ids
-        unfinished = (held.used < run.store.num_tokens(held.ids)) | (held.pending_boundary_tokens > 0)
+        unfinished = (kept.used < run.store.num_tokens(kept.ids)) | (kept.pending_boundary_tokens > 0)
         if not run.order_kind.consumes_whole_blocks:  # may be needed again at any time: the memory is for reading ahead
             unfinished[:] = False
-        held = held.only(unfinished | np.isin(held.ids, ahead))
-        keeps = np.isin(now.ids, held.ids)
+        kept = kept.select(unfinished | np.isin(kept.ids, ahead))
+        keeps = np.isin(now.ids, kept.ids)
         yield Window(forecast=now, reads=reads, keeps=keeps, forgets=forgets, max_bytes=max_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _KeptBlocks:
     """Blocks that are kept between windows; int64 [n] each."""
 
     ids: Int64s
@@ -120,38 +120,33 @@ class _Held:
     used: Int64s
     """Tokens that samples have used."""
     pending_boundary_tokens: Int64s
-    """See Forecast."""
+    """See ReadSchedule."""
     window: Int64s
-    """Number of the last window that used it."""
+    """Number of the last window that used the block."""
 
-    def only(self, kept: npt.NDArray[np.bool_]) -> _Held:
-        return _Held(
-            *(column[kept] for column in (self.ids, self.sizes, self.used, self.pending_boundary_tokens, self.window))
-        )
+    def select(self, mask: npt.NDArray[np.bool_]) -> _KeptBlocks:
+        columns = self.ids, self.sizes, self.used, self.pending_boundary_tokens, self.window
+        return _KeptBlocks(*(column[mask] for column in columns))
 
-    def waiting(self, now: ReadSchedule, max_bytes: int) -> tuple[Int64s, _Held]:
-        """Those that there is room for beside a window: the numbers of those that go, and what is left."""
+    def drop_oldest(self, now: ReadSchedule, max_bytes: int) -> tuple[Int64s, _KeptBlocks]:
+        """Drop blocks that do not fit in memory next to a window: the numbers of the dropped ones, and the remaining blocks."""
         needed = np.isin(self.ids, now.ids)
-        block_budget = max_bytes - int(now.sizes.sum())
+        available = max_bytes - int(now.sizes.sum())
         newest_first = np.lexsort((-self.window, ~needed))
-        taken = np.cumsum(np.where(needed, 0, self.sizes)[newest_first])
-        goes = np.zeros(len(self.ids), np.bool_)
-        goes[newest_first] = taken > block_budget
-        goes &= ~needed
-        return self.ids[goes], self.only(~goes)
+        cumulative = np.cumsum(np.where(needed, 0, self.sizes)[newest_first])
+        dropped = np.zeros(len(self.ids), np.bool_)
+        dropped[newest_first] = cumulative > available
+        dropped &= ~needed
+        return self.ids[dropped], self.select(~dropped)
 
-    def with_used(self, now: ReadSchedule, number: int) -> _Held:
-        """With the blocks of a window, and what it uses of them."""
+    def with_used(self, now: ReadSchedule, number: int) -> _KeptBlocks:
+        """Add the blocks of window `number` and the tokens that it uses."""
         ids = np.union1d(self.ids, now.ids)
-        mine, theirs = np.searchsorted(ids, self.ids), np.searchsorted(ids, now.ids)
-        sizes, used, pending_boundary_tokens, window = (np.zeros(len(ids), np.int64) for _ in range(4))
-        sizes[mine], used[mine], pending_boundary_tokens[mine], window[mine] = (
-            self.sizes,
-            self.used,
-            self.pending_boundary_tokens,
-            self.window,
-        )
-        sizes[theirs], window[theirs] = now.sizes, number
-        used[theirs] += now.used
-        pending_boundary_tokens[theirs] += now.pending_boundary_tokens
-        return _Held(ids, sizes, used, pending_boundary_tokens, window)
+        old, new = np.searchsorted(ids, self.ids), np.searchsorted(ids, now.ids)
+        sizes, used, pending, window = (np.zeros(len(ids), np.int64) for _ in range(4))
+        sizes[old], used[old], window[old] = self.sizes, self.used, self.window
+        pending[old] = self.pending_boundary_tokens
+        sizes[new], window[new] = now.sizes, number
+        used[new] += now.used
+        pending[new] += now.pending_boundary_tokens
+        return _KeptBlocks(ids, sizes, used, pending, window)

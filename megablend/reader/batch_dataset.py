@@ -1,4 +1,4 @@
-"""Batches by step, as DataLoader's workers ask for them: whoever asks for one step is expected to ask for those after it."""
+"""Batches by step, for a DataLoader's workers: after a request for one step, the following steps are read ahead."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from megablend.reader.tensors import batch_dict
 from megablend.system.failures import translating
 
 MAX_DECODING = 8
-"""Threads that decode for a process."""
+"""The most decoding threads of a process."""
 
 
 class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Batches of a dataset, by the numbers of their samples; reads ahead for the process that it is used in.
+    """Batches of a dataset, by the numbers of their samples; reads ahead in the process that uses it.
 
     Args:
-        dataset: whose samples they are.
-        micro_batch_size, step_samples: samples of a step of this rank, and of all ranks.
-        num_batches: that exist at once; see `budget_of`.
+        dataset: the dataset to read.
+        micro_batch_size, step_samples: samples per step of this rank, and of all ranks.
+        num_batches: batches that exist at once; see `budget_of`.
     """
 
     def __init__(self, dataset: Dataset, *, micro_batch_size: int, step_samples: int, num_batches: int = 2) -> None:
@@ -42,10 +42,10 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._expected = 0
         self._process = os.getpid()
         self.meter = ReadMeter()
-        """What reading has taken in this process."""
+        """Counts the reads of this process."""
 
     def __getitem__(self, ks: list[int]) -> dict[str, torch.Tensor]:
-        """The batch of samples ks, neighbours; without any, one to pad with. Raises as ReadAhead.next."""
+        """The batch of consecutive samples `ks`; for an empty list, a padding sample. Raises as ReadAhead.next."""
         if not ks:
             padding: dict[str, torch.Tensor] = torch.utils.data.default_collate([self._dataset.untransformed(None)])
             return padding
@@ -55,7 +55,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         except DataError as error:
             self.close()
             raise name_sample(self._dataset.run, ks, error) from error
-        except BaseException:  # an interrupt, too, may come at any line: begin anew
+        except BaseException:  # even an interrupt, which may occur anywhere: start over
             self.close()
             raise
         assert samples is not None
@@ -64,7 +64,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return batch_dict(self._dataset.run.config, samples)
 
     def close(self) -> None:
-        """Stop reading ahead, and let go of what was read."""
+        """Stop reading ahead, and release its blocks."""
         if self._ahead is not None:
             self._ahead.close()
             self._dataset.window.resize(self._dataset.window_bytes)
@@ -82,7 +82,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self.__init__(**state)  # type: ignore[misc]
 
     def _at(self, first: int) -> ReadAhead:
-        """Reading ahead from sample `first` on."""
+        """The ReadAhead whose next step begins with sample `first`."""
         if self._ahead is None or self._process != os.getpid() or self._expected != first:
             self.close()
             self._ahead, self._process = self._begin(first), os.getpid()
@@ -90,9 +90,9 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     def _begin(self, first: int) -> ReadAhead:
         run = self._dataset.run
-        mine, stride = self._micro_batch_size, self._stride()
-        future = StepSequence(first=first, micro_batch_size=mine, stride=stride, stop=run.num_samples)
-        budget = budget_of(run, micro_batch_size=mine, stride=stride, num_batches=self._num_batches)
+        batch_size, stride = self._micro_batch_size, self._stride()
+        future = StepSequence(first=first, micro_batch_size=batch_size, stride=stride, stop=run.num_samples)
+        budget = budget_of(run, micro_batch_size=batch_size, stride=stride, num_batches=self._num_batches)
         self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))
         bound_caches(budget.dictionaries)
         return ReadAhead(

@@ -1,7 +1,7 @@
-"""Other libraries' samplers that would read a run wrongly, told by who calls: they give no other sign.
+"""Detects samplers of other libraries that would read a run wrongly, from the call stack: there is no other way to detect them.
 
-Frames are looked at, never kept. Variables are looked at in those libraries' frames alone: `f_locals` makes a dict that stays
-with its frame, and would keep a user's loader alive after its name is deleted.
+Frames are inspected, never stored. Local variables are read only in frames of those libraries: `f_locals` creates a dict that
+lives as long as its frame, and would keep a user's loader alive after its name is deleted.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.utils.data.distributed import DistributedSampler
 from megablend.errors import ConfigError
 
 _DEPTH = 4
-"""Frames above a sampler's iteration in which another sampler may stand around it."""
+"""How many frames above a sampler's iteration are searched for an enclosing sampler."""
 
 
 def warn_if_shuffled() -> bool:
-    """Warn where the caller's caller is a sampler that shuffles: that of DataLoader(shuffle=True), or its like.
+    """Warn where the caller's caller is a sampler that shuffles, such as that of DataLoader(shuffle=True).
 
-    Called by a dataset's `__len__`, which such samplers call before they draw.
+    Called by a dataset's `__len__`, which such samplers call before they shuffle.
 
     Returns: whether it warned.
     """
@@ -35,8 +35,8 @@ def warn_if_shuffled() -> bool:
     if shuffles:
         warnings.warn(
             f"{type(caller).__name__} shuffles a megablend dataset (DataLoader(shuffle=True), or a trainer's own sampler): its "
-            "samples are shuffled and blended already, another shuffle loses the exact blend, and its position is in no state; "
-            "use megablend.Loader, or a DataLoader with batch_sampler=megablend.PretrainingSampler(...)",
+            "samples are already shuffled and blended, another shuffle loses the exact blend, and its position is not part of "
+            "the state; use megablend.Loader, or a DataLoader with batch_sampler=megablend.PretrainingSampler(...)",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -44,9 +44,9 @@ def warn_if_shuffled() -> bool:
 
 
 def refuse_second_split() -> None:
-    """Refuse to give batches to accelerate, which would split them among processes once more.
+    """Refuse to give batches to accelerate, which would split them among processes a second time.
 
-    Called when the caller (a sampler's iteration) is asked for its first batch.
+    Called when the first batch is requested from the caller, a sampler's iterator.
 
     Raises: ConfigError.
     """
@@ -58,15 +58,15 @@ def refuse_second_split() -> None:
         if type(caller).__name__ == "BatchSamplerShard" and getattr(caller, "num_processes", 1) > 1:
             n = caller.num_processes
             raise ConfigError(
-                f"accelerate.prepare splits this DataLoader's batches among {n} processes, but its PretrainingSampler gives one "
-                f"data-parallel rank's batches already: {n - 1} of {n} would be dropped; use megablend.Loader, which accelerate "
-                "leaves as it is, or do not give this DataLoader to prepare"
+                f"accelerate.prepare splits this DataLoader's batches among {n} processes, but its PretrainingSampler already "
+                f"yields the batches of a single data-parallel rank: {n - 1} of {n} would be dropped; use megablend.Loader, "
+                "which accelerate leaves unchanged, or do not pass this DataLoader to prepare"
             )
         frame = frame.f_back
 
 
 def _self_of(frame: FrameType | None, package: str) -> Any:
-    """The object whose method a frame runs, if the method is of this package; None otherwise."""
+    """The object whose method a frame runs, if the method belongs to this package; None otherwise."""
     if frame is None or not frame.f_globals.get("__name__", "").startswith(f"{package}."):
         return None
     return frame.f_locals.get("self")

@@ -1,4 +1,4 @@
-"""The dataset: sample number -> GPTDataset's dict. Map-style; the same on every rank, in every worker, after every restart."""
+"""The map-style dataset: sample number -> GPTDataset's dict; the same on every rank, in every worker, after every restart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from megablend.reader.transform import Transform, apply, checked
 from megablend.system.failures import translating
 
 _NAMED = 8
-"""Sources that `repr` names."""
+"""How many sources `repr` names."""
 
 
 class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -48,13 +48,13 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     ) -> None:
         self.run = run
         self.skips = skips or Skips()
-        """Ranges of samples that samplers and loaders jump over."""
+        """Ranges of samples that samplers and loaders skip."""
         self.transform = checked(transform)
-        """Applied to each sample's dict; what it returns takes the dict's place."""
+        """Applied to each sample's dict; its return value replaces the sample."""
         self._window_bytes = window_bytes
         self._warned_of_shuffling = False
         self.consumed_samples = self.check_position(consumed_samples)
-        """Samples that training has used; where loaders begin. Neither the dataset nor its loaders count here."""
+        """Samples that training has consumed: where new loaders begin. Neither the dataset nor its loaders update it."""
 
     def __len__(self) -> int:
         if not self._warned_of_shuffling:
@@ -68,63 +68,63 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the split's sources; `dataset_id` of a sample is a place in them."""
+        """Names of the split's sources; a sample's `dataset_id` is an index into them."""
         return tuple(source.name for source in self.run.sources)
 
     @cached_property
     def window_bytes(self) -> int:
-        """Of the blocks that `self[k]` keeps, while no loader reads ahead beside it."""
+        """Bytes of blocks that `self[k]` caches while no loader reads ahead."""
         if self._window_bytes is not None:
             return self._window_bytes
         return split_budget(self.run, sample_bytes(self.run.config)).without_read_ahead
 
     @cached_property
     def window(self) -> BlockCache:
-        """The blocks that `self[k]` keeps."""
+        """The cache of blocks for `self[k]`."""
         return BlockCache(self.run.store, self.window_bytes)
 
     def __getitem__(self, k: int | None) -> Any:
         """Sample k; for None, sample 0 with a loss mask of zeros, to pad a batch (as GPTDataset does).
 
-        Raises: IndexError outside [0, len); TypeError for what is no integer; MissingFileError, ChangedFileError,
+        Raises: IndexError outside [0, len); TypeError if k is not an integer; MissingFileError, ChangedFileError,
             CorruptFileError from its files; TransformError.
         """
-        found = self.untransformed(k)
-        return found if self.transform is None else apply(self.transform, found, k)
+        sample = self.untransformed(k)
+        return sample if self.transform is None else apply(self.transform, sample, k)
 
     def untransformed(self, k: int | None) -> dict[str, Any]:
-        """What `self[k]` gives to the transform. Raises as indexing does."""
+        """Sample k before the transform. Raises as indexing does."""
         ks = [0 if k is None else operator.index(k)]
         try:
             with translating(f"sample {k}"):
-                found = sample_dict(self.run.config, read_samples(self.run, self.window, ks))
+                sample = sample_dict(self.run.config, read_samples(self.run, self.window, ks))
         except DataError as error:
             raise name_sample(self.run, ks, error) from error
         if k is None:
-            found["loss_mask"].zero_()
-        return found
+            sample["loss_mask"].zero_()
+        return sample
 
     def __getitems__(self, ks: Sequence[int]) -> list[Any]:
-        """What a DataLoader collates: samples ks; one to pad with, where a last, short step has none for this rank."""
+        """Samples `ks`, for a DataLoader to collate; a padding sample if a short last step has none for this rank."""
         return [self[k] for k in ks] or [self[None]]
 
     def sample(self, k: int) -> Sample:
-        """What sample k is made of: source, ordinal, blocks, tokens, document starts. Raises as indexing does."""
+        """The provenance of sample k: source, ordinal, blocks, tokens, document starts. Raises as indexing does."""
         with translating(f"sample {k}"):
             return read_sample(self.run, self.window, operator.index(k))
 
     def with_transform(self, transform: Transform | None) -> Dataset:
-        """The same samples through another function, or none. Raises ConfigError for what cannot be called."""
-        window, found = self.window, copy(self)  # both share it
-        found.transform, found.__dict__["window"] = checked(transform), window
-        return found
+        """A copy of the dataset with another transform, or none. Raises ConfigError where it is not callable."""
+        window, dataset = self.window, copy(self)  # both share the cache
+        dataset.transform, dataset.__dict__["window"] = checked(transform), window
+        return dataset
 
     def read_blocks(self, block_ids: npt.ArrayLike) -> BlockBatch:
-        """Tokens and document pieces of any blocks of the index. Raises IndexError, DataError."""
+        """The tokens and document pieces of any blocks of the index. Raises IndexError, DataError."""
         return self.run.store.read_blocks(block_ids)
 
     def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
-        """The state after so many samples (default: `self.consumed_samples`), as a JSON-able dict."""
+        """The state after `consumed_samples` samples (default: `self.consumed_samples`), as a JSON-serializable dict."""
         ledger = self.run.ledger
         return State(
             run=ledger.run,
@@ -135,14 +135,14 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let loaders begin where a state was taken. Raises StateError where it was taken with another index or plan."""
+        """Let new loaders begin where a state was saved. Raises StateError where its index or plan differs."""
         self.consumed_samples = self.check_state(state)
 
     def check_state(self, state: Mapping[str, Any]) -> int:
-        """The samples that a state of this run has consumed. Raises StateError where its index or plan is another."""
-        taken, ledger = State.from_dict(state), self.run.ledger
-        taken.check(split=self.run.split, index=ledger.index, stages=ledger.links)
-        return self.check_position(taken.consumed_samples)
+        """Check a state, and return its consumed samples. Raises StateError where its index or plan differs."""
+        saved, ledger = State.from_dict(state), self.run.ledger
+        saved.check(split=self.run.split, index=ledger.index, stages=ledger.links)
+        return self.check_position(saved.consumed_samples)
 
     def position(self, trained_samples: int) -> int:
         """The number of the sample that comes after so many were trained on: more, by the samples skipped before it.

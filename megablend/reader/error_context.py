@@ -1,4 +1,4 @@
-"""Errors of data files, told with the sample that needed the file."""
+"""Adds the sample that needed the file to errors of data files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megablend.plan.run import Run
 
 
 def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
-    """The error with the first of samples `ks` that needs its file, the sample's source, and what helps."""
+    """The error, extended by the first of samples `ks` that needs the file, the sample's source, and a remedy."""
     try:
         sources, ordinals = run.plan.locate_many(ks)
         stretches = run.stretches(sources, ordinals)

@@ -1,4 +1,4 @@
-"""Files of a run, looked at in the background while it trains: a file that went is found before a sample needs it."""
+"""Checks a run's files in the background during training, to detect a missing or changed file before a sample needs it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from megablend.errors import ChangedFileError, DataError, MissingFileError
 from megablend.index.check_files import FileChecker
 
 ROUND_SECONDS = 600.0
-"""All files are looked at no more often than once in this time."""
+"""The shortest time between two checks of the same file."""
 _JOIN_SECONDS = 1.0
 
 
 class FileWatch:
-    """Looks at files, one after the other, from the first `start` to `close`, over and over.
+    """Checks files one after another, repeatedly, from the first `start` until `close`.
 
     Args:
-        checker: of the generation that the files are of.
-        files: their numbers: those of this rank.
-        per_second: how many are looked at in a second; 0 for none.
+        checker: checks files of the index snapshot.
+        files: numbers of the files that this rank checks.
+        per_second: files checked per second; 0 checks none.
     """
 
     def __init__(self, checker: FileChecker, files: Sequence[int], *, per_second: float) -> None:
         self._checker, self._files, self._pause = checker, list(files), 1 / per_second if per_second else 0.0
         self._found: list[Exception] = []
-        self._place = [0]  # in `files`, of the next one, also where the watch was stopped meanwhile
+        self._place = [0]  # index into `files` of the next one; survives a restart of the thread
         self._end: weakref.finalize[..., FileWatch] | None = None
 
     def start(self) -> None:
-        """Begin to look, if that is not under way."""
+        """Start checking, unless it is already running."""
         if (self._end is not None and self._end.alive) or not self._pause or not self._files or self._found:
             return
         stop = threading.Event()
@@ -41,12 +41,12 @@ class FileWatch:
         thread.start()
 
     def raise_found(self) -> None:
-        """Raise what was found. Raises: MissingFileError, ChangedFileError; CacheError."""
+        """Raise the error that a check found, if any. Raises: MissingFileError, ChangedFileError, CacheError."""
         if self._found:
             raise self._found[0]
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop checking."""
         if self._end is not None:
             self._end()
 
@@ -64,10 +64,10 @@ def _look(
         while place[0] < len(files):
             try:
                 error = checker.check(files[place[0]])
-            except Exception as failed:  # such as a damaged cache: for whoever asks for the next batch
+            except Exception as failed:  # such as a damaged cache; raised with the next batch
                 found.append(failed)
                 return
-            # What a file system cannot do now, it may be able to do when the file is needed.
+            # Other errors of the file system may be over by the time the file is needed.
             if isinstance(error, MissingFileError | ChangedFileError):
                 found.append(_explained(error))
                 return
@@ -80,9 +80,9 @@ def _look(
 
 
 def _explained(error: DataError) -> DataError:
-    told = "found by the check of files in the background, before a sample needed it; restore the file and resume; "
-    told += "`megablend check CONFIG` lists all files that are missing or changed"
-    return type(error)(error.path, f"{error.problem}: {told}", offset=error.offset)
+    remedy = "found by the check of files in the background, before a sample needed it; restore the file and resume; "
+    remedy += "`megablend check CONFIG` lists all files that are missing or changed"
+    return type(error)(error.path, f"{error.problem}: {remedy}", offset=error.offset)
 
 
 def _shut_down(thread: threading.Thread, stop: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""A torch DataLoader whose state counts the batches that were handed out, not those that workers have read ahead."""
+"""A torch DataLoader whose state counts the batches that were yielded, not those that workers have read ahead."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ SETTINGS = (
     "timeout",
     "worker_init_fn",
 )
-"""A DataLoader's, which a Loader has, too."""
+"""Attributes of a DataLoader that a Loader has as well."""
 
 
 class Loader:
-    """Batches of one data-parallel rank, from where the run stands.
+    """The batches of one data-parallel rank, from the run's current position.
 
-    Iterating goes on after the last batch handed out, also in a new iteration. `state_dict()` and `load_state_dict()` follow
-    torchdata's and torch.distributed.checkpoint's Stateful protocol. Loaders over one dataset do not disturb each other.
+    Iteration continues after the last batch yielded, also in a new iterator. `state_dict()` and `load_state_dict()` follow the
+    Stateful protocol of torchdata and torch.distributed.checkpoint. Loaders over the same dataset are independent.
 
-    accelerate.prepare leaves a Loader as it is. What accelerate's skip_first_batches looks for, and so Hugging Face's Trainer
-    when it resumes, is there: a DataLoader's settings, and `batch_sampler`. It makes a plain DataLoader, which does not read
+    accelerate.prepare leaves a Loader unchanged. It has what accelerate's skip_first_batches, and therefore Hugging Face's
+    Trainer on resuming, requires: a DataLoader's settings, and `batch_sampler`. They make a plain DataLoader, which does not read
     ahead; it is faster to load the Loader's own state, with Trainer's ignore_data_skip.
 
     Args:
         dataset, micro_batch_size, data_parallel_rank, data_parallel_size, data_parallel_group, consumed_samples, drop_last: as
-            PretrainingSampler's.
-        transform: applied to each sample's dict, as `dataset[k]` gives it, last: in threads, or in the workers (then it is
-            pickled where they are spawned). What it returns is collated as torch does.
-        **options: of torch.utils.data.DataLoader, such as num_workers, pin_memory, multiprocessing_context.
+            for PretrainingSampler.
+        transform: applied to each sample's dict as the final step, in threads, or in the workers (then it is pickled if they are
+            spawned). Its return values are collated as torch does.
+        **options: options of torch.utils.data.DataLoader, such as num_workers, pin_memory, multiprocessing_context.
 
-    Raises: ConfigError for what cannot work; StateError where `consumed_samples` is out of range.
+    Raises: ConfigError for arguments that cannot work; StateError where `consumed_samples` is out of range.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Loader:
         if transform is not None:
             check_dataset(dataset)
             if dataset.transform is not None:
-                raise ConfigError("found a transform of the dataset and one of its loader, expected one of them")
+                raise ConfigError("transform: both the dataset and the loader have one; pass it to only one of them")
             dataset = dataset.with_transform(transform)
         self.sampler = PretrainingSampler(
             dataset,
@@ -88,9 +88,9 @@ class Loader:
         self.dataset = dataset
         self.batch_size, self.drop_last = self.sampler.micro_batch_size, drop_last
         self.collate_fn: Callable[[list[Any]], Any] | None = options.get("collate_fn")
-        """Of single samples, for those who make a DataLoader of the parts of this one; torch's default where None."""
+        """Collates single samples, in a DataLoader that other code makes from `dataset` and `batch_sampler`; None: torch's."""
         self.consumed_samples = self.sampler.consumed_samples
-        """Samples, over all ranks, of the batches handed out."""
+        """Samples, over all ranks, of the batches yielded so far."""
         self._counts = LoaderCounts()
         self._steps: BatchDataset | None = None
         self._threads = Threads()
@@ -98,22 +98,22 @@ class Loader:
         self._position_lost = False
         options = choose_start_method(checked_options(options), dataset.run.config)
         self._check_lanes(options["num_workers"])
-        if "collate_fn" in options:  # it is for single samples
+        if "collate_fn" in options:  # it takes single samples
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
             return
         num_workers, step_samples = options["num_workers"], self.sampler.step_samples
         num_batches = batches_of(num_workers, options.get("prefetch_factor"))
         if dataset.transform is not None and num_workers == 0:
-            num_batches += 2 * AHEAD  # what goes into the threads, and what comes out
+            num_batches += 2 * AHEAD  # inputs and outputs of the threads
         sizes = {"micro_batch_size": micro_batch_size, "num_batches": num_batches}
-        budget_of(dataset.run, stride=step_samples * max(1, num_workers), **sizes)  # an error now, not in a worker
+        budget_of(dataset.run, stride=step_samples * max(1, num_workers), **sizes)  # raise errors here, not in a worker
         self._steps = BatchDataset(dataset, step_samples=step_samples, **sizes)
         made = self._steps if dataset.transform is None else TransformedSteps(self._steps, dataset.transform)
         counted: Any = made if num_workers == 0 else CountedSteps(made, self._steps)
         self._loader = DataLoader(counted, batch_size=None, sampler=self.sampler, **options)
 
     def __len__(self) -> int:
-        """Batches that are left."""
+        """The number of remaining batches."""
         return self.sampler.steps_after(self.consumed_samples)
 
     def __getattr__(self, name: str) -> Any:
@@ -123,15 +123,15 @@ class Loader:
 
     @property
     def batch_sampler(self) -> LentSampler:
-        """The numbers of the samples of each batch, from where the run stands, for a DataLoader over `dataset` that others make.
+        """The sample numbers of each remaining batch, for a DataLoader over `dataset` that other code makes.
 
-        The Loader's position moves as batches are asked for. Where that DataLoader has workers, which ask ahead, the position
-        is not known any more, and `state_dict` says so.
+        The Loader's position advances as batches are requested. If that DataLoader has workers, which request batches in advance,
+        the position is no longer known, and `state_dict` raises StateError.
         """
         return LentSampler(self)
 
     def next_indices(self) -> Iterator[list[int]]:
-        """What `batch_sampler` gives."""
+        """Yield the sample numbers of `batch_sampler`."""
         self.sampler.consumed_samples = self.consumed_samples
         self._position_lost = self._loader.num_workers > 0
         try:
@@ -149,7 +149,7 @@ class Loader:
         self.sampler.consumed_samples = self.consumed_samples
         try:
             for batch in self._counts.watch(self._batches()):
-                self._watch.start()  # not before a DataLoader's workers were forked
+                self._watch.start()  # only after a DataLoader's workers were forked
                 self._watch.raise_found()
                 self.consumed_samples = self.sampler.next_step(self.consumed_samples)[1]
                 yield batch
@@ -169,7 +169,7 @@ class Loader:
                 self._counts.reads = self._counts.reads.plus(counts)
                 yield batch
             return
-        # What a DataLoader does around each batch takes longer than the batch.
+        # The overhead of a DataLoader per batch is longer than reading the batch.
         steps, transform = self._steps, self.dataset.transform
         batches = (
             (steps[ks] for ks in self.sampler)
@@ -181,7 +181,7 @@ class Loader:
             yield _pinned(batch) if self._loader.pin_memory else batch
 
     def close(self) -> None:
-        """Stop reading and transforming ahead in this process, and let go of what was read; going on is possible, from new."""
+        """Stop reading and transforming ahead in this process, and free its memory; iteration can be continued later."""
         self._watch.close()
         self._threads.close()
         if self._steps is not None:
@@ -205,9 +205,9 @@ class Loader:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the batches handed out so far.
+        """The state after the batches yielded so far.
 
-        Raises: StateError where a DataLoader with workers, made over `batch_sampler`, handed them out.
+        Raises: StateError where a DataLoader with workers, made over `batch_sampler`, took the batches.
         """
         if self._position_lost:
             raise StateError(
@@ -218,14 +218,14 @@ class Loader:
         return self.dataset.state_dict(self.consumed_samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, with any number of ranks and any micro batch. Raises StateError."""
+        """Continue where a state was saved, with any number of ranks and any micro batch. Raises StateError."""
         self.sampler.load_state_dict(state)
         self.consumed_samples = self.sampler.consumed_samples
         self._position_lost = False
 
     def _check_lanes(self, num_workers: int) -> None:
         run = self.dataset.run
-        if not run.has_lanes or self.sampler.data_parallel_rank > 0:  # one rank says it for all
+        if not run.has_lanes or self.sampler.data_parallel_rank > 0:  # one rank warns for all
             return
         problem = unfit_lanes(
             run.config.lanes,
@@ -238,7 +238,7 @@ class Loader:
 
 
 class LentSampler(Sampler[list[int]]):
-    """A Loader's batches as numbers of samples; see `Loader.batch_sampler`."""
+    """A Loader's batches as sample numbers; see `Loader.batch_sampler`."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -246,7 +246,7 @@ class LentSampler(Sampler[list[int]]):
         self.batch_size, self.drop_last = loader.batch_size, loader.drop_last
 
     def __len__(self) -> int:
-        """Batches that were left when this was made: who skips some of them subtracts from it, at any time."""
+        """Batches that remained when this was created; constant, since code that skips batches subtracts from it."""
         return self._num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -254,7 +254,7 @@ class LentSampler(Sampler[list[int]]):
 
 
 def _watch_of(dataset: Dataset, rank: int, size: int) -> FileWatch:
-    """Looks at this rank's share of the files that the split's sources have."""
+    """Make the watch of this rank's share of the files of the split's sources."""
     run = dataset.run
     store, names = run.store, list(run.config.sources_of(run.split))
     files = files_of(store.generation, names)[rank::size]
@@ -264,7 +264,7 @@ def _watch_of(dataset: Dataset, rank: int, size: int) -> FileWatch:
 
 
 def _pinned(value: Any) -> Any:
-    """The same with its tensors in pinned memory."""
+    """A copy of a batch with its tensors in pinned memory."""
     if isinstance(value, torch.Tensor):
         return value.pin_memory()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a Loader has done so far: by source from the plan, in closed form; reading from its own process and its workers."""
+"""Statistics of a Loader: progress by source, from the plan in closed form; reads of its own process and its workers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ T = TypeVar("T")
 
 
 class CountedBatch(NamedTuple):
-    """A batch on its way from a worker, with what reading it took there."""
+    """A batch from a worker, with the worker's read counters."""
 
     batch: Any
     counts: ReadCounts
 
 
 class CountedSteps(torch.utils.data.Dataset[CountedBatch]):
-    """Batches as a DataLoader's workers send them.
+    """Batches with their read counters, for a DataLoader's workers.
 
     Args:
-        batches: what gives them, by the numbers of their samples.
-        steps: what reads for it.
+        batches: the batches, by the numbers of their samples.
+        steps: the BatchDataset that reads for them.
     """
 
     def __init__(self, batches: torch.utils.data.Dataset[Any], steps: BatchDataset) -> None:
@@ -44,13 +44,13 @@ class CountedSteps(torch.utils.data.Dataset[CountedBatch]):
 
 
 class LoaderCounts:
-    """What a Loader adds up, from its making on; it is not part of its state."""
+    """Counters of a Loader since it was created; they are not part of its state."""
 
     def __init__(self) -> None:
         self.batches, self.waiting_seconds, self.reads = 0, 0.0, ReadCounts()
 
     def watch(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches; how many there are is counted, and how long each is waited for."""
+        """Yield the batches, and count them and the time spent waiting for each."""
         coming = iter(batches)
         while True:
             started = perf_counter()
@@ -64,10 +64,10 @@ class LoaderCounts:
 
 
 def describe_progress(run: Run, consumed_samples: int) -> dict[str, Any]:
-    """What the first samples of a run are made of, over all ranks and restarts; exact, and independent of who read them.
+    """The composition of the first samples of a run, over all ranks and restarts; exact, since it is computed from the plan.
 
-    Returns: run, split, consumed_samples, num_samples, and sources: of each name, dataset_id, samples, tokens, epochs, share (of
-        the samples so far; 0 before the first) and planned_share (of the run's).
+    Returns: run, split, consumed_samples, num_samples, and sources: for each name, dataset_id, samples, tokens, epochs, share (of
+        the samples so far; 0 before the first) and planned_share (of the whole run).
     """
     samples = run.plan.counts(consumed_samples).tolist()
     totals = run.plan.counts(run.num_samples).tolist()
@@ -93,13 +93,13 @@ def describe_progress(run: Run, consumed_samples: int) -> dict[str, Any]:
 
 
 def append_stats(stats: dict[str, Any], path: str | Path) -> None:
-    """Append what `Loader.stats` gave to a file of JSON lines. Raises OSError where it cannot be written."""
+    """Append the result of `Loader.stats` to a JSON Lines file. Raises OSError where it cannot be written."""
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps(stats, separators=(",", ":")) + "\n")
 
 
 def write_prometheus(stats: dict[str, Any], path: str | Path) -> None:
-    """Put what `Loader.stats` gave at `path`, atomically, in Prometheus' text format, for node_exporter's textfile collector.
+    """Write the result of `Loader.stats` to `path` atomically in Prometheus text format, for node_exporter's textfile collector.
 
     Raises: ConfigError where prometheus_client is not installed; CacheError where the file cannot be written.
     """

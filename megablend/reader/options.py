@@ -1,4 +1,4 @@
-"""What may be passed on to torch's DataLoader: not what the loader decides itself, nor what cannot work here."""
+"""Which options may be passed on to torch's DataLoader: not those that a Loader sets itself, nor those that cannot work."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from megablend.errors import ConfigError
 OURS = {
     "batch_size": "give micro_batch_size=",
     "shuffle": "the config's `order` and `seed` decide the order",
-    "sampler": "the run's plan decides which samples come; PretrainingSampler is for a DataLoader of your own",
-    "batch_sampler": "the run's plan decides which samples come; PretrainingSampler is for a DataLoader of your own",
+    "sampler": "the run's plan decides which samples come next; PretrainingSampler is for a DataLoader of your own",
+    "batch_sampler": "the run's plan decides which samples come next; PretrainingSampler is for a DataLoader of your own",
 }
-"""Options that are not to be passed on, and what is there instead."""
+"""Options that may not be passed on, and what to use instead."""
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options for a DataLoader, `pin_memory` and `num_workers` among them. Raises: ConfigError."""
+    """Check options for a DataLoader and set `pin_memory` and `num_workers`. Raises: ConfigError."""
     known = list(inspect.signature(DataLoader).parameters)
     for name, value in options.items():
         if name in OURS:
-            raise ConfigError(f"{name}: found {value!r}, expected none: {OURS[name]}")
+            raise ConfigError(f"{name}: found {value!r}, but a Loader does not take this option: {OURS[name]}")
         if name not in known:
             near = difflib.get_close_matches(name, [*known, "micro_batch_size", "consumed_samples"], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "it is no option of torch.utils.data.DataLoader"
+            hint = f"did you mean {near[0]!r}?" if near else "torch.utils.data.DataLoader has no such option"
             raise ConfigError(f"{name}: found {value!r}: {hint}")
-    found = {name: value for name, value in options.items() if name != "collate_fn" or value is not None}
-    found["num_workers"] = whole_number("num_workers", found.get("num_workers", 0), least=0)
-    if found.get("prefetch_factor") is not None:
-        whole_number("prefetch_factor", found["prefetch_factor"], least=1)
-    if "collate_fn" in found and not callable(found["collate_fn"]):
-        raise ConfigError(f"collate_fn: found {found['collate_fn']!r}, expected a function of a list of samples")
-    if not found.get("in_order", True):
-        raise ConfigError("in_order: found False, expected True: a state counts batches in their order")
-    if found.get("pin_memory") and not _can_pin():
-        raise ConfigError("pin_memory: found True, but torch sees no CUDA device; leave it out")
-    found.setdefault("pin_memory", torch.cuda.is_available())
-    return found
+    checked = {name: value for name, value in options.items() if name != "collate_fn" or value is not None}
+    checked["num_workers"] = whole_number("num_workers", checked.get("num_workers", 0), least=0)
+    if checked.get("prefetch_factor") is not None:
+        whole_number("prefetch_factor", checked["prefetch_factor"], least=1)
+    if "collate_fn" in checked and not callable(checked["collate_fn"]):
+        raise ConfigError(f"collate_fn: found {checked['collate_fn']!r}, expected a function of a list of samples")
+    if not checked.get("in_order", True):
+        raise ConfigError("in_order: found False, expected True: a state counts batches in order")
+    if checked.get("pin_memory") and not _can_pin():
+        raise ConfigError("pin_memory: found True, but torch finds no CUDA device; remove the option")
+    checked.setdefault("pin_memory", torch.cuda.is_available())
+    return checked
 
 
 def _can_pin() -> bool:

@@ -1,6 +1,6 @@
-"""Which data-parallel rank a loader reads for: given, or taken from a process group. Never guessed from the world.
+"""The data-parallel rank that a loader reads for: given explicitly or by a process group, never guessed from the world size.
 
-Ranks of tensor and pipeline parallelism read the same samples, so the number of processes says nothing of data parallelism.
+Ranks of tensor and pipeline parallelism read the same samples, so the number of processes does not imply data parallelism.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ def resolve_rank(
     data_parallel_group: DataParallelGroup | None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[int, int]:
-    """(rank, size) of data parallelism. In a job of one process, rank 0 of 1 by default.
+    """The data-parallel (rank, size). In a single-process job, the default is rank 0 of 1.
 
-    Raises: ConfigError where both are missing in a job of several processes, where one is given without the other or beside a
-        group, or where they are out of range; LaunchError where a launcher's variable is no number.
+    Raises: ConfigError where both are missing in a job of several processes, where one is given without the other or together
+        with a group, or where they are out of range; LaunchError where a launcher's variable is not a number.
     """
     rank, size = data_parallel_rank, data_parallel_size
     if data_parallel_group is not None:
         if rank is not None or size is not None:
             raise ConfigError(
-                "data_parallel_group: found data_parallel_rank or data_parallel_size beside it; give the group alone"
+                "data_parallel_group: found together with data_parallel_rank or data_parallel_size; give only the group"
             )
         return _place_in(data_parallel_group)
     if size is None and (job := _processes_of_job(environ)) is not None:
         missing = "data_parallel_size is" if rank is not None else "data_parallel_rank and data_parallel_size are"
         raise ConfigError(
             f"{missing} missing, and this process is one of {job}, all of which would read "
-            f"the same samples; {_ADVICE}. They cannot be taken from the number of processes: ranks of tensor and pipeline "
-            "parallelism must read the same samples"
+            f"the same samples; {_ADVICE}. They cannot be derived from the number of processes, since ranks of tensor and "
+            "pipeline parallelism must read the same samples"
         )
     size = 1 if size is None else whole_number("data_parallel_size", size, least=1)
     if rank is None and size > 1:
@@ -65,7 +65,7 @@ def _place_in(group: Any) -> tuple[int, int]:
             names = ", ".join(map(repr, group.mesh_dim_names or ())) or "unnamed"
             raise ConfigError(
                 f"data_parallel_group: found a DeviceMesh of {group.ndim} dimensions ({names}), expected one dimension of it, "
-                "such as mesh['dp']; to join several data-parallel ones: mesh['dp_replicate', 'dp_shard']._flatten('dp')"
+                "such as mesh['dp']; to flatten several data-parallel ones: mesh['dp_replicate', 'dp_shard']._flatten('dp')"
             )
         if group.get_coordinate() is None:
             raise _not_a_member()
@@ -89,7 +89,7 @@ def _not_a_member() -> ConfigError:
 
 
 def _processes_of_job(environ: Mapping[str, str]) -> str | None:
-    """How many processes the job has, and how that is known; None for one process."""
+    """The number of processes of the job, and where it is from; None for one process."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         size = torch.distributed.get_world_size()
         return f"{size} (torch.distributed)" if size > 1 else None

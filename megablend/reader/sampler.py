@@ -1,4 +1,4 @@
-"""Which samples make which batch, split over data-parallel ranks exactly as Megatron's pretraining sampler does.
+"""Assigns samples to batches, split over data-parallel ranks exactly as Megatron's pretraining sampler does.
 
 Source: Megatron-LM, MegatronPretrainingSampler: each micro step is micro_batch_size * data_parallel_size consecutive sample
 numbers, of which rank r takes the r-th run of micro_batch_size.
@@ -20,21 +20,21 @@ from megablend.reader.ranks import DataParallelGroup, resolve_rank
 
 
 class PretrainingSampler(Sampler[list[int]]):
-    """A stateful batch sampler: give it to a DataLoader as `batch_sampler`.
+    """A stateful batch sampler: pass it to a DataLoader as `batch_sampler`.
 
-    An iteration goes on from `consumed_samples`, which counts the samples of all ranks in the batches handed out. It ends with
-    the run; of validation and test, the next iteration begins again at 0. Not for accelerate.prepare, which would split its
-    batches among processes once more: it refuses to be iterated there (see megablend.Loader, which accelerate leaves alone).
+    Iteration continues from `consumed_samples`, which counts the samples of all ranks in the batches yielded so far. It ends with
+    the run; for validation and test, the next iteration starts again at 0. It cannot be used with accelerate.prepare, which would
+    split its batches among processes a second time: iterating it there is an error (use megablend.Loader instead).
 
     Args:
         dataset: made by `megablend.open`.
-        consumed_samples: where to begin; by default where the dataset's state says.
-        data_parallel_rank, data_parallel_size: of this process; both, in a job of several processes.
-        data_parallel_group: in place of both, a torch ProcessGroup or one dimension of a DeviceMesh, which tells them.
-        drop_last: leave out a last step of less than micro_batch_size * data_parallel_size samples. Otherwise a rank that gets
-            none of them has an empty batch, for which the dataset gives one sample whose loss mask is 0.
+        consumed_samples: where to begin; default: the dataset's `consumed_samples`.
+        data_parallel_rank, data_parallel_size: of this process; both are required in a job of several processes.
+        data_parallel_group: instead of both, a torch ProcessGroup or one dimension of a DeviceMesh.
+        drop_last: omit a last step of less than micro_batch_size * data_parallel_size samples. Otherwise a rank that gets none of
+            its samples has an empty batch, for which the dataset returns one sample whose loss mask is 0.
 
-    Raises: ConfigError where sizes or rank are out of range, no numbers, or missing in a job of several processes; StateError
+    Raises: ConfigError where sizes or rank are out of range, not integers, or missing in a job of several processes; StateError
         where `consumed_samples` is out of range.
     """
 
@@ -62,7 +62,7 @@ class PretrainingSampler(Sampler[list[int]]):
         if drop_last and 0 < len(dataset) < self.step_samples:
             warnings.warn(
                 f"{dataset.run.split} has {len(dataset):,} samples, fewer than the {self.step_samples:,} of a step (micro batch "
-                f"{micro_batch_size} x {size} ranks): no batch comes of it; take fewer, or drop_last=False",
+                f"{micro_batch_size} x {size} ranks): it yields no batches; use a smaller micro batch, or drop_last=False",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -71,11 +71,11 @@ class PretrainingSampler(Sampler[list[int]]):
         )
 
     def __len__(self) -> int:
-        """Batches that are left."""
+        """The number of remaining batches."""
         return self.steps_after(self.consumed_samples)
 
     def steps_after(self, consumed_samples: int) -> int:
-        """Micro steps from a sample number to the run's end."""
+        """The number of micro steps from a sample number to the end of the run."""
         skips = self.dataset.skips
         left = skips.count_trained(self.dataset.run.num_samples) - skips.count_trained(consumed_samples)
         return left // self.step_samples if self.drop_last else -(-left // self.step_samples)
@@ -103,20 +103,20 @@ class PretrainingSampler(Sampler[list[int]]):
         start = self.consumed_samples
         for _ in range(len(self)):
             first, start = self.next_step(start)
-            mine = first + self.data_parallel_rank * self.micro_batch_size
-            self.consumed_samples = start  # before the yield: the state of a batch in hand counts it
-            yield list(range(mine, min(mine + self.micro_batch_size, start)))
+            begin = first + self.data_parallel_rank * self.micro_batch_size
+            self.consumed_samples = start  # before the yield: the state includes the batch that was just yielded
+            yield list(range(begin, min(begin + self.micro_batch_size, start)))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the batches handed out so far."""
+        """The state after the batches yielded so far."""
         return self.dataset.state_dict(self.consumed_samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, with any number of ranks and any micro batch. Raises StateError."""
+        """Continue where a state was saved, with any number of ranks and any micro batch. Raises StateError."""
         self.consumed_samples = self.dataset.check_state(state)
 
 
 def check_dataset(dataset: object) -> None:
-    """Raises: ConfigError for what is none of our datasets."""
+    """Raises: ConfigError where it is not a megablend dataset."""
     if not isinstance(dataset, Dataset):
-        raise ConfigError(f"found {type(dataset).__name__}, expected a dataset that megablend.open gave")
+        raise ConfigError(f"found {type(dataset).__name__}, expected a dataset returned by megablend.open")

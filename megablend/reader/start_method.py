@@ -1,4 +1,4 @@
-"""How a DataLoader starts its workers: not by a fork where files come from an object store, whose client does not survive it."""
+"""How a DataLoader starts its workers: not by fork if files are in an object store, whose client does not survive a fork."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from megablend.storage.registry import OBJECT_SCHEMES
 
 
 def choose_start_method(options: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Options for a DataLoader with the `multiprocessing_context` that the sources need.
+    """Options for a DataLoader, with the `multiprocessing_context` that the sources require.
 
-    Raises: ConfigError where an explicit fork cannot work, or where a worker runs the script that started it.
+    Raises: ConfigError where `fork` is requested but cannot work, or where a worker runs the script that started it.
     """
     remote = next((path for path in _paths_of(config) if find_scheme(path) in OBJECT_SCHEMES), None)
     if not options["num_workers"] or remote is None:
         return dict(options)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
-            "the script is run again by a worker that it started: put what it does under `if __name__ == '__main__':`, as "
-            "workers need it that read from an object store"
+            "the script is run again by a worker that it started: put its code under `if __name__ == '__main__':`, which is "
+            "required for workers that read from an object store"
         )
     context = options.get("multiprocessing_context")
     if context is None:

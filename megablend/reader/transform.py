@@ -1,4 +1,4 @@
-"""A user's function on each sample's tensors: the last step, in threads while training goes on, or in a DataLoader's workers."""
+"""A user's function on each sample: the final step, run in threads in parallel with training, or in a DataLoader's workers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import torch.utils.data
 from megablend.errors import ConfigError, TransformError
 
 Transform = Callable[[dict[str, Any]], Any]
-"""A sample as `dataset[k]` gives it -> what takes its place: anything that torch collates."""
+"""A sample as `dataset[k]` returns it -> its replacement: anything that torch can collate."""
 AHEAD = 3
-"""Batches in threads, besides the one that is waited for."""
+"""Batches transformed in advance, in addition to the one that is awaited."""
 
 
 def checked(transform: Transform | None) -> Transform | None:
-    """The same. Raises: ConfigError for what cannot be called."""
+    """Return the transform unchanged. Raises: ConfigError where it is not callable."""
     if transform is None or callable(transform):
         return transform
     raise ConfigError(f"transform: found {transform!r}, expected a function of a sample's dict")
 
 
 def apply(transform: Transform, sample: dict[str, Any], k: int | None) -> Any:
-    """What becomes of sample k (None: one to pad with). Raises: TransformError."""
+    """Transform sample k (None: a padding sample). Raises: TransformError."""
     try:
         return transform(sample)
     except Exception as error:
@@ -36,61 +36,61 @@ def apply(transform: Transform, sample: dict[str, Any], k: int | None) -> Any:
 
 
 def apply_to_batch(transform: Transform, batch: Mapping[str, Any], ks: list[int]) -> Any:
-    """A batch whose samples `ks` (none: one to pad with) were transformed one by one, collated. Raises: TransformError."""
+    """Transform the samples `ks` of a batch (empty: a padding sample) one by one, and collate them. Raises: TransformError."""
     numbers: list[int | None] = [*ks] or [None]
-    found = [apply(transform, sample_of(batch, i), k) for i, k in enumerate(numbers)]
+    samples = [apply(transform, sample_of(batch, i), k) for i, k in enumerate(numbers)]
     try:
-        return torch.utils.data.default_collate(found)
+        return torch.utils.data.default_collate(samples)
     except (RuntimeError, TypeError, KeyError) as error:
         raise TransformError(
-            f"what transform made of samples {numbers[0]} to {numbers[-1]} cannot be collated ({error}); return tensors of the "
-            "same shapes for every sample, or give the loader a collate_fn"
+            f"the transformed samples {numbers[0]} to {numbers[-1]} cannot be collated ({error}); return tensors of the "
+            "same shapes for every sample, or pass the loader a collate_fn"
         ) from error
 
 
 def sample_of(batch: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """The i-th sample of a batch, as `dataset[k]` gives it: dataset_id is an int."""
-    found: dict[str, Any] = {
+    """The i-th sample of a batch as `dataset[k]` returns it: dataset_id is an int."""
+    sample: dict[str, Any] = {
         name: sample_of(value, i) if isinstance(value, Mapping) else value[i] for name, value in batch.items()
     }
-    return found | {"dataset_id": int(found["dataset_id"])} if "dataset_id" in found else found
+    return sample | {"dataset_id": int(sample["dataset_id"])} if "dataset_id" in sample else sample
 
 
 class TransformedSteps(torch.utils.data.Dataset[Any]):
-    """Batches by step, transformed where they are made: what a DataLoader's workers use."""
+    """Batches by step, transformed where they are read; for a DataLoader's workers."""
 
     def __init__(self, steps: torch.utils.data.Dataset[Any], transform: Transform) -> None:
         self._steps, self._transform = steps, transform
 
     def __getitem__(self, ks: list[int]) -> Any:
-        """The batch of samples ks. Raises as the steps do; TransformError."""
+        """The batch of samples `ks`. Raises as the steps do; TransformError."""
         return apply_to_batch(self._transform, self._steps[ks], ks)
 
 
 class Threads:
-    """Those that transform. They begin when they are needed, also after a close and in a forked child."""
+    """The transform threads. They are started on demand, also after `close` and in a forked child."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
-        self.era = os.getpid(), 0
-        """Work that was handed out in another era is not done any more."""
+        self.generation = os.getpid(), 0
+        """Process id and number of closes; work submitted in another generation is not done any more."""
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Have a thread call it."""
+        """Call `function(*args)` in a thread."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(min(AHEAD, os.cpu_count() or 1), thread_name_prefix="megablend-transform")
         return self._pool.submit(function, *args)
 
-    def follow(self) -> tuple[int, int]:
-        """The era now: another in a forked child, which does not have its parent's threads."""
-        if self.era[0] != os.getpid():
-            self._pool, self.era = None, (os.getpid(), 0)
-        return self.era
+    def get_current(self) -> tuple[int, int]:
+        """The current generation; a forked child, which does not have its parent's threads, starts a new one."""
+        if self.generation[0] != os.getpid():
+            self._pool, self.generation = None, (os.getpid(), 0)
+        return self.generation
 
     def close(self) -> None:
-        """End them, and what they have not begun."""
-        self.follow()
-        pool, self._pool, self.era = self._pool, None, (self.era[0], self.era[1] + 1)
+        """Stop the threads and cancel pending work."""
+        self.get_current()
+        pool, self._pool, self.generation = self._pool, None, (self.generation[0], self.generation[1] + 1)
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -101,14 +101,14 @@ class Threads:
 def transformed(
     steps: torch.utils.data.Dataset[Any], transform: Transform, batches: Iterable[list[int]], threads: Threads
 ) -> Iterator[Any]:
-    """The batches of samples `batches`, transformed by threads: while one is used, the next AHEAD are worked on.
+    """Yield the batches of samples `batches`, transformed by threads: while one is used, the next AHEAD are transformed.
 
-    Raises as the steps do, and TransformError, where the batch that is at fault is due.
+    Raises as the steps do, and TransformError, when the failing batch is due.
     """
-    coming, pending, era = iter(batches), deque[tuple[list[int], Future[Any]]](), threads.follow()
+    coming, pending, generation = iter(batches), deque[tuple[list[int], Future[Any]]](), threads.get_current()
     try:
         while True:
-            if era != (era := threads.follow()):  # closed, or forked: what was on its way is begun anew
+            if generation != (generation := threads.get_current()):  # closed or forked: start pending batches again
                 pending = deque([(ks, _begin(threads, steps, transform, ks)) for ks, _ in pending])
             while len(pending) <= AHEAD and (ks := next(coming, None)) is not None:
                 pending.append((ks, _begin(threads, steps, transform, ks)))
@@ -120,7 +120,7 @@ def transformed(
 
 
 def _begin(threads: Threads, steps: torch.utils.data.Dataset[Any], transform: Transform, ks: list[int]) -> Future[Any]:
-    """A batch on its way; what goes wrong with reading it is told when it is due."""
+    """Read a batch and start to transform it; an error of reading is raised when the batch is due."""
     try:
         batch = steps[ks]
     except Exception as error:

@@ -1,1 +1,1 @@
-"""Contract suites for what other packages add. Subclass one in a test file for pytest, and set what it asks for."""
+"""Contract test suites for extensions in other packages. Subclass one in a pytest file and set its class attributes."""

@@ -1,4 +1,4 @@
-"""What every interleaving promises: exact totals, each ordinal once, and counts that agree with a walk sample by sample.
+"""The contract of every interleaving: exact totals, each ordinal once, and counts that agree with a walk over all samples.
 
 class TestMyInterleaving(InterleavingContract):
     kind = InterleavingKind(plan_my_stage)
@@ -22,10 +22,10 @@ class InterleavingContract:
     kind: InterleavingKind
     """The interleaving."""
     examples = 30
-    """Random stages that each test makes."""
+    """Number of random stages per test."""
 
     def draw_stages(self, name: str) -> Iterator[tuple[random.Random, StageRequest]]:
-        """Random numbers of a test, and stages: of one source or several, some without samples, at a run's start or later."""
+        """Yield a random generator, and stages of one or several sources, some without samples, at a run's start or later."""
         for number in range(self.examples):
             rng = random.Random(f"{name} {number}")
             size = rng.randrange(1, 7)
@@ -48,8 +48,8 @@ class InterleavingContract:
                 ),
             )
 
-    def test_totals_are_exact_and_every_ordinal_comes_once(self) -> None:
-        """The ordinals of each source are counted from the stage's start."""
+    def test_totals_are_exact_and_every_ordinal_occurs_once(self) -> None:
+        """The ordinals of each source are counted from the start of the stage."""
         for _, stage in self.draw_stages("once"):
             plan = self.kind.plan(stage)
             assert (plan.num_samples, plan.num_sources) == (stage.num_samples, len(stage.totals))
@@ -59,18 +59,18 @@ class InterleavingContract:
                 assert np.array_equal(np.sort(ordinals[sources == source]), np.arange(total)), stage
 
     def test_one_many_and_any_sequence_of_samples_agree(self) -> None:
-        """A plan has no position: what was asked before does not matter."""
+        """A plan has no position: earlier calls have no effect."""
         for rng, stage in self.draw_stages("many"):
             plan = self.kind.plan(stage)
             walk = [plan.locate(k) for k in range(plan.num_samples)]
             ks = np.array([rng.randrange(plan.num_samples) for _ in range(30)])
-            found = zip(*(column.tolist() for column in self.kind.plan(stage).locate_many(ks)), strict=True)
-            assert list(found) == [walk[k] for k in ks], stage
+            located = zip(*(column.tolist() for column in self.kind.plan(stage).locate_many(ks)), strict=True)
+            assert list(located) == [walk[k] for k in ks], stage
             none = plan.locate_many(np.zeros(0, np.int64))
             assert [len(column) for column in none] == [0, 0]
 
     def test_counts_agree_with_a_walk(self) -> None:
-        """At every prefix."""
+        """For every prefix."""
         for _, stage in self.draw_stages("counts"):
             plan, seen = self.kind.plan(stage), [0] * len(stage.totals)
             assert plan.counts(0).tolist() == seen
@@ -79,7 +79,7 @@ class InterleavingContract:
                 assert plan.counts(k + 1).tolist() == seen, (stage, k)
 
     def test_first_sample_from_agrees_with_a_walk(self) -> None:
-        """The least sample of a source whose ordinal is not below one."""
+        """It is the first sample of a source with at least the given ordinal."""
         for rng, stage in self.draw_stages("first"):
             plan = self.kind.plan(stage)
             walk = [plan.locate(k) for k in range(plan.num_samples)]
@@ -89,7 +89,7 @@ class InterleavingContract:
                     assert plan.first_sample_from(source, ordinal) == next(hits, None), (stage, source, ordinal)
 
     def test_samples_of_is_the_inverse(self) -> None:
-        """Of every sample, in any sequence."""
+        """For every sample, in any sequence."""
         for rng, stage in self.draw_stages("inverse"):
             plan = self.kind.plan(stage)
             ks = np.array(rng.sample(range(plan.num_samples), plan.num_samples))
@@ -100,7 +100,7 @@ class InterleavingContract:
                     assert raises(IndexError, plan.samples_of, *places), (source, ordinal)
 
     def test_samples_that_do_not_exist_are_refused(self) -> None:
-        """With an IndexError; samples that are no integers, with a TypeError."""
+        """With an IndexError; numbers that are not integers, with a TypeError."""
         for _, stage in self.draw_stages("refused"):
             plan = self.kind.plan(stage)
             for k in (-1, plan.num_samples, 10**18, 10**30):
@@ -111,7 +111,7 @@ class InterleavingContract:
             assert raises(TypeError, plan.locate_many, [0.5])
 
     def test_pickled(self) -> None:
-        """A copy says the same."""
+        """A pickled copy gives the same result."""
         for _, stage in self.draw_stages("pickled"):
             plan, ks = self.kind.plan(stage), np.arange(stage.num_samples)
             copy = pickle.loads(pickle.dumps(plan))
@@ -119,7 +119,7 @@ class InterleavingContract:
 
 
 def raises(error: type[Exception], call: Callable[..., object], *arguments: object) -> bool:
-    """Whether a call raises such an error."""
+    """Whether a call raises an error of that type."""
     try:
         call(*arguments)
     except error:

@@ -1,4 +1,4 @@
-"""What every order promises: each token of each epoch once, and entry at any token.
+"""The contract of every order: each token of each epoch exactly once, and reading can start at any token.
 
 class TestMyOrder(OrderContract):
     kind = OrderKind(MyOrder)
@@ -21,7 +21,7 @@ Token = tuple[int, int, int]
 
 
 class ListedBlocks:
-    """Blocks whose token counts are a list; a document is a block, unless other lengths are given."""
+    """Blocks with listed token counts; each block is one document, unless document lengths are given."""
 
     def __init__(self, sizes: Sequence[int], documents: Sequence[int] | None = None) -> None:
         self.listed = list(sizes)
@@ -39,23 +39,23 @@ class ListedBlocks:
         return running[blocks]
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Tokens of each group, int64 [num_groups]; block b is of group b // run % num_groups."""
+        """Tokens of each group, int64 [num_groups]; block b belongs to group b // run % num_groups."""
         totals = np.zeros(num_groups, np.int64)
         for block, size in enumerate(self.listed):
             totals[block // run % num_groups] += size
         return totals
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """Nothing is stored."""
+        """Do nothing."""
 
 
 def list_tokens(order: Order, start: int, stop: int) -> list[Token]:
-    """The tokens of one stretch, in order."""
+    """The tokens of one token range, in order."""
     rows, *columns = order.spans(np.array([start]), stop - start)
-    assert not rows.any(), "spans of one stretch have row 0"
-    found = list(zip(*(column.tolist() for column in columns), strict=True))
-    assert all(first < last for _, _, first, last in found), "no span is empty"
-    return [(epoch, block, token) for epoch, block, first, last in found for token in range(first, last)]
+    assert not rows.any(), "spans of a single range have row 0"
+    spans = list(zip(*(column.tolist() for column in columns), strict=True))
+    assert all(first < last for _, _, first, last in spans), "no span is empty"
+    return [(epoch, block, token) for epoch, block, first, last in spans for token in range(first, last)]
 
 
 class OrderContract:
@@ -64,16 +64,16 @@ class OrderContract:
     kind: OrderKind
     """The order."""
     examples = 30
-    """Random sources that each test makes."""
+    """Number of random sources per test."""
     max_memory_bytes = 1 << 20
-    """Of an order over at most 40 blocks."""
+    """Limit for `memory_bytes` of an order over at most 40 blocks."""
 
     def make(self, sizes: Sequence[int], key: int = 1) -> Order:
         """The order over blocks of these sizes."""
         return self.kind.make(ListedBlocks(sizes), key)
 
     def draw_sizes(self, name: str) -> Iterator[tuple[random.Random, list[int]]]:
-        """Random numbers of a test, and token counts of blocks, some 0, not all of them."""
+        """Yield a random generator, and token counts of blocks, some of which are 0."""
         for number in range(self.examples):
             rng = random.Random(f"{name} {number}")
             sizes = [rng.choice([0, 1, rng.randrange(12)]) for _ in range(rng.randrange(1, 40))]
@@ -90,7 +90,7 @@ class OrderContract:
                 assert sorted(part) == [(epoch, *token) for token in everything], sizes
 
     def test_entry_anywhere(self) -> None:
-        """A stretch is the same, wherever reading begins."""
+        """A token range is the same wherever reading starts."""
         for rng, sizes in self.draw_sizes("anywhere"):
             key = rng.randrange(2**63)
             walk = list_tokens(self.make(sizes, key), 0, 3 * sum(sizes))
@@ -98,22 +98,21 @@ class OrderContract:
             stop = rng.randrange(start, len(walk) + 1)
             assert list_tokens(self.make(sizes, key), start, stop) == walk[start:stop], (sizes, start, stop)
 
-    def test_many_stretches_at_once_are_as_each_by_itself(self) -> None:
-        """In any sequence, repeated and overlapping ones too."""
+    def test_many_ranges_at_once_equal_single_ones(self) -> None:
+        """In any sequence, including repeated and overlapping ranges."""
         for rng, sizes in self.draw_sizes("many"):
             order, length = self.make(sizes), rng.randrange(1, 9)
             starts = np.array([rng.randrange(3 * sum(sizes)) for _ in range(20)])
-            found = order.spans(starts, length)
-            assert (np.diff(found.rows) >= 0).all(), "rows ascend"
-            assert found.rows.tolist() == sorted(found.rows.tolist())
+            spans = order.spans(starts, length)
+            assert (np.diff(spans.rows) >= 0).all(), "rows ascend"
             for row, start in enumerate(starts.tolist()):
-                mine = found.rows == row
-                alone = order.spans(np.array([start]), length)
-                for column, expected in zip(found[1:], alone[1:], strict=True):
-                    assert column[mine].tolist() == expected.tolist(), (sizes, start, length)
+                in_row = spans.rows == row
+                single = order.spans(np.array([start]), length)
+                for column, expected in zip(spans[1:], single[1:], strict=True):
+                    assert column[in_row].tolist() == expected.tolist(), (sizes, start, length)
 
     def test_find_tokens_is_the_inverse(self) -> None:
-        """Where every stored token of a range comes in an epoch, each once."""
+        """It gives the position in an epoch of every stored token of a range, each once."""
         for rng, sizes in self.draw_sizes("inverse"):
             order, total, epoch = self.make(sizes), sum(sizes), rng.randrange(3)
             before = [sum(sizes[:block]) for block in range(len(sizes))]
@@ -121,64 +120,64 @@ class OrderContract:
             expected = {before[block] + token: epoch * total + i for i, (_, block, token) in enumerate(walk)}
             starts = np.array([rng.randrange(total) for _ in range(5)])
             stops = np.array([rng.randrange(start, total) + 1 for start in starts.tolist()])
-            found = order.find_tokens(epoch, starts, stops)
-            assert (np.diff(found.rows) >= 0).all(), "rows ascend"
-            pieces = list(zip(*(column.tolist() for column in found), strict=True))
+            placed = order.find_tokens(epoch, starts, stops)
+            assert (np.diff(placed.rows) >= 0).all(), "rows ascend"
+            pieces = list(zip(*(column.tolist() for column in placed), strict=True))
             for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-                mine = [
+                positions = [
                     (stored + i, first + i)
                     for which, stored, first, last in pieces
                     for i in range(last - first)
                     if which == row
                 ]
-                assert sorted(mine) == [(token, expected[token]) for token in range(start, stop)], (sizes, epoch)
+                assert sorted(positions) == [(token, expected[token]) for token in range(start, stop)], (sizes, epoch)
 
-    def test_blocks_are_consumed_as_the_kind_says(self) -> None:
-        """An order that consumes whole blocks leaves none before its end."""
+    def test_consumes_whole_blocks_as_declared(self) -> None:
+        """An order that consumes whole blocks reads each block to its end."""
         if self.kind.consumes_whole_blocks:
             for _, sizes in self.draw_sizes("whole"):
                 _, _, blocks, starts, stops = self.make(sizes).spans(np.zeros(1, np.int64), sum(sizes))
                 assert not starts.any()
                 assert [sizes[block] for block in blocks] == stops.tolist()
 
-    def test_a_stretch_longer_than_the_source_spans_epochs(self) -> None:
-        """A source of two tokens, of which 7 are asked for."""
-        found = list_tokens(self.make([0, 2, 0]), 5, 12)
-        assert [epoch for epoch, _, _ in found] == [2, 3, 3, 4, 4, 5, 5]
-        assert {block for _, block, _ in found} == {1}
+    def test_a_range_longer_than_the_source_spans_epochs(self) -> None:
+        """7 tokens of a source that has two."""
+        tokens = list_tokens(self.make([0, 2, 0]), 5, 12)
+        assert [epoch for epoch, _, _ in tokens] == [2, 3, 3, 4, 4, 5, 5]
+        assert {block for _, block, _ in tokens} == {1}
 
     def test_far_positions(self) -> None:
-        """Epochs without end."""
+        """Positions up to 2^60."""
         order, epoch = self.make([5, 3, 8, 2, 6]), 2**60 // 24
         assert len(list_tokens(order, epoch * 24 - 50, epoch * 24 + 50)) == 100
         assert list_tokens(order, epoch * 24, epoch * 24 + 1)[0][0] == epoch
 
-    def test_empty_stretches_have_no_spans(self) -> None:
-        """Nor have no stretches."""
+    def test_empty_ranges_have_no_spans(self) -> None:
+        """And an empty list of ranges has none."""
         order = self.make([5, 3])
         assert len(order.spans(np.array([7]), 0).rows) == 0
         assert len(order.spans(np.zeros(0, np.int64), 4).rows) == 0
 
     def test_memory_is_stated(self) -> None:
-        """A number of bytes that suits a small source."""
+        """`memory_bytes` is plausible for a small source."""
         for _, sizes in self.draw_sizes("memory"):
             assert 0 <= self.make(sizes).memory_bytes <= self.max_memory_bytes
 
     def test_pickled_and_shared_between_threads(self) -> None:
-        """A copy, and threads that read at once, find the same."""
+        """A pickled copy and concurrent threads give the same result."""
         order, sizes = self.make([4, 0, 3, 9, 1, 2, 7], 5), [4, 0, 3, 9, 1, 2, 7]
         expected = list_tokens(order, 0, 5 * sum(sizes))
         copy: Order = pickle.loads(pickle.dumps(order))
         assert list_tokens(copy, 0, 5 * sum(sizes)) == expected
-        found: list[bool] = []
+        agrees: list[bool] = []
 
         def read(offset: int) -> None:
             rows = range(offset, 4 * sum(sizes), 7)
-            found.append(all(list_tokens(order, k, k + 9) == expected[k : k + 9] for k in rows))
+            agrees.append(all(list_tokens(order, k, k + 9) == expected[k : k + 9] for k in rows))
 
         threads = [threading.Thread(target=read, args=(offset,)) for offset in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert found == [True] * 4
+        assert agrees == [True] * 4

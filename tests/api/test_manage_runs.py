@@ -52,7 +52,7 @@ def test_a_typo_in_samples_is_not_final(config: dict[str, Any]) -> None:
     with pytest.raises(megablend.CacheError, match="run 'demo' was not built there"):
         megablend.open(asked)
     assert megablend.build(asked).ledger.ends == (50,)
-    with pytest.raises(megablend.StateError, match="the plan is another"):
+    with pytest.raises(megablend.StateError, match="the plan differs"):
         megablend.open(asked).load_state_dict(longer)
     assert len(megablend.open(config, state=longer)) == 100  # by its state it still finds its own
     assert json.loads(aside.read_text())["ends"] == [100]

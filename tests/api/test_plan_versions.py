@@ -71,5 +71,5 @@ def test_a_state_of_no_version_is_refused_with_both_digests(config: dict[str, An
     ledger = megablend.build(config).ledger
     state = megablend.open(config).state_dict(10)
     state |= {"plan": "0" * 32, "stages": [[900, "0" * 32]]}
-    with pytest.raises(megablend.StateError, match=f"taken with {'0' * 32}, this dataset has {ledger.digest}"):
+    with pytest.raises(megablend.StateError, match=f"saved with {'0' * 32}, this dataset has {ledger.digest}"):
         megablend.open(config, state=state)

@@ -210,7 +210,7 @@ def test_more_samples_for_all_sources_at_once(tmp_path: Path, unit: str) -> None
     if unit != "samples":
         del given["samples"]
     message = refused(given)
-    assert "All sources get one from" in message
+    assert "All sources get at least one from" in message
     works(given | {unit: setting(message, unit)})  # a number at once, not one after the other
 
 
@@ -245,10 +245,10 @@ def test_where_no_length_fits_that_is_said(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet")
     sources = {"path": path, "weight": 1, "max_epochs": 1}, {"path": path, "weight": 0.00001}
     message = refused(config(tmp_path, *sources))
-    assert "No length fits: all sources get a sample from 100,001 on, and max_epochs allow" in message
+    assert "No length fits: all sources get at least one from 100,001 samples on, but max_epochs allow" in message
     tiny = {"path": path, "weight": "1e-18"}
     message = refused(config(tmp_path, {"path": path, "weight": 1}, tiny))
-    assert "more than a plan holds" in message
+    assert "but a plan can have at most" in message
     assert "set `" not in message
     works(config(tmp_path, sources[0], sources[1] | {"weight": 0.1}))
     works(config(tmp_path, sources[0], sources[1] | {"weight": 0}, run="other"))

@@ -158,7 +158,7 @@ FAULTS: dict[str, Fault] = {
     "another column": Fault(
         name_column,
         read,
-        r"run 'default' .* read column None of source 'a', the config says 'ids'; give the run another name",
+        r"run 'default' .* source 'a' has column None; the config has 'ids'; give the run another name",
         [then(configure(run="other"), build), lambda project, _: configure(**project.given)(project)],
     ),
     "a newer format": Fault(
@@ -173,19 +173,19 @@ FAULTS: dict[str, Fault] = {
     "memory for a sample": Fault(
         configure(memory=100),
         read,
-        r"memory: found 0\.1 KiB, expected 0\.3 KiB or more, which one sample of",
+        r"memory: found 0\.1 KiB, expected 0\.3 KiB or more, the size of one sample of",
         [set_memory],
     ),
     "memory for a loader": Fault(
         configure(memory="4KiB"),
         load,
-        r"memory: found 4.0 KiB, expected \S+ \S+ or more: each process holds",
+        r"memory: found 4.0 KiB, expected \S+ \S+ or more: each process reads",
         [set_memory],
     ),
     "a state of another split": Fault(
         lambda project: None,
         lambda project: open_state(project, {"split": "valid"}),
-        "the state is of split 'valid', this dataset is of 'train'; open that split",
+        "the state belongs to split 'valid', this dataset is split 'train'; open that split",
         [],
     ),
     "a file that is gone": Fault(
@@ -230,7 +230,7 @@ def test_a_state_of_another_index(tmp_path: Path) -> None:
     project.add(1)
     configure(run="other")(project)
     project.run("build CONFIG")
-    with pytest.raises(MegablendError, match=r"open the state's own with megablend\.open\(config, state=state\)"):
+    with pytest.raises(MegablendError, match=r"open the state's index with megablend\.open\(config, state=state\)"):
         megablend.open(str(project.path)).load_state_dict(state)
     assert megablend.open(str(project.path), state=state)[0]["tokens"].tolist() == project.tokens[0]
 

@@ -70,7 +70,7 @@ def test_a_job_with_its_old_config_goes_on_when_the_run_was_lengthened(config: d
     assert torch.equal(tokens(megablend.open(config)), before)
     assert megablend.open(config, state=state).consumed_samples == 40
     later = megablend.open(config | {"samples": 170}).state_dict(120)
-    with pytest.raises(megablend.StateError, match="the plan is another"):
+    with pytest.raises(megablend.StateError, match="the plan differs"):
         megablend.open(config, state=later)
     with pytest.raises(megablend.PlanError, match="was built for 170 samples, now 130 are requested"):
         megablend.open(config | {"samples": 130})
@@ -86,10 +86,10 @@ def test_lowering_and_reweighting_are_refused_with_the_reason(config: dict[str, 
     for call in (megablend.build, megablend.open):
         with pytest.raises(
             megablend.PlanError,
-            match=r"share of source 's0' was 3/4, is 2/3 .plan [0-9a-f]{32} would become [0-9a-f]{32}.; give",
+            match=r"share of source 's0' was 3/4, is now 2/3 .plan [0-9a-f]{32} would become [0-9a-f]{32}.; give",
         ):
             call(config | {"sources": sources})
-        with pytest.raises(megablend.PlanError, match="seed was 7, is 8"):
+        with pytest.raises(megablend.PlanError, match="seed was 7, is now 8"):
             call(config | {"seed": 8})
     assert len(megablend.open(config)) == 100
     other = megablend.build(config | {"sources": sources, "run": "other"})
@@ -131,7 +131,7 @@ def test_a_state_of_another_index_or_plan_is_refused(tmp_path: Path, config: dic
     other = config | {"run": "other", "seed": 9}
     megablend.build(other)
     dataset = megablend.open(other)
-    with pytest.raises(megablend.StateError, match=f"the plan is another: the state was taken with {state['plan']}"):
+    with pytest.raises(megablend.StateError, match=f"the plan differs: the state was saved with {state['plan']}"):
         dataset.load_state_dict(state)
     KINDS["parquet"].write(tmp_path / "data" / "source0" / "9.parquet", [[900_001, 900_002]] * 9)
     newer = config | {"run": "newer"}
@@ -201,7 +201,7 @@ def test_max_epochs_is_a_hard_cap(config: dict[str, Any]) -> None:
 
 def test_a_source_too_small_for_a_sample_is_refused_by_name(config: dict[str, Any]) -> None:
     sources = [config["sources"][0], config["sources"][1] | {"weight": "1e-9"}]
-    with pytest.raises(megablend.PlanError, match=r"source 's1' gets no sample of 100: its share is 1\.33e-09"):
+    with pytest.raises(megablend.PlanError, match=r"source 's1' gets none of 100 samples: its share is 1\.33e-09"):
         megablend.build(config | {"sources": sources})
 
 
@@ -213,7 +213,7 @@ def test_an_amount_too_small_for_a_sample_is_refused_by_name(config: dict[str, A
     ]
     config = {key: value for key, value in config.items() if key != "samples"} | {"sources": sources}
     with pytest.raises(
-        megablend.PlanError, match=rf"source 's1' would give train \d+ tokens, less than .* or `{unit}: 0`"
+        megablend.PlanError, match=rf"source 's1' would give train \d+ tokens, fewer than .* or `{unit}: 0`"
     ):
         megablend.build(config)
     config["sources"] = [sources[0], sources[1] | {unit: 0}]
@@ -221,7 +221,9 @@ def test_an_amount_too_small_for_a_sample_is_refused_by_name(config: dict[str, A
 
 
 def test_more_samples_than_a_plan_holds(config: dict[str, Any]) -> None:
-    with pytest.raises(megablend.PlanError, match="would have 1,152,921,504,606,846,976 samples; a plan holds at most"):
+    with pytest.raises(
+        megablend.PlanError, match="would have 1,152,921,504,606,846,976 samples; a plan can have at most"
+    ):
         megablend.build(config | {"samples": 1 << 60})
 
 

@@ -21,9 +21,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 def test_a_split_shorter_than_a_step_is_told(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     valid = megablend.open(config, split="valid")
     assert 0 < len(valid) < 64
-    expected = (
-        rf"valid has {len(valid)} samples, fewer than the 64 of a step \(micro batch 8 x 8 ranks\): no batch comes"
-    )
+    expected = rf"valid has {len(valid)} samples, fewer than the 64 of a step \(micro batch 8 x 8 ranks\): it yields no batches"
     with pytest.warns(RuntimeWarning, match=expected):
         loader = megablend.Loader(valid, micro_batch_size=8, data_parallel_rank=0, data_parallel_size=8)
     assert list(loader) == []

@@ -56,5 +56,5 @@ def as_megatron(lengths: Any, begin: int, seed: int, plan: EpochPlan, epochs: in
 def test_documents_that_do_not_reach_all_samples_are_an_error() -> None:
     plan = EpochPlan(length=4, extra=1, keep_tail=False, samples_before_final=None)
     documents, rows, samples = np.empty(2, np.int32), np.empty((4, 2), np.int32), np.empty(3, np.uint32)
-    with pytest.raises(PlanError, match=r"make 1 samples; expected 3"):
+    with pytest.raises(PlanError, match=r"contain 1 samples; expected 3"):
         fill_small_dataset(np.array([3, 4], np.int32), 0, 1, plan, documents, rows, samples)

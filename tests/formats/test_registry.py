@@ -119,7 +119,7 @@ def test_a_source_names_its_format(tmp_path: Path) -> None:
     plain = make_config(tmp_path, [source], samples=12, cache=str(tmp_path / "plain"))
     megablend.build(plain)
     assert all(megablend.open(plain)[k]["tokens"].equal(megablend.open(config)[k]["tokens"]) for k in range(12))
-    with pytest.raises(PlanError, match=r"read format 'arrow' of source 's0', the config says 'parquet'"):
+    with pytest.raises(PlanError, match=r"source 's0' has format 'arrow'; the config has 'parquet'"):
         megablend.open(make_config(tmp_path, [given | {"format": "parquet"}], samples=12))
     with pytest.raises(ConfigError, match=r"source 's0': unknown format 'arow'; did you mean 'arrow'\?"):
         megablend.build(make_config(tmp_path, [given | {"format": "arow"}], samples=12))

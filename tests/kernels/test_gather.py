@@ -94,7 +94,7 @@ def test_nothing_is_read_outside_of_a_block_or_a_sample(
     place: int, start: int, stop: int, width: int, rows: int
 ) -> None:
     table, found = table_of([block([1, 2, 3], "int32")]), spans([(0, 0, place, start, stop)])
-    with pytest.raises(AssertionError, match=r"stretch . of 1 is outside of its block or sample"):
+    with pytest.raises(AssertionError, match=r"span . of 1 is outside its block or sample"):
         table.gather(found.blocks, found, width, *np.zeros((2, rows, width), np.int64))
 
 
@@ -103,7 +103,7 @@ def test_a_block_that_was_dropped_has_no_tokens() -> None:
     tokens, labels = np.zeros((2, 1, 1), np.int64)
     table.gather(stretch.blocks, stretch, 1, tokens, labels)
     assert table.drop(np.array([0])) == 0
-    with pytest.raises(AssertionError, match="outside of its block"):
+    with pytest.raises(AssertionError, match="outside its block"):
         table.gather(stretch.blocks, stretch, 1, tokens, labels)
 
 

@@ -78,5 +78,5 @@ def test_wrong_weights_are_refused() -> None:
         largest_remainder([0, 0], 5)
     with pytest.raises(PlanError, match="cannot divide -1 samples"):
         largest_remainder([1], -1)
-    with pytest.raises(PlanError, match="a stage ends at sample 5; expected more than 5"):
+    with pytest.raises(PlanError, match="a stage ends at sample 5; expected more than its first sample, 5"):
         stage_totals([1], [5, 5])

@@ -16,8 +16,8 @@ import megablend
 from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget, lanes_of
 from megablend.prefetch.read_amplification import read_amplification
-from megablend.prefetch.read_schedule import ReadSchedule, StepSequence, forecast, located
-from megablend.prefetch.windows import forecasts, windows
+from megablend.prefetch.read_schedule import ReadSchedule, StepSequence, locate_steps, schedule_reads
+from megablend.prefetch.windows import make_schedules, make_windows
 from tests.runs import EOD, documents, make_config, write_source
 
 
@@ -58,7 +58,7 @@ def test_a_long_future_costs_no_more_than_its_next_steps() -> None:
 def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
     rng = random.Random(1)
     samples, offsets = StepSequence(first=3, micro_batch_size=4, stride=9, stop=480).samples(0, 30)
-    found = forecast(run, located(run, samples, offsets))
+    found = schedule_reads(run, locate_steps(run, samples, offsets))
     sources, ordinals = run.plan.locate_many(samples)
     assert found.sources.tolist() == sources.tolist()
     touched: dict[int, list[int]] = {}
@@ -89,7 +89,7 @@ def hold(run: Run, future: StepSequence, given: Budget) -> Counter[int]:
     held: dict[int, int] = {}
     reads = Counter[int]()
     steps = list[list[int]]()
-    for window in windows(run, forecasts(run, future, given), given):
+    for window in make_windows(run, make_schedules(run, future, given), given):
         now = window.forecast
         for block in window.forgets.tolist():
             del held[block]
@@ -133,7 +133,7 @@ def test_with_little_room_windows_are_shorter(run: Run, max_bytes: int) -> None:
 
 
 def test_a_step_that_does_not_fit_is_refused(run: Run) -> None:
-    found = forecasts(run, StepSequence(first=0, micro_batch_size=8, stride=8, stop=480), budget(3000))
+    found = make_schedules(run, StepSequence(first=0, micro_batch_size=8, stride=8, stop=480), budget(3000))
     with pytest.raises(
         megablend.ConfigError,
         match=r"memory: the blocks of a step of 8 samples take .* of the 3000 that 512.0 MiB leave",
@@ -180,6 +180,6 @@ def test_lanes_of_a_process_are_counted(lanes: int, micro_batch: int, processes:
 
 def test_the_blocks_of_a_forecast_are_typed(run: Run) -> None:
     given = StepSequence(first=0, micro_batch_size=1, stride=1, stop=480).samples(0, 3)
-    found: ReadSchedule = forecast(run, located(run, *given))
+    found: ReadSchedule = schedule_reads(run, locate_steps(run, *given))
     decoded = run.store.read(found.ids)
     assert all(size >= block.tokens.nbytes for size, block in zip(found.sizes.tolist(), decoded, strict=True))

@@ -178,13 +178,15 @@ def test_sources_that_end_or_begin_between_stages() -> None:
 @pytest.mark.parametrize("k", [-1, 80, 10**18])
 def test_outside_is_refused(k: int) -> None:
     plan = make([[50, 30]])
-    with pytest.raises(IndexError, match=f"sample {k} is outside of the plan's 80 samples"):
+    with pytest.raises(IndexError, match=f"sample {k} is out of range: the plan has 80 samples"):
         plan.locate(k)
-    with pytest.raises(IndexError, match=f"sample {k} is outside"):
+    with pytest.raises(IndexError, match=f"sample {k} is out of range"):
         plan.locate_many([0, k])
-    with pytest.raises(IndexError, match=f"the first {k + 1 if k == 80 else k} samples of a plan of 80 samples"):
+    with pytest.raises(
+        IndexError, match=f"the first {k + 1 if k == 80 else k} samples requested of a plan that has 80 samples"
+    ):
         plan.counts(k + 1 if k == 80 else k)
-    with pytest.raises(TypeError, match="sample numbers must be integers, not float64"):
+    with pytest.raises(TypeError, match="sample numbers must be integers, found float64"):
         plan.locate_many([0.5])
 
 
@@ -197,19 +199,19 @@ def test_wrong_plans_are_refused() -> None:
         make([[1, -2]])
     with pytest.raises(PlanError, match="stage 1 has totals of 1 sources; expected 2"):
         make([[1, 2], [1]])
-    with pytest.raises(PlanError, match="a plan holds at most 1125899906842623"):
+    with pytest.raises(PlanError, match="a plan can have at most 1125899906842623"):
         make([[2**49], [2**49]])
-    with pytest.raises(PlanError, match="0 lanes of 8 samples a cycle; expected 1 to 1048576"):
+    with pytest.raises(PlanError, match="0 lanes of 8 samples per cycle; expected 1 to 1048576"):
         make([[1]], lanes=0)
-    with pytest.raises(PlanError, match="source 1 is dealt over 0 cycles"):
+    with pytest.raises(PlanError, match="source 1 has 0 cycles per run"):
         make([[1, 1]], spans=[1, 0])
     epochs: Any = {"lanes": 1, "slots": 1, "spans": [1, 1], "seed": 0}
     with pytest.raises(PlanError, match="source 1 has epochs of 0 tokens; expected at least 1"):
         lane_plan([[1, 1]], **epochs, epoch_tokens=[1, 0])
-    with pytest.raises(PlanError, match="samples advance by 0 tokens; expected at least 1"):
+    with pytest.raises(PlanError, match="samples are 0 tokens apart; expected at least 1"):
         lane_plan([[1, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=0)
     with pytest.raises(
         PlanError,
-        match="source 0 has 1099511627776 samples of 8388608 tokens from token 0 on and epochs of 1; a plan counts",
+        match="source 0 has 1099511627776 samples of 8388608 tokens from token 0 on and epochs of 1 tokens; a plan can count",
     ):
         lane_plan([[2**40, 1]], **epochs, epoch_tokens=[1, 1], sample_tokens=2**23)

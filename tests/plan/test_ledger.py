@@ -48,11 +48,11 @@ def ledger(*ends: int, blend: Blend = BLEND, index: str = "f" * 32) -> Ledger:
 
 
 def test_appending_keeps_the_digests_of_the_past() -> None:
-    longer = ledger(100).extended(ledger(250))
+    longer = ledger(100).extend(ledger(250))
     assert longer.ends == (100, 250)
     assert longer.digests[0] == ledger(100).digest
     assert longer.digest != ledger(250).digest
-    assert ledger(100).extended(ledger(100)) == ledger(100)
+    assert ledger(100).extend(ledger(100)) == ledger(100)
     assert longer.until(100) == ledger(100)
     assert longer.until(101) == longer
 
@@ -97,22 +97,22 @@ def test_a_stage_of_another_blend_is_a_link_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"seed": 2}, "seed was 1, is 2"),
-        ({"shuffle_window": 8}, "shuffle_window was 16, is 8"),
+        ({"seed": 2}, "seed was 1, is now 2"),
+        ({"shuffle_window": 8}, "shuffle_window was 16, is now 8"),
         ({"sources": (A,)}, "source 'b' was removed"),
         ({"sources": (A, B, replace(A, name="c"))}, "source 'c' was added"),
-        ({"sources": (replace(A, share=Fraction(2, 3)), B)}, "share of source 'a' was 1/2, is 2/3"),
+        ({"sources": (replace(A, share=Fraction(2, 3)), B)}, "share of source 'a' was 1/2, is now 2/3"),
         ({"sources": (B, A)}, "the sources are in another order"),
     ],
 )
 def test_another_blend_is_refused_with_the_reason(change: dict[str, Any], says: str) -> None:
     with pytest.raises(PlanError, match=f"has already started, so its order is fixed: {says}"):
-        ledger(100).extended(ledger(200, blend=replace(BLEND, **change)))
+        ledger(100).extend(ledger(200, blend=replace(BLEND, **change)))
 
 
 def test_shortening_is_refused() -> None:
     with pytest.raises(PlanError, match="built for 100 samples, now 99 are requested; a run can only be extended"):
-        ledger(100).extended(ledger(99))
+        ledger(100).extend(ledger(99))
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_newer_version_of_the_plan_is_refused(tmp_path: Path, version: Any) ->
     record["blend"] |= {"plan": version, "key of that version": 1}
     write(tmp_path, record)
     with pytest.raises(
-        CacheError, match=f"found plan version {version!r}, expected 2 or an earlier one; use the megabl"
+        CacheError, match=f"found plan version {version!r}, expected 2 or an earlier one; use the version of megabl"
     ):
         load_ledger(str(tmp_path), "demo")
 

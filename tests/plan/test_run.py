@@ -68,7 +68,7 @@ def test_sources_one_after_the_other_are_a_choice_of_the_config(tmp_path: Path) 
     assert [dataset.sample(k).source for k in range(60)] == [0] * 30 + [1] * 30
     assert len(list(megablend.Loader(dataset, micro_batch_size=4))) == 15
     assert megablend.build(given | {"interleaving": "lanes", "run": "lanes"}).ledger.digest != digest
-    with pytest.raises(megablend.PlanError, match="interleaving was sequential, is lanes"):
+    with pytest.raises(megablend.PlanError, match="interleaving was sequential, is now lanes"):
         megablend.build(given | {"interleaving": "lanes"})
 
 

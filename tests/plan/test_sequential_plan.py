@@ -30,9 +30,9 @@ def test_counts_and_where_they_are_reached() -> None:
 def test_outside_is_refused() -> None:
     plan = SequentialPlan(COUNTS)
     for k in (-1, 5):
-        with pytest.raises(IndexError, match=f"sample {k} is outside of the plan's 5 samples"):
+        with pytest.raises(IndexError, match=f"sample {k} is out of range: the plan has 5 samples"):
             plan.locate(k)
-    with pytest.raises(IndexError, match="the first 6 samples of a plan of 5 samples"):
+    with pytest.raises(IndexError, match="the first 6 samples requested of a plan that has 5 samples"):
         plan.counts(6)
     with pytest.raises(PlanError, match="source 1 has -2 samples"):
         SequentialPlan([1, -2])

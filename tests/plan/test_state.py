@@ -29,13 +29,13 @@ def test_stages_appended_since_are_fine() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"split": "valid"}, "of split 'train', this dataset is of 'valid'"),
+        ({"split": "valid"}, "to split 'train', this dataset is split 'valid'"),
         (
             {"index": "e" * 32},
-            f"taken with {'a' * 32}, this dataset reads {'e' * 32}; open the state's own with megablend.open",
+            f"saved with {'a' * 32}, this dataset reads {'e' * 32}; open the state's index with megablend.open",
         ),
-        ({"stages": ((100, "b" * 32), (200, "d" * 32))}, f"taken with {'c' * 32}, this dataset has {'d' * 32}"),
-        ({"stages": ((100, "b" * 32),)}, f"taken with {'c' * 32}, this dataset has {'b' * 32}"),
+        ({"stages": ((100, "b" * 32), (200, "d" * 32))}, f"saved with {'c' * 32}, this dataset has {'d' * 32}"),
+        ({"stages": ((100, "b" * 32),)}, f"saved with {'c' * 32}, this dataset has {'b' * 32}"),
     ],
 )
 def test_another_run_is_refused_with_both_digests(change: dict[str, Any], says: str) -> None:
@@ -50,9 +50,9 @@ def test_another_run_is_refused_with_both_digests(change: dict[str, Any], says: 
         ({"epoch": 3}, "not a megablend state"),
         (STATE.to_dict() | {"version": 2}, "found state version 2, expected 1"),
         ({k: v for k, v in STATE.to_dict().items() if k != "stages"}, "KeyError 'stages'"),
-        (STATE.to_dict() | {"stages": []}, "its stages do not end with its plan"),
-        (STATE.to_dict() | {"plan": "0" * 32}, "its stages do not end with its plan"),
-        (STATE.to_dict() | {"consumed_samples": -1}, "consumed less than 0"),
+        (STATE.to_dict() | {"stages": []}, "its last stage is not its plan"),
+        (STATE.to_dict() | {"plan": "0" * 32}, "its last stage is not its plan"),
+        (STATE.to_dict() | {"consumed_samples": -1}, "consumed_samples is negative"),
         (STATE.to_dict() | {"consumed_samples": "many"}, "TypeError"),
         (STATE.to_dict() | {"consumed_samples": 2.7}, "TypeError"),
     ],

@@ -189,7 +189,7 @@ def test_a_column_more_is_all_that_is_read(config: dict[str, Any]) -> None:
     megablend.build(plain)
     assert "extra" not in megablend.open(plain)[0]
     assert torch.equal(megablend.open(plain)[5]["tokens"], megablend.open(config)[5]["tokens"])
-    with pytest.raises(PlanError, match="does not hold extra column 'mask' of source 's0'"):
+    with pytest.raises(PlanError, match="lacks extra column 'mask' of source 's0'"):
         megablend.build(plain | {"sources": [source | {"extra_columns": ["mask"]}]})
 
 
@@ -275,7 +275,9 @@ def test_sources_of_a_split_have_the_same(tmp_path: Path, config: dict[str, Any]
     (tmp_path / "b").mkdir()
     write(tmp_path / "b" / "y.parquet", "parquet", made)
     typed = [source | {"weight": 1, "extra_columns": ["mask"]}, other | {"path": str(tmp_path / "b" / "y.parquet")}]
-    with pytest.raises(ConfigError, match="'mask' is of bool in source 's0' and of int16 in 'b'; write it alike"):
+    with pytest.raises(
+        ConfigError, match="'mask' has dtype bool in source 's0' and int16 in 'b'; write it with the same dtype"
+    ):
         megablend.build(config | {"run": "typed", "sources": typed})
     write(tmp_path / "source0" / "2.parquet", "parquet", made)
     with pytest.raises(

@@ -28,14 +28,14 @@ def config(tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 4}, "batch_size: found 4, expected none: give micro_batch_size="),
-        ({"shuffle": True}, "shuffle: found True, expected none: the config's `order` and `seed` decide"),
-        ({"shuffle": False}, "shuffle: found False, expected none: the config's `order` and `seed` decide"),
-        ({"sampler": [1]}, rf"sampler: found \[1\], expected none: {PLAN}"),
-        ({"batch_sampler": [[1]]}, rf"batch_sampler: found \[\[1\]\], expected none: {PLAN}"),
+        ({"batch_size": 4}, "batch_size: found 4, but a Loader does not take this option: give micro_batch_size="),
+        ({"shuffle": True}, "shuffle: found True, but a Loader does not take this option: the config's `order`"),
+        ({"shuffle": False}, "shuffle: found False, but a Loader does not take this option: the config's `order`"),
+        ({"sampler": [1]}, rf"sampler: found \[1\], but a Loader does not take this option: {PLAN}"),
+        ({"batch_sampler": [[1]]}, rf"batch_sampler: found \[\[1\]\], but a Loader does not take this option: {PLAN}"),
         ({"num_worker": 2}, "num_worker: found 2: did you mean 'num_workers'?"),
         ({"micro_batch": 2}, "micro_batch: found 2: did you mean 'micro_batch_size'?"),
-        ({"qqq": 2}, "qqq: found 2: it is no option of torch.utils.data.DataLoader"),
+        ({"qqq": 2}, "qqq: found 2: torch.utils.data.DataLoader has no such option"),
         ({"num_workers": "2"}, "found num_workers '2', expected a whole number, 0 or more"),
         ({"num_workers": -1}, "found num_workers -1, expected a whole number, 0 or more"),
         ({"num_workers": 1, "prefetch_factor": 0}, "found prefetch_factor 0, expected a whole number, 1 or more"),
@@ -66,7 +66,7 @@ def test_nothing_is_pinned_without_a_device(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="pin_memory: found True, but torch sees no CUDA device; leave it out"):
+    with pytest.raises(ConfigError, match="pin_memory: found True, but torch finds no CUDA device; remove the option"):
         megablend.Loader(megablend.open(config), micro_batch_size=4, pin_memory=True, **more)
 
 
@@ -85,9 +85,9 @@ def test_numbers_of_other_libraries_are_numbers(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("make", [megablend.Loader, megablend.PretrainingSampler])
 @pytest.mark.parametrize("given", ["config.yaml", torch.utils.data.TensorDataset(torch.zeros(3))])
 def test_datasets_of_others_are_refused(make: Callable[..., Any], given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"found (str|TensorDataset), expected a dataset that megablend\.open gave"):
+    with pytest.raises(ConfigError, match=r"found (str|TensorDataset), expected a dataset returned by megablend\.open"):
         make(given, micro_batch_size=4)
-    with pytest.raises(ConfigError, match=r"found (str|TensorDataset), expected a dataset that megablend\.open gave"):
+    with pytest.raises(ConfigError, match=r"found (str|TensorDataset), expected a dataset returned by megablend\.open"):
         megablend.Loader(given, micro_batch_size=4, transform=dict)
 
 
@@ -97,7 +97,7 @@ def test_datasets_of_others_are_refused(make: Callable[..., Any], given: Any) ->
         ({"split": 3}, "found split 3, expected one of train, valid, test"),
         ({"consumed_samples": "x"}, "found consumed_samples 'x', expected a whole number"),
         ({"consumed_samples": 3.5}, r"found consumed_samples 3\.5, expected a whole number"),
-        ({"state": []}, r"not a megablend state: found '\[\]', expected what state_dict\(\) gave"),
+        ({"state": []}, r"not a megablend state: found '\[\]', expected a dict returned by state_dict\(\)"),
         ({"cache": ""}, "found '', expected a path"),
         ({"transform": 3}, "transform: found 3, expected a function of a sample's dict"),
     ],

@@ -96,5 +96,5 @@ def test_groups_and_meshes_tell_both(tmp_path: Path, config: dict[str, Any]) -> 
         assert f"{BOTH} 2 (torch.distributed)" in found["missing"]
         assert "found a DeviceMesh of 2 dimensions ('dp', 'tp'), expected one dimension of it" in found["whole"]
         assert "this process is not in it" in found["other"]
-        assert "found data_parallel_rank or data_parallel_size beside it" in found["both"]
+        assert "found together with data_parallel_rank or data_parallel_size" in found["both"]
         assert "found str, expected a torch.distributed.ProcessGroup or a DeviceMesh" in found["wrong"]

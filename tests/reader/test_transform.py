@@ -64,7 +64,7 @@ def test_a_dataset_has_it_too(config: dict[str, Any]) -> None:
     assert torch.equal(dataset[5]["twice"], 2 * megablend.open(config)[5]["tokens"])
     batch = next(iter(megablend.Loader(dataset, micro_batch_size=3)))
     assert torch.equal(batch["twice"], torch.stack([dataset[k]["twice"] for k in range(3)]))
-    with pytest.raises(ConfigError, match="a transform of the dataset and one of its loader"):
+    with pytest.raises(ConfigError, match="both the dataset and the loader have one"):
         megablend.Loader(dataset, micro_batch_size=3, transform=doubled)
 
 
@@ -90,7 +90,9 @@ def test_an_error_names_the_sample(config: dict[str, Any], way: dict[str, Any]) 
 
 
 def test_what_cannot_be_collated_is_said(config: dict[str, Any]) -> None:
-    with pytest.raises(TransformError, match=r"made of samples 0 to 3 cannot be collated .*tensors of the same shapes"):
+    with pytest.raises(
+        TransformError, match=r"the transformed samples 0 to 3 cannot be collated .*tensors of the same shapes"
+    ):
         list(megablend.Loader(megablend.open(config), micro_batch_size=4, transform=ragged))
 
 

@@ -246,7 +246,7 @@ def test_none_gives_a_padding_sample(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("k", [-1, 240, 10**9, 10**30, -(10**30)])
 def test_samples_out_of_range(config: dict[str, Any], k: int) -> None:
-    with pytest.raises(IndexError, match=rf"{k} is outside of the plan's 240 samples"):
+    with pytest.raises(IndexError, match=rf"{k} is out of range: the plan has 240 samples"):
         megablend.open(config)[k]
 
 

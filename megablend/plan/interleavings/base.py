@@ -12,40 +12,40 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 MAX_SAMPLES = (1 << 50) - 1
-"""Samples of a plan: what the exact arithmetic in doubles and 64 bits carries."""
+"""The most samples that a plan can have: the limit of its exact arithmetic in float64 and int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRequest:
-    """A stage in numbers: what an interleaving arranges. Each uses what it has a use for; totals are always exact."""
+    """The input of an interleaving. Each interleaving uses the fields that it needs and always meets `totals` exactly."""
 
     totals: Int64s
-    """int64 [num_sources], samples of each source; at least one in all."""
+    """int64 [num_sources], samples of each source; the sum is at least 1."""
     first_sample: int = 0
-    """Number of the stage's first sample in the run: stages of one run should not repeat each other's order."""
+    """Sample number in the run of the stage's first sample; seeds the order, so that stages do not repeat each other's."""
     first_tokens: Int64s
-    """int64 [num_sources], where each source's first sample of the stage begins, counted over all its epochs."""
+    """int64 [num_sources], first token of each source's first sample of the stage, counted over all its epochs."""
     seed: int = 0
     lanes: int = 1
     shuffle_window: int = 1
-    """Samples of a lane in a cycle."""
+    """Samples per lane in a cycle."""
     cycles: Int64s
-    """int64 [num_sources], cycles over which a lane's run of the source is dealt."""
+    """int64 [num_sources], how many cycles share each run of the source's ordinals."""
     epoch_tokens: Int64s | None = None
-    """int64 [num_sources], tokens of an epoch of each source; None where runs need not end with epochs."""
+    """int64 [num_sources], tokens per epoch of each source; None where runs of ordinals need not end at epoch ends."""
     sample_tokens: int = 1
-    """Tokens by which samples advance."""
+    """Tokens from one sample's start to the next one's."""
 
     @property
     def num_samples(self) -> int:
-        """Samples of the stage."""
+        """Number of samples of the stage."""
         return int(self.totals.sum())
 
 
 class Plan(Protocol):
-    """A pure function from sample number to (source, ordinal). Immutable, safe to share between threads, to pickle.
+    """A pure function from sample number to (source, ordinal). Immutable; safe to share between threads and to pickle.
 
-    The plan of a stage counts samples, and the ordinals of each source, from the stage's start; that of a run, from the run's.
+    The plan of a stage counts samples and ordinals from the start of the stage; the plan of a run, from the start of the run.
     """
 
     num_samples: int
@@ -60,7 +60,7 @@ class Plan(Protocol):
         ...
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises IndexError."""
         ...
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
@@ -71,7 +71,7 @@ class Plan(Protocol):
         ...
 
     def first_sample_from(self, source: int, ordinal: int) -> int | None:
-        """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none."""
         ...
 
 
@@ -79,29 +79,29 @@ def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
     """Sample numbers as int64 [n]. Raises IndexError outside [0, num_samples), TypeError where they are not integers."""
     given = np.asarray(ks)
     if given.dtype.kind == "O" and all(isinstance(k, int) for k in given.flat):  # too large for 64 bits
-        raise IndexError(f"sample {max(given.flat, key=abs)} is outside of the plan's {num_samples} samples")
+        raise IndexError(f"sample {max(given.flat, key=abs)} is out of range: the plan has {num_samples} samples")
     if given.dtype.kind not in "iu" and given.size:
-        raise TypeError(f"sample numbers must be integers, not {given.dtype}")
+        raise TypeError(f"sample numbers must be integers, found {given.dtype}")
     outside = (given < 0) | (given >= num_samples)
     if outside.any():
-        raise IndexError(f"sample {given[outside].ravel()[0]} is outside of the plan's {num_samples} samples")
+        raise IndexError(f"sample {given[outside].ravel()[0]} is out of range: the plan has {num_samples} samples")
     return np.ascontiguousarray(given, np.int64)
 
 
 def check_places(sources: npt.ArrayLike, ordinals: npt.ArrayLike, totals: Int64s) -> tuple[Int32s, Int64s]:
-    """Sources as int32 [n] and ordinals as int64 [n]. Raises IndexError where a source has no such ordinal among its totals."""
+    """Sources as int32 [n] and ordinals as int64 [n]. Raises: IndexError where a source or an ordinal does not exist."""
     owners, numbers = np.ascontiguousarray(sources, np.int32), np.ascontiguousarray(ordinals, np.int64)
     known = (owners >= 0) & (owners < len(totals))
     outside = ~known | (numbers < 0)
     outside[known] |= numbers[known] >= totals[owners[known]]
     if outside.any():
         first = int(np.argmax(outside))
-        raise IndexError(f"the plan has no sample of source {owners[first]} and ordinal {numbers[first]}")
+        raise IndexError(f"the plan has no sample with source {owners[first]} and ordinal {numbers[first]}")
     return owners, numbers
 
 
 def prefix_length(n: int, num_samples: int) -> int:
-    """`n` as it is. Raises IndexError outside [0, num_samples]."""
+    """Return `n` unchanged. Raises: IndexError outside [0, num_samples]."""
     if not 0 <= n <= num_samples:
-        raise IndexError(f"the first {n} samples of a plan of {num_samples} samples do not exist")
+        raise IndexError(f"the first {n} samples requested of a plan that has {num_samples} samples")
     return n

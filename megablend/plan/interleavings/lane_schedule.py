@@ -1,16 +1,17 @@
 """Which positions of a cycle each lane takes, and in which order: the pattern behind megablend.kernels.plan.lanes.
 
-A cycle has K lanes and b slots; its b * K positions are laid out by source, so a step of K samples holds every source's share
-if its positions are spread evenly. Cut the cycle into K windows of b positions. With G = gcd(K, b), lane l starts in window
-i = reversal(K)[l], at firsts[l] = i * b + e, e a number below G which depends on i * G // K alone. These K positions have all K
-residues modulo K (i * b takes the K / G multiples of G, each in G different i), and there is one in each window. A turn shifts
-all of them by K, which keeps both, so at every slot the K lanes stand one to a window of b (from the shifted start on): a
-stretch of the cycle holds its share to within less than 2. Because windows are given to lanes by reversed digits, lanes of an
-aligned half or quarter stand one to 2 or 4 windows, and the same bound holds for steps of K / 2 and K / 4 samples where these
-are whole. e is chosen by reversed digits, too, so that lane l owns residue l where K divides b.
+A cycle has K lanes and b slots. Its b * K positions are arranged by source, so a step of K samples holds every source's share
+if its positions are spread evenly. Divide the cycle into K windows of b positions. With G = gcd(K, b), lane l starts in window
+i = bit_reversal_permutation(K)[l], at firsts[l] = i * b + e, where e < G depends only on i * G // K. These K positions have all
+K residues modulo K (i * b takes the K / G multiples of G, each for G values of i), and there is one in each window. A turn
+shifts all of them by K, which preserves both properties, so at every slot each window of b positions (counted from the shifted
+start) contains exactly one lane: the error of any source's share is less than 2. Because windows are assigned to lanes by
+reversed digits, the lanes of an aligned half or quarter are one to every 2 or 4 windows, and the same bound holds for steps of
+K / 2 and K / 4 samples where these are integers. e is chosen by reversed digits, too, so that lane l owns residue l where K
+divides b.
 
-Over slots the error is the discrepancy of the multiples of a well chosen stride: sums at the ends of steps stay within 12
-(measured over K to 1,024, b to 4,096).
+Over slots the error is the discrepancy of the multiples of a well-chosen stride: sums at the ends of steps stay within 12
+(measured for K up to 1,024 and b up to 4,096).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class LaneSchedule(NamedTuple):
     slots: int
 
     def samples(self, positions: Int64s, shift: int) -> Int64s:
-        """Which samples of the cycle take `positions` int64 [n]; the inverse of the formula above, int64 [n]."""
+        """The samples of the cycle at `positions` int64 [n]: int64 [n]; the inverse of the formula above."""
         lanes = np.argsort(self.firsts % len(self.firsts))[positions % len(self.firsts)]
         turns = (positions - self.firsts[lanes]) // len(self.firsts)
         slots = (turns - shift) * pow(self.stride, -1, self.slots) % self.slots
@@ -45,7 +46,7 @@ class LaneSchedule(NamedTuple):
 
 @lru_cache(maxsize=16)
 def make_lane_schedule(lanes: int, slots: int) -> LaneSchedule:
-    """The pattern of a cycle of `lanes` lanes and `slots` slots, both at least 1."""
+    """Make the pattern of a cycle of `lanes` lanes and `slots` slots, both at least 1."""
     windows = bit_reversal_permutation(lanes)
     common = math.gcd(lanes, slots)
     offsets = np.argsort(bit_reversal_permutation(common))
@@ -54,10 +55,10 @@ def make_lane_schedule(lanes: int, slots: int) -> LaneSchedule:
 
 
 def bit_reversal_permutation(size: int) -> Int64s:
-    """A permutation of [0, size), int64 [size], that puts neighbours far apart; reversed binary digits for powers of two.
+    """A permutation of [0, size), int64 [size], that moves neighbours far apart; bit reversal for powers of two.
 
     With size = 2^a * m, m odd, l = m * high + low goes to (high's a digits reversed) + 2^a * (rank of low among all reversed
-    low's): lanes of an aligned half (quarter) fall one to every 2 (4) neighbours.
+    low's): of every 2 (4) neighbours, one belongs to each aligned half (quarter).
     """
     twos = (size & -size).bit_length() - 1
     odd = size >> twos

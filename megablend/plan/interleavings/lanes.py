@@ -1,11 +1,11 @@
-"""Even interleaving in lanes: sample number -> (source, ordinal) by totals, tree, cycles and lanes; no array a sample long.
+"""Even interleaving in lanes: sample number -> (source, ordinal) from totals, tree, cycles and lanes, without long arrays.
 
-The tree says how many of a stage's first n samples are each source's, C_d(n); cycles of `lanes` * `window` samples are cut out of
-it, and within a cycle megablend.kernels.plan.lanes deals positions to lanes. So `counts` is C_d at every cycle's end, within 2
-samples of the share, and strays from the share in between by a few samples.
+The tree gives C_d(n), how many of a stage's first n samples come from source d. The stage is divided into cycles of `lanes` *
+`window` samples; within a cycle megablend.kernels.plan.lanes assigns positions to lanes. So `counts` equals C_d at the end of
+every cycle, within 2 samples of the share, and deviates by a few samples in between.
 
-What a stage has beyond full cycles is a cut cycle of fewer slots and, of less than `lanes` samples, a tail in the tree's own
-order: unequal numbers of slots would break the even spread of the lanes, and the tail is too short to keep lanes apart.
+A stage that is not a multiple of full cycles ends with a short cycle of fewer slots, and a tail of fewer than `lanes` samples in
+the tree's own order: unequal numbers of slots would break the even spread over lanes, and the tail is too short for lanes.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _MAX_TOKENS = (1 << 63) - 1
 
 
 class LanePlan:
-    """A stage of exact totals, interleaved evenly, in lanes.
+    """A stage with exact totals, interleaved evenly in lanes.
 
     Args:
-        totals: samples of each source, [D]; at least one in all, below 2^50.
-        lanes: K, independent streams that together make the stage.
-        window: samples of a lane in a cycle.
-        cycles: cycles over which a source's ordinals are dealt in runs, [D], each at least 1.
-        seed: chooses the order; taken modulo 2^63.
-        epoch_tokens: tokens of an epoch of each source, [D]; runs then end where its epochs do. Where absent they do not.
-        sample_tokens: tokens by which samples advance.
-        first_sample: number of the stage's first sample in the run; part of what chooses the order.
-        first_tokens: where each source's first sample of the stage begins, counted over all its epochs, [D].
+        totals: samples of each source, [D]; the sum is at least 1 and below 2^50.
+        lanes: K, the independent streams that make up the stage.
+        window: samples per lane in a cycle.
+        cycles: how many cycles share each run of a source's ordinals, [D], each at least 1.
+        seed: decides the order; taken modulo 2^63.
+        epoch_tokens: tokens per epoch of each source, [D]; runs of ordinals then end at epoch ends.
+        sample_tokens: tokens from one sample's start to the next one's.
+        first_sample: sample number in the run of the stage's first sample; together with `seed`, decides the order.
+        first_tokens: first token of each source's first sample of the stage, counted over all its epochs, [D].
 
     Raises: PlanError, naming the source.
     """
@@ -77,7 +77,7 @@ class LanePlan:
         self._lanes, self._window, self._seed, self._start = lanes, window, seed & MASK, first_sample
         self._cycle_samples = lanes * window
         self._dealt = self.num_samples // lanes * lanes
-        """Samples of full cycles and the cut one; the tail follows."""
+        """Samples of the full cycles and the short one; the tail follows."""
         tree = self._tree = build_tree(totals)
         self._leaf_tokens, self._leaf_cycles = first[tree.sources], cycles[tree.sources]
         self._leaf_epochs = (zeros if epoch_tokens is None else np.asarray(epoch_tokens, np.int64))[tree.sources]
@@ -97,15 +97,15 @@ class LanePlan:
         return self._locate(sample_numbers(ks, self.num_samples), self._leaf_cycles)
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises IndexError."""
         n = prefix_length(n, self.num_samples)
-        low = n if n >= self._dealt else n - n % self._cycle_samples  # whole cycles, or some of the tail
+        low = n if n >= self._dealt else n - n % self._cycle_samples  # full cycles, or part of the tail
         counts = np.zeros(self.num_sources, np.int64)
         counts[self._tree.sources] = self._tree.counts(low)
         return counts + np.bincount(self._sources(low, n), minlength=self.num_sources)
 
     def first_sample_from(self, source: int, ordinal: int) -> int | None:
-        """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none."""
         ordinal, ranks = max(0, ordinal), np.flatnonzero(self._tree.sources == source)
         if len(ranks) == 0 or ordinal >= self._tree.samples[ranks[0]]:
             return None
@@ -187,7 +187,7 @@ class LanePlan:
         return low + np.sort(schedule.samples(np.arange(left, left + int(counts[rank])), shift))
 
     def _sources(self, start: int, stop: int) -> Int32s:
-        """Sources of samples [start, stop), int32; which source it is does not depend on the cycles it is dealt over."""
+        """Sources of samples [start, stop), int32 [stop - start]; they do not depend on how many cycles share a run."""
         return self._locate(np.arange(start, stop), np.ones_like(self._leaf_cycles))[0]
 
     def _locate(self, ks: Int64s, leaf_cycles: Int64s) -> tuple[Int32s, Int64s]:
@@ -230,22 +230,24 @@ def plan_lanes(stage: StageRequest) -> LanePlan:
 
 def _check(lanes: int, window: int, cycles: Int64s) -> None:
     if not (1 <= lanes <= MAX_LANES and 1 <= window <= MAX_WINDOW):
-        raise PlanError(f"{lanes} lanes of {window} samples a cycle; expected 1 to {MAX_LANES} and 1 to {MAX_WINDOW}")
+        raise PlanError(
+            f"found {lanes} lanes of {window} samples per cycle; expected 1 to {MAX_LANES} lanes and 1 to {MAX_WINDOW} samples"
+        )
     if (cycles < 1).any():
         source = int(np.flatnonzero(cycles < 1)[0])
-        raise PlanError(f"source {source} is dealt over {cycles[source]} cycles; expected at least 1")
+        raise PlanError(f"source {source} has {cycles[source]} cycles per run; expected at least 1")
 
 
 def _check_epochs(
     samples: Sequence[int], first_tokens: Sequence[int], epoch_tokens: Sequence[int], sample_tokens: int
 ) -> None:
     if sample_tokens < 1:
-        raise PlanError(f"samples advance by {sample_tokens} tokens; expected at least 1")
+        raise PlanError(f"samples are {sample_tokens} tokens apart; expected at least 1")
     for source, (tokens, first, read) in enumerate(zip(epoch_tokens, first_tokens, samples, strict=True)):
         if tokens < (read > 0):
             raise PlanError(f"source {source} has epochs of {tokens} tokens; expected at least 1")
-        if first + (read + 4) * sample_tokens + tokens > _MAX_TOKENS:  # estimates go beyond the end by less
+        if first + (read + 4) * sample_tokens + tokens > _MAX_TOKENS:  # estimates overshoot the end by less
             raise PlanError(
-                f"source {source} has {read} samples of {sample_tokens} tokens from token {first} on and epochs of {tokens}; a "
-                f"plan counts at most {_MAX_TOKENS} tokens of a source, and an epoch beyond its end"
+                f"source {source} has {read} samples of {sample_tokens} tokens from token {first} on and epochs of {tokens} "
+                f"tokens; a plan can count at most {_MAX_TOKENS} tokens of a source, including one epoch after the last sample"
             )

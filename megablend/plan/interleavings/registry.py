@@ -1,4 +1,4 @@
-"""The interleavings by name, and what others have to know about each.
+"""The interleavings by name, with the properties that other code depends on.
 
 Megatron's greedy interleaving is not among them: it needs an array as long as the run, and its weights are doubles. It is in
 megablend.exact, for Megatron's cache files.
@@ -16,13 +16,13 @@ from megablend.plan.interleavings.sequential import plan_one_after_another
 
 @dataclass(frozen=True, slots=True)
 class InterleavingKind:
-    """An interleaving, and what others have to know about it."""
+    """An interleaving, and the properties that other code depends on."""
 
     plan: Callable[[StageRequest], Plan]
-    """Raises PlanError for a stage that it cannot arrange."""
+    """Makes the plan of a stage. Raises PlanError for a stage that it cannot arrange."""
     has_lanes: bool = False
     """Whether sample k belongs to lane k % lanes, whose samples of a source are neighbours: a reader then keeps the blocks
-    in which its lanes are."""
+    that its lanes are reading."""
 
 
 INTERLEAVINGS: dict[str, InterleavingKind] = {
@@ -32,7 +32,7 @@ INTERLEAVINGS: dict[str, InterleavingKind] = {
 
 
 def find_interleaving(name: str) -> InterleavingKind:
-    """An interleaving by its name. Raises: ValueError for a name that none has."""
+    """An interleaving by name. Raises: ValueError for an unknown name."""
     if name not in INTERLEAVINGS:
         raise ValueError(f"found {name!r}, expected one of {', '.join(INTERLEAVINGS)}")
     return INTERLEAVINGS[name]

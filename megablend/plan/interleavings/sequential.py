@@ -12,7 +12,7 @@ from megablend.plan.interleavings.base import Int32s, Int64s, StageRequest, chec
 
 
 class SequentialPlan:
-    """Sources one after the other; sources without samples are passed over.
+    """Sources one after another; sources without samples are skipped.
 
     Args:
         totals: samples of each source, [num_sources], not negative.
@@ -40,7 +40,7 @@ class SequentialPlan:
         return sources.astype(np.int32), numbers - self._offsets[sources]
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples are of each source: int64 [num_sources]. Raises IndexError."""
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises IndexError."""
         reached: Int64s = np.minimum(self._offsets, prefix_length(n, self.num_samples))
         return reached[1:] - reached[:-1]
 
@@ -51,12 +51,12 @@ class SequentialPlan:
         return ks
 
     def first_sample_from(self, source: int, ordinal: int) -> int | None:
-        """The first sample that is one of a source's ordinals from `ordinal` on; None where the plan has none of these."""
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none."""
         start, stop = self._offsets[source : source + 2].tolist()
         sample = int(start + max(0, ordinal))
         return sample if sample < stop else None
 
 
 def plan_one_after_another(stage: StageRequest) -> SequentialPlan:
-    """The sources of a stage one after the other. Raises PlanError."""
+    """Plan the sources of a stage one after another. Raises PlanError."""
     return SequentialPlan(stage.totals)

@@ -1,4 +1,4 @@
-"""A stage's tree (megablend.kernels.plan.tree): its sources' totals, ready to be asked for the counts of any prefix."""
+"""A stage's tree (megablend.kernels.plan.tree): the totals of its sources, which gives the counts of any prefix."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from megablend.kernels.plan.tree import all_counts, huffman
 
 
 class Tree(NamedTuple):
-    """A stage's sources with their totals, as arrays; sources without samples are not in it."""
+    """A stage's sources with their totals, as arrays; sources without samples are left out."""
 
     left_leaves: npt.NDArray[np.int32]
-    """int32 [num_leaves], by inner node, the last unused."""
+    """int32 [num_leaves], by inner node; the last entry is unused."""
     left_samples: npt.NDArray[np.int64]
-    """int64 [num_leaves], by inner node, the last unused."""
+    """int64 [num_leaves], by inner node; the last entry is unused."""
     sources: npt.NDArray[np.int32]
     """int32 [num_leaves], by rank."""
     samples: npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ class Tree(NamedTuple):
 
 
 def build_tree(totals: npt.NDArray[np.int64]) -> Tree:
-    """The tree of a stage: totals int64 [D], not negative, at least one positive, sum below 2^50. O(D log D)."""
+    """Build the tree of a stage: totals int64 [D], not negative, at least one positive, sum below 2^50. O(D log D)."""
     order = np.argsort(totals, kind="stable")
     order = order[totals[order] > 0]
     left_leaves, left_samples = np.zeros(len(order), np.int32), np.zeros(len(order), np.int64)

@@ -65,4 +65,4 @@ def test_a_script_without_a_main_guard_is_told_so(remote: Any, tmp_path: Path) -
         env={**os.environ, "PYTHONPATH": ":".join([str(root), *sys.path])},
     )
     assert done.returncode != 0
-    assert "put what it does under `if __name__ == '__main__':`" in done.stderr
+    assert "put its code under `if __name__ == '__main__':`" in done.stderr
