@@ -84,7 +84,7 @@ def test_a_ledger_that_was_set_aside_can_be_moved_back(tmp_path: Path, config: d
 
 
 def test_a_rename_that_was_interrupted_is_completed(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path) -> None:
+    def fail(path: Path, missing_ok: bool = False) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
