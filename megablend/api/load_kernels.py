@@ -17,7 +17,9 @@ from megablend.jit import load_kernels
 _KERNELS = "megablend.kernels."
 PLANNING = ("plan.tree", "plan.strides", "plan.lanes", "plan.bijection", "row_checks", "plan.spans", "reader.gather")
 """Modules whose kernels every blend needs for its first batch."""
-BY_FORMAT = {"parquet": ("file_ranges", "parquet.page_headers", "parquet.levels", "parquet.values", "parquet.bodies")}
+READING = ("file_ranges",)
+"""Those that reading any format from local files needs as well."""
+BY_FORMAT = {"parquet": ("parquet.page_headers", "parquet.levels", "parquet.values", "parquet.bodies")}
 """Those that decoding a format needs as well."""
 BY_ORDER = {"document": ("document_table",)}
 """Those that an order needs as well."""
@@ -88,7 +90,7 @@ def load_planning_kernels(order: str) -> None:
 
 def load_format_kernels(formats: Iterable[str]) -> None:
     """Begin to load the kernels that decoding these formats needs."""
-    _background.add(module for name in sorted(set(formats)) for module in BY_FORMAT.get(name, ()))
+    _background.add((*READING, *(module for name in sorted(set(formats)) for module in BY_FORMAT.get(name, ()))))
 
 
 def wait_for_kernels() -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from megablend.errors import DataError
 from megablend.kernels.file_ranges import read_ranges
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s
-from megablend.storage.local import LocalStorage, data_error, ends_early, file_stat
+from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits
+from megablend.storage.local import MAX_READS, LocalStorage, data_error, ends_early, file_stat
 
 ALIGNMENT = 4096
 """Bytes; logical blocks have 512 or 4096."""
@@ -24,6 +24,10 @@ ALIGNMENT = 4096
 @dataclass(frozen=True, slots=True)
 class DirectStorage(LocalStorage):
     """Local files; reads of several ranges do not use the page cache."""
+
+    def limits(self, path: str) -> ReadLimits:
+        """See Storage.limits."""
+        return replace(LocalStorage.limits(self, path), max_reads=MAX_READS)
 
     def stat_opened(self, path: str) -> FileStat:
         """See Storage.stat_opened. Pages and footers are read through two descriptors, which must refer to the same file."""

@@ -26,8 +26,11 @@ _UNCHECKED_BYTES = 1 << 20
 """Larger reads are checked against the file's size first, since a read allocates its requested size."""
 
 
-_LIMITS = ReadLimits(max_gap_bytes=2 << 10, max_merged_bytes=4 << 20, max_reads=8)
-"""Gaps are less than a page."""
+MAX_READS = 8
+"""Reads in flight that a disk profits from; those through the page cache also copy, so that more than CPUs only take memory."""
+_LIMITS = ReadLimits(
+    max_gap_bytes=2 << 10, max_merged_bytes=4 << 20, max_reads=min(MAX_READS, os.cpu_count() or 1)
+)  # gaps of less than a page
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,12 +152,11 @@ def test_an_arrow_stream(tmp_path: Path) -> None:
     path, table = tmp_path / "it's.arrow", pa.table({"ids": ROWS})
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table, max_chunksize=50)
-    given = config(tmp_path, {"path": path})
-    code = re.search("rewrite it as a file by `([^`]+)`", refused(given))
-    assert code
-    exec(code[1], {})
-    works(given)
-    assert pa.ipc.open_file(path).read_all().column("ids").to_pylist() == ROWS
+    works(config(tmp_path, {"path": path}))
+    message = refused(config(tmp_path, {"path": path, "format": "arrow"}))
+    remedy = re.search("set `format: ([a-z-]+)` for its source", message)
+    assert remedy, message
+    works(config(tmp_path, {"path": path, "format": remedy[1]}))
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])

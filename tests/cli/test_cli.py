@@ -142,7 +142,7 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
         (
             ["build", "{config}", "--cache", "s3://b/c"],
             2,
-            "--cache: found 's3://b/c'; object stores come in a later release",
+            "--cache: found 's3://b/c'; expected a path on a local or mounted disk",
         ),
         (["describe", "{folder}", "--cache", "c"], 2, "found the folder of a cache, "),
         (["verify", "nowhere"], 2, "nowhere: found no such folder"),

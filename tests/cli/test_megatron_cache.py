@@ -112,7 +112,7 @@ def test_ranks_of_a_node_share_its_memory(data: list[str], tmp_path: Path) -> No
 def test_too_little_memory_is_told_before_anything_is_built(ranks: int, data: list[str], tmp_path: Path) -> None:
     done = run(tmp_path / "cache", *blend(data), "--max-memory", "1k", ranks=ranks)
     assert done.returncode == 2
-    assert "bytes of memory, where" in done.stderr
+    assert "bytes of memory, but" in done.stderr
     assert "may use 1,000 (--max-memory" in done.stderr
     assert not (tmp_path / "cache").exists()
 
@@ -147,7 +147,7 @@ def test_a_damaged_array_is_made_anew_and_told(data: list[str], tmp_path: Path) 
     array.write_bytes(array.read_bytes()[:-2])
     found = here(cache, *blend(data))
     assert sum(split["missing"] for split in found["splits"]) == 1
-    assert found["notes"][0].startswith(f"{array}: holds int16")
+    assert found["notes"][0].startswith(f"{array}: contains int16")
     assert contents(cache) == before
 
 

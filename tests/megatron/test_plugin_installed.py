@@ -94,7 +94,7 @@ def an_error(patch: pytest.MonkeyPatch) -> None:
         (another_shuffle, r"^tiny datasets \(several_epochs\): Megatron makes another shuffle_index of GPTDataset$"),
         (
             another_name,
-            r"^tiny datasets \(several_epochs\): Megatron looks for [0-9a-f]+-GPTDataset-(train|valid|test)-\S+ in addition to",
+            r"^tiny datasets \(several_epochs\): Megatron looks for \w+-(GPT|Blended)Dataset-(train|valid|test)-\S+ in addition",
         ),
         (another_token, r"^tiny datasets \(several_epochs\): sample 0 is another in MegablendGPTDataset"),
         (an_error, r"^tiny datasets \(several_epochs\): KeyError: 'epochs'$"),
