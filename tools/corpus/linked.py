@@ -32,7 +32,7 @@ def linked_corpus(folder: Path, num_blocks: int, *, block_tokens: int = 160, **s
         table, folder / "pages.parquet", write_batch_size=1, data_page_size=1, row_group_size=pages, **options
     )
     for number in range(num_blocks // pages):
-        (folder / "links" / f"{number:06}.parquet").symlink_to(folder / "pages.parquet")
+        (folder / "links" / f"{number:06}.parquet").hardlink_to(folder / "pages.parquet")
     source = {"name": "pages", "path": f"{folder}/links/*.parquet", "weight": 1}
     defaults = {"cache": str(folder / "cache"), "sequence_length": 2048, "samples": 10**9, "sources": [source]}
     return defaults | settings
