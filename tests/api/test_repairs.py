@@ -235,7 +235,7 @@ def test_a_table_of_documents_of_another_source(tmp_path: Path) -> None:
     (theirs,) = (path for path in (other.cache / "documents").iterdir() if path.name != mine.name)
     shutil.rmtree(mine)
     shutil.copytree(theirs, mine)
-    with pytest.raises(CacheError, match="remove that folder, then build again") as caught:
+    with pytest.raises(CacheError, match="remove that folder, then rebuild the index") as caught:
         project.read()
     shutil.rmtree(str(caught.value).partition(":")[0])
     project.run(*commands_in(str(caught.value)))

@@ -233,7 +233,7 @@ def test_a_block_that_is_not_the_files(path: Path, kind: Kind) -> None:
 
 def test_the_column_is_named_or_found(path: Path, kind: Kind) -> None:
     if kind.column is None:
-        with pytest.raises(ConfigError, match="have no columns; leave out column: idz"):
+        with pytest.raises(ConfigError, match="have no columns; remove column: idz"):
             index(path, "idz")
         return
     assert index(path, None).tokens == index(path, "ids").tokens

@@ -83,7 +83,7 @@ def test_the_nearest_name_is_given(tmp_path: Path, name: str, match: str) -> Non
         (pa.decimal128(5), "has type FIXED_LEN_BYTE_ARRAY"),
         (pa.uint64(), "has type uint64"),
         (pa.list_(LISTS), "is a list of lists"),
-        (pa.bool_(), "is of BOOLEAN"),
+        (pa.bool_(), "has type BOOLEAN"),
     ],
     ids=str,
 )

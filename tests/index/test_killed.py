@@ -160,7 +160,14 @@ def test_a_build_of_many_files_killed_at_each_of_its_writes(data: Path, tmp_path
     )
     cache = tmp_path / "cache"
     crash = CRASH.replace("spec(Path(sys.argv[2]))", f"eval({repr(both)!r}, vars(sources))")
-    command = [driver(0)[0], "-c", f"from megablend.index import sources\n{crash}", str(number), str(data), str(cache)]
+    command = [
+        driver(0)[0],
+        "-c",
+        f"from megablend.index import source_spec as sources\n{crash}",
+        str(number),
+        str(data),
+        str(cache),
+    ]
     result = run(command, PYTHONPATH=f"{ROOT}:{Path(__file__).parent}")
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert verify(str(cache), data=False, storage=STORAGE) == []

@@ -167,9 +167,7 @@ def test_parts_of_two_versions_of_a_file_are_never_joined(
         return "ab" if len(seen) == 3 else "cd"
 
     monkeypatch.setattr("megablend.index.file_tasks.sampled_content_digest", sampled_content_digest)
-    with pytest.raises(
-        ChangedFileError, match="changed while it was being indexed; wait until its writer has finished"
-    ):
+    with pytest.raises(ChangedFileError, match="changed while it was being indexed; let its writer finish"):
         build(cache, source)
     monkeypatch.undo()
     assert not list((cache / "fragments").iterdir())

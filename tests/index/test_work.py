@@ -50,5 +50,5 @@ def test_files_keep_their_fragments_when_the_folder_moves_or_another_is_added(tm
 
 def test_a_fragment_that_rank_0_does_not_see_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "_SEEN_SECONDS", 0.2)
-    with pytest.raises(CacheError, match="must lie on a file system that all ranks share"):
+    with pytest.raises(CacheError, match="must be on a file system that all ranks share"):
         await_fragment(tmp_path / "missing")

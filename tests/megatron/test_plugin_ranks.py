@@ -192,7 +192,7 @@ def test_a_rank_is_killed(tmp_path: Path) -> None:
     found = results(spec)
     assert sorted(found) == [0, 1, 3]
     for each in found.values():
-        assert "another rank of the job ended" in each["error"]
+        assert "a rank exited during dataset setup" in each["error"]
     again = run(tmp_path, spec | {"victim": None}, NUM_RANKS)
     assert [each["error"] for each in again] == [None] * NUM_RANKS
     assert again[0]["samples"] is not None

@@ -136,7 +136,7 @@ def test_a_step_that_does_not_fit_is_refused(run: Run) -> None:
     found = make_schedules(run, StepSequence(first=0, micro_batch_size=8, stride=8, stop=480), budget(3000))
     with pytest.raises(
         megablend.ConfigError,
-        match=r"memory: the blocks of a step of 8 samples take .* of the 3000 that 512.0 MiB leave",
+        match=r"memory: the blocks of a step of 8 samples take .* but memory 512.0 MiB leaves 3000 bytes",
     ):
         next(found)
 

@@ -17,7 +17,7 @@ def check_every_ordinal(arguments: oracle.Plan, *, backwards: bool = False) -> N
     expected = {place: k for k, place in enumerate(walked)}
     for source, total in enumerate(np.sum(arguments["totals"], axis=0).tolist()):
         for end in (-1, total):
-            with pytest.raises(IndexError, match=f"no sample of source {source} and ordinal {end}"):
+            with pytest.raises(IndexError, match=f"no sample with source {source} and ordinal {end}"):
                 plan.samples_of(np.array([source], np.int32), np.array([end]))
     places = sorted(expected, reverse=backwards)
     sources, ordinals = np.array(places).T
@@ -57,7 +57,7 @@ def test_large_plans_go_there_and_back() -> None:
 def test_sources_that_there_are_not() -> None:
     plan = lane_plan([[3, 4]], lanes=2, slots=2, spans=[1, 1], seed=1)
     for source in (-1, 2):
-        with pytest.raises(IndexError, match=f"no sample of source {source} and ordinal 0"):
+        with pytest.raises(IndexError, match=f"no sample with source {source} and ordinal 0"):
             plan.samples_of(np.array([source], np.int32), np.array([0]))
     assert len(plan.samples_of(np.array([], np.int32), np.array([], np.int64))) == 0
 
@@ -67,7 +67,7 @@ def test_one_pass() -> None:
     sources, ordinals = np.array([0, 2, 2, 0], np.int32), np.array([2, 0, 1, 0])
     assert plan.samples_of(sources, ordinals).tolist() == [2, 3, 4, 0]
     for source, ordinal in ((0, 3), (1, 0), (2, 2), (0, -1), (3, 0)):
-        with pytest.raises(IndexError, match=f"no sample of source {source} and ordinal {ordinal}"):
+        with pytest.raises(IndexError, match=f"no sample with source {source} and ordinal {ordinal}"):
             plan.samples_of(np.array([source], np.int32), np.array([ordinal]))
 
 

@@ -52,7 +52,7 @@ def test_data_is_read_where_the_config_says(tmp_path: Path, config: dict[str, An
 def test_an_end_of_document_token_that_does_not_fit_is_refused(config: dict[str, Any]) -> None:
     wrong = config | {"sources": [config["sources"][0] | {"append_eod": 2**31}]}
     match = (
-        r"sources\[0\]: source 's0': append_eod 2147483648 does not fit its tokens, which are stored as int32 \(up to"
+        r"sources\[0\]: source 's0': append_eod 2147483648 does not fit its tokens, which are stored as int32 \(at most"
     )
     with pytest.raises(megablend.ConfigError, match=match):
         megablend.build(wrong)

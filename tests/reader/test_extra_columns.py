@@ -210,7 +210,9 @@ def test_lists_of_other_lengths_are_refused(tmp_path: Path) -> None:
     shifted = [[1] * (length + (row == 17) - (row == 18)) for row, length in enumerate(lengths)]
     config = damaged(tmp_path / "shifted", small=pa.array(shifted, pa.list_(pa.int8())))
     megablend.build(config)
-    with pytest.raises(CorruptFileError, match=r"x\.parquet at byte \d+: row 17: its list in column 'small' is not as"):
+    with pytest.raises(
+        CorruptFileError, match=r"x\.parquet at byte \d+: row 17: its list in column 'small' does not have"
+    ):
         list(megablend.Loader(megablend.open(config), micro_batch_size=4))
 
 
@@ -230,7 +232,7 @@ def test_lists_that_only_pages_edges_part_are_refused(tmp_path: Path, row: int, 
     config = make_config(tmp_path, [source], samples=20)
     megablend.build(config)
     with pytest.raises(
-        CorruptFileError, match=r"x\.parquet at byte \d+: row \d+: its list in column 'small' is not as"
+        CorruptFileError, match=r"x\.parquet at byte \d+: row \d+: its list in column 'small' does not have"
     ):
         list(megablend.Loader(megablend.open(config), micro_batch_size=4))
 
@@ -249,7 +251,9 @@ def test_columns_that_do_not_fit_are_refused(tmp_path: Path, config: dict[str, A
 
     with pytest.raises(ConfigError, match=r"source 's0': .*[01]\.parquet: no column 'scor'; did you mean 'score'"):
         build("scor")
-    with pytest.raises(ConfigError, match=r"column 'text' is of BYTE_ARRAY, .*; columns of numbers: mask, ids, weight"):
+    with pytest.raises(
+        ConfigError, match=r"column 'text' has type BYTE_ARRAY, .*; columns of numbers: mask, ids, weight"
+    ):
         build("text")
     pair = tmp_path / "pair"
     pair.mkdir()

@@ -113,7 +113,7 @@ def test_a_table_that_is_gone_is_made_again_by_a_build(tmp_path: Path) -> None:
     expected = batches(config)
     for folder in (tmp_path / "cache" / "documents").iterdir():
         (folder / "manifest.json").unlink()
-    with pytest.raises(CacheError, match="no table of its documents; build again"):
+    with pytest.raises(CacheError, match="has no document table; rebuild the index"):
         batches(config)
     built = megablend.build(config)
     assert built.documents is not None
