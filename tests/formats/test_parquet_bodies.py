@@ -81,9 +81,7 @@ def test_a_wrong_length_is_blamed_on_its_page(codec: int, wrong: int) -> None:
 def test_damage_is_blamed_on_its_page(codec: int) -> None:
     data = np.random.default_rng(codec).integers(0, 5, 3000).astype(np.uint8).tobytes()
     good = stored(codec, data)
-    with pytest.raises(
-        CorruptFileError, match=r"byte 2000.*the page is damaged: .* (cannot be decompressed|does not decompress)"
-    ):
+    with pytest.raises(CorruptFileError, match=r"byte 2000.*the page is damaged: .* (cannot be|does not) decompress"):
         expanded([(codec, good, 3000), (codec, good, 3000), (codec, good[:-9], 3000), (codec, good, 3000)])
 
 

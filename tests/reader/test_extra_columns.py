@@ -260,7 +260,7 @@ def test_columns_that_do_not_fit_are_refused(tmp_path: Path, config: dict[str, A
     KINDS["megatron"].write(pair / "x.bin", [[1, 2, 3]] * 9)
     source = {"name": "pair", "path": str(pair / "x.bin"), "extra_columns": ["mask"]}
     with pytest.raises(
-        ConfigError, match=r"'pair': .*x\.bin: .bin/.idx files have no columns; leave out extra_columns: mask"
+        ConfigError, match=r"'pair': .*x\.bin: .bin/.idx files have no columns; remove extra_columns: mask"
     ):
         megablend.build(make_config(pair, [source], samples=2))
 
