@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,6 +72,7 @@ class ReadPipeline:
         self._waiting = deque[_Task]()
         self._shared: dict[_Key, Future[FetchedRanges]] = {}
         self._lock = threading.Lock()
+        self._claiming = threading.Lock()
         self._fetching = ThreadPoolExecutor(num_fetching, thread_name_prefix="megablend-fetch")
         self._decoding = ThreadPoolExecutor(num_decoding, thread_name_prefix="megablend-decode")
         self._process = os.getpid()
@@ -150,10 +151,12 @@ class ReadPipeline:
             if fetched_ranges is not None:
                 for file, fetched in zip(fetched_ranges.files, fetched_ranges.fetched.result(), strict=True):
                     file.fetched.append(fetched)
-            needed = [(file, ranges) for file in task.read.files for ranges in file.next_ranges()]
+            with self._claiming:
+                needed = [(file, ranges) for file in task.read.files for ranges in file.next_ranges()]
+                claims = [self._claim(task, ranges) for _, ranges in needed]
             if not needed:
                 break
-            fetching = [self._start_fetch(task, ranges) for _, ranges in needed]
+            fetching = self._start_fetches([ranges for _, ranges in needed], claims)
             fetched_ranges = _RequestedRanges([file for file, _ in needed], gather_futures(fetching, list))
             if not fetched_ranges.fetched.done():
                 self._continue_when_fetched(task, fetched_ranges)
@@ -166,20 +169,39 @@ class ReadPipeline:
         proceed = partial(self._fetch, fetched_ranges=requested)
         requested.fetched.add_done_callback(lambda _: self._submit(self._fetching, proceed, task))
 
-    def _start_fetch(self, task: _Task, ranges: FileRanges) -> Future[FetchedRanges]:
-        """Request ranges from the storage; ranges that another task has already requested are shared with it."""
+    def _claim(self, task: _Task, ranges: FileRanges) -> _Claim | None:
+        """Take over the request of ranges that several tasks need, or share that of another task; None for other ranges.
+
+        The caller holds `_claiming`, and has found the ranges missing since it took it: otherwise the task that requested them
+        could finish in between, and they would be requested again.
+        """
         if not ranges.is_shared:
-            return self._request(ranges)
+            return None
         key, created = (ranges.path, int(ranges.offsets[0])), Future[FetchedRanges]()
-        with self._lock:
-            if (existing := self._shared.setdefault(key, created)) is not created:
-                return existing
-            task.shared.append(key)
+        if (existing := self._shared.setdefault(key, created)) is not created:
+            return _Claim(existing, is_owner=False)
+        task.shared.append(key)
+        return _Claim(created, is_owner=True)
+
+    def _start_fetches(
+        self, requests: Sequence[FileRanges], claims: Sequence[_Claim | None]
+    ) -> list[Future[FetchedRanges]]:
+        """Request ranges from the storage, but for those that another task requests."""
+        fetching, owned = list[Future[FetchedRanges]](), [each.future for each in claims if each and each.is_owner]
         try:
-            forward_result(self._request(ranges), created)
-        except BaseException as error:  # other tasks may already wait for it
-            created.set_exception(error)
-        return created
+            for ranges, claim in zip(requests, claims, strict=True):
+                if claim is None:
+                    fetching.append(self._request(ranges))
+                    continue
+                if claim.is_owner:
+                    forward_result(self._request(ranges), claim.future)
+                    owned.remove(claim.future)
+                fetching.append(claim.future)
+        except BaseException as error:
+            for future in owned:  # other tasks may already wait for them
+                future.set_exception(error)
+            raise
+        return fetching
 
     def _request(self, ranges: FileRanges) -> Future[FetchedRanges]:
         started, size = perf_counter(), int(ranges.sizes.sum())
@@ -197,15 +219,25 @@ class ReadPipeline:
     def _finish(self, task: _Task, outcome: DecodedBlocks | BaseException) -> None:
         """Set the result of a task, and start others in its place."""
         task.read = None
-        with self._lock:
-            self._bytes -= task.size
+        with self._claiming:
             for key in task.shared:
                 self._shared.pop(key, None)
+        with self._lock:
+            self._bytes -= task.size
         if isinstance(outcome, BaseException):
             task.blocks.set_exception(outcome)
         else:
             task.blocks.set_result(outcome)
         self._start_tasks()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Claim:
+    """A request that several tasks share."""
+
+    future: Future[FetchedRanges]
+    is_owner: bool
+    """The task that holds the claim makes the request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
