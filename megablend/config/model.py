@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import re
 import warnings
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
-from megablend.order.registry import ORDERS, current_name, find_order
-from megablend.storage.object_options import ObjectOptions, parse_options
+from megablend.config.values import (
+    Count,
+    Number,
+    Objects,
+    OrderName,
+    PathText,
+    Positive,
+    Size,
+    Split,
+    Token,
+    VocabSize,
+    parse_path,
+)
+from megablend.order.registry import find_order
+from megablend.storage.object_options import ObjectOptions
 
 UNITS = ("weight", "tokens", "samples", "epochs")
 """Units of a source's share; all sources of a blend use the same one."""
@@ -27,111 +36,8 @@ EOD_MASKS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Pattern of a run's name, which is also a file name."""
 MAX_RUN_NAME = 100
-MAX_COUNT = 1 << 62
-MAX_EXPONENT = 100
-"""Largest power of ten in a number: a typing error such as 1e999999999 would be stored exactly, digit by digit."""
 OLD_KEYS = {"cycle": "shuffle_window"}
 """Keys of release 0.1.0 that have a new name."""
-
-
-def _number(value: object, *, least: str = "0 or more") -> Fraction:
-    """Parse a finite number, 0 or more, exactly."""
-    try:
-        if isinstance(value, (bool, type(None), dict, list)):
-            raise InvalidOperation
-        number = value if isinstance(value, Fraction) else _exact(Decimal(str(value).strip().replace("_", "")))
-    except (InvalidOperation, ValueError, OverflowError):
-        raise ValueError(f"found {value!r}, expected a finite number") from None
-    if number < 0:
-        raise ValueError(f"found {value!r}, expected {least}")
-    return number
-
-
-def _exact(written: Decimal) -> Fraction:
-    if written and abs(written.adjusted()) > MAX_EXPONENT:
-        raise OverflowError
-    return Fraction(written) if written else Fraction(0)
-
-
-def _positive(value: object) -> Fraction:
-    number = _number(value, least="more than 0")
-    if number == 0:
-        raise ValueError(f"found {value!r}, expected more than 0")
-    return number
-
-
-def _count(value: object) -> int:
-    """Parse a whole number above 0, also written as 1e9 or 1_000."""
-    number = _positive(value)
-    if number.denominator != 1:
-        raise ValueError(f"found {value!r}, expected a whole number")
-    if number > MAX_COUNT:
-        raise ValueError(f"found {value!r}, expected at most 2^62")
-    return int(number)
-
-
-def _token(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
-        raise ValueError(f"found {value!r}, expected a token id (0 to 4294967295)")
-    return value
-
-
-def _vocab_size(value: object) -> int | str:
-    """Parse a number of token ids, or the path of a tokenizer.json."""
-    if isinstance(value, (str, os.PathLike)) and not re.fullmatch(r"\s*[+-]?[0-9.][0-9.e+_]*\s*", os.fspath(value)):
-        return os.fspath(value)
-    number = _count(value)
-    if number > 2**32:
-        raise ValueError(f"found {value!r}, expected at most {2**32} token ids")
-    return number
-
-
-def _size(value: object) -> int:
-    """Parse a size in bytes, such as 512MiB, 1.5 GB or 4e9."""
-    written = re.fullmatch(r"\s*([0-9.e+_]+)\s*([KMGT]?)(i?)B?\s*", str(value), re.IGNORECASE)
-    if written is None or isinstance(value, bool):
-        raise ValueError(f"found {value!r}, expected a size such as 512MiB")
-    number, prefix, binary = written.groups()
-    return int(_positive(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
-
-
-def _path(value: object) -> object:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _split(value: object) -> tuple[Fraction, Fraction, Fraction]:
-    parts = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else [value]
-    try:
-        numbers = [_number(part) for part in parts]
-    except ValueError as error:
-        raise ValueError(f"{error} in train,valid,test such as 95,5,0") from None
-    if not 1 <= len(numbers) <= 3 or sum(numbers) == 0:
-        raise ValueError(f"found {value!r}, expected up to three numbers train,valid,test, not all 0, such as 95,5,0")
-    numbers += [Fraction(0)] * (3 - len(numbers))
-    total = sum(numbers)
-    return (numbers[0] / total, numbers[1] / total, numbers[2] / total)
-
-
-def _order(value: object) -> object:
-    """The current name of an order of megablend.order.registry; the names of release 0.1.0 are accepted."""
-    try:
-        find_order(str(value))
-    except ValueError:
-        *names, last = map(repr, ORDERS)
-        raise PydanticKnownError("literal_error", {"expected": f"{', '.join(names)} or {last}"}) from None
-    return current_name(str(value))
-
-
-Number = Annotated[Fraction, BeforeValidator(_number)]
-Positive = Annotated[Fraction, BeforeValidator(_positive)]
-Count = Annotated[int, BeforeValidator(_count)]
-Token = Annotated[int, BeforeValidator(_token)]
-Size = Annotated[int, BeforeValidator(_size)]
-VocabSize = Annotated[int | str, BeforeValidator(_vocab_size)]
-PathText = Annotated[str, BeforeValidator(_path)]
-OrderName = Annotated[str, BeforeValidator(_order)]
-Objects = Annotated[ObjectOptions, BeforeValidator(parse_options)]
-Split = Annotated[tuple[Fraction, Fraction, Fraction], BeforeValidator(_split)]
 
 
 class _Model(BaseModel):
@@ -175,7 +81,7 @@ class Source(_Model):
     @classmethod
     def _paths(cls, value: object) -> object:
         given = value if isinstance(value, (list, tuple)) else [value]
-        paths = tuple(_path(path) for path in given)
+        paths = tuple(parse_path(path) for path in given)
         if not paths or not all(isinstance(path, str) and path for path in paths):
             raise ValueError(f"found {value!r}, expected a path, a glob or a list of them")
         return paths

@@ -46,7 +46,7 @@ def cut_short_documents(
     """Fill rows as megablend.kernels.exact.sample_index.cut does, whose other arguments and results these are.
 
     Args:
-        short: what `in_bytes` made of the lengths, or they themselves.
+        short: what `narrow_to_uint8` made of the lengths, or the lengths themselves.
         limit: those of `short` below it are lengths; the others are looked up.
         far: whether `short` is larger than a core's own caches.
     """
