@@ -5,6 +5,7 @@ Arguments: a config's path, a folder for Megatron's cache, and the prefix of a `
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import warnings
@@ -14,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import accelerate
 import torch.distributed
 from torch.utils.data import DataLoader
 
@@ -72,7 +72,7 @@ def main() -> None:
     def sampled() -> DataLoader[Any]:
         return DataLoader(dataset, batch_sampler=megablend.PretrainingSampler(dataset, micro_batch_size=4, **ranks))
 
-    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
     attempt("prepared sampler", lambda: read(accelerator.prepare(sampled())))
     attempt(
         "prepared loader", lambda: read(accelerator.prepare(megablend.Loader(dataset, micro_batch_size=4, **ranks)))
