@@ -128,7 +128,7 @@ def test_a_raw_file_with_separators_is_read_once(tmp_path: Path, monkeypatch: py
     files = {"b/0.raw": (folder / "0.raw").read_bytes()}
     options = {"format": "raw", "format_options": {"dtype": "int32", "eod_token": 7}}
     with FaultySource(files, Faults(latency=0.001)) as source:
-        digests = []
+        digests = list[str]()
         for root in (folder, "s3://b"):
             made = {"name": "s", "weight": 1, "path": f"{root}/*.raw", **options}
             config = make_config(tmp_path, [made], samples=5, cache=str(tmp_path / f"c{len(digests)}"))
@@ -146,9 +146,9 @@ def test_a_damaged_file_among_others_is_named(tmp_path: Path) -> None:
         WRITERS["page index"](folder / f"{i}.parquet")
     files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
     files["b/1.parquet"] = files["b/1.parquet"][:-100]
-    with FaultySource(files) as source:
-        with pytest.raises(CorruptFileError, match=r"s3://b/1\.parquet.*not a complete Parquet file"):
-            build(folder, source)
+    refused = pytest.raises(CorruptFileError, match=r"s3://b/1\.parquet.*not a complete Parquet file")
+    with FaultySource(files) as source, refused:
+        build(folder, source)
 
 
 def test_ranks_request_each_file_once(tmp_path: Path) -> None:
