@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
 from megablend.storage.find import Found, Match
@@ -57,10 +56,9 @@ class MovedStorage(WrapperStorage):
         """See Storage.read_ranges."""
         return self.inner.read_ranges(_path(path), offsets, sizes, allocate)
 
-    @contextmanager
-    def descriptor(self, path: str) -> Iterator[int]:
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
         """See Storage.descriptor."""
-        yield -1
+        return nullcontext(-1)
 
 
 def _path(location: str) -> str:
