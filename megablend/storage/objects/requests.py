@@ -23,6 +23,7 @@ from megablend.storage.objects.failures import Failure, Kind, read_failure
 from megablend.storage.objects.flow import Flow
 from megablend.storage.objects.pins import Pin, make_pin
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
+from megablend.storage.retries import count_retry
 
 T = TypeVar("T")
 _LOG = logging.getLogger("megablend")
@@ -142,6 +143,7 @@ class Source:
                     self.flow.slow_down(now)
                 if attempts > _QUIET_ATTEMPTS:
                     self._log(found, now)
+                count_retry()
                 longest = min(_MOST_SECONDS, 0.1 * 2 ** min(attempts, 20))
                 await asyncio.sleep(longest * random.uniform(0.5, 1) + (found.kind is Kind.EXPIRED) * 0.5)
         finally:
