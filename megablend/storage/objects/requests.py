@@ -10,7 +10,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError, MissingFileError
+from megablend.errors import (
+    CHANGED_REMEDY,
+    ChangedFileError,
+    CorruptFileError,
+    DataError,
+    MissingFileError,
+    UnsupportedFileError,
+)
 from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.failures import Failure, Kind, read_failure
 from megablend.storage.objects.flow import Flow
@@ -295,4 +302,5 @@ def _error_of(location: str, failure: Failure, pin: Pin | None, start: int, stop
             f"truncated: {stop - start} bytes are wanted here, but the object ends before; restore it",
             offset=start,
         )
-    return DataError(location, f"cannot be read: {failure.cause}: {failure.remedy}")
+    kind = UnsupportedFileError if failure.kind is Kind.NO_RANGES else DataError
+    return kind(location, f"cannot be read: {failure.cause}: {failure.remedy}")
