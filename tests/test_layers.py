@@ -19,6 +19,7 @@ LAYERS = [
     "kernels",
     "order",
     "storage",
+    "caches",
     "config",
     "distributed",
     "formats",
