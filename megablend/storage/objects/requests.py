@@ -24,8 +24,8 @@ from megablend.storage.objects.failures import Failure, Kind, read_failure
 from megablend.storage.objects.flow import Flow
 from megablend.storage.objects.pins import Pin, make_pin
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
-from megablend.storage.retries import count_retry
 from megablend.storage.objects.watch import Request, Watch
+from megablend.storage.retries import count_retry
 
 T = TypeVar("T")
 _LOG = logging.getLogger("megablend")
