@@ -66,53 +66,57 @@ def install(folder: Path) -> str:
 
 SCRIPT = """
 import json, sys, megablend
-config = json.loads(sys.argv[1])
-print(megablend.build(config).ledger.digest)
-data = megablend.open(config)
-print(json.dumps([data[k]["tokens"].tolist() for k in range(8)]))
-print(megablend.verify(config["cache"], data=True).problems == ())
+for config in json.loads(sys.argv[1]):
+    megablend.build(config)
+    data = megablend.open(config)
+    assert megablend.verify(config["cache"], data=True).problems == ()
+    print(json.dumps([data[k]["tokens"].tolist() for k in range(8)]))
 """
 
 
-def sample(python: str, folder: Path, source: dict[str, object], **environment: str) -> list[list[int]]:
-    """The samples of a run over a source, in a process of the environment."""
-    folder.mkdir(exist_ok=True)
-    config = {
-        "cache": str(folder / "cache"),
-        "sequence_length": 16,
-        "samples": 8,
-        "seed": 1,
-        "sources": [{"name": "a", "weight": 1, **source}],
-    }
-    out = run([python, "-c", SCRIPT, json.dumps(config)], folder, **environment).splitlines()
-    assert out[2] == "True"
-    found: list[list[int]] = json.loads(out[1])
-    assert len(found) == 8
-    return found
+def list_samples(python: str, folder: Path, *sources: dict[str, object], **environment: str) -> list[list[list[int]]]:
+    """The samples of a run over each source, in a process of the environment."""
+    configs = [
+        {
+            "cache": str(folder / f"cache{number}"),
+            "sequence_length": 16,
+            "samples": 8,
+            "seed": 1,
+            "sources": [{"name": "a", "weight": 1, **source}],
+        }
+        for number, source in enumerate(sources)
+    ]
+    return [
+        json.loads(line)
+        for line in run([python, "-c", SCRIPT, json.dumps(configs)], folder, **environment).splitlines()
+    ]
+
+
+def check_suite(python: str, folder: Path, least: int) -> None:
+    passed = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], folder)
+    assert int(re.findall(r"(\d+) passed", passed)[0]) >= least
 
 
 def test_a_format(tmp_path: Path) -> None:
     write_package("format.md", tmp_path)
     python = install(tmp_path)
-    passed = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], tmp_path)
-    assert int(re.findall(r"(\d+) passed", passed)[0]) >= 20
+    check_suite(python, tmp_path, 20)
     pytest.importorskip("torch")
     (tmp_path / "x.jsonl").write_text("".join(json.dumps({"ids": document}) + "\n" for document in DOCUMENTS))
-    tokens = [token for document in DOCUMENTS for token in document]
-    found = sample(python, tmp_path, {"path": "x.jsonl", "column": "ids"})
-    text = json.dumps(tokens * 3)[1:-1]
-    assert all(json.dumps(each)[1:-1] in text for each in found), "samples are consecutive tokens of the file"
+    (samples,) = list_samples(python, tmp_path, {"path": "x.jsonl", "column": "ids"})
+    text = json.dumps([token for document in DOCUMENTS for token in document] * 3)
+    assert len(samples) == 8
+    assert all(json.dumps(each)[1:-1] in text for each in samples), "samples are consecutive tokens of the file"
 
 
 def test_a_storage(tmp_path: Path) -> None:
     write_package("storage.md", tmp_path)
     python = install(tmp_path)
-    passed = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], tmp_path)
-    assert int(re.findall(r"(\d+) passed", passed)[0]) >= 15
+    check_suite(python, tmp_path, 15)
     pytest.importorskip("torch")
-    data = tmp_path / "data" / "corpus"
-    data.mkdir(parents=True)
-    np.save(data / "x.npy", np.arange(300, dtype=np.int32))
-    plain = sample(python, tmp_path / "plain", {"path": str(data / "x.npy")})
-    team = sample(python, tmp_path / "team", {"path": "team://corpus/*.npy"}, TEAM_DATA=str(tmp_path / "data"))
+    folder = tmp_path / "data" / "corpus"
+    folder.mkdir(parents=True)
+    np.save(folder / "x.npy", np.arange(300, dtype=np.int32))
+    sources = {"path": str(folder / "x.npy")}, {"path": "team://corpus/*.npy"}
+    plain, team = list_samples(python, tmp_path, *sources, TEAM_DATA=str(tmp_path / "data"))
     assert plain == team
