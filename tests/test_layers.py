@@ -20,6 +20,7 @@ LAYERS = [
     "kernels",
     "order",
     "storage",
+    "caches",
     "config",
     "distributed",
     "formats",
