@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import flush_folder, list_committed, reading, replace_file, translate_os_errors
 from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_format import REMEDY, ledger_record, parse_ledger
+from megablend.plan.ledger_format import REMEDY, dump_ledger, parse_ledger
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import parse_json
 
@@ -46,7 +45,7 @@ def save_ledger(cache: str, ledger: Ledger) -> None:
     path = ledger_path(cache, ledger.run)
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(ledger_record(ledger.run, ledger.stages), indent=1).encode())
+    replace_file(path, dump_ledger(ledger.run, ledger.stages).encode())
     flush_folder(path.parent)  # a committed ledger must survive a power failure
 
 

@@ -69,7 +69,7 @@ def load_skips(cache: str | Path, ledger: Ledger) -> Skips:
     """The skips made for a ledger's plan or for one that it extends. Raises CacheError where the file is damaged."""
     skips = Skips()
     for start, stop, plan in _read(skips_path(cache, ledger.run)):
-        if plan in ledger.digests:
+        if any(plan == link.digest and stop <= link.stop for link in ledger.links):
             skips = skips.add(start, stop)
     return skips
 
@@ -77,7 +77,7 @@ def load_skips(cache: str | Path, ledger: Ledger) -> Skips:
 def save_skip(cache: str | Path, ledger: Ledger, start: int, stop: int) -> None:
     """Add a range to the skips of a run. Raises CacheError."""
     path = skips_path(cache, ledger.run)
-    plan = next(digest for end, digest in ledger.links if stop <= end)
+    plan = next(link.digest for link in ledger.links if stop <= link.stop)
     _write(path, [*_read(path), (start, stop, plan)])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,27 @@ from megablend.plan.interleavings.base import (
     sample_numbers,
 )
 from megablend.plan.interleavings.registry import find_interleaving
+
+
+class Stretch(NamedTuple):
+    """A contiguous range of a run's samples with one request."""
+
+    stage: int
+    """Number of the ledger's stage."""
+    start: int
+    stop: int
+    request: StageRequest
+
+
+class TokenRange(NamedTuple):
+    """Samples of a source that follow each other `step` tokens apart."""
+
+    first: int
+    stop: int
+    """Ordinals [first, stop)."""
+    token: int
+    """First token of the first one, counted over all epochs."""
+    step: int
 
 
 class StagesPlan:
@@ -105,12 +127,51 @@ class StagesPlan:
         sample = self.plan_of(stage).first_sample_from(source, inside)
         return None if sample is None else self._starts[stage] + sample
 
-    def token_starts(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """First token of the samples (sources, ordinals) [n], counted over all epochs of the source: int64 [n]."""
+    def token_ranges(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, int | Int64s]:
+        """First token of the samples (sources, ordinals) [n], counted over all epochs of the source: int64 [n]; and the tokens
+        from each to the source's next sample: one number where it is the same in all stages, otherwise int64 [n]."""
         stages = (self._given[1:-1, sources] <= ordinals).sum(axis=0)  # over [num_stages - 1, n]
         inside = ordinals - self._given[stages, sources]
         starts: Int64s = self._first_tokens[stages, sources] + inside * self._sample_tokens[stages]
-        return starts
+        same = (self._sample_tokens == self._sample_tokens[0]).all()
+        return starts, int(self._sample_tokens[0]) if same else self._sample_tokens[stages]
+
+    def count_tokens(self, n: int) -> Int64s:
+        """Tokens by which the first n samples advance each source, without extra tokens: int64 [num_sources]."""
+        stage = self._stage_of(prefix_length(n, self.num_samples))
+        tokens: Int64s = self._first_tokens[stage] + (self.counts(n) - self._given[stage]) * self._sample_tokens[stage]
+        return tokens
+
+    def list_stretches(self) -> list[Stretch]:
+        """The stages, as stretches of samples."""
+        stops = [*self._starts[1:], self.num_samples]
+        return [
+            Stretch(number, start, stop, request)
+            for number, (start, stop, request) in enumerate(zip(self._starts, stops, self._stages, strict=True))
+        ]
+
+    def count_within(self, source: int, tokens: int, extra: int) -> int:
+        """How many of a source's samples, by ordinal, end within its first `tokens` tokens, including `extra` tokens each."""
+        count = 0
+        for each in self.list_tokens(source):
+            inside = (tokens - extra - each.token) // each.step
+            count = min(each.stop, each.first + max(0, inside))
+            if count < each.stop:
+                return count
+        return count
+
+    def list_tokens(self, source: int) -> list[TokenRange]:
+        """How a source's samples cover its tokens, by ordinal; stages with samples of the same length are joined."""
+        found = list[TokenRange]()
+        for number, stage in enumerate(self._stages):
+            first, stop = (int(self._given[each, source]) for each in (number, number + 1))
+            if first == stop:
+                continue
+            if found and found[-1].step == stage.sample_tokens:
+                found[-1] = found[-1]._replace(stop=stop)
+            else:
+                found.append(TokenRange(first, stop, int(self._first_tokens[number, source]), stage.sample_tokens))
+        return found
 
     def plan_of(self, stage: int) -> Plan:
         """The plan of stage number `stage`. Raises: PlanError where the stage cannot be planned."""

@@ -134,7 +134,7 @@ def test_a_sample_begins_where_the_one_before_ends(history: History) -> None:
     plan, ends = history.plan, [stage.end for stage in history.stages]
     lengths = [stage.blend.sequence_length for stage in history.stages]
     sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
-    starts = plan.token_starts(sources, ordinals)
+    starts = plan.token_ranges(sources, ordinals)[0]
     for source in range(plan.num_sources):
         token = 0
         for k in sorted(np.flatnonzero(sources == source).tolist(), key=lambda k: int(ordinals[k])):
