@@ -112,7 +112,7 @@ class Ledger:
 
         Raises: PlanError where the blend of a committed sample differs, or fewer samples are requested.
         """
-        self.check_past(requested, self.num_samples)
+        self.check_past(requested, min(self.num_samples, requested.num_samples))
         if requested.num_samples < self.num_samples:
             raise PlanError(
                 f"run {self.run!r} was built for {self.num_samples:,} samples, now {requested.num_samples:,} are requested; a "
