@@ -173,20 +173,23 @@ def _find_placed(run: Run, source: int, placed: Placed, samples: TokenRange) -> 
     which, places = which[order], places[order]
     ordinals, tokens = samples.first + places, places * samples.step
     starts = np.maximum(begins[which], tokens)
-    return Hits(
-        run.plan.samples_of(np.full(len(ordinals), source, np.int32), ordinals),
+    numbers = run.plan.find_samples(np.full(len(ordinals), source, np.int32), ordinals)
+    hits = Hits(
+        numbers,
         ordinals,
         starts - tokens,
         np.minimum(ends[which], tokens + samples.step + extra) - tokens,
         placed.stored[which] + starts - begins[which],
     )
+    return Hits(*(column[numbers >= 0] for column in hits))
 
 
 def list_epochs(run: Run, source: int) -> range:
     """The epochs of a source that a run enters."""
-    tokens = int(run.plan.count_tokens(run.num_samples)[source])
-    if tokens == 0:
+    ranges = run.plan.list_tokens(source)
+    if not ranges:
         return range(0)
+    tokens = ranges[-1].token + (ranges[-1].stop - ranges[-1].first) * ranges[-1].step
     return range(-(-(tokens + int(run.config.add_extra_token_to_sequence)) // run.blocks(source).num_tokens))
 
 

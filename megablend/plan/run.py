@@ -32,7 +32,7 @@ from megablend.plan.locator import Locator
 from megablend.plan.shares import check_totals
 from megablend.plan.specification import Specification, specify
 from megablend.plan.stage import Blend
-from megablend.plan.stage_requests import stage_requests
+from megablend.plan.stage_requests import plan_stages
 from megablend.plan.stage_totals import check_stage_totals
 from megablend.plan.stages_plan import StagesPlan
 
@@ -154,8 +154,7 @@ class Run:
     @cached_property
     def plan(self) -> StagesPlan:
         """Sample number -> (source, ordinal)."""
-        stages = self.ledger.stages
-        return StagesPlan(stage_requests(stages, self.tokens), [stage.blend.interleaving for stage in stages])
+        return plan_stages(self.ledger.stages, self.tokens)
 
     @cached_property
     def locator(self) -> Locator:

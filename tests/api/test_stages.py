@@ -99,9 +99,13 @@ def test_workers_read_all_stages(config: dict[str, Any]) -> None:
 def test_a_step_with_samples_of_two_lengths_is_refused_with_the_nearest_end(config: dict[str, Any]) -> None:
     megablend.build(config)
     dataset = megablend.open(config)
-    with pytest.raises(megablend.ConfigError, match=r"change at sample 320, within a step of 12 samples .* sample 324;"):
+    with pytest.raises(
+        megablend.ConfigError, match=r"change at sample 320, within a step of 12 samples .* sample 324;"
+    ):
         megablend.Loader(dataset, micro_batch_size=3, data_parallel_rank=0, data_parallel_size=4)
-    with pytest.raises(megablend.ConfigError, match=r"change at sample 480, .* counted from sample 321, .* sample 477;"):
+    with pytest.raises(
+        megablend.ConfigError, match=r"change at sample 480, .* counted from sample 321, .* sample 477;"
+    ):
         megablend.Loader(dataset, micro_batch_size=6, consumed_samples=321)
     megablend.Loader(dataset, micro_batch_size=7, consumed_samples=480).close()
 
@@ -163,7 +167,10 @@ def test_one_blend_lengthened_and_then_changed_goes_on(config: dict[str, Any]) -
             r"end, or change the blend from where training is \(`megablend amend CONFIG --at SAMPLE`\)",
         ),
         ({"stages": STAGES[:1]}, None),
-        ({"stages": [STAGES[0], {"samples": 240} | {k: STAGES[1][k] for k in ("lanes", "sources")}]}, "only be extended"),
+        (
+            {"stages": [STAGES[0], {"samples": 240} | {k: STAGES[1][k] for k in ("lanes", "sources")}]},
+            "only be extended",
+        ),
     ],
 )
 def test_the_past_is_locked(config: dict[str, Any], change: dict[str, Any], says: str | None) -> None:
@@ -219,7 +226,10 @@ def test_diff_says_where_two_histories_part(config: dict[str, Any], tmp_path: Pa
     assert found["agrees_up_to"] == 320
     assert found["parts_at"] == 320 + int(
         np.flatnonzero(
-            [megablend.show(config, k).tokens != megablend.show(others | {"run": "other"}, k).tokens for k in range(320, 480)]
+            [
+                megablend.show(config, k).tokens != megablend.show(others | {"run": "other"}, k).tokens
+                for k in range(320, 480)
+            ]
         )[0]
     )
     assert {"what": "share of source 's0' from sample 320 on", "a": "1/4", "b": "5/8"} in found["differences"]

@@ -74,8 +74,16 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
             "stages[0].sources.web: column cannot change within a run",
         ),
         ([{"samples": 8, "lane": 3}], {}, "stages[0].lane: unknown key; did you mean 'lanes'?"),
-        ([{"samples": 8, "sources": {"web": {"wait": 3}}}], {}, "sources.web.wait: unknown key; did you mean 'weight'?"),
-        ([{"samples": 8, "sources": {"wep": {"weight": 3}}}], {}, "stages[0]: train has no source 'wep'; did you mean 'web'?"),
+        (
+            [{"samples": 8, "sources": {"web": {"wait": 3}}}],
+            {},
+            "sources.web.wait: unknown key; did you mean 'weight'?",
+        ),
+        (
+            [{"samples": 8, "sources": {"wep": {"weight": 3}}}],
+            {},
+            "stages[0]: train has no source 'wep'; did you mean 'web'?",
+        ),
         ([{"samples": 8, "tokens": 64}], {}, "stages[0]: the stage's end is given by samples and tokens; keep one"),
         ([{"samples": 8}, {"lanes": 2}], {}, "samples: weights are relative and do not set a length"),
         ([{}, {"samples": 80}], {}, "stages[0]: weights are relative, so the stage needs an end"),
