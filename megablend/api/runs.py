@@ -79,7 +79,7 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
     store = open_block_store(config, open_snapshot(config.cache, state.index), storage)
     run = plan_run(config, split, store, links=state.stages if split == "train" else ())
     if split == "train":
-        run = dataclasses.replace(run, ledger=run.ledger.with_links_of(state))
+        run = dataclasses.replace(run, ledger=run.ledger.of_state(state))
     return _in_version_of(run, state)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from megablend.config.values import Count, Number, Positive
+from megablend.config.values import Count, Number, Positive, Weight
 
 ENDS = ("samples", "tokens", "share")
 """Units of a stage's end."""
@@ -39,11 +39,12 @@ class _Model(BaseModel):
 class StageSource(_Model):
     """What a stage changes of a source; what is absent stays as it was in the stage before."""
 
-    weight: Number | None = None
+    weight: Weight | None = None
     tokens: Number | None = None
     samples: Number | None = None
     epochs: Number | None = None
     max_epochs: Positive | None = None
+    max_tokens: Count | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -124,7 +124,17 @@ class Ledger:
             self, stages=(*self.stages, *(dataclasses.replace(stage, index=index) for stage in added))
         )
 
-    def with_links_of(self, state: State) -> Ledger:
+    def with_links(self, links: Sequence[Link]) -> Ledger:
+        """The ledger with the stages of a chain, in the blends that it has there; what comes after the chain stays."""
+        stages, start = list[Stage](), 0
+        for link in links:
+            if start < self.num_samples:
+                stages.append(dataclasses.replace(self.stage_at(start), end=link.end, cut=link.cut))
+                start = link.stop
+        stages += [stage for stage in self.stages if stage.stop > start]
+        return dataclasses.replace(self, stages=tuple(stages))
+
+    def of_state(self, state: State) -> Ledger:
         """A ledger of the stages that a state names, with the blends that this one has there."""
         stages, start = list[Stage](), 0
         for link in state.stages:

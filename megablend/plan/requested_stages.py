@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from megablend.config import Config
@@ -11,6 +11,8 @@ from megablend.config.stages import StageSettings
 from megablend.errors import PlanError
 from megablend.plan.links import Link
 from megablend.plan.shares import shares_of
+
+CountRead = Callable[[Sequence["RequestedStage"]], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,8 @@ class RequestedStage:
     """The settings of the stage, without `stages`."""
     weights: tuple[Fraction, ...]
     """[num_sources], sum 1; empty where the split is not blended."""
+    requested: tuple[Fraction, ...]
+    """As `weights`, before `on_exhausted: redistribute` changes them."""
     start: int
     end: int
     """Sample numbers of the run, [start, end)."""
@@ -34,7 +38,7 @@ class RequestedStage:
 
 
 def request_stages(
-    config: Config, split: str, tokens: Sequence[int], links: Sequence[Link] = ()
+    config: Config, split: str, tokens: Sequence[int], links: Sequence[Link], count_read: CountRead
 ) -> tuple[RequestedStage, ...]:
     """The stages of a blended split: those that the config lists for train, otherwise one.
 
@@ -42,12 +46,12 @@ def request_stages(
         tokens: of each source in this split, including end-of-document tokens.
         links: what the run is committed to. Where an amendment cut a stage, the next one begins there, whether or not the
             config says so (`from`).
+        count_read: tokens of each source that given stages read.
 
     Raises: PlanError, naming the stage, where its shares or its end are not possible.
     """
     if split != "train" or not config.stages:
-        weights, num_samples = shares_of(config, split, tuple(config.sources_of(split).values()), tokens)
-        return (RequestedStage(config=config, weights=weights, start=0, end=num_samples),)
+        return (_request_stage(config, split, tokens, 0),)
     found, start, tokens_before = list[RequestedStage](), 0, 0
     following = [*config.stages[1:], None]
     for i, (settings, own, after) in enumerate(zip(config.stages, config.stage_configs, following, strict=True)):
@@ -55,23 +59,38 @@ def request_stages(
         length = _length(
             config, settings, own.sequence_length, start, tokens_before, sum(tokens), is_last=after is None
         )
-        if length is not None:
-            if length < 1:
-                raise PlanError(
-                    f"{place}: ends at sample {start + length:,}, but begins at sample {start:,}; end it later"
-                )
-            own = own.model_copy(update={"samples": length})
         try:
-            weights, length = shares_of(own, split, tuple(own.sources_of(split).values()), tokens)
+            if length is None:
+                length = _request_stage(own, split, tokens, start).end - start
+            if length < 1:
+                raise PlanError(f"it ends at sample {start + length:,}, but begins at sample {start:,}; end it later")
+            if after is not None:
+                length = _align(length, settings, own.lanes, start, links)
+            own = own.model_copy(update={"samples": length})
+            is_solved = found and own.on_exhausted == "redistribute"
+            stage = _request_stage(own, split, tokens, start, count_read(found) if is_solved else None)
         except PlanError as error:
             raise PlanError(f"{place}: {error}") from None
         if after is not None:
-            length = _align(length, settings, own.lanes, start, links, place)
-        cut = None if after is None else _find_cut(after, start, start + length, own, links, f"stages[{i + 1}]")
-        found.append(RequestedStage(config=own, weights=weights, start=start, end=start + length, cut=cut))
-        tokens_before += (found[-1].stop - start) * own.sequence_length
-        start = found[-1].stop
+            stage = replace(stage, cut=_find_cut(after, stage, links, f"stages[{i + 1}]"))
+        found.append(stage)
+        tokens_before += (stage.stop - start) * own.sequence_length
+        start = stage.stop
     return tuple(found)
+
+
+def _request_stage(
+    config: Config, split: str, tokens: Sequence[int], start: int, read: Sequence[int] | None = None
+) -> RequestedStage:
+    """A stage as long as its config says, which begins at sample `start`, when `read` tokens of each source have been read."""
+    shares = shares_of(config, split, tuple(config.sources_of(split).values()), tokens, read)
+    return RequestedStage(
+        config=config,
+        weights=shares.weights,
+        requested=shares.requested,
+        start=start,
+        end=start + shares.num_samples,
+    )
 
 
 def _length(
@@ -108,7 +127,7 @@ def _length(
     return None
 
 
-def _align(length: int, settings: StageSettings, lanes: int, start: int, links: Sequence[Link], place: str) -> int:
+def _align(length: int, settings: StageSettings, lanes: int, start: int, links: Sequence[Link]) -> int:
     """The length of a stage that another one follows, rounded down to a multiple of its lanes unless it is committed already.
 
     Raises: PlanError for a number of samples that is not a multiple, and for a stage shorter than that.
@@ -117,20 +136,19 @@ def _align(length: int, settings: StageSettings, lanes: int, start: int, links: 
         return length
     aligned = length - length % lanes
     if settings.samples is not None:
-        nearest = [start + each for each in (aligned, aligned + lanes) if each]
+        nearest = [f"{start + each:,}" for each in (aligned, aligned + lanes) if each]
         raise PlanError(
-            f"{place}: samples: found {settings.samples:,}, expected {' or '.join(f'{each:,}' for each in nearest)}: a stage "
-            f"that another one follows has a multiple of its {lanes} lanes, counted from its start at sample {start:,}"
+            f"samples: found {settings.samples:,}, expected {' or '.join(nearest)}: a stage that another one follows has a "
+            f"multiple of its {lanes} lanes, counted from its start at sample {start:,}"
         )
     if aligned == 0:
-        raise PlanError(f"{place}: has {length:,} samples, fewer than its {lanes} lanes; end it later, or lower lanes")
+        raise PlanError(f"it has {length:,} samples, fewer than its {lanes} lanes; end it later, or lower lanes")
     return aligned
 
 
-def _find_cut(
-    after: StageSettings, start: int, end: int, config: Config, links: Sequence[Link], place: str
-) -> int | None:
-    """Where the next stage cuts a stage of samples [start, end): where the config says, or where the run was amended."""
+def _find_cut(after: StageSettings, stage: RequestedStage, links: Sequence[Link], place: str) -> int | None:
+    """Where the next stage cuts a stage: where the config says, or where the run was amended."""
+    start, end, config = stage.start, stage.end, stage.config
     committed = sorted(link.cut for link in links if link.cut is not None and start < link.cut <= end)
     cut = after.from_ if after.from_ is not None else next(iter(committed), None)
     if cut is None or cut == end:

@@ -21,7 +21,7 @@ from megablend.plan.ledger_format import PLAN_VERSION
 from megablend.plan.links import Link
 from megablend.plan.requested_stages import RequestedStage, request_stages
 from megablend.plan.stage import Blend, SourceShare, Stage
-from megablend.plan.stage_requests import samples_of_one_pass
+from megablend.plan.stage_requests import plan_stages, samples_of_one_pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,20 @@ class Specification:
     @property
     def weights(self) -> tuple[Fraction, ...]:
         """The sources' shares of all samples, [num_sources], sum 1; empty where the split is not blended."""
-        if len(self.stages) == 1 or not self.stages[0].weights:
-            return self.stages[0].weights
+        return self._over_all_stages([stage.weights for stage in self.stages])
+
+    @property
+    def requested(self) -> tuple[Fraction, ...]:
+        """As `weights`, before `on_exhausted: redistribute` changes them."""
+        return self._over_all_stages([stage.requested for stage in self.stages])
+
+    def _over_all_stages(self, shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:
+        if len(shares) == 1:
+            return shares[0]
         lengths = [Fraction(stage.stop - stage.start, self.num_samples) for stage in self.stages]
-        columns = zip(*(stage.weights for stage in self.stages), strict=True)
+        columns = zip(*shares, strict=True)
         return tuple(
-            sum((weight * length for weight, length in zip(column, lengths, strict=True)), Fraction(0))
+            sum((share * length for share, length in zip(column, lengths, strict=True)), Fraction(0))
             for column in columns
         )
 
@@ -115,8 +123,17 @@ def specify(
     column = 0 if config.listed_by_split else SPLITS.index(split)
     split_parts = parts[[numbers[name] for name in named], column]
     tokens = [int(n) for n in split_parts["tokens"]]
+
+    def count_read(stages: Sequence[RequestedStage]) -> list[int]:
+        before = Specification(
+            config=config, split=split, sources=tuple(named.values()), parts=split_parts, stages=tuple(stages)
+        )
+        ledger = before.make_ledger("").with_links(links)
+        read: list[int] = plan_stages(ledger.stages, tokens).count_tokens(before.stages[-1].stop).tolist()
+        return read
+
     if config.is_blended(split):
-        stages = request_stages(config, split, tokens, links)
+        stages = request_stages(config, split, tokens, links, count_read)
     else:
         stages = (_request_one_pass(config, split, tokens),)
     return Specification(config=config, split=split, sources=tuple(named.values()), parts=split_parts, stages=stages)
@@ -131,7 +148,7 @@ def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> Requ
             f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens ({sum(tokens):,} tokens in "
             "all): give it a larger share in `split`"
         )
-    return RequestedStage(config=config, weights=(), start=0, end=num_samples)
+    return RequestedStage(config=config, weights=(), requested=(), start=0, end=num_samples)
 
 
 def _share(config: Config, source: Source, part: np.void, share: Fraction | None) -> SourceShare:

@@ -1,4 +1,4 @@
-"""The limits of a run with several stages: every source with a share has a sample in the run, and none exceeds its max_epochs."""
+"""The limits of a run with several stages: every source with a share has a sample in the run, and none exceeds its caps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 
 from megablend.errors import PlanError
 from megablend.plan.caps import longest_stage
+from megablend.plan.check_totals import describe_caps
 from megablend.plan.requested_stages import RequestedStage
+from megablend.plan.shares import cap_of
 from megablend.plan.specification import Specification
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_stage_totals(asked: Specification, stretches: Sequence[Stretch], starts: Sequence[int]) -> None:
-    """Refuse a run of several stages in which a source with a share gets no samples, or one exceeds its max_epochs.
+    """Refuse a run of several stages in which a source with a share gets no samples, or one exceeds its caps.
 
     Args:
         stretches: of the run's plan.
@@ -40,12 +42,12 @@ def check_stage_totals(asked: Specification, stretches: Sequence[Stretch], start
 
 
 def _check_caps(asked: Specification, stage: RequestedStage, stretch: Stretch, number: int) -> None:
-    """Raises: PlanError for the first source that the stage reads more often than its max_epochs."""
+    """Raises: PlanError for the first source that the stage reads more often than its caps allow."""
     request, extra = stretch.request, int(asked.config.add_extra_token_to_sequence)
-    length, sources = request.sample_tokens, stage.config.sources["train"]
+    length, sources = request.sample_tokens, list(stage.config.sources_of(asked.split).values())
     totals, firsts = request.totals.tolist(), request.first_tokens.tolist()
     left = [
-        None if source.max_epochs is None else max(0, int((source.max_epochs * tokens - extra - first) // length))
+        cap_of(source, tokens, length, extra, read=first)
         for source, tokens, first in zip(sources, asked.tokens, firsts, strict=True)
     ]
     for source, tokens, total, first, cap in zip(sources, asked.tokens, totals, firsts, left, strict=True):
@@ -54,9 +56,8 @@ def _check_caps(asked: Specification, stage: RequestedStage, stretch: Stretch, n
         epochs = float(Fraction(first + total * length + extra, tokens))
         longest = longest_stage(stage.weights, left, redistribute=False)
         ends = "" if not longest else f"end the stage at sample {stretch.start + longest:,} or before, "
-        assert source.max_epochs is not None
         raise PlanError(
-            f"stages[{number}]: source {source.name!r} would have been read {epochs:.2f} times at the stage's end, more than its "
-            f"max_epochs {float(source.max_epochs):g}: {total:,} samples of {length} tokens are requested, {cap:,} are left; "
-            f"{ends}raise max_epochs, or give the source a smaller share"
+            f"stages[{number}]: source {source.name!r} would have been read {epochs:.2f} times at the stage's end, more than "
+            f"{describe_caps(source)}: {total:,} samples of {length} tokens are requested, {cap:,} are left; {ends}raise the "
+            "cap, give the source a smaller share, or set `on_exhausted: redistribute`"
         )

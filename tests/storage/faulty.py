@@ -41,14 +41,24 @@ class Faults:
     """Bodies with one bit flipped."""
     rate: float | None = None
     """Bytes a second of all answers together."""
+    round: float | None = None
+    """Requests of a file are answered together, when none has come for so many seconds: a round, which is counted."""
     seed: int = 0
+
+
+@dataclass
+class _Round:
+    """Requests of a file that are answered together."""
+
+    last: float = 0.0
+    is_over: bool = False
 
 
 class FaultySource:
     """Serves `files` (`bucket/key` to bytes) on loopback while it is entered.
 
     Set `faults`, `is_down` and `ignores_conditions` at any time. Counts: `requests` and `faulty` (by kind), `bytes` sent,
-    `most_in_flight`.
+    `most_in_flight`, `rounds` by file.
     """
 
     def __init__(self, files: dict[str, bytes], faults: Faults | None = None) -> None:
@@ -60,6 +70,8 @@ class FaultySource:
         self.headers: list[dict[str, str]] = []
         self.requests = self.bytes = self.in_flight = self.most_in_flight = 0
         self.faulty: Counter[str] = Counter()
+        self.rounds: Counter[str] = Counter()
+        self._rounds: dict[str, _Round] = {}
         self._random = random.Random(self.faults.seed)
         self._sent_until = 0.0
         self._loop = asyncio.new_event_loop()
@@ -117,6 +129,8 @@ class FaultySource:
         """Returns: whether the connection stays open."""
         faults = self.faults
         await asyncio.sleep(faults.latency * (100 if self._draw("tail", faults.tail) else 1))
+        if faults.round is not None:
+            await self._await_round(urlsplit(target).path, faults.round)
         if self._draw("reset", faults.reset):
             return False
         for status, share in faults.status.items():
@@ -136,6 +150,16 @@ class FaultySource:
         if not self.ignores_conditions and headers.get("if-match", etag) != etag:
             return await self._send(writer, method, 412, {}, b"")
         return await self._send_file(writer, method, headers, data, f"W/{etag}" if self.weak_etags else etag)
+
+    async def _await_round(self, path: str, seconds: float) -> None:
+        current = self._rounds.get(path)
+        if current is None or current.is_over:
+            current = self._rounds[path] = _Round()
+            self.rounds[unquote(path).strip("/")] += 1
+        current.last = self._loop.time()
+        while (left := current.last + seconds - self._loop.time()) > 0:
+            await asyncio.sleep(left)
+        current.is_over = True
 
     async def _send_file(
         self, writer: asyncio.StreamWriter, method: str, headers: dict[str, str], data: bytes, etag: str
