@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import groupby
-from typing import NamedTuple
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,15 +67,17 @@ class Run:
         """The parts of the run between which the length of samples, or a mask, changes; in order, at least one."""
         if len(self.asked.stages) == 1:
             return (Section(0, self.num_samples, self.asked.config),)
-        found = list[Section]()
-        for stretch in self.plan.list_stretches():
-            own = self.asked.stage_at(self.ledger.starts[stretch.stage]).config
-            changes = {name: getattr(own, name) for name in ("sequence_length", *MASKS)}
-            config = self.asked.config.model_copy(update=changes)
-            if found and found[-1].config == config:
-                found[-1] = found[-1]._replace(stop=stretch.stop)
+        lengths = {each.start: each.request.sample_tokens for each in self.plan.list_stretches()}
+        edges = sorted({*lengths, *(stage.start for stage in self.asked.stages if stage.start < self.num_samples)})
+        found, changes = list[Section](), dict[str, Any]()
+        for start, stop in pairwise([*edges, self.num_samples]):
+            own, before = self.asked.stage_at(start).config, changes
+            changes = {name: getattr(own, name) for name in MASKS}
+            changes["sequence_length"] = lengths.get(start, before.get("sequence_length"))
+            if changes == before:
+                found[-1] = found[-1]._replace(stop=stop)
             else:
-                found.append(Section(stretch.start, stretch.stop, config))
+                found.append(Section(start, stop, self.asked.config.model_copy(update=changes)))
         return tuple(found)
 
     def view_at(self, sample: int) -> Run:

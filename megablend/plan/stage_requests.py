@@ -31,6 +31,11 @@ def plan_stages(stages: Sequence[Stage], tokens: Sequence[int]) -> StagesPlan:
     cursor, given, reach = (np.zeros(len(tokens), np.int64) for _ in range(3))
     for group in _list_groups(stages):
         blend = group[0].blend
+        if number and stages[number - 1].stop < start >= group[0].end:
+            raise PlanError(
+                f"stage {number} ends at sample {group[0].end:,}, but the samples that an amendment left in the settings before "
+                f"it, where the length of samples changes, go on to sample {start:,}: end the stage later"
+            )
         for stage, totals in zip(group, _divide(group, start, tokens), strict=True):
             request = _make_request(blend, totals, start, cursor, tokens)
             parts = [_plan_stage(stage, request, number)]

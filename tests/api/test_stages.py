@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import megablend
-from megablend.plan.ledger_file import ledger_path
 from tests.runs import documents, make_config, write_source
 
 STAGES: list[dict[str, Any]] = [
@@ -37,6 +36,10 @@ def config_of(folder: Path, **settings: Any) -> dict[str, Any]:
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
     return config_of(tmp_path)
+
+
+def ledger_path(cache: str, run: str) -> Path:
+    return Path(cache) / "runs" / f"{run}.json"
 
 
 def stream(source: int) -> list[int]:
