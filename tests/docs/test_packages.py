@@ -75,7 +75,9 @@ for config in json.loads(sys.argv[1]):
 """
 
 
-def list_samples(python: str, folder: Path, *sources: Mapping[str, object], **environment: str) -> list[list[list[int]]]:
+def list_samples(
+    python: str, folder: Path, *sources: Mapping[str, object], **environment: str
+) -> list[list[list[int]]]:
     """The samples of a run over each source, in a process of the environment."""
     configs = [
         {
