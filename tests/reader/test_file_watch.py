@@ -1,0 +1,67 @@
+"""Checking files in the background: again after what was wrong was put right, and in forked children."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megablend
+from megablend.errors import MissingFileError
+from megablend.reader import file_watch
+from megablend.reader.file_watch import FileWatch
+from tests.reader.test_forks import run_in_child
+from tests.runs import documents, make_config, write_source
+
+SECONDS = 60
+
+
+@pytest.fixture
+def loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[megablend.Loader]:
+    monkeypatch.setattr(file_watch, "ROUND_SECONDS", 0.01)
+    source = write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4)) | {"weight": 1}
+    config: dict[str, Any] = make_config(tmp_path, [source], samples=40, file_checks_per_second=1000)
+    megablend.build(config)
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
+    yield loader
+    loader.close()
+
+
+def await_error(watch: FileWatch) -> None:
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        watch.raise_found()
+        time.sleep(0.01)
+
+
+def test_training_resumes_once_the_file_is_restored(loader: megablend.Loader, tmp_path: Path) -> None:
+    path, aside, watch = tmp_path / "source0" / "1.arrow", tmp_path / "aside", loader._watch
+    path.rename(aside)
+    for _ in range(2):  # it is checked again, and found again
+        watch.start()
+        with pytest.raises(MissingFileError, match="restore the file and resume"):
+            await_error(watch)
+        watch.close()
+    aside.rename(path)
+    assert len(list(loader)) == 10
+    watch.start()
+    place = watch._place[0]
+    deadline = time.monotonic() + SECONDS
+    while watch._place[0] == place and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert watch._place[0] != place  # it goes on after the file
+    watch.raise_found()
+
+
+def test_a_forked_child_checks_by_itself(loader: megablend.Loader) -> None:
+    loader._watch.start()
+
+    def check() -> bool:
+        loader._watch.start()
+        return any(thread.name == "megablend-watch" and thread.is_alive() for thread in threading.enumerate())
+
+    assert run_in_child(check) == 0
