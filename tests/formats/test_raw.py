@@ -238,3 +238,11 @@ def test_golden_files_read_as_they_were_written(name: str) -> None:
     found = index(GOLDEN / name, **expected["options"])
     assert found.token_dtype == expected["dtype"]
     assert read(GOLDEN / name, found) == expected["documents"]
+
+
+@pytest.mark.parametrize("content", [b"\x93N", b"\x93NUM"])
+def test_a_few_tokens_are_not_taken_for_a_header(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    found = index(path, dtype="uint16")
+    assert read(path, found) == [np.frombuffer(content, "<u2").tolist()]

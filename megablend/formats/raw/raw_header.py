@@ -67,7 +67,7 @@ def read_layout(path: str, size: int, options: RawOptions, storage: Storage) -> 
     if not size:
         raise CorruptFileError(path, "is empty; restore or remove it")
     head = storage.read(path, 0, min(size, HEAD_BYTES))
-    header = None if options.header_bytes == 0 else _find_header(path, head, size, storage)
+    header = None if options.header_bytes == 0 else _find_header(path, head, size, options, storage)
     if header is not None and options.header_bytes in (None, header.header_bytes):
         if options.dtype not in (None, header.dtype):
             raise ConfigError(
@@ -105,8 +105,9 @@ def _layout_by_options(path: str, size: int, options: RawOptions) -> Layout:
     return Layout(options.dtype, header_bytes, (size - header_bytes) // token_bytes)
 
 
-def _find_header(path: str, head: bytes, size: int, storage: Storage) -> _Header | None:
-    if head[: len(_NPY)] == _NPY[: len(head)]:
+def _find_header(path: str, head: bytes, size: int, options: RawOptions, storage: Storage) -> _Header | None:
+    # A few tokens may be like the beginning of a .npy header, which is truncated only where nothing else is said of the file.
+    if head.startswith(_NPY) or (options.dtype is None and _NPY.startswith(head)):
         return _npy_header(path, head, size, storage)
     if head.startswith(_LIT) and len(head) >= _LIT_BYTES:
         return _lit_header(path, head)
