@@ -198,7 +198,7 @@ class Loader:
             with a `collate_fn`, where samples are not read ahead.
         """
         counts = self._counts
-        return describe_progress(self.dataset.run, self.consumed_samples) | {
+        return describe_progress(self.dataset.run, self.consumed_samples, self.dataset.skips) | {
             "rank": self.sampler.data_parallel_rank,
             "batches": counts.batches,
             "waiting_seconds": counts.waiting_seconds,
@@ -271,6 +271,8 @@ def _pinned(value: Any) -> Any:
         return value.pin_memory()
     if isinstance(value, Mapping):
         return {name: _pinned(item) for name, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple, which torch keeps, too
+        return type(value)(*(_pinned(item) for item in value))
     if isinstance(value, list | tuple):
         return [_pinned(item) for item in value]
     return value

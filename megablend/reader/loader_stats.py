@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
@@ -12,7 +12,9 @@ import torch.utils.data
 
 from megablend.errors import ConfigError
 from megablend.fs.atomic_write import replace_file
+from megablend.plan.interleavings.base import Int64s
 from megablend.plan.run import Run
+from megablend.plan.skips import Skips
 from megablend.prefetch.read_counts import ReadCounts
 from megablend.reader.batch_dataset import BatchDataset
 
@@ -63,13 +65,20 @@ class LoaderCounts:
             yield batch
 
 
-def describe_progress(run: Run, consumed_samples: int) -> dict[str, Any]:
+def describe_progress(run: Run, consumed_samples: int, skips: Skips | None = None) -> dict[str, Any]:
     """The composition of the first samples of a run, over all ranks and restarts; exact, since it is computed from the plan.
 
+    Args:
+        skips: ranges of samples that are not trained on, and not counted by source.
+
     Returns: run, split, consumed_samples, num_samples, and sources: for each name, dataset_id, samples, tokens, epochs, share (of
-        the samples so far; 0 before the first) and planned_share (of the whole run).
+        the samples trained on so far; 0 before the first) and planned_share (of the whole run).
     """
-    samples, tokens_read = run.plan.counts(consumed_samples).tolist(), run.plan.count_tokens(consumed_samples).tolist()
+    skips = skips or Skips()
+    samples, tokens_read = (
+        _count_trained(count, consumed_samples, skips).tolist() for count in (run.plan.counts, run.plan.count_tokens)
+    )
+    trained = skips.count_trained(consumed_samples)
     totals = run.plan.counts(run.num_samples).tolist()
     return {
         "run": run.ledger.run,
@@ -83,12 +92,21 @@ def describe_progress(run: Run, consumed_samples: int) -> dict[str, Any]:
                 "samples": samples[i],
                 "tokens": tokens_read[i],
                 "epochs": tokens_read[i] / tokens if tokens else 0.0,
-                "share": samples[i] / consumed_samples if consumed_samples else 0.0,
+                "share": samples[i] / trained if trained else 0.0,
                 "planned_share": totals[i] / run.num_samples,
             }
             for i, (source, tokens) in enumerate(zip(run.sources, run.tokens, strict=True))
         ],
     }
+
+
+def _count_trained(count: Callable[[int], Int64s], consumed_samples: int, skips: Skips) -> Int64s:
+    """What `count` returns for a number of first samples, int64 [num_sources], without the skipped ones."""
+    total = count(consumed_samples)
+    for start, stop in skips.ranges:
+        if start < consumed_samples:
+            total = total - (count(min(stop, consumed_samples)) - count(start))
+    return total
 
 
 def append_stats(stats: dict[str, Any], path: str | Path) -> None:

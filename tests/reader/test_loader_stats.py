@@ -70,7 +70,7 @@ def test_sources_and_reading_are_counted(tmp_path: Path, options: dict[str, Any]
             assert source["epochs"] == seen[i] * 8 / loader.dataset.run.tokens[i]
             assert source["share"] == seen[i] / 120
             assert source["planned_share"] == pytest.approx((4 - i) / 9, abs=0.005)
-        assert stats["reads"].pop("masked_samples") == 0
+        assert stats["reads"].pop("masked_samples") == stats["reads"].pop("retries") == 0
         assert set(stats["reads"]) == set(KINDS_OF_READING)
         assert all(value > 0 for value in stats["reads"].values())
         assert stats["waiting_seconds"] > 0
@@ -139,3 +139,24 @@ def test_lines_and_prometheus_text(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'megablend\[prometheus\]'"):
         write_prometheus(stats, tmp_path / "megablend.prom")
+
+
+def test_skipped_samples_are_not_counted(tmp_path: Path) -> None:
+    config, _ = make_run(tmp_path, eod=False, split=None, file_checks_per_second=0)
+    megablend.skip(config, 8, 24, batch_size=4)
+    megablend.skip(config, 60, 68, batch_size=4)
+    loader, seen = megablend.Loader(megablend.open(config), micro_batch_size=4), Counter[int]()
+    for step, batch in enumerate(loader, 1):
+        seen.update(batch["dataset_id"].tolist())
+        if step == 11:
+            break
+    stats = loader.stats()
+    assert stats["consumed_samples"] == 60
+    assert sum(seen.values()) == 44
+    for _ in range(2):
+        assert [source["samples"] for source in stats["sources"]] == [seen[i] for i in range(3)]
+        assert [source["tokens"] for source in stats["sources"]] == [seen[i] * 8 for i in range(3)]
+        assert [source["share"] for source in stats["sources"]] == [seen[i] / 44 for i in range(3)]
+        loader.load_state_dict(loader.dataset.state_dict(68))
+        stats = loader.stats()
+    loader.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -51,3 +51,20 @@ def test_with_cuda(dataset: megablend.Dataset, num_workers: int) -> None:
         for name, tensor in pinned.items():
             assert tensor.is_pinned()
             assert torch.equal(tensor.to("cuda", non_blocking=True).cpu(), batch[name])
+
+
+class Pair(NamedTuple):
+    tokens: torch.Tensor
+    labels: torch.Tensor
+
+
+def make_pair(sample: dict[str, Any]) -> Pair:
+    return Pair(sample["tokens"], sample["labels"])
+
+
+def test_named_tuples_stay_what_they_are(dataset: megablend.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for batch in megablend.Loader(dataset, micro_batch_size=4, transform=make_pair, pin_memory=True):
+        assert isinstance(batch, Pair)
+        assert torch.equal(batch.tokens[:, 1:], batch.labels[:, :-1])
