@@ -73,6 +73,7 @@ class ReadPipeline:
         self._bytes = 0
         self._waiting = deque[_Task]()
         self._shared: dict[_Key, Future[FetchedRanges]] = {}
+        self._in_flight = set[Future[FetchedRanges]]()
         self._lock = threading.Lock()
         self._claiming = threading.Lock()
         self._fetching = ThreadPoolExecutor(num_fetching, thread_name_prefix="megablend-fetch")
@@ -106,8 +107,10 @@ class ReadPipeline:
             return
         with self._lock:
             self._waiting.clear()
-        for threads in (self._fetching, self._decoding):
-            threads.shutdown(wait=True, cancel_futures=True)
+        self._fetching.shutdown(wait=True, cancel_futures=True)
+        for request in list(self._in_flight):  # of storages that do not wait; no more are made
+            request.cancel()
+        self._decoding.shutdown(wait=True, cancel_futures=True)
 
     def abandon(self) -> None:
         """Start no more reads; the threads end when those in progress are done and nobody refers to the pipeline.
@@ -232,6 +235,8 @@ class ReadPipeline:
     def _request(self, ranges: FileRanges) -> Future[FetchedRanges]:
         started, size = perf_counter(), int(ranges.sizes.sum())
         fetched = start_fetch(ranges, self._store.storage)
+        self._in_flight.add(fetched)
+        fetched.add_done_callback(self._in_flight.discard)
         fetched.add_done_callback(lambda done: self._meter.add_fetch(done, size, perf_counter() - started))
         return fetched
 

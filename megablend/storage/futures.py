@@ -29,7 +29,7 @@ def fail_now(error: Exception) -> Future[Any]:
 
 
 def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -> Future[R]:
-    """Return a future of `make` applied to the results of all futures, or of the first exception.
+    """Return a future of `make` applied to the results of all futures, or of the first exception. Cancelling it cancels them.
 
     `make` is called by the thread that completes the last one; by this thread if all are done.
     """
@@ -37,6 +37,8 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
     left, lock = [len(futures)], threading.Lock()
 
     def finish() -> None:
+        if not found.set_running_or_notify_cancel():
+            return
         try:
             found.set_result(make([future.result() for future in futures]))
         except BaseException as error:  # also from a cancelled future: the waiting caller must see it
@@ -49,11 +51,17 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
         if is_last:
             finish()
 
+    def cancel_rest(done: Future[R]) -> None:
+        if done.cancelled():
+            for future in futures:
+                future.cancel()
+
     if all(future.done() for future in futures):
         finish()
         return found
     for future in futures:
         future.add_done_callback(count)
+    found.add_done_callback(cancel_rest)
     return found
 
 
@@ -61,6 +69,8 @@ def forward_result(source: Future[T], target: Future[T]) -> None:
     """Pass the result or the exception of `source` to `target` as soon as it is available."""
 
     def forward(done: Future[T]) -> None:
+        if not target.set_running_or_notify_cancel():
+            return
         try:
             target.set_result(done.result())
         except BaseException as error:  # also from a cancelled future: the waiting caller must see it

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import megablend
 from megablend.api.load_kernels import wait_for_kernels
 from megablend.errors import MissingFileError
+from megablend.prefetch.read_pipeline import ReadPipeline
 from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits
 from megablend.storage.wrapper import WrapperStorage
 from tests.runs import make_config, write_source
@@ -163,3 +165,23 @@ def test_single_samples_are_fetched_the_same_way(config: dict[str, Any], asynchr
     for k in (0, 500, 1023):
         assert torch.equal(late[k]["tokens"], dataset[k]["tokens"])
     assert asynchronous.requests > 0
+
+
+@pytest.mark.timeout(120)
+def test_closing_cancels_what_is_in_flight(
+    config: dict[str, Any], asynchronous: LateAsynchronous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = megablend.open(config, storage=asynchronous).run.store
+    monkeypatch.setattr(f"{__name__}.LATENCY", 3600.0)
+    pipeline = ReadPipeline(store, max_bytes=1 << 30, num_fetching=2, num_decoding=1)
+    pipeline.submit(np.arange(8), 1, pieces=False)
+    wait_until(lambda: asynchronous.requests > 0)
+    pipeline.close()
+    wait_until(lambda: len(asyncio.all_tasks(asynchronous.loop)) == 0)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()

@@ -47,6 +47,8 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _NO_BYTES = re.compile(r'CONTENT_RANGE header: "bytes [^"]*/0"')
 """An answer of no bytes, as if an empty object had a range."""
+_BAD_TIME = "source: InvalidLastModified {"
+"""Of the client's description of an answer whose Last-Modified header is not a time."""
 _NAMES = re.compile(r"https?://\S+|\"[^\"\n]*/[^\"\n]*\"")
 """URLs and keys, which may contain any word."""
 _METADATA = re.compile(r"/latest/api/token|/latest/meta-data|/computeMetadata/v1|/metadata/identity/oauth2")
@@ -107,6 +109,12 @@ def read_failure(error: BaseException) -> Failure:
         )
     if "empty path segment" in text or "whilst parsing path segment" in text:
         return Failure(Kind.REFUSED, "a key has an empty part, `.` or `..` between slashes", "copy it to another key")
+    if _BAD_TIME in text:
+        return Failure(
+            Kind.REFUSED,
+            "the server's answer has a Last-Modified header that is not a time",
+            "correct the server's clock or settings, or leave the header out",
+        )
     if _NO_BYTES.search(text):
         return Failure(*_STATUSES["416"])
     return _of_connection(text, name)

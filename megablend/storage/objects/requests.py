@@ -223,6 +223,8 @@ class Source:
         try:
             return await self._exchange(request, key, start, stop, pin)
         except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
             if request.hedge_answer is not None:
                 return cast(Answer, request.hedge_answer)
             if request.is_stalled:
@@ -271,6 +273,11 @@ class Source:
         self.timing.note(request.began, loop.time() - request.began, stop - start)
         self.flow.note_latency(request.first - request.began, request.first)
         return Answer(parts, begin, end, there)
+
+
+def _is_cancelled() -> bool:
+    """Whether this task itself was cancelled, not just what it waited for; not known before Python 3.11."""
+    return bool(getattr(asyncio.current_task(), "cancelling", int)())
 
 
 def _take_hedge(request: Request, second: asyncio.Task[Answer | Failure]) -> None:

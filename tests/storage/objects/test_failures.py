@@ -201,3 +201,26 @@ def test_credentials_that_expire_soon_are_asked_for_again(monkeypatch: pytest.Mo
     server.server_close()
     assert len(used) >= 2
     assert used <= set(given)
+
+
+def test_a_header_that_is_not_a_time_is_named_at_once() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(206)
+            headers = {"Content-Range": "bytes 0-0/4", "Content-Length": "1", "Last-Modified": "yesterday"}
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(b"0")
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        error = fail(f"http://127.0.0.1:{server.server_port}/x", seconds=5, give_up_after=600.0)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "the server's answer has a Last-Modified header that is not a time" in str(error)

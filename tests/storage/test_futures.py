@@ -1,0 +1,48 @@
+"""Futures that are combined: results, exceptions, and what cancelling them does."""
+
+from concurrent.futures import CancelledError, Future
+
+import pytest
+
+from megablend.storage.futures import forward_result, gather_futures
+
+
+def test_the_results_together() -> None:
+    parts = [Future[int]() for _ in range(3)]
+    whole = gather_futures(parts, sum)
+    for number, part in enumerate(parts):
+        assert not whole.done()
+        part.set_result(number)
+    assert whole.result() == 3
+
+
+def test_cancelling_cancels_the_parts_that_are_not_done() -> None:
+    parts = [Future[int]() for _ in range(3)]
+    whole = gather_futures(parts, sum)
+    parts[0].set_result(1)
+    assert whole.cancel()
+    assert [part.cancelled() for part in parts] == [False, True, True]
+
+
+def test_a_result_for_a_cancelled_future_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """A callback that fails is only logged."""
+    parts, source, target = [Future[int]() for _ in range(2)], Future[int](), Future[int]()
+    whole = gather_futures(parts, sum)
+    forward_result(source, target)
+    parts[0].set_running_or_notify_cancel()  # too late to cancel it
+    assert whole.cancel()
+    assert target.cancel()
+    parts[0].set_result(1)
+    source.set_result(1)
+    assert caplog.text == ""
+
+
+def test_a_cancelled_part_is_the_exception_of_the_whole() -> None:
+    part, source, target = Future[int](), Future[int](), Future[int]()
+    whole = gather_futures([part], sum)
+    forward_result(source, target)
+    part.cancel()
+    source.cancel()
+    for each in (whole, target):
+        with pytest.raises(CancelledError):
+            each.result()
