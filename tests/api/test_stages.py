@@ -282,3 +282,25 @@ def test_a_ledger_stays_small(tmp_path: Path) -> None:
         sizes.append(len(ledger_path(config["cache"], run).read_bytes()))
     assert sizes[1] - sizes[0] <= 200 + 3 * 40
     assert sizes[2] - sizes[1] <= 3 * 40
+
+
+def test_what_a_source_cannot_give_goes_to_the_others_stage_by_stage(config: dict[str, Any]) -> None:
+    """Each stage is solved once, for what its cap leaves at the stage's start, also where an amendment cuts the one before."""
+    tokens = len(stream(0))
+    settings = {"sources": {"s0": {"max_epochs": 1}}, "samples": 320}
+    stages = [settings, {"samples": 960, "sources": {"s1": {"weight": 2}}}, {"samples": 1200}]
+    capped = config | {"on_exhausted": "redistribute", "stages": stages}
+    capped["sources"] = [source | {"max_epochs": 1} if source["name"] == "s0" else source for source in config["sources"]]
+    built = megablend.build(capped)
+    plan = megablend.open(capped).run.plan
+    given = [plan.counts(end).tolist() for end in (320, 960, 1200)]
+    assert given[0] == [240, 80, 0]
+    assert given[1] == [(tokens - 1) // 8, 960 - (tokens - 1) // 8, 0]  # s0 to its cap, the rest from s1
+    assert given[2][0] == given[1][0]
+    assert megablend.build(capped).ledger == built.ledger
+    edited = capped | {"stages": [*stages[:2], stages[2] | {"sources": {"s2": {"weight": 1}}}]}
+    at = megablend.amend(edited, at=500).at
+    plan = megablend.open(edited).run.plan
+    left = (tokens - 1) // 8 - plan.counts(at)[0]
+    assert plan.counts(1200)[0] == plan.counts(at)[0] + min(left, (1200 - at) * 3 // 6)
+    assert megablend.build(edited).ledger == megablend.open(edited).run.ledger
