@@ -107,6 +107,7 @@ def _list_stages(ledger: Ledger) -> list[dict[str, Any]]:
         | {
             "samples": stage.end,
             "sequence_length": stage.blend.sequence_length,
+            "order": stage.blend.order,
             "lanes": stage.blend.lanes,
             "shuffle_window": stage.blend.shuffle_window,
             "sources": {source.name: {"weight": source.share} for source in stage.blend.sources},

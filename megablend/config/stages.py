@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from megablend.config.values import Count, Number, Positive, Weight
+from megablend.config.values import Count, Number, OrderName, Positive, Weight
 
 ENDS = ("samples", "tokens", "share")
 """Units of a stage's end."""
@@ -20,10 +20,10 @@ MASKS = (
     "create_attention_mask",
     "inter_document_masking",
 )
-SETTINGS = ("sequence_length", "lanes", "shuffle_window", *MASKS)
+SETTINGS = ("sequence_length", "order", "lanes", "shuffle_window", *MASKS)
 """Keys of the config that a stage may change."""
 _SHARES = ("weight", "tokens", "samples", "epochs")
-_FIXED = ("seed", "split", "order", "interleaving", "add_extra_token_to_sequence", "cache", "run", "epochs")
+_FIXED = ("seed", "split", "interleaving", "add_extra_token_to_sequence", "cache", "run", "epochs")
 _FIXED_IN_SOURCES = ("append_eod", "column", "path", "format", "format_options", "extra_columns", "name")
 _REMEDY = "set it at the top level for a new run (`run:`)"
 
@@ -73,6 +73,8 @@ class StageSettings(_Model):
     sources: dict[str, StageSource] = {}
     """Sources whose share or limit changes, by name."""
     sequence_length: Count | None = None
+    order: OrderName | None = None
+    """Each source finishes its epoch in the order of the stage before, and begins the next one in this one."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     reset_position_ids: bool | None = None

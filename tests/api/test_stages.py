@@ -290,7 +290,9 @@ def test_what_a_source_cannot_give_goes_to_the_others_stage_by_stage(config: dic
     settings = {"sources": {"s0": {"max_epochs": 1}}, "samples": 320}
     stages = [settings, {"samples": 960, "sources": {"s1": {"weight": 2}}}, {"samples": 1200}]
     capped = config | {"on_exhausted": "redistribute", "stages": stages}
-    capped["sources"] = [source | {"max_epochs": 1} if source["name"] == "s0" else source for source in config["sources"]]
+    capped["sources"] = [
+        source | {"max_epochs": 1} if source["name"] == "s0" else source for source in config["sources"]
+    ]
     built = megablend.build(capped)
     plan = megablend.open(capped).run.plan
     given = [plan.counts(end).tolist() for end in (320, 960, 1200)]
@@ -304,3 +306,31 @@ def test_what_a_source_cannot_give_goes_to_the_others_stage_by_stage(config: dic
     left = (tokens - 1) // 8 - plan.counts(at)[0]
     assert plan.counts(1200)[0] == plan.counts(at)[0] + min(left, (1200 - at) * 3 // 6)
     assert megablend.build(edited).ledger == megablend.open(edited).run.ledger
+
+
+@pytest.mark.parametrize("amended", [False, True], ids=["planned", "amended"])
+def test_a_source_finishes_its_epoch_in_the_old_order(tmp_path: Path, amended: bool) -> None:
+    first, then = {"samples": 480}, {"samples": 2400, "order": "sequential", "sources": {"s1": {"weight": 2}}}
+    config = config_of(tmp_path, stages=[first])
+    megablend.build(config)
+    old = megablend.open(config)
+    past = [old.sample(k).tokens.tolist() for k in range(480)]
+    changed = config | {"stages": [first, then]}
+    at = megablend.amend(changed, at=100).at if amended else 480
+    megablend.build(changed)
+    dataset = megablend.open(changed)
+    samples = [dataset.sample(k) for k in range(len(dataset))]
+    assert [sample.tokens.tolist() for sample in samples[:at]] == past[:at]
+    for number in (0, 1):
+        tokens, mine = stream(number), sorted((s.ordinal, k) for k, s in enumerate(samples) if s.source == number)
+        assert [ordinal for ordinal, _ in mine] == list(range(len(mine)))
+        read = [token for _, k in mine for token in samples[k].tokens.tolist()[:-1]]
+        epochs = [read[i : i + len(tokens)] for i in range(0, len(read), len(tokens))]
+        assert all(sorted(epoch) == sorted(tokens) for epoch in epochs[:-1])
+        in_order = [epoch == tokens[: len(epoch)] for epoch in epochs]
+        begun = sum(s.source == number for s in samples[:at]) * 8 // len(tokens)
+        switch = in_order.index(True)
+        assert switch in (begun + 1, begun + 2)
+        assert in_order == [False] * switch + [True] * (len(epochs) - switch)
+    loaded = [row for batch in megablend.Loader(dataset, micro_batch_size=8) for row in batch["tokens"].tolist()]
+    assert loaded == [sample.tokens.tolist()[:-1] for sample in samples]

@@ -62,7 +62,7 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
     [
         ([{"samples": 8, "seed": 3}], {}, "stages[0]: seed cannot change within a run"),
         ([{"samples": 8}, {"samples": 16, "split": "9,1"}], {}, "stages[1]: split cannot change within a run"),
-        ([{"samples": 8, "order": "document"}], {}, "stages[0]: order cannot change within a run"),
+        ([{"samples": 8, "interleaving": "sequential"}], {}, "stages[0]: interleaving cannot change within a run"),
         (
             [{"samples": 8, "sources": {"web": {"append_eod": 0}}}],
             {},
