@@ -36,6 +36,9 @@ class _Held(NamedTuple):
     start: int
     stop: int
     data: Future[tuple[Bytes, Int64s]]
+    """Of all ranges that were requested with it."""
+    number: int
+    """Its own among these."""
 
 
 class PrefetchedStorage(WrapperStorage):
@@ -133,12 +136,15 @@ class PrefetchedStorage(WrapperStorage):
     def _request(self, path: str, offsets: Int64s, sizes: Int64s) -> list[_Held]:
         """Request what is not yet requested; returns that."""
         merged = merge_ranges(offsets, sizes, self.limits(path))
-        added = list[_Held]()
-        for start, stop in zip(merged.starts.tolist(), merged.stops.tolist(), strict=True):
-            if stop > start and self._cover(path, start, stop - start) is None:
-                read = self._start(path, np.array([start]), np.array([stop - start]))
-                added.append(_Held(path, start, stop, read))
-                bisect.insort(self._list_of(added[-1]), added[-1], key=_start_of)
+        runs = zip(merged.starts.tolist(), merged.stops.tolist(), strict=True)
+        missing = [each for each in runs if each[1] > each[0] and self._cover(path, each[0], each[1] - each[0]) is None]
+        if not missing:
+            return []
+        starts, stops = np.array(missing, np.int64).T.copy()
+        read = self._start(path, starts, stops - starts)
+        added = [_Held(path, start, stop, read, number) for number, (start, stop) in enumerate(missing)]
+        for each in added:
+            bisect.insort(self._list_of(each), each, key=_start_of)
         return added
 
     def _list_of(self, held: _Held) -> list[_Held]:
@@ -201,7 +207,7 @@ def _copy(cover: Sequence[_Held], offset: int, out: Bytes) -> None:
     done = 0
     for each in cover:
         data, begins = each.data.result()
-        place = int(begins[0]) + offset + done - each.start
+        place = int(begins[each.number]) + offset + done - each.start
         part = data[place : place + min(len(out) - done, each.stop - offset - done)]
         out[done : done + len(part)] = part
         done += len(part)

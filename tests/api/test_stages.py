@@ -256,7 +256,7 @@ def test_validation_has_the_top_levels_settings_or_those_of_a_stage(tmp_path: Pa
 
 def test_a_cap_holds_over_all_stages(config: dict[str, Any]) -> None:
     tokens = len(stream(0))
-    stages = [{"samples": 160}, {"samples": 1600, "sources": {"s0": {"max_epochs": 1}}}]
+    stages: list[dict[str, Any]] = [{"samples": 160}, {"samples": 1600, "sources": {"s0": {"max_epochs": 1}}}]
     left = (tokens - 1 - 120 * 8) // 8
     with pytest.raises(megablend.PlanError) as error:
         megablend.build(config | {"stages": stages})

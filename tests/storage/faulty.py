@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -20,6 +21,11 @@ from xml.sax.saxutils import escape
 
 T = TypeVar("T")
 CHUNK = 1 << 14
+
+
+@lru_cache(maxsize=4096)
+def _md5(data: bytes) -> str:
+    return hashlib.md5(data).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +152,7 @@ class FaultySource:
             is_bucket = any(name.split("/")[0] == path.split("/")[0] for name in self.files)
             code = "NoSuchKey" if is_bucket else "NoSuchBucket"
             return await self._send(writer, method, 404, {}, f"<Error><Code>{code}</Code></Error>".encode())
-        etag = f'"{hashlib.md5(data).hexdigest()}"'
+        etag = f'"{_md5(data)}"'
         if not self.ignores_conditions and headers.get("if-match", etag) != etag:
             return await self._send(writer, method, 412, {}, b"")
         return await self._send_file(writer, method, headers, data, f"W/{etag}" if self.weak_etags else etag)
@@ -221,7 +227,7 @@ class FaultySource:
                 data = self.files[f"{bucket}/{key}"]
                 objects.append(
                     f"<Contents><Key>{escape(key)}</Key><LastModified>2015-10-21T07:28:00.000Z</LastModified>"
-                    f"<ETag>&quot;{hashlib.md5(data).hexdigest()}&quot;</ETag><Size>{len(data)}</Size></Contents>"
+                    f"<ETag>&quot;{_md5(data)}&quot;</ETag><Size>{len(data)}</Size></Contents>"
                 )
         prefixes = [f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in sorted(folders)]
         return (

@@ -81,6 +81,8 @@ class Bucket:
         Raises: ChangedFileError, MissingFileError, DataError.
         """
         parts = plan_requests(offsets, sizes, begins)
+        if len(parts) == 1:
+            return await self._read_part(path, key, pin, parts[0], out)
         tasks = [asyncio.ensure_future(self._read_part(path, key, pin, part, out)) for part in parts]
         try:
             await asyncio.gather(*tasks)
