@@ -288,7 +288,7 @@ def test_what_a_source_cannot_give_goes_to_the_others_stage_by_stage(config: dic
     """Each stage is solved once, for what its cap leaves at the stage's start, also where an amendment cuts the one before."""
     tokens = len(stream(0))
     settings = {"sources": {"s0": {"max_epochs": 1}}, "samples": 320}
-    stages = [settings, {"samples": 960, "sources": {"s1": {"weight": 2}}}, {"samples": 1200}]
+    stages: list[dict[str, Any]] = [settings, {"samples": 960, "sources": {"s1": {"weight": 2}}}, {"samples": 1200}]
     capped = config | {"on_exhausted": "redistribute", "stages": stages}
     capped["sources"] = [
         source | {"max_epochs": 1} if source["name"] == "s0" else source for source in config["sources"]

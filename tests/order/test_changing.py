@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from megablend.order.base import Order
 from megablend.order.block import BlockOrder
 from megablend.order.changing import ChangingOrder
 from megablend.order.sequential import SequentialOrder
@@ -19,7 +20,7 @@ def test_each_epoch_is_in_its_own_order(seed: int) -> None:
     blocks = ListedBlocks([rng.randrange(6) for _ in range(9)] + [2])
     block, sequential = BlockOrder(blocks, seed), SequentialOrder(blocks, seed)
     order = ChangingOrder(blocks, [(0, block), (2, sequential), (3, BlockOrder(blocks, seed + 1))])
-    by_epoch = [block, block, sequential, BlockOrder(blocks, seed + 1), BlockOrder(blocks, seed + 1)]
+    by_epoch: list[Order] = [block, block, sequential, BlockOrder(blocks, seed + 1), BlockOrder(blocks, seed + 1)]
     tokens, total = [], blocks.num_tokens
     for epoch, each in enumerate(by_epoch):
         spans = each.spans(np.array([epoch * total]), total)
