@@ -259,6 +259,11 @@ class Config(_Model):
                 config._check_masks()
             except ValueError as error:
                 raise ValueError(f"stages[{i}]: {error}") from None
+            if self.stages[i].schedule is not None and config.on_exhausted == "redistribute":
+                raise ValueError(
+                    f"stages[{i}]: schedule: its shares are given step by step, so nothing can be redistributed; set "
+                    "`on_exhausted: error`, or list stages of constant shares"
+                )
             is_weighted = (config.sources["train"][0].unit or "weight") == "weight"
             ends_with_run = i == len(self.stages) - 1 and bool(given)
             if is_weighted and not self.stages[i].has_end and not ends_with_run:

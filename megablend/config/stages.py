@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -72,6 +72,10 @@ class StageSettings(_Model):
     """Where it ends, as a share of the run's length."""
     sources: dict[str, StageSource] = {}
     """Sources whose share or limit changes, by name."""
+    schedule: Literal["linear", "cosine"] | None = None
+    """Shares change in steps, over the stage, from those of the stage before to those of `sources`; by default at once."""
+    steps: Annotated[int, Field(ge=2, le=256, strict=True)] = 32
+    """The most steps of a schedule; fewer where they would be shorter than some cycles."""
     sequence_length: Count | None = None
     order: OrderName | None = None
     """Each source finishes its epoch in the order of the stage before, and begins the next one in this one."""
@@ -100,6 +104,12 @@ class StageSettings(_Model):
         given = [name for name in ENDS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"the stage's end is given by {' and '.join(given)}; keep one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _steps_of_a_schedule(self) -> StageSettings:
+        if self.schedule is None and "steps" in self.model_fields_set:
+            raise ValueError("steps are those of a schedule; add `schedule: linear` or `cosine`, or remove steps")
         return self
 
     @property

@@ -249,7 +249,7 @@ def check_run(run: Run) -> None:
     """Raises: PlanError where a source with a share gets no samples of the run, or one exceeds its max_epochs."""
     if not run.is_blended:
         return
-    if len(run.asked.stages) == 1:
+    if len(run.asked.stages) == 1 and run.ledger.blend.schedule is None:
         totals = run.plan.counts(run.num_samples).tolist()
         check_totals(run.config, run.split, run.sources, run.weights, totals, run.tokens)
         return

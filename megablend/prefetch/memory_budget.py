@@ -138,7 +138,7 @@ def lane_bytes(run: Run) -> Int64s:
     block_tokens = np.maximum(1, run.parts["tokens"]) / _num_blocks(run)
     blocks = np.zeros(len(run.parts))
     for blend in run.blends:
-        shares = np.array([float(share) for share in blend.shares])
+        shares = np.array([float(share) for share in blend.largest_shares])
         cycle_tokens = blend.shuffle_window * blend.sequence_length
         blocks = np.maximum(blocks, shares * cycle_tokens / block_tokens + (shares > 0))
     sizes: Int64s = np.ceil(blocks * (block_tokens * _token_bytes(run) + BLOCK_OVERHEAD_BYTES)).astype(np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -334,3 +335,48 @@ def test_a_source_finishes_its_epoch_in_the_old_order(tmp_path: Path, amended: b
         assert in_order == [False] * switch + [True] * (len(epochs) - switch)
     loaded = [row for batch in megablend.Loader(dataset, micro_batch_size=8) for row in batch["tokens"].tolist()]
     assert loaded == [sample.tokens.tolist()[:-1] for sample in samples]
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_a_schedule_changes_shares_in_steps(tmp_path: Path, kind: str) -> None:
+    stages: list[dict[str, Any]] = [
+        {"samples": 64},
+        {"samples": 704, "schedule": kind, "sources": {"s0": {"weight": 0}, "s2": {"weight": 3}}},
+        {"samples": 800},
+    ]
+    config = config_of(tmp_path, stages=stages, shuffle_window=1, block_bytes=4096)
+    built = megablend.build(config)
+    assert built.ledger.ends == (64, 704, 800)  # one entry, one link
+    dataset = megablend.open(config)
+    schedule = built.ledger.stages[1].blend.schedule
+    assert schedule is not None
+    plan, edges = dataset.run.plan, [64, *(64 + end for end in schedule.ends)]
+    shares = [(plan.counts(b) - plan.counts(a))[0] / (b - a) for a, b in pairwise(edges)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.375 > shares[-1]
+    assert (plan.counts(704) - plan.counts(64)).tolist() == pytest.approx([240, 160, 240], abs=2)
+    described = megablend.describe(config).to_dict()["splits"]["train"]["sources"]
+    assert [round(each["requested_share"], 6) for each in described] == [0.36, 0.25, 0.39]
+    assert megablend.build(config).ledger == built.ledger
+    assert megablend.show(config["cache"], 500, run="default") == megablend.show(config, 500)
+    state = dataset.state_dict(300)
+    assert len(state["stages"]) == 3
+    edited = config | {"stages": [*stages[:2], {"samples": 900, "sources": {"s0": {"weight": 9}}}]}
+    at = megablend.amend(edited, at=310).at
+    amended = megablend.open(edited, state=state)
+    assert amended.run.ledger.ends == (64, at, 900)
+    assert [amended.sample(k).tokens.tolist() for k in range(0, at, 9)] == [
+        dataset.sample(k).tokens.tolist() for k in range(0, at, 9)
+    ]
+    assert megablend.show(config["cache"], 500, run="default") == megablend.show(edited, 500)
+    shorter = [stages[0], stages[1] | {"samples": 640}]
+    with pytest.raises(
+        megablend.PlanError, match=rf"schedule was {kind} in . steps over 640 samples from shares 3/4, 1/4, 0"
+    ):
+        megablend.build(config | {"stages": [*shorter, stages[2]]})
+
+
+def test_a_stage_too_short_for_steps_is_refused(tmp_path: Path) -> None:
+    stages = [{"samples": 64}, {"samples": 80, "schedule": "linear", "sources": {"s0": {"weight": 9}}}]
+    with pytest.raises(megablend.PlanError, match="has 16 samples, fewer than two cycles of 16"):
+        megablend.build(config_of(tmp_path, stages=stages))
