@@ -52,6 +52,7 @@ def test_exit_codes() -> None:
     ]
 
 
+@pytest.mark.long
 def test_one_process_does_not_import_mpi(tmp_path: Path) -> None:
     write(tmp_path / "a.arrow", 1)
     for num_ranks in (0, 1):
