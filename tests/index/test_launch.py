@@ -10,6 +10,8 @@ from megablend.distributed.launch import detect, detect_launcher
 from megablend.errors import CacheError, LaunchError
 from tests.index.index_data import driver, run, write
 
+pytestmark = pytest.mark.long  # processes are started under mpirun
+
 
 @pytest.mark.parametrize(
     ("environ", "variable", "size"),
@@ -52,7 +54,6 @@ def test_exit_codes() -> None:
     ]
 
 
-@pytest.mark.long
 def test_one_process_does_not_import_mpi(tmp_path: Path) -> None:
     write(tmp_path / "a.arrow", 1)
     for num_ranks in (0, 1):
