@@ -10,6 +10,7 @@ import site
 import subprocess
 import sysconfig
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,9 @@ for config in json.loads(sys.argv[1]):
 """
 
 
-def list_samples(python: str, folder: Path, *sources: dict[str, object], **environment: str) -> list[list[list[int]]]:
+def list_samples(
+    python: str, folder: Path, *sources: Mapping[str, object], **environment: str
+) -> list[list[list[int]]]:
     """The samples of a run over each source, in a process of the environment."""
     configs = [
         {
