@@ -15,11 +15,13 @@ from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.lazy import cached_property
 from megablend.megatron.cache_builder.catalog import open_catalog
 from megablend.megatron.cache_builder.document_tables import open_table
+from megablend.megatron.cache_builder.idx_copies import IdxCopies
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
 from megablend.megatron.plugin.sequence_index import SequenceIndex
 from megablend.megatron.request.dataset_uri import DatasetURI
 from megablend.prefetch.block_cache import BlockCache
 from megablend.storage.base import Storage
+from megablend.storage.location import find_scheme
 
 
 class Documents(ABC):
@@ -120,7 +122,11 @@ class PairDocuments(Documents):
         """Pointers and document boundaries. Raises: as get does."""
         self._check()
         path = f"{self.path_prefix}.idx"
-        whole = np.memmap(path, mode="r")
+        place = self._storage.place(path) if isinstance(self._storage, IdxCopies) else path
+        if find_scheme(place):  # in an object store, without a copy
+            whole: Array = np.frombuffer(self._storage.read(path, 0, self._storage.stat(path).size), np.uint8)
+        else:
+            whole = np.memmap(place, mode="r")
         header = parse_header(path, whole[:HEADER_BYTES].tobytes(), len(whole))
         pointers, documents = HEADER_BYTES + 4 * len(self), HEADER_BYTES + 12 * len(self)
         return whole[pointers:documents].view("<i8"), whole[documents:][: 8 * header.num_boundaries].view("<i8")
