@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
+from megablend.config.stages import StageSettings, apply_stages, check_listed
 from megablend.config.values import (
+    SIZE,
     Count,
     Number,
     Objects,
@@ -19,8 +21,10 @@ from megablend.config.values import (
     Positive,
     Size,
     Split,
+    Temperature,
     Token,
     VocabSize,
+    Weight,
     parse_path,
 )
 from megablend.order.registry import find_order
@@ -59,8 +63,8 @@ class Source(_Model):
     column: str | None = None
     """Token column of Parquet and Arrow files; dotted path for nested ones. If absent, the only plausible
     column: see megablend.formats.choose."""
-    weight: Number | None = None
-    """Share of the samples, relative to the other sources' weights."""
+    weight: Weight | None = None
+    """Share of the samples, relative to the other sources' weights; `size`: the source's number of tokens in the split."""
     tokens: Number | None = None
     """Share given as tokens."""
     samples: Number | None = None
@@ -68,7 +72,9 @@ class Source(_Model):
     epochs: Number | None = None
     """Share given as passes over the source's documents in the split."""
     max_epochs: Positive | None = None
-    """Hard limit: a blend that would read the source more often is refused."""
+    """Cap: how often the source may be read; see `on_exhausted`."""
+    max_tokens: Count | None = None
+    """Cap: how many tokens of the source may be read, over all its epochs; the smaller cap counts."""
     append_eod: Token | None = None
     """End-of-document token appended on reading to each document that has tokens."""
     vocab_size: VocabSize | None = None
@@ -90,6 +96,11 @@ class Source(_Model):
     def place(self) -> str:
         """Where the config defines the source, for messages: `demo.yaml:12: sources[1]`."""
         return self._place
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether the source has a cap."""
+        return self.max_epochs is not None or self.max_tokens is not None
 
     @property
     def unit(self) -> str | None:
@@ -131,6 +142,11 @@ class Config(_Model):
     """Length of train in tokens."""
     epochs: Positive | None = None
     """Length of train in passes over the tokens of all its sources."""
+    on_exhausted: Literal["error", "redistribute"] = "error"
+    """What to do where a source's share exceeds its max_epochs or max_tokens: refuse the blend, or read the source up to its cap
+    and give the rest to the other sources, by their weights. Without a cap a source repeats."""
+    temperature: Temperature | None = None
+    """Raise weights to the power 1 / temperature: above 1, small sources get more. Usually with `weight: size`."""
     valid_samples: Count | None = None
     """Length of a blended validation split; if absent, validation is one unblended pass."""
     test_samples: Count | None = None
@@ -148,6 +164,8 @@ class Config(_Model):
     """Samples per lane that are shuffled together."""
     sources: dict[Literal["train", "valid", "test"], tuple[Source, ...]]
     """One list of sources, which is divided into the splits, or a list for each of train, valid and test."""
+    stages: tuple[StageSettings, ...] = ()
+    """The whole history of train, stage by stage: where each ends and what it changes; see docs/stages.md."""
     on_bad_sample: Literal["raise", "mask"] = "raise"
     """What to do about samples whose bytes are damaged, as a checksum or decoding shows: `mask` gives zeros for the damaged
     block, sets the loss mask of its samples to 0 and warns. Files that cannot be read, or were replaced, are always errors."""
@@ -220,19 +238,66 @@ class Config(_Model):
                 )
         for split, sources in self.sources.items():
             _check_blend(split, sources, blended=self.is_blended(split))
+        self._check_weights()
         unit = self.sources["train"][0].unit or "weight"
-        if unit == "weight" and not given:
+        if unit == "weight" and not given and not (self.stages and self.stages[-1].has_end):
             raise ValueError(
                 "samples: weights are relative and do not set a length; add samples, tokens or epochs for train"
             )
+        self._check_masks()
+        self._check_vocab_sizes()
+        self._check_stages(given)
+        return self
+
+    def _check_stages(self, given: Sequence[str]) -> None:
+        """Check each stage as a config of its own, and that its end is known; `given`: the units of the run's length."""
+        check_listed(self.stages, [source.name for source in self.sources["train"]], given)
+        for i, config in enumerate(self.stage_configs if self.stages else ()):
+            try:
+                _check_blend("train", config.sources["train"], blended=True)
+                config._check_weights()
+                config._check_masks()
+            except ValueError as error:
+                raise ValueError(f"stages[{i}]: {error}") from None
+            is_weighted = (config.sources["train"][0].unit or "weight") == "weight"
+            ends_with_run = i == len(self.stages) - 1 and bool(given)
+            if is_weighted and not self.stages[i].has_end and not ends_with_run:
+                raise ValueError(
+                    f"stages[{i}]: weights are relative, so the stage needs an end; add samples, tokens or share"
+                )
+
+    def _check_masks(self) -> None:
         if self.needs_eod and self.eod is None:
             raise ValueError(f"eod_token: {self._why_no_eod()}")
-        self._check_vocab_sizes()
         if self.inter_document_masking and self.create_attention_mask:
             raise ValueError(
                 "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false"
             )
-        return self
+
+    @property
+    def stage_configs(self) -> tuple[Config, ...]:
+        """The settings of each stage of train, as a config without stages whose length is not set; one where none are listed."""
+        return apply_stages(self, self.stages, LENGTHS) if self.stages else (self,)
+
+    def _check_weights(self) -> None:
+        """Check that `weight: size`, `temperature` and `on_exhausted` apply to the sources."""
+        listed = [(split, i, source) for split, each in self.sources.items() for i, source in enumerate(each)]
+        for split, i, source in listed:
+            if source.weight is not None and source.weight not in (SIZE, 0) and _has_sizes(self.sources[split]):
+                raise ValueError(
+                    f"sources.{split}[{i}]: {source.name!r} has weight {float(source.weight):g}, other sources `weight: size`; "
+                    "expected `size` for all sources of a blend, or numbers for all; 0 leaves a source out"
+                )
+            if self.temperature is not None and source.unit not in (None, "weight"):
+                raise ValueError(
+                    f"temperature: it changes weights, but the share of {source.name!r} is given by {source.unit}; "
+                    "use weights (`weight: size` for numbers of tokens), or remove temperature"
+                )
+        if self.on_exhausted == "redistribute" and not any(each.is_capped for _, _, each in listed):
+            raise ValueError(
+                "on_exhausted: without a cap a source repeats, and is never exhausted; give max_epochs or max_tokens to at least "
+                "one source, or remove on_exhausted"
+            )
 
     def _why_no_eod(self) -> str:
         masks = [name for name in EOD_MASKS if getattr(self, name)]
@@ -334,6 +399,10 @@ class Config(_Model):
         if not self.moves_documents:
             return []
         return [name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)]
+
+
+def _has_sizes(sources: Sequence[Source]) -> bool:
+    return any(source.weight == SIZE for source in sources)
 
 
 def _check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:

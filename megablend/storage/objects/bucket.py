@@ -48,6 +48,10 @@ class Bucket:
         """
         try:
             return (await self.source.get(path, key, 0, 1, None)).pin
+        except UnsupportedFileError:  # some servers answer so for an empty file
+            if (pin := await self._stat_empty(path, key)).size:
+                raise
+            return pin
         except DataError as error:
             if error.offset is None:
                 raise

@@ -11,13 +11,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError, MissingFileError
+from megablend.errors import (
+    CHANGED_REMEDY,
+    ChangedFileError,
+    CorruptFileError,
+    DataError,
+    MissingFileError,
+    UnsupportedFileError,
+)
 from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.failures import Failure, Kind, read_failure
 from megablend.storage.objects.flow import Flow
 from megablend.storage.objects.pins import Pin, make_pin
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
 from megablend.storage.objects.watch import Request, Watch
+from megablend.storage.retries import count_retry
 
 T = TypeVar("T")
 _LOG = logging.getLogger("megablend")
@@ -125,6 +133,7 @@ class Source:
                     self.flow.slow_down(now)
                 if attempts > _QUIET_ATTEMPTS:
                     self._log(found, now)
+                count_retry()
                 longest = min(_MOST_SECONDS, 0.1 * 2 ** min(attempts, 20))
                 await asyncio.sleep(longest * random.uniform(0.5, 1) + (found.kind is Kind.EXPIRED) * 0.5)
         finally:
@@ -286,4 +295,5 @@ def _error_of(location: str, failure: Failure, pin: Pin | None, start: int, stop
             f"truncated: {stop - start} bytes are wanted here, but the object ends before; restore it",
             offset=start,
         )
-    return DataError(location, f"cannot be read: {failure.cause}: {failure.remedy}")
+    kind = UnsupportedFileError if failure.kind is Kind.NO_RANGES else DataError
+    return kind(location, f"cannot be read: {failure.cause}: {failure.remedy}")

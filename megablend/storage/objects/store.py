@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from megablend.errors import ConfigError, CorruptFileError, MissingFileError
+from megablend.errors import ConfigError, CorruptFileError, MegablendError, MissingFileError
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
 from megablend.storage.find import Found, Match
+from megablend.storage.futures import fail_now
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
@@ -68,7 +70,7 @@ class ObjectStorage:
     def glob(self, pattern: str) -> list[str]:
         """See Storage.glob; nothing for a pattern of a web server, which does not list: `find` says so."""
         address = parse_location(pattern)
-        if address.scheme in WEB_SCHEMES and is_wild(address.key):
+        if address.scheme in WEB_SCHEMES and _is_url_pattern(pattern):
             return []
         return [match.path for match in self.find(pattern).files]
 
@@ -118,8 +120,11 @@ class ObjectStorage:
 
     def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
         """The same without waiting: what `read_ranges` returns or raises is the future's. From any thread."""
-        bucket, address = self._open(path)
-        self._check_ranges(path, offsets, sizes)
+        try:
+            bucket, address = self._open(path)
+            self._check_ranges(path, offsets, sizes)
+        except MegablendError as error:
+            return fail_now(error)
         ends = np.cumsum(sizes, dtype=np.int64)
         begins, out = ends - sizes, allocate(int(ends[-1]) if len(ends) else 0)
         return loop.submit(self._fill(bucket, path, address.key, offsets, sizes, begins, out))
@@ -144,7 +149,7 @@ class ObjectStorage:
             return Found([], {})
         self._pins.pop(path, None)
         try:
-            if address.scheme in WEB_SCHEMES and is_wild(address.key):
+            if address.scheme in WEB_SCHEMES and _is_url_pattern(path):
                 raise ConfigError(
                     f"{path}: web servers do not list their files: name them, with braces ({{00..12}}) or in a text "
                     "file of URLs, one a line, whose name ends in .urls; write [ and * of a file's name as %5B and %2A"
@@ -193,6 +198,11 @@ class ObjectStorage:
         check_installed(location)
         source = get_source(address, options, query)
         return Bucket(source, None if address.scheme in WEB_SCHEMES else get_lister(address, options))
+
+
+def _is_url_pattern(url: str) -> bool:
+    """Whether a URL has wildcards; characters that it encodes, such as %5B, are none."""
+    return is_wild(urlsplit(url).path)
 
 
 def _restore(options: ObjectOptions, checking: bool) -> ObjectStorage:
