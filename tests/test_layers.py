@@ -30,6 +30,7 @@ LAYERS = [
     "exact",
     "reader",
     "api",
+    "report",
     "megatron",
     "cli",
 ]
@@ -47,6 +48,7 @@ HOMES = {
     "tokenizers": {"cli"},
     "prometheus_client": {"reader"},
     "obstore": {"storage"},
+    "matplotlib": {"report"},
 }
 
 

@@ -28,7 +28,7 @@ def find_warnings(run: Run) -> list[str]:
                 f"smallest is {run.sources[worst].name!r} with {tokens[worst]:,} tokens (warnings.min_source_samples)"
             )
     if limits.max_epochs is not None:
-        capped = np.array([source.max_epochs is not None for source in run.sources])  # chosen deliberately
+        capped = np.array([source.is_capped for source in run.sources])  # chosen deliberately
         epochs = np.where(capped | (samples == 0), 0.0, (samples * float(length) + extra) / np.maximum(1, tokens))
         often = np.flatnonzero(epochs > float(limits.max_epochs))
         if len(often):
@@ -39,6 +39,16 @@ def find_warnings(run: Run) -> list[str]:
                 "(warnings.max_epochs; a source's own max_epochs overrides it)"
             )
     return found
+
+
+def warn_of_steps(run: Run, step_samples: int) -> list[str]:
+    """A line if a split has fewer samples than a step."""
+    if run.num_samples >= step_samples:
+        return []
+    return [
+        f"{run.split}: {run.num_samples:,} samples are fewer than a step needs ({step_samples:,}): a loader yields no batch, "
+        "except with drop_last=False"
+    ]
 
 
 def warn_of_amplification(config: Config, amplification: float) -> list[str]:
