@@ -17,7 +17,7 @@ from megablend.api.description import (
 from megablend.api.document_lengths import count_lengths
 from megablend.plan.progress import NONE, SCANNED, Presence, find_epoch_ends, find_presence
 from megablend.plan.run import Run
-from megablend.plan.shares import cap_of, samples_in
+from megablend.plan.shares import cap_of
 
 EPOCHS = 32
 """Epochs of a source whose ends are reported."""
@@ -27,18 +27,18 @@ SAMPLED_BLOCKS = 256
 
 def describe_split(run: Run, steps: int | None = None, *, document_lengths: bool = False) -> SplitDescription:
     """The sources of one split: what they hold, what is requested of them, what the run reads."""
-    ends = [0, *(stage.end for stage in run.ledger.stages)]
+    ends = [0, *run.ledger.ends]
     scanned = max(1 << 10, SCANNED // (len(ends) - 1))
     parts = [find_presence(run.plan, start, stop, scanned=scanned) for start, stop in pairwise(ends)]
     whole = _join(parts)
-    counts = whole.counts.tolist()
+    counts, read = whole.counts.tolist(), run.plan.count_tokens(run.num_samples).tolist()
     return SplitDescription(
         samples=run.num_samples,
-        tokens=sum(_tokens_read(run, part, number) for number, part in enumerate(parts)),
+        tokens=sum(read),
         blended=run.is_blended,
         first_repeated_source=_find_first_repeat(run),
         sources=tuple(
-            _describe_source(run, number, samples, whole, document_lengths=document_lengths)
+            _describe_source(run, number, samples, read[number], whole, document_lengths=document_lengths)
             for number, samples in enumerate(counts)
         ),
         steps=steps,
@@ -59,10 +59,6 @@ def _join(parts: list[Presence]) -> Presence:
     first = np.where(firsts == NONE, np.iinfo(np.int64).max, firsts).min(axis=0)
     worst = np.max([part.worst_error for part in parts], axis=0)
     return Presence(counts, np.where(never, NONE, first), lasts.max(axis=0), worst)
-
-
-def _tokens_read(run: Run, part: Presence, stage: int) -> int:
-    return int(part.counts.sum()) * run.ledger.stages[stage].blend.sequence_length
 
 
 def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageDescription:
@@ -96,12 +92,11 @@ def _sample(number: np.int64) -> int | None:
 def _find_first_repeat(run: Run) -> FirstRepeat | None:
     if not run.is_blended:
         return None
-    length, extra = run.config.sequence_length, int(run.config.add_extra_token_to_sequence)
+    extra = int(run.config.add_extra_token_to_sequence)
     repeats = []
     for number, (source, tokens) in enumerate(zip(run.sources, run.parts["tokens"].tolist(), strict=True)):
-        one_pass = samples_in(
-            tokens, length, extra
-        )  # the next sample reads a token again, perhaps before some of these
+        # The next sample reads a token again, perhaps before some of these.
+        one_pass = run.plan.count_within(number, tokens, extra)
         if (again := run.plan.first_sample_from(number, one_pass)) is not None:
             repeats.append((again, source.name))
     first = min(repeats, default=None)
@@ -109,12 +104,12 @@ def _find_first_repeat(run: Run) -> FirstRepeat | None:
 
 
 def _describe_source(
-    run: Run, number: int, samples: int, presence: Presence, *, document_lengths: bool
+    run: Run, number: int, samples: int, read: int, presence: Presence, *, document_lengths: bool
 ) -> SourceDescription:
     source, part = run.sources[number], run.parts[number]
     length, extra = run.config.sequence_length, int(run.config.add_extra_token_to_sequence)
     tokens = int(part["tokens"])
-    used = samples * length + extra if samples else 0
+    used = read + extra if samples else 0
     requested = run.asked.requested[number] if run.weights else Fraction(samples, run.num_samples)
     return SourceDescription(
         name=source.name,
@@ -127,7 +122,7 @@ def _describe_source(
         epochs=used / tokens if tokens else 0.0,
         max_epochs=None if source.max_epochs is None else float(source.max_epochs),
         tokens_left_in_epoch=-used % tokens if tokens else 0,
-        tokens_read=samples * length,
+        tokens_read=read,
         stored_bytes=_estimate_stored_bytes(run, number),
         max_tokens=source.max_tokens,
         most_samples=cap_of(source, tokens, length, extra),

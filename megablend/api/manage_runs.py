@@ -1,6 +1,6 @@
 """The runs of a cache: list, show, rename, reset, remove. Checkpoint states still open the plan they were saved with.
 
-A run is its ledger, `runs/<name>.json`. Changes are made under the build lock, one file at a time: after a crash a run is
+A run is its ledger, `runs/<name>.json`. Changes are made while the cache is held, one record at a time: after a crash a run is
 either unchanged or changed; a rename may leave both names, and the same command completes it.
 """
 
@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +16,17 @@ from typing import Any
 
 from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, resolve_cache
+from megablend.caches.base import RUNS, CacheStore
+from megablend.caches.find import CacheLike, find_store
 from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
-from megablend.fs.atomic_write import flush_folder, translate_os_errors
-from megablend.fs.build_lock import build_lock
+from megablend.fs.atomic_write import translate_os_errors
 from megablend.index.list_snapshots import list_snapshots
 from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_file import ledger_path, load_ledger, run_names, save_ledger
+from megablend.plan.ledger_file import load_ledger, run_names, save_ledger
 from megablend.plan.ledger_format import blend_record
 from megablend.plan.skips import forget_skips, rename_skips
-
-SET_ASIDE = "reset"
-"""Folder below `runs` of the ledgers of runs that were reset."""
+from megablend.storage.location import find_scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,33 +97,28 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
     """
     cache = _cache_of(what)
     check_run_name(new)
-    with _changing(cache, run) as path:
+    with _changing(cache, run) as store:
         renamed, there = dataclasses.replace(_load(cache, run), run=new), new in run_names(cache)
         if run == new or (there and load_ledger(cache, new) != renamed):  # the same one: a rename that was interrupted
             raise ConfigError(f"{cache}: there is a run {new!r} already; remove it first, or choose another name")
         if not there:
             save_ledger(cache, renamed)
-        rename_skips(cache, run, new)
-        path.unlink()
+        rename_skips(store, run, new)
+        store.remove_record(RUNS, run)
 
 
-def reset_run(what: ConfigLike, run: str) -> Path:
+def reset_run(what: ConfigLike, run: str) -> Path | str:
     """Move a run's ledger aside: the next build plans the run again, on the newest index, from its config as it is then.
 
     States of the run are accepted if the new plan equals the old one, and refused otherwise; opened with `state=`, they find
     their own plan, until `gc` removes the old index, which no run needs any more.
 
-    Returns: where the ledger now is. Moved back to `runs/<name>.json`, it restores the run.
+    Returns: where the ledger now is: a Path, or a URL. Moved back to `runs/<name>.json`, it restores the run.
     Raises: CacheError where there is no such run, or the cache is in use or cannot be written.
     """
-    cache = _cache_of(what)
-    with _changing(cache, run) as path:
-        name = f"{time.strftime('%Y-%m-%dT%H.%M.%SZ', time.gmtime())}-{time.time_ns()}.json"
-        aside = path.parent / SET_ASIDE / run / name
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(aside)
-        flush_folder(aside.parent)
-    return aside
+    with _changing(_cache_of(what), run) as store:
+        aside = store.set_aside_record(RUNS, run)
+    return aside if find_scheme(aside) else Path(aside)
 
 
 def remove_run(what: ConfigLike, run: str) -> None:
@@ -136,21 +128,19 @@ def remove_run(what: ConfigLike, run: str) -> None:
 
     Raises: CacheError where there is no such run, or the cache is in use or cannot be written.
     """
-    cache = _cache_of(what)
-    with _changing(cache, run) as path:
-        path.unlink()
-        forget_skips(cache, run)
-        shutil.rmtree(path.parent / SET_ASIDE / run, ignore_errors=True)
+    with _changing(_cache_of(what), run) as store:
+        store.remove_record(RUNS, run)
+        forget_skips(store, run)
 
 
 @contextlib.contextmanager
-def _changing(cache: str, run: str) -> Iterator[Path]:
-    """The path of a run's ledger, while no build runs; the change is on the disk at the end."""
-    _check_exists(cache, run)
-    with translate_os_errors(Path(cache)), build_lock(Path(cache)):
-        path = _check_exists(cache, run)  # another process may have been faster
-        yield path
-        flush_folder(path.parent)
+def _changing(cache: CacheLike, run: str) -> Iterator[CacheStore]:
+    """The store of a run's ledger, while no build runs."""
+    store = find_store(cache)
+    _check_exists(store, run)
+    with translate_os_errors(store.folder), store.hold():
+        _check_exists(store, run)  # another process may have been faster
+        yield store
 
 
 def _cache_of(what: ConfigLike) -> str:
@@ -170,11 +160,10 @@ def _load(cache: str, run: str) -> Ledger:
     return ledger
 
 
-def _check_exists(cache: str, run: str) -> Path:
+def _check_exists(cache: CacheLike, run: str) -> None:
     check_run_name(run)
     if run not in (names := run_names(cache)):
         raise CacheError(f"{cache}: found no run {run!r} (there are {', '.join(map(repr, names)) or 'none'})")
-    return ledger_path(cache, run)
 
 
 def check_run_name(run: str) -> None:

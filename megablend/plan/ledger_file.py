@@ -1,62 +1,79 @@
-"""Ledger files: `runs/<name>.json` in the cache, written only by `build` and replaced atomically."""
+"""Ledgers of runs: records of the cache (`runs/<name>.json` in a folder), written only by `build` and replaced atomically."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
+from megablend.caches.base import RUNS, CacheStore, OvertakenError, Record
+from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
-from megablend.fs.atomic_write import flush_folder, list_committed, reading, replace_file, translate_os_errors
 from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_format import REMEDY, ledger_record, parse_ledger
+from megablend.plan.ledger_format import REMEDY, dump_ledger, parse_ledger
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import parse_json
 
 
-def ledger_path(cache: str, run: str) -> Path:
-    """The path of a run's ledger."""
-    return Path(cache) / "runs" / f"{run}.json"
-
-
-def load_ledger(cache: str, run: str) -> Ledger | None:
+def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
     """The run's ledger, or None where the run was never built.
 
     Raises: CacheError where the file cannot be read or is damaged, or where it or its plan has a newer version.
     """
-    path = ledger_path(cache, run)
+    store = find_store(cache)
+    record = _read(store, run)
+    return None if record is None else _parse(store, run, record)
+
+
+def save_ledger(cache: CacheLike, ledger: Ledger, *, replaces: Ledger | None = None) -> None:
+    """Replace the run's ledger atomically.
+
+    Args:
+        replaces: the ledger that was loaded before; None for a run that had none.
+
+    Raises: CacheError where it cannot be written; OvertakenError where another process has replaced it since, in a cache that
+        cannot be locked.
+    """
+    store = find_store(cache)
+    text = dump_ledger(ledger.run, ledger.stages)
+    record = _read(store, ledger.run)
+    if record is not None and record.number >= 0 and _parse(store, ledger.run, record) not in (replaces, ledger):
+        raise OvertakenError(
+            f"{store.describe_record(RUNS, ledger.run)}: another process has changed run {ledger.run!r} meanwhile; repeat "
+            "the command"
+        )
+    store.write_record(RUNS, ledger.run, text, record)
+
+
+def run_names(cache: CacheLike) -> list[str]:
+    """The names of all runs, sorted."""
+    return find_store(cache).list_records(RUNS)
+
+
+def list_runs(cache: CacheLike) -> list[Ledger]:
+    """The ledgers of all runs, sorted by name. Raises CacheError as `load_ledger` does."""
+    return [ledger for name in run_names(cache) if (ledger := load_ledger(cache, name)) is not None]
+
+
+def _read(store: CacheStore, run: str) -> Record | None:
     try:
-        record = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
+        return store.read_record(RUNS, run)
     except OSError as error:
         raise CacheError(
-            f"{path}: cannot read the run's ledger ({cause_of(error)}): {remedy_of(error.errno)}"
+            f"{store.describe_record(RUNS, run)}: cannot read the run's ledger ({cause_of(error)}): "
+            f"{remedy_of(error.errno)}"
         ) from error
     except ValueError as error:
-        raise CacheError(f"{path}: cannot read the run's ledger: {error}; {REMEDY}") from None
+        raise _unreadable(store, run, error) from None
+
+
+def _parse(store: CacheStore, run: str, record: Record) -> Ledger:
     try:
-        name, stages = parse_ledger(record)
+        parsed = parse_json(record.data)
     except ValueError as error:
-        raise CacheError(f"{path}: {error}") from None
+        raise _unreadable(store, run, error) from None
+    try:
+        name, stages = parse_ledger(parsed)
+    except ValueError as error:
+        raise CacheError(f"{store.describe_record(RUNS, run)}: {error}") from None
     return Ledger(run=name, stages=stages)
 
 
-def save_ledger(cache: str, ledger: Ledger) -> None:
-    """Replace the run's ledger atomically. Raises CacheError where it cannot be written."""
-    path = ledger_path(cache, ledger.run)
-    with translate_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(ledger_record(ledger.run, ledger.stages), indent=1).encode())
-    flush_folder(path.parent)  # a committed ledger must survive a power failure
-
-
-def run_names(cache: str) -> list[str]:
-    """The names of all runs, sorted."""
-    folder = Path(cache) / "runs"
-    with reading(folder):
-        return [name.removesuffix(".json") for name in list_committed(folder) if name.endswith(".json")]
-
-
-def list_runs(cache: str) -> list[Ledger]:
-    """The ledgers of all runs, sorted by name. Raises CacheError as `load_ledger` does."""
-    return [ledger for name in run_names(cache) if (ledger := load_ledger(cache, name)) is not None]
+def _unreadable(store: CacheStore, run: str, error: ValueError) -> CacheError:
+    return CacheError(f"{store.describe_record(RUNS, run)}: cannot read the run's ledger: {error}; {REMEDY}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,9 +47,13 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
     first[head[::-1]] = start + np.arange(len(head))[::-1]
     last[tail] = low + np.arange(len(tail))
     for source in np.flatnonzero((counts > 0) & (first == NONE)).tolist():
-        first[source] = _samples_of(plan, source, before[source], min(after[source], before[source] + _ORDINALS)).min()
+        ordinals = range(before[source], min(after[source], before[source] + _ORDINALS))
+        found = _samples_within(plan, source, ordinals, start, stop)
+        first[source] = min(found) if found else _seek(plan, source, int(before[source]) + 1, start, stop)
     for source in np.flatnonzero((counts > 0) & (last == NONE)).tolist():
-        last[source] = _samples_of(plan, source, max(before[source], after[source] - _ORDINALS), after[source]).max()
+        ordinals = range(max(before[source], after[source] - _ORDINALS), after[source])
+        found = _samples_within(plan, source, ordinals, start, stop)
+        last[source] = max(found) if found else _seek(plan, source, int(after[source]), start, stop)
     return Presence(counts, first, last, _worst_errors(head, counts / (stop - start)))
 
 
@@ -57,30 +62,35 @@ def find_epoch_ends(plan: StagesPlan, source: int, epoch_tokens: int, *, limit: 
 
     With several lanes, some samples of the next epoch come a little before, and some of this one a little after.
     """
-    total = int(plan.counts(plan.num_samples)[source])
-    if not total or not epoch_tokens:
-        return []
-    low, stop = np.zeros(limit, np.int64), np.full(limit, total)
     ends = epoch_tokens * np.arange(1, limit + 1) - 1
-    of_source = np.full(limit, source, np.int32)
-    while (stop - low > 1).any():  # the last ordinal that begins at or before the epoch's last token
-        middle = (low + stop) // 2
-        begins_before = plan.token_starts(of_source, middle) <= ends
-        low, stop = np.where(begins_before, middle, low), np.where(begins_before, stop, middle)
-    samples: list[int] = plan.samples_of(of_source, low)[ends < _tokens_read(plan, source, total)].tolist()
+    ordinals = [
+        each.first + (ends[inside] - each.token) // each.step
+        for each in plan.list_tokens(source)
+        if (inside := (each.token <= ends) & (ends < each.token + (each.stop - each.first) * each.step)).any()
+    ]
+    found = np.concatenate(ordinals) if ordinals else np.zeros(0, np.int64)
+    return _samples_of(plan, source, found.tolist())
+
+
+def _samples_within(plan: StagesPlan, source: int, ordinals: range, start: int, stop: int) -> list[int]:
+    """The samples in [start, stop) of ordinals; none after an amendment, where a stage first gives what the one before left."""
+    return [k for k in _samples_of(plan, source, ordinals) if start <= k < stop]
+
+
+def _samples_of(plan: StagesPlan, source: int, ordinals: Sequence[int]) -> list[int]:
+    """The samples of a source's ordinals, without those that an amendment left unread."""
+    ks = plan.find_samples(np.full(len(ordinals), source, np.int32), np.array(ordinals, np.int64))
+    samples: list[int] = ks[ks >= 0].tolist()
     return samples
 
 
-def _tokens_read(plan: StagesPlan, source: int, total: int) -> int:
-    """Tokens of a source before the start of a sample after its last one."""
-    starts = plan.token_starts(np.full(2, source, np.int32), np.array([max(0, total - 2), total - 1]))
-    length = int(starts[1] - starts[0])
-    return int(starts[1]) + length
-
-
-def _samples_of(plan: StagesPlan, source: int, start: int, stop: int) -> Int64s:
-    ordinals = np.arange(start, stop)
-    return plan.samples_of(np.full(len(ordinals), source, np.int32), ordinals)
+def _seek(plan: StagesPlan, source: int, count: int, start: int, stop: int) -> int:
+    """The sample in [start, stop) with which the source has given `count` samples."""
+    low, high = start, stop - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if int(plan.counts(middle + 1)[source]) >= count else (middle + 1, high)
+    return low
 
 
 def _worst_errors(sources: Int32s, shares: Floats) -> Floats:

@@ -1,8 +1,8 @@
 """Ranges of a run's samples that training skips, for instance after a loss spike.
 
 Samplers apply them, not the plan: sample numbers, digests and lengths do not change, and a state is still one sample number.
-They are stored in `runs/skips/<run>.json` in the cache, each with the digest of the plan that it was made for; it has no effect
-on other plans.
+They are stored as a record of the cache (`runs/skips/<run>.json` in a folder), each with the digest of the plan that it was made
+for; it has no effect on other plans.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from megablend.caches.base import SKIPS, CacheStore, Record
+from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
-from megablend.fs.atomic_write import flush_folder, reading, replace_file, translate_os_errors
+from megablend.fs.atomic_write import reading
 from megablend.plan.ledger import Ledger
 from megablend.system.limited_json import parse_json
 
@@ -60,59 +62,59 @@ class Skips:
         return next((each for each in self.ranges if start < each[0] < stop), None)
 
 
-def skips_path(cache: str | Path, run: str) -> Path:
-    """The path of a run's skipped ranges."""
-    return Path(cache) / "runs" / "skips" / f"{run}.json"
-
-
-def load_skips(cache: str | Path, ledger: Ledger) -> Skips:
+def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
     """The skips made for a ledger's plan or for one that it extends. Raises CacheError where the file is damaged."""
     skips = Skips()
-    for start, stop, plan in _read(skips_path(cache, ledger.run)):
-        if plan in ledger.digests:
+    for start, stop, plan in _read(find_store(cache), ledger.run)[0]:
+        if any(plan == link.digest and stop <= link.stop for link in ledger.links):
             skips = skips.add(start, stop)
     return skips
 
 
-def save_skip(cache: str | Path, ledger: Ledger, start: int, stop: int) -> None:
+def save_skip(cache: CacheLike, ledger: Ledger, start: int, stop: int) -> None:
     """Add a range to the skips of a run. Raises CacheError."""
-    path = skips_path(cache, ledger.run)
-    plan = next(digest for end, digest in ledger.links if stop <= end)
-    _write(path, [*_read(path), (start, stop, plan)])
+    plan = next(link.digest for link in ledger.links if stop <= link.stop)
+    store = find_store(cache)
+    skips, record = _read(store, ledger.run)
+    _write(store, ledger.run, [*skips, (start, stop, plan)], record)
 
 
-def rename_skips(cache: str | Path, run: str, new: str) -> None:
+def rename_skips(cache: CacheLike, run: str, new: str) -> None:
     """Move a run's skips to the run's new name. Raises CacheError."""
-    if (skips := _read(skips_path(cache, run))) and not skips_path(cache, new).exists():
-        _write(skips_path(cache, new), skips)
-    forget_skips(cache, run)
+    store = find_store(cache)
+    if (skips := _read(store, run)[0]) and new not in store.list_records(SKIPS):
+        _write(store, new, skips, None)
+    forget_skips(store, run)
 
 
-def forget_skips(cache: str | Path, run: str) -> None:
+def forget_skips(cache: CacheLike, run: str) -> None:
     """Remove the skips of a run that is removed. Raises CacheError."""
-    path = skips_path(cache, run)
-    with translate_os_errors(path):
-        if path.exists():
-            path.unlink()
+    store = find_store(cache)
+    if run in store.list_records(SKIPS):
+        store.remove_record(SKIPS, run)
 
 
-def remove_skips(cache: str | Path, ledger: Ledger) -> None:
+def remove_skips(cache: CacheLike, ledger: Ledger) -> None:
     """Remove all skipped ranges of a run's plan. Raises CacheError."""
-    path = skips_path(cache, ledger.run)
-    _write(path, [each for each in _read(path) if each[2] not in ledger.digests])
+    store = find_store(cache)
+    skips, record = _read(store, ledger.run)
+    _write(store, ledger.run, [each for each in skips if each[2] not in ledger.digests], record)
 
 
-def _read(path: Path) -> list[tuple[int, int, str]]:
+def _read(store: CacheStore, run: str) -> tuple[list[tuple[int, int, str]], Record | None]:
+    """The ranges, each with the plan that it was made for, and the record that they were read from."""
+    place = store.describe_record(SKIPS, run)
     try:
-        with reading(path, apart_from=(FileNotFoundError,)):
-            record = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return []
+        with reading(Path(place)):
+            found = store.read_record(SKIPS, run)
+        if found is None:
+            return [], None
+        record = parse_json(found.data)
     except ValueError as error:
-        raise CacheError(f"{path}: cannot read the run's skipped samples: {error}; restore it from a backup") from None
+        raise CacheError(f"{place}: cannot read the run's skipped samples: {error}; restore it from a backup") from None
     if not isinstance(record, dict) or record.get("version") != VERSION:
         raise CacheError(
-            f"{path}: not a list of skipped samples of version {VERSION}; use the version of megablend that wrote it"
+            f"{place}: not a list of skipped samples of version {VERSION}; use the version of megablend that wrote it"
         )
     try:
         skips = [(int(start), int(stop), str(plan)) for start, stop, plan in record["skips"]]
@@ -120,13 +122,10 @@ def _read(path: Path) -> list[tuple[int, int, str]]:
         skips = [(1, 0, "")]
     if any(not 0 <= start < stop for start, stop, _ in skips):
         raise CacheError(
-            f"{path}: damaged list of skipped samples; restore it from a backup, or remove it to skip none"
+            f"{place}: damaged list of skipped samples; restore it from a backup, or remove it to skip none"
         )
-    return skips
+    return skips, found
 
 
-def _write(path: Path, skips: Sequence[tuple[int, int, str]]) -> None:
-    with translate_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps({"version": VERSION, "skips": list(skips)}, indent=1).encode())
-    flush_folder(path.parent)
+def _write(store: CacheStore, run: str, skips: Sequence[tuple[int, int, str]], after: Record | None) -> None:
+    store.write_record(SKIPS, run, json.dumps({"version": VERSION, "skips": list(skips)}, indent=1), after)

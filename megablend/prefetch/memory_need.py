@@ -31,8 +31,8 @@ def find_memory_need(run: Run, *, micro_batch_size: int, data_parallel_size: int
     needed, most = budget.batches + budget.orders, None
     if run.has_lanes and run.order_kind.consumes_whole_blocks:
         most = turn * _count_rounds(run, budget, micro_batch_size, MAX_LANES // turn)
-        lanes = blocks_of_lanes(run, lanes_of(run.config.lanes, micro_batch_size, turn)).sum()
-        needed += math.ceil(lanes / SHARES["blocks"] * NUM_SHARES)
+        lanes = max(lanes_of(blend.lanes, micro_batch_size, turn) for blend in run.blends)
+        needed += math.ceil(blocks_of_lanes(run, lanes).sum() / SHARES["blocks"] * NUM_SHARES)
     return MemoryNeed(bytes_per_rank=processes * needed, limit_per_rank=processes * run.config.memory, most_lanes=most)
 
 

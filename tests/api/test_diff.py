@@ -16,7 +16,6 @@ from megablend.api.open import open_dataset
 from megablend.api.runs import open_run
 from megablend.config import load_config
 from megablend.errors import ConfigError
-from megablend.plan.ledger_file import ledger_path
 from megablend.reader import Dataset
 from tests.api.test_find import make_run
 from tests.runs import documents, write_source
@@ -40,7 +39,7 @@ def compared(folder: Path, config: dict[str, Any], other: dict[str, Any]) -> dic
     megablend.build(other)
     found = megablend.diff(saved(folder, "a", config), saved(folder, "b", other))
     assert found["parts_at"] == first_other_sample(open_dataset(config), open_dataset(other))
-    ledgers = [ledger_path(each["cache"], each["run"]) for each in (config, other)]
+    ledgers = [Path(each["cache"], "runs", f"{each['run']}.json") for each in (config, other)]
     by_ledger = megablend.diff(*ledgers)
     assert {key: found[key] for key in found.keys() - {"a", "b"}} == {
         key: by_ledger[key] for key in by_ledger.keys() - {"a", "b"}

@@ -9,7 +9,6 @@ import pytest
 
 import megablend
 from megablend.errors import CacheError, ConfigError, StateError
-from megablend.plan.skips import skips_path
 from tests.api.test_find import make_run
 
 
@@ -106,14 +105,14 @@ def test_steps_that_do_not_end_there(config: dict[str, Any]) -> None:
 def test_ranges_add_up_and_are_checked(config: dict[str, Any], tmp_path: Path) -> None:
     tried = megablend.skip(config, 10, 11, batch_size=2, dry_run=True)
     assert [(each["start"], each["stop"]) for each in tried["skips"]] == [(8, 12)]  # 4 lanes
-    assert not skips_path(config["cache"], "demo").exists()
+    assert not Path(config["cache"], "runs", "skips", "demo.json").exists()
     megablend.skip(config, 8, 16, batch_size=4)
     megablend.skip(config["cache"], 16, 20, batch_size=4, run="demo")
     found = megablend.skip(config, 190, 200, batch_size=4)
     assert [(each["start"], each["stop"]) for each in found["skips"]] == [(8, 20), (188, 200)]
     with pytest.raises(ConfigError, match="found samples 5 to 201, expected a range within the 200 samples"):
         megablend.skip(config, 5, 201, batch_size=4)
-    path = skips_path(config["cache"], "demo")
+    path = Path(config["cache"], "runs", "skips", "demo.json")
     path.write_text('{"version": 1, "skips": [[9, 3, "x"]]}')
     with pytest.raises(
         CacheError, match=r"demo.json: damaged list of skipped samples; restore it from a backup, or remove"
@@ -131,10 +130,10 @@ def test_skips_belong_to_a_plan_and_move_with_the_run(config: dict[str, Any]) ->
     assert megablend.open(longer).skips.ranges == ((40, 72),)
     megablend.rename_run(config, "demo", "other")
     assert megablend.open(longer | {"run": "other"}).skips.ranges == ((40, 72),)
-    assert not skips_path(config["cache"], "demo").exists()
+    assert not Path(config["cache"], "runs", "skips", "demo.json").exists()
     megablend.reset_run(config, "other")
     replanned = config | {"run": "other", "seed": 8}
     megablend.build(replanned)
     assert megablend.open(replanned).skips.ranges == ()
     megablend.remove_run(config, "other")
-    assert not skips_path(config["cache"], "other").exists()
+    assert not Path(config["cache"], "runs", "skips", "other.json").exists()

@@ -7,7 +7,7 @@ import pytest
 
 from megablend.plan.interleavings.base import StageRequest
 from megablend.plan.progress import NONE, find_epoch_ends, find_presence
-from megablend.plan.stages_plan import StagesPlan
+from megablend.plan.stages_plan import PlannedStage, StagesPlan
 
 
 def make_plan(totals: list[list[int]], tokens: list[int], length: int, *, interleaving: str = "lanes") -> StagesPlan:
@@ -28,7 +28,12 @@ def make_plan(totals: list[list[int]], tokens: list[int], length: int, *, interl
             )
         )
         start, first = start + int(each.sum()), first + each * length
-    return StagesPlan(stages, [interleaving] * len(stages))
+    return StagesPlan(
+        [
+            PlannedStage(request=stage, interleaving=interleaving, number=number, length=stage.num_samples)
+            for number, stage in enumerate(stages)
+        ]
+    )
 
 
 @pytest.mark.parametrize("scanned", [16, 1000])

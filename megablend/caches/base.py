@@ -1,0 +1,192 @@
+"""`CacheStore`: what the rest of megablend needs of the place where a cache is kept.
+
+Files are read and written in `folder`, a folder of this node with the layout of `index.cache_folders`. For a cache on a shared
+file system it is the cache itself. For one in an object store it is this node's copy: what is written there is published, and
+what others have published is fetched.
+
+    files     written once, never changed: fragments, packs, splits ... A damaged one may be replaced by an equal one
+    folders   of files, committed as a whole: generations, documents
+    records   small texts that are replaced: the ledgers of runs, and the samples that they skip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from megablend.errors import CacheError
+from megablend.fs.build_lock import LockInfo
+
+GENERATIONS, DOCUMENTS = "generations", "documents"
+"""Kinds of folders."""
+RUNS, SKIPS = "runs", "runs/skips"
+"""Kinds of records."""
+
+
+class OvertakenError(CacheError):
+    """Another process has replaced what was to be replaced; reading it again and repeating the change may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or a folder of a cache."""
+
+    name: str
+    bytes: int
+    created: float
+    """Seconds since 1970, by the clock of the store."""
+    committed: float
+    """When it was last committed; for a file the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A version of a record."""
+
+    data: str
+    number: int
+    """Of the version; -1 where versions are not kept."""
+
+
+class CacheStore(Protocol):
+    """Where a cache is kept. Picklable; safe between threads.
+
+    Raises, from any call: CacheError if the cache cannot be read or written.
+    """
+
+    @property
+    def location(self) -> str:
+        """Absolute path, or URL without a trailing slash."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """Absolute path of the folder in which its files are on this node."""
+        ...
+
+    def exists(self) -> bool:
+        """Whether anything was ever built here."""
+        ...
+
+    def hold(
+        self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
+    ) -> AbstractContextManager[LockInfo]:
+        """Keep other builds out where the store has locks; elsewhere they do not disturb each other. See `fs.build_lock`."""
+        ...
+
+    def verify_shared(self, nonce: str) -> None:
+        """Check on another rank that it sees the same cache as the one that holds the lock. Raises: CacheError."""
+        ...
+
+    def remove_leftovers(self) -> None:
+        """Remove from `folder` what killed processes left unfinished; called while the cache is held."""
+        ...
+
+    def now(self) -> float:
+        """Seconds since 1970 by the clock that the times of entries are of; called while the cache is held."""
+        ...
+
+    def list_files(self, kind: str) -> list[str]:
+        """Names of the files of a kind, sorted."""
+        ...
+
+    def list_entries(self, kind: str) -> list[Entry]:
+        """Files or folders of a kind by name, damaged ones too."""
+        ...
+
+    def fetch_file(self, kind: str, name: str, *, is_written: bool = False) -> Path:
+        """The path of a file on this node.
+
+        Args:
+            is_written: another rank has just written it: a file system that does not show it yet is waited for.
+
+        Raises: CacheError if it `is_written` and does not appear. Without `is_written` a file that does not exist is not an
+            error: nothing is at the path then.
+        """
+        ...
+
+    def fetch_files(self, kind: str, prefix: str) -> None:
+        """Make all files whose names begin with a prefix available on this node."""
+        ...
+
+    def publish_file(self, kind: str, name: str) -> None:
+        """Make a file that was written in `folder` available to all ranks."""
+        ...
+
+    def list_folders(self, kind: str) -> list[Entry]:
+        """Committed folders of a kind, by name."""
+        ...
+
+    def has_folder(self, kind: str, name: str) -> bool:
+        """Whether such a folder is committed."""
+        ...
+
+    def fetch_folder(self, kind: str, name: str, *, is_fresh: bool = False) -> Path:
+        """The path of a committed folder on this node; nothing is at the path if there is none.
+
+        Args:
+            is_fresh: do not trust a copy that the node has.
+        """
+        ...
+
+    def read_member(self, kind: str, name: str, member: str) -> bytes:
+        """A small file of a committed folder. Raises: FileNotFoundError."""
+        ...
+
+    def commit_folder(
+        self, kind: str, name: str, written: Path, replaced: Mapping[str, bytes], is_same: Callable[[Path, Path], bool]
+    ) -> bool:
+        """Commit a folder: other processes see all of it, or nothing.
+
+        Args:
+            written: in `folder`, with a temporary name; it is moved or left.
+            replaced: further files of the folder by name, which do not belong to its identity: if the folder was committed
+                before, only these are replaced.
+            is_same: whether an earlier commit (first) is undamaged and has the content of the written one (second); otherwise
+                it is replaced.
+
+        Returns: whether the content is new, or replaces a damaged one.
+        """
+        ...
+
+    def list_upgradable(self, kind: str) -> list[Path]:
+        """Committed folders that an older version of megablend may have written, and to which files may be added in place."""
+        ...
+
+    def remove(self, kind: str, name: str) -> None:
+        """Remove a file or a folder; a folder that was committed again meanwhile is kept."""
+        ...
+
+    def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
+        """Remove what killed processes left unfinished before a time; called while the cache is held.
+
+        Returns: number and bytes of what users should know of.
+        """
+        ...
+
+    def list_records(self, kind: str) -> list[str]:
+        """Names of the records of a kind, sorted."""
+        ...
+
+    def describe_record(self, kind: str, name: str) -> str:
+        """Where a record is stored, for messages."""
+        ...
+
+    def read_record(self, kind: str, name: str) -> Record | None:
+        """The present version of a record. Raises: OSError, UnicodeDecodeError if it cannot be read."""
+        ...
+
+    def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
+        """Replace a record, or create it (`after` is None). Raises: OvertakenError if `after` is not the present version."""
+        ...
+
+    def remove_record(self, kind: str, name: str) -> None:
+        """Remove a record and what was set aside of it."""
+        ...
+
+    def set_aside_record(self, kind: str, name: str) -> str:
+        """Remove a record so that it can be restored. Returns: where it now is."""
+        ...

@@ -1,0 +1,243 @@
+"""A cache in a folder: on a local disk, or on a file system that all ranks share."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from megablend.caches.base import GENERATIONS, RUNS, Entry, Record
+from megablend.errors import CacheError
+from megablend.fs.atomic_write import (
+    flush_folder,
+    list_committed,
+    reading,
+    remove_leftovers,
+    replace_file,
+    temp_sibling,
+    translate_os_errors,
+    write_flushed,
+)
+from megablend.fs.build_lock import LockInfo, build_lock, lock_time, verify_shared_filesystem
+from megablend.fs.log_waits import log_slow_wait
+
+MANIFEST, ROOTS = "manifest.json", "roots.json"
+"""Of a folder: written last when it is created; replaced by each commit."""
+FOLDERS = ("fragments", "packs", "generations", "lengths", "documents", "splits", "idx", "runs")
+"""The folders of a cache."""
+SET_ASIDE = "reset"
+"""Folder below `runs` of the ledgers of runs that were reset."""
+SEEN_SECONDS = 10.0
+"""Network file systems may show another host's write seconds late."""
+
+
+class LocalCacheStore:
+    """See CacheStore."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).absolute()
+
+    def __repr__(self) -> str:
+        return f"LocalCacheStore({str(self.folder)!r})"
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    @property
+    def location(self) -> str:
+        """See CacheStore."""
+        return str(self.folder)
+
+    def exists(self) -> bool:
+        """See CacheStore."""
+        return (self.folder / GENERATIONS).is_dir()
+
+    @contextmanager
+    def hold(
+        self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
+    ) -> Iterator[LockInfo]:
+        """See CacheStore."""
+        with build_lock(self.folder, wait_seconds, on_wait=on_wait) as lock:
+            yield lock
+
+    def verify_shared(self, nonce: str) -> None:
+        """See CacheStore."""
+        with log_slow_wait(f"rank 0's lock file in {self.folder} to become visible"):
+            verify_shared_filesystem(self.folder, nonce)
+
+    def remove_leftovers(self) -> None:
+        """See CacheStore."""
+        listed = (self.folder / name for name in FOLDERS)
+        for folder in (*listed, *(self.folder / GENERATIONS).iterdir()):
+            if folder.is_dir():
+                remove_leftovers(folder)
+
+    def now(self) -> float:
+        """See CacheStore: when the lock was taken."""
+        return lock_time(self.folder)
+
+    def list_files(self, kind: str) -> list[str]:
+        """See CacheStore."""
+        return list_committed(self.folder / kind)
+
+    def list_entries(self, kind: str) -> list[Entry]:
+        """See CacheStore."""
+        return [_describe(self.folder / kind / name) for name in list_committed(self.folder / kind)]
+
+    def fetch_file(self, kind: str, name: str, *, is_written: bool = False) -> Path:
+        """See CacheStore."""
+        path = self.folder / kind / name
+        if is_written:
+            with log_slow_wait(f"{path} to become visible"):
+                _await(path)
+        return path
+
+    def fetch_files(self, kind: str, prefix: str) -> None:
+        """See CacheStore."""
+
+    def publish_file(self, kind: str, name: str) -> None:
+        """See CacheStore."""
+
+    def list_folders(self, kind: str) -> list[Entry]:
+        """See CacheStore."""
+        names = (name for name in list_committed(self.folder / kind) if self.has_folder(kind, name))
+        return [_describe_folder(self.folder / kind / name) for name in names]
+
+    def has_folder(self, kind: str, name: str) -> bool:
+        """See CacheStore; assumed if it cannot be inspected."""
+        try:
+            return (self.folder / kind / name / MANIFEST).is_file()
+        except OSError:
+            return True
+
+    def fetch_folder(self, kind: str, name: str, *, is_fresh: bool = False) -> Path:
+        """See CacheStore."""
+        return self.folder / kind / name
+
+    def read_member(self, kind: str, name: str, member: str) -> bytes:
+        """See CacheStore."""
+        path = self.folder / kind / name / member
+        with reading(path, apart_from=(FileNotFoundError,)):
+            return path.read_bytes()
+
+    def commit_folder(
+        self, kind: str, name: str, written: Path, replaced: Mapping[str, bytes], is_same: Callable[[Path, Path], bool]
+    ) -> bool:
+        """See CacheStore: renamed to its final name, after its content is on the disk."""
+        final = self.folder / kind / name
+        if final.exists() and is_same(final, written):
+            for each, data in replaced.items():
+                replace_file(final / each, data)
+            return False
+        for each, data in replaced.items():
+            write_flushed(written / each, [data])
+        flush_folder(written)
+        if final.exists():
+            aside = temp_sibling(final)
+            final.rename(aside)
+            written.rename(final)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            written.rename(final)
+        flush_folder(final.parent)
+        return True
+
+    def list_upgradable(self, kind: str) -> list[Path]:
+        """See CacheStore: all."""
+        return [self.folder / kind / entry.name for entry in self.list_folders(kind)]
+
+    def remove(self, kind: str, name: str) -> None:
+        """See CacheStore. A folder is renamed first, so that it is either complete or absent."""
+        path = self.folder / kind / name
+        if path.is_dir() and not path.is_symlink():
+            aside = temp_sibling(path)
+            path.rename(aside)
+            shutil.rmtree(aside)
+        else:
+            path.unlink(missing_ok=True)
+
+    def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
+        """See CacheStore: whatever their age, since nothing is written while the cache is held."""
+        if not dry_run:
+            for folder in (self.folder / name for name in FOLDERS):
+                if folder.is_dir():
+                    flush_folder(folder)
+                    remove_leftovers(folder)
+        return 0, 0
+
+    def list_records(self, kind: str) -> list[str]:
+        """See CacheStore."""
+        folder = self.folder / kind
+        with reading(folder):
+            return [name.removesuffix(".json") for name in list_committed(folder) if name.endswith(".json")]
+
+    def describe_record(self, kind: str, name: str) -> str:
+        """See CacheStore."""
+        return str(self._record(kind, name))
+
+    def read_record(self, kind: str, name: str) -> Record | None:
+        """See CacheStore."""
+        try:
+            return Record(self._record(kind, name).read_text(encoding="utf-8"), -1)
+        except FileNotFoundError:
+            return None
+
+    def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
+        """See CacheStore. Called while the cache is held, so that `after` is the present version."""
+        path = self._record(kind, name)
+        with translate_os_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data.encode())
+        flush_folder(path.parent)  # a committed ledger must survive a power failure
+
+    def remove_record(self, kind: str, name: str) -> None:
+        """See CacheStore."""
+        path = self._record(kind, name)
+        with translate_os_errors(path):
+            path.unlink(missing_ok=True)
+            if kind == RUNS:
+                shutil.rmtree(path.parent / SET_ASIDE / name, ignore_errors=True)
+            if path.parent.exists():
+                flush_folder(path.parent)
+
+    def set_aside_record(self, kind: str, name: str) -> str:
+        """See CacheStore."""
+        path = self._record(kind, name)
+        stamp = f"{time.strftime('%Y-%m-%dT%H.%M.%SZ', time.gmtime())}-{time.time_ns()}.json"
+        aside = path.parent / SET_ASIDE / name / stamp
+        with translate_os_errors(path):
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(aside)
+            flush_folder(aside.parent)
+            flush_folder(path.parent)
+        return str(aside)
+
+    def _record(self, kind: str, name: str) -> Path:
+        return self.folder / kind / f"{name}.json"
+
+
+def _describe(path: Path) -> Entry:
+    state = path.lstat()
+    is_folder = path.is_dir() and not path.is_symlink()
+    size = sum(file.lstat().st_size for file in path.iterdir()) if is_folder else state.st_size
+    return Entry(path.name, size, state.st_mtime, state.st_mtime)
+
+
+def _describe_folder(path: Path) -> Entry:
+    size = sum(file.lstat().st_size for file in path.iterdir())
+    created = (path / MANIFEST).stat().st_mtime
+    roots = path / ROOTS
+    return Entry(path.name, size, created, roots.stat().st_mtime if roots.exists() else created)
+
+
+def _await(path: Path) -> None:
+    deadline = time.monotonic() + SEEN_SECONDS
+    while not path.is_file():
+        if time.monotonic() > deadline:
+            raise CacheError(
+                f"{path}: another rank wrote this file, but rank 0 does not see it: the cache must be on a file system "
+                "that all ranks share; choose such a directory, or build with the ranks of one node"
+            )
+        time.sleep(0.1)
