@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from pathlib import Path
 
 from megablend.api.check import check_store
 from megablend.api.description import (
@@ -20,16 +19,16 @@ from megablend.api.description import (
     SourceDescription,
     SplitDescription,
 )
-from megablend.api.manage_runs import list_runs
-from megablend.api.runs import ConfigLike, newest_snapshot
+from megablend.api.manage_runs import list_runs_of
+from megablend.api.runs import ConfigLike, is_cache, newest_snapshot, resolve_cache
 from megablend.api.skip import describe_skips
 from megablend.api.warn import find_warnings, warn_of_amplification
 from megablend.api.what_if import Foreseen, foresee_run, list_files
+from megablend.caches.base import DOCUMENTS, CacheStore
 from megablend.config import SPLITS, Config, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError, PlanError, ResourceError
-from megablend.fs.atomic_write import list_committed
-from megablend.index.document_table import table_bytes, tables
+from megablend.index.document_table import table_bytes
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
@@ -62,7 +61,7 @@ def describe(
     num_workers: int = 0,
     storage: Storage | None = None,
 ) -> Description:
-    """Describe what a run reads (for a config), or what a cache contains (for its folder).
+    """Describe what a run reads (for a config), or what a cache contains (for its folder or URL).
 
     Nothing needs to be built: a run that is not committed is described as `build` would commit it, with `committed` False and a
     `note`; where no index has its sources, `files` lists what is there.
@@ -77,10 +76,10 @@ def describe(
         number is out of range, or `memory` too small for the loaders.
     """
     loaders = _check_loaders(micro_batch_size, data_parallel_size, num_workers)
-    if isinstance(what, str | Path) and Path(what).is_dir():
+    if is_cache(what):
         if cache is not None:
             raise ConfigError(f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected one of them")
-        return describe_cache(str(what))
+        return describe_cache(resolve_cache(what))
     config = load_config(what, cache=cache)
     planned = foresee_run(config, storage=storage)
     if isinstance(planned, str):
@@ -120,7 +119,7 @@ def _describe_planned(config: Config, planned: Foreseen, loaders: _Loaders | Non
         stages=tuple(run.ledger.ends),
         skips=tuple(describe_skips(run)),
         lanes=config.lanes,
-        index=_describe_index(run.store.generation, config.cache),
+        index=_describe_index(run.store.generation),
         splits=splits,
         problems=check_store(config, run.store).problems,
         warnings=tuple(warnings),
@@ -174,23 +173,23 @@ def _with_estimates(described: RunDescription, config: Config, run: Run, loaders
     )
 
 
-def describe_cache(cache: str) -> CacheDescription:
+def describe_cache(cache: CacheStore) -> CacheDescription:
     """Indexes and runs of a cache. Those that cannot be read have only a `problem`."""
     digests = list_snapshots(cache)
     if not digests:
         newest_snapshot(cache)  # raises: says what is missing
     return CacheDescription(
-        cache=str(Path(cache).absolute()),
+        cache=cache.location,
         indices=tuple(_describe_readable(cache, digest) for digest in digests),
-        runs=tuple(list_runs(cache)),
+        runs=tuple(list_runs_of(cache)),
     )
 
 
-def _describe_readable(cache: str, digest: str) -> IndexDescription | DamagedIndex:
+def _describe_readable(cache: CacheStore, digest: str) -> IndexDescription | DamagedIndex:
     """An index of a cache, or what is wrong with it."""
     try:
-        with translating(cache):
-            return _describe_index(open_snapshot(cache, digest), cache)
+        with translating(cache.location):
+            return _describe_index(open_snapshot(cache, digest))
     except (CacheError, ResourceError) as error:
         return DamagedIndex(digest=digest, problem=str(error))
 
@@ -242,9 +241,8 @@ def _describe_source(run: Run, number: int, samples: int) -> SourceDescription:
     )
 
 
-def _describe_index(snapshot: Snapshot, cache: str) -> IndexDescription:
-    folder = Path(cache) / "generations" / snapshot.digest
-    has_tables = bool(list_committed(tables(cache)))  # looking for each costs much where sources are many
+def _describe_index(snapshot: Snapshot) -> IndexDescription:
+    has_tables = bool(snapshot.store.list_files(DOCUMENTS))  # looking for each costs much where sources are many
     sources = tuple(
         IndexedSource(
             name=entry.name,
@@ -263,7 +261,7 @@ def _describe_index(snapshot: Snapshot, cache: str) -> IndexDescription:
     )
     return IndexDescription(
         digest=snapshot.digest,
-        index_bytes=sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+        index_bytes=sum(path.stat().st_size for path in snapshot.folder.iterdir() if path.is_file()),
         files=sum(source.files for source in sources),
         blocks=sum(source.blocks for source in sources),
         rows=sum(source.rows for source in sources),

@@ -54,7 +54,7 @@ def open_dataset(
     taken = None if state is None else State.from_dict(state)
     load_planning_kernels(checked.order)
     run = open_run(checked, split, taken, storage=storage)
-    skips = load_skips(checked.cache, run.ledger) if split == "train" else None
+    skips = load_skips(checked.cache_store, run.ledger) if split == "train" else None
     load_format_kernels(entry.format for entry in run.store.generation.sources)
     dataset = Dataset(run, consumed_samples=consumed_samples or 0, transform=transform, skips=skips)
     if state is not None:

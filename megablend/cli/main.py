@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import traceback
-from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -97,8 +96,8 @@ def verify(what: str, data: bool, as_json: bool) -> None:
     from megablend.cli.progress import progress_on
 
     cache = resolve_cache(what)
-    if not Path(cache).is_dir():
-        raise ConfigError(f"{cache}: found no such folder, expected a cache that `megablend build CONFIG` filled")
+    if not cache.folder.is_dir():
+        raise ConfigError(f"{what}: found no such folder, expected a cache that `megablend build CONFIG` filled")
     with progress_on(sys.stderr, doing="verifying", done="verified") as progress:
         result = verify_cache(what, data=data, progress=progress)
     if as_json:
@@ -106,7 +105,7 @@ def verify(what: str, data: bool, as_json: bool) -> None:
     else:
         for problem in result.problems:
             click.echo(problem)
-        click.echo(f"{cache}: {f'{len(result.problems):,} problems' if result.problems else 'OK'}")
+        click.echo(f"{cache.location}: {f'{len(result.problems):,} problems' if result.problems else 'OK'}")
     if result.problems:
         sys.exit(3)
 
@@ -128,8 +127,8 @@ def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
     from megablend.api.gc import gc as collect
     from megablend.api.runs import resolve_cache
 
-    cache = resolve_cache(what)
-    found = collect(cache, older_than_days=older_than, dry_run=dry_run)
+    cache = resolve_cache(what).location
+    found = collect(what, older_than_days=older_than, dry_run=dry_run)
     if as_json:
         print_json(found.to_dict())
         return

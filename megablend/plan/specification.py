@@ -82,7 +82,7 @@ def specify(config: Config, split: str, store: BlockStore, *, keep: bool = False
     if not named:
         raise PlanError(f"the config lists no sources for split {split!r}")
     numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
-    parts = parts_of(config.cache, store, config.shares, keep=keep)
+    parts = parts_of(store, config.shares, keep=keep)
     column = 0 if config.listed_by_split else SPLITS.index(split)
     split_parts = parts[[numbers[name] for name in named], column]
     sources, tokens = tuple(named.values()), [int(n) for n in split_parts["tokens"]]

@@ -48,7 +48,7 @@ def test_a_typo_in_samples_is_not_final(config: dict[str, Any]) -> None:
     asked = config | {"samples": 50}
     with pytest.raises(megablend.PlanError, match="was built for 100 samples, now 50 are requested"):
         megablend.build(asked)
-    aside = megablend.reset_run(config, "demo")
+    aside = Path(megablend.reset_run(config, "demo"))
     with pytest.raises(megablend.CacheError, match="run 'demo' was not built there"):
         megablend.open(asked)
     assert megablend.build(asked).ledger.ends == (50,)
@@ -78,7 +78,7 @@ def test_states_stay_good_where_the_plan_does(config: dict[str, Any]) -> None:
 
 def test_a_ledger_that_was_set_aside_can_be_moved_back(tmp_path: Path, config: dict[str, Any]) -> None:
     before = states(config)
-    aside = megablend.reset_run(config, "demo")
+    aside = Path(megablend.reset_run(config, "demo"))
     aside.rename(tmp_path / "cache" / "runs" / "demo.json")
     assert states(config) == before
 
