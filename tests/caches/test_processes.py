@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ class _Writes:
         return write
 
 
-NUM_WRITES = 15
+NUM_WRITES = 14
 """Of the build below."""
 
 

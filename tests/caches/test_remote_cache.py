@@ -56,8 +56,8 @@ def test_runs_are_extended_renamed_reset_and_removed(tmp_path: Path, remote: str
     state = {"consumed": megablend.open(longer, consumed_samples=50).state_dict()}["consumed"]
     megablend.skip(remote, 8, 12, batch_size=4, run="demo")
     megablend.rename_run(remote, "demo", "other")
-    (listed,) = megablend.list_runs(remote)
-    assert (listed.run, listed.stages) == ("other", (40, 60))
+    (listed,) = (each.to_dict() for each in megablend.list_runs(remote))
+    assert (listed["run"], listed["stages"]) == ("other", [40, 60])
     renamed = longer | {"run": "other"}
     assert [(each["start"], each["stop"]) for each in megablend.list_skips(renamed)["skips"]] == [(8, 12)]
     aside = megablend.reset_run(renamed, "other")
@@ -77,9 +77,9 @@ def test_commands_take_its_url(tmp_path: Path, remote: str, monkeypatch: pytest.
         megablend.verify(remote)
     digest = megablend.build(config).index.digest
     monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "another node"))
-    described = megablend.describe(remote)
-    assert [each.digest for each in described.indices] == [digest]
-    assert megablend.describe(config).index.digest == digest
+    described = megablend.describe(remote).to_dict()
+    assert [each["digest"] for each in described["indices"]] == [digest]
+    assert megablend.describe(config).to_dict()["index"]["digest"] == digest
     assert megablend.verify(remote, data=True).problems == ()
     assert megablend.check(config).problems == ()
     assert megablend.show(remote, 3, run="default").tokens == megablend.show(config, 3).tokens
