@@ -261,7 +261,7 @@ store64 = _store64()
 pointer_at = _pointer_at()
 """pointer_at(address, size): the bytes at that address, by index; the caller keeps them alive, and indices within `size`.
 
-Unlike an array, a pointer costs nothing when it is handed on: numba counts an array's references, atomically, at every call."""
+Unlike an array, a pointer costs nothing when it is passed on: numba counts an array's references, atomically, at every call."""
 pread = _pread()
 """pread(fd, pointer, size, offset): read bytes of a file, as libc's does; returns the number of bytes, or -1."""
 fadvise = _fadvise()

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.formats.writers import KINDS, Documents
+from megablend.testing.documents import Documents
+from tests.formats.writers import KINDS
 
 EOD = 0
 STEP = 100_000

@@ -1,4 +1,4 @@
-# What the scripts beside this file share: they run in the project's folder, in a virtual environment made once and kept.
+# Shared by the scripts in this folder: they run in the project's folder, in a virtual environment made once and kept.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

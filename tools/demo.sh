@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 use_venv .venv-demo ".[mpich,demo]"
 
-say "Corpus: text that lies on this machine, tokenised into Parquet, Arrow and Megatron files"
+say "Corpus: text that is already on this machine, tokenised into Parquet, Arrow and Megatron files"
 if [ -e demo/data/corpus.json ]; then
     echo "demo/data is there already"
 else
@@ -14,10 +14,10 @@ else
 fi
 cp configs/demo.yaml demo/demo.yaml
 
-say "Index: four MPI ranks find out where the tokens lie"
+say "Index: four MPI ranks locate the blocks of tokens"
 mpirun -n 4 megablend build demo/demo.yaml
 
-say "Blend: what was asked for, and what each source gives"
+say "Blend: the requested shares, and what each source contributes"
 megablend describe demo/demo.yaml
 
 say "The first sample: where it comes from, and what it says"

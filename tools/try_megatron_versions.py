@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -95,12 +96,21 @@ def try_version(folder: Path, version: str, options: list[str], own: str | None)
         command += ["-p", "megatron_own_tests", "-o", "addopts=", "--timeout", "300", *tests]
         path = os.pathsep.join([".", str(ROOT), str(ROOT / "tools")])
         known |= {"MEGABLEND_IN_PLACE": own, "PYTHONPATH": path, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        known |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # the usual one may be taken
     result = subprocess.run(
         command, cwd=where, env={**os.environ, **known}, capture_output=True, text=True, check=False
     )
     (folder / f"{name}.log").write_text(result.stdout + result.stderr)
     summary = re.findall(r"^.*(?:passed|failed|error).* in .*$", result.stdout, re.MULTILINE)
     return result.returncode == 0, summary[-1] if summary else f"pytest ended with {result.returncode}"
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def main() -> int:

@@ -149,8 +149,8 @@ class SourceFiles(Result):
     format: str | None
     files: int
     bytes: int
-    share: dict[str, float] | None
-    """The share that the config requests: its unit, and the number as written."""
+    share: dict[str, float | str] | None
+    """The share that the config requests: its unit, and the number as written, or `size`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

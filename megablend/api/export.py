@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megablend.api.committed import open_committed
+from megablend.api.piece_rows import UNKNOWN, find_rows
 from megablend.api.runs import ConfigLike
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
@@ -31,6 +32,7 @@ _PIECES = pa.struct(
         pa.field("start", pa.int64(), nullable=False),
         pa.field("stop", pa.int64(), nullable=False),
         pa.field("epoch", pa.int64(), nullable=False),
+        pa.field("row", pa.int64()),
     ]
 )
 SCHEMA = pa.schema(
@@ -44,7 +46,7 @@ SCHEMA = pa.schema(
 )
 """A row a sample. `epoch` is that of its first token; `ordinal` is its number within its source, over all epochs. A piece is
 tokens [start, stop) of block number `block` of a file, which begins at `byte_offset`; end-of-document tokens that are added
-count."""
+count. Its first token is in `row` of the file, null where the index has no table of documents (`order: document` makes one)."""
 
 
 @translating("export")
@@ -112,6 +114,7 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
     entries = [generation.file(number) for number in numbers.tolist()]
     paths = pa.array([generation.path(number, run.store.roots) for number in numbers.tolist()], pa.string())
     first_blocks = np.array([entry.first_block for entry in entries], np.int64)
+    rows = find_rows(run, sources[spans.rows], spans)
     columns = [
         paths.take(pa.array(files)),
         pa.array(spans.blocks - first_blocks[files]),
@@ -119,6 +122,7 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
         pa.array(spans.starts),
         pa.array(spans.stops),
         pa.array(spans.epochs),
+        pa.array(rows, mask=rows == UNKNOWN),
     ]
     offsets = np.searchsorted(spans.rows, np.arange(len(ks) + 1)).astype(np.int32)
     pieces = pa.ListArray.from_arrays(
@@ -126,14 +130,14 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
     )
     names = pa.array([source.name for source in run.sources], pa.string())
     first_epochs = spans.epochs[offsets[:-1]]
-    rows = [
+    listed = [
         pa.array(ks),
         pa.DictionaryArray.from_arrays(pa.array(sources), names),
         pa.array(ordinals),
         pa.array(first_epochs),
         pieces,
     ]
-    return pa.Table.from_arrays(rows, schema=SCHEMA)
+    return pa.Table.from_arrays(listed, schema=SCHEMA)
 
 
 def _describe(run: Run) -> dict[bytes, bytes]:

@@ -71,7 +71,7 @@ def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None
 
 def describe_skips(run: Run, skips: Skips | None = None) -> list[dict[str, Any]]:
     """Of each range that a run skips, or of `skips`: start, stop, samples, tokens, and by_source, the tokens left unread."""
-    skips = load_skips(run.config.cache, run.ledger) if skips is None else skips
+    skips = load_skips(run.config.cache_store, run.ledger) if skips is None else skips
     length, listed = run.config.sequence_length, []
     for start, stop in skips.ranges:
         counts = (run.plan.counts(stop) - run.plan.counts(start)).tolist()

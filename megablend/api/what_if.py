@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from megablend.api.build import list_specs
 from megablend.api.description import SourceFiles
 from megablend.api.runs import make_run_storage
-from megablend.config import Config
+from megablend.config import Config, Source
 from megablend.errors import PlanError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import open_snapshot
@@ -85,10 +85,18 @@ def list_files(config: Config, *, storage: Storage | None = None) -> tuple[Sourc
                 format=listing.spec.read.format,
                 files=len(listing.files),
                 bytes=sum(file.size for file in listing.files),
-                share=None if source.unit is None else {source.unit: float(getattr(source, source.unit))},
+                share=_share(source),
             )
         )
     return tuple(listed)
+
+
+def _share(source: Source) -> dict[str, float | str] | None:
+    """The share as the config gives it: its unit, and the number or `size`."""
+    if source.unit is None:
+        return None
+    given = getattr(source, source.unit)
+    return {source.unit: given if isinstance(given, str) else float(given)}
 
 
 def _by_ledger(config: Config, ledger: Ledger, storage: Storage) -> Foreseen:

@@ -59,7 +59,12 @@ def _print_files(console: Console, found: dict[str, Any]) -> None:
             source["format"],
             f"{source['files']:,}",
             f"{source['bytes'] / 1e6:,.1f}",
-            "" if source["share"] is None else " ".join(f"{unit} {value:g}" for unit, value in source["share"].items()),
+            ""
+            if source["share"] is None
+            else " ".join(
+                f"{unit} {value if isinstance(value, str) else format(value, 'g')}"
+                for unit, value in source["share"].items()
+            ),
         )
         for source in found["files"]
     ]

@@ -13,6 +13,7 @@ from megablend.caches.base import CacheStore
 from megablend.caches.find import find_store
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
 from megablend.config.values import (
+    SIZE,
     Count,
     Number,
     Objects,
@@ -21,8 +22,10 @@ from megablend.config.values import (
     Positive,
     Size,
     Split,
+    Temperature,
     Token,
     VocabSize,
+    Weight,
     parse_path,
 )
 from megablend.order.registry import find_order
@@ -61,8 +64,8 @@ class Source(_Model):
     column: str | None = None
     """Token column of Parquet and Arrow files; dotted path for nested ones. If absent, the only plausible
     column: see megablend.formats.choose."""
-    weight: Number | None = None
-    """Share of the samples, relative to the other sources' weights."""
+    weight: Weight | None = None
+    """Share of the samples, relative to the other sources' weights; `size`: the source's number of tokens in the split."""
     tokens: Number | None = None
     """Share given as tokens."""
     samples: Number | None = None
@@ -70,7 +73,9 @@ class Source(_Model):
     epochs: Number | None = None
     """Share given as passes over the source's documents in the split."""
     max_epochs: Positive | None = None
-    """Hard limit: a blend that would read the source more often is refused."""
+    """Cap: how often the source may be read; see `on_exhausted`."""
+    max_tokens: Count | None = None
+    """Cap: how many tokens of the source may be read, over all its epochs; the smaller cap counts."""
     append_eod: Token | None = None
     """End-of-document token appended on reading to each document that has tokens."""
     vocab_size: VocabSize | None = None
@@ -92,6 +97,11 @@ class Source(_Model):
     def place(self) -> str:
         """Where the config defines the source, for messages: `demo.yaml:12: sources[1]`."""
         return self._place
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether the source has a cap."""
+        return self.max_epochs is not None or self.max_tokens is not None
 
     @property
     def unit(self) -> str | None:
@@ -137,6 +147,11 @@ class Config(_Model):
     """Length of train in tokens."""
     epochs: Positive | None = None
     """Length of train in passes over the tokens of all its sources."""
+    on_exhausted: Literal["error", "redistribute"] = "error"
+    """What to do where a source's share exceeds its max_epochs or max_tokens: refuse the blend, or read the source up to its cap
+    and give the rest to the other sources, by their weights. Without a cap a source repeats."""
+    temperature: Temperature | None = None
+    """Raise weights to the power 1 / temperature: above 1, small sources get more. Usually with `weight: size`."""
     valid_samples: Count | None = None
     """Length of a blended validation split; if absent, validation is one unblended pass."""
     test_samples: Count | None = None
@@ -226,6 +241,7 @@ class Config(_Model):
                 )
         for split, sources in self.sources.items():
             _check_blend(split, sources, blended=self.is_blended(split))
+        self._check_weights()
         unit = self.sources["train"][0].unit or "weight"
         if unit == "weight" and not given:
             raise ValueError(
@@ -239,6 +255,26 @@ class Config(_Model):
                 "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false"
             )
         return self
+
+    def _check_weights(self) -> None:
+        """Check that `weight: size`, `temperature` and `on_exhausted` apply to the sources."""
+        listed = [(split, i, source) for split, each in self.sources.items() for i, source in enumerate(each)]
+        for split, i, source in listed:
+            if source.weight is not None and source.weight not in (SIZE, 0) and _has_sizes(self.sources[split]):
+                raise ValueError(
+                    f"sources.{split}[{i}]: {source.name!r} has weight {float(source.weight):g}, other sources `weight: size`; "
+                    "expected `size` for all sources of a blend, or numbers for all; 0 leaves a source out"
+                )
+            if self.temperature is not None and source.unit not in (None, "weight"):
+                raise ValueError(
+                    f"temperature: it changes weights, but the share of {source.name!r} is given by {source.unit}; "
+                    "use weights (`weight: size` for numbers of tokens), or remove temperature"
+                )
+        if self.on_exhausted == "redistribute" and not any(each.is_capped for _, _, each in listed):
+            raise ValueError(
+                "on_exhausted: without a cap a source repeats, and is never exhausted; give max_epochs or max_tokens to at least "
+                "one source, or remove on_exhausted"
+            )
 
     def _why_no_eod(self) -> str:
         masks = [name for name in EOD_MASKS if getattr(self, name)]
@@ -345,6 +381,10 @@ class Config(_Model):
         if not self.moves_documents:
             return []
         return [name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)]
+
+
+def _has_sizes(sources: Sequence[Source]) -> bool:
+    return any(source.weight == SIZE for source in sources)
 
 
 def _check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:

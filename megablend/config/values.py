@@ -6,7 +6,7 @@ import os
 import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 from pydantic_core import PydanticKnownError
@@ -14,6 +14,8 @@ from pydantic_core import PydanticKnownError
 from megablend.order.registry import ORDERS, current_name, find_order
 from megablend.storage.object_options import ObjectOptions, parse_options
 
+SIZE: Literal["size"] = "size"
+"""In place of a weight: the source's number of tokens in the split."""
 MAX_COUNT = 1 << 62
 MAX_EXPONENT = 100
 """Largest power of ten in a number: a typing error such as 1e999999999 would be stored exactly, digit by digit."""
@@ -42,6 +44,25 @@ def _positive(value: object) -> Fraction:
     number = _number(value, least="more than 0")
     if number == 0:
         raise ValueError(f"found {value!r}, expected more than 0")
+    return number
+
+
+def _weight(value: object) -> Fraction | Literal["size"]:
+    """Parse a weight: a number, 0 or more, or `size`."""
+    if value == SIZE:
+        return SIZE
+    try:
+        return _number(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}, or `{SIZE}` (the source's number of tokens)" if isinstance(value, str) else str(error)
+        ) from None
+
+
+def _temperature(value: object) -> Fraction:
+    number = _number(value, least="0.1 or more")
+    if number < Fraction(1, 10):  # powers of small weights would have thousands of digits
+        raise ValueError(f"found {value!r}, expected 0.1 or more: above 1 evens weights out, below 1 sharpens them")
     return number
 
 
@@ -109,6 +130,8 @@ def _order(value: object) -> object:
 
 
 Number = Annotated[Fraction, BeforeValidator(_number)]
+Weight = Annotated[Fraction | Literal["size"], BeforeValidator(_weight)]
+Temperature = Annotated[Fraction, BeforeValidator(_temperature)]
 Positive = Annotated[Fraction, BeforeValidator(_positive)]
 Count = Annotated[int, BeforeValidator(_count)]
 Token = Annotated[int, BeforeValidator(_token)]

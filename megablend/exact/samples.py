@@ -114,13 +114,13 @@ def reached(tokens: int, length: int, samples: int, extra: int) -> int:
 
 
 def end_row(last: int, documents: int, sample: int, samples: int, *, extra: int, keep_tail: bool) -> tuple[int, int]:
-    """The row of samples [sample, samples], which lie after the documents.
+    """The row of samples [sample, samples], which are after the documents.
 
     Args:
         last: tokens of the last document.
         documents: number of documents.
 
-    Raises: PlanError where no sample may lie there (without `keep_tail`), or where Megatron fails at that row.
+    Raises: PlanError where no sample may be there (without `keep_tail`), or where Megatron fails at that row.
     """
     if not keep_tail:
         raise PlanError(

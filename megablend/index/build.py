@@ -36,6 +36,7 @@ from megablend.index.snapshot import open_snapshot
 from megablend.index.source_spec import SourceColumn, SourceListing, SourceSpec, list_columns
 from megablend.index.sources import find_source
 from megablend.storage.base import Storage
+from megablend.storage.parallel_map import parallel_map
 from megablend.system.failures import translating
 
 __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
@@ -120,13 +121,27 @@ def _list_files(
     name, count = Counter(_spec_of(each).name for each in sources).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} sources have the name {name!r}: names of sources must be unique")
-    found = launch.bcast(tuple(_find(each, storage) for each in sources) if launch.rank == 0 else ())
-    stats = [[each.stat(path, storage) for path in each.paths[launch.rank :: launch.size]] for each in found]
+    found = launch.bcast(_find_all(sources, storage) if launch.rank == 0 else ())
+    _share_known_files(launch, storage)
+    stats = [each.stat_files(each.paths[launch.rank :: launch.size], storage) for each in found]
     ranks = launch.gather(stats)
+    _share_known_files(launch, storage)
     notes = tuple(each.note for each in found if each.note is not None)
     if not ranks:
         return (), notes
     return tuple(each.with_files(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)), notes
+
+
+def _share_known_files(launch: Communicator, storage: Storage) -> None:
+    """Tell all ranks what each knows about the versions of files, so that no two request the same."""
+    for known in launch.allgather(storage.known_files()) if launch.size > 1 else ():
+        storage.add_known_files(known)
+
+
+def _find_all(sources: Sequence[SourceSpec | SourceListing], storage: Storage) -> tuple[SourceListing, ...]:
+    patterns = [_spec_of(each).patterns[0] for each in sources]
+    threads = max((storage.limits(each).max_files for each in patterns), default=1)
+    return tuple(parallel_map(lambda each: _find(each, storage), sources, threads))
 
 
 def _spec_of(source: SourceSpec | SourceListing) -> SourceSpec:

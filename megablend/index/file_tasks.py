@@ -22,12 +22,15 @@ from megablend.index.fragments import (
 )
 from megablend.index.pack_writer import PackWriter
 from megablend.index.packs import Pack, Packed
-from megablend.index.sampled_digest import sampled_content_digest
+from megablend.index.sampled_digest import request_samples, sampled_content_digest
 from megablend.index.source_spec import SourceColumn, SourceFile, stat_file
 from megablend.storage.base import Storage
+from megablend.storage.prefetched import request_ranges
 
 _FILE_COST = 1 << 20
 """Opening a file costs about as much as reading this many bytes."""
+_WHOLE_BYTES = 512 << 10
+"""Over a network, a file up to this size is read by one request."""
 _FRAGMENT_COST = 1 << 14
 _REMEDY = "let its writer finish, then build again"
 
@@ -182,6 +185,9 @@ def _name(work: FileTask, part: int) -> str:
 
 def _index(work: FileTask, part: int, column: SourceColumn, storage: Storage) -> Fragment:
     file, kind = work.file, column.source.kind
+    if file.size <= _WHOLE_BYTES:
+        request_ranges(storage, file.path, [0], [file.size])
+    request_samples(file.path, file.size, storage)
     read = dataclasses.replace(column.read, count_documents=work.documents)
     try:
         if work.num_parts > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ PACK_FILES, PACK_BYTES, PACK_SECONDS = 1 << 14, 16 << 20, 10.0
 
 
 class PackWriter:
-    """Stores indexing results: many files in one pack, fewer than PACK_MIN_FILES as single fragments.
+    """Stores indexing results: many files in one pack, fewer than PACK_MIN_FILES as single fragments. Thread-safe.
 
     Args:
         store: of the cache.
@@ -32,6 +33,7 @@ class PackWriter:
         self.written: list[str] = []
         """Names of the packs written so far."""
         self._store = store
+        self._lock = threading.RLock()
         self._found: list[tuple[FragmentName, Fragment, bool]] = []
         self._bytes, self._since = 0, 0.0
 
@@ -41,16 +43,21 @@ class PackWriter:
         Args:
             is_single: a single fragment of the file exists already.
         """
-        if not self._found:
-            self._since = time.monotonic()
-        self._found.append((name, fragment, is_single))
-        self._bytes += fragment.index.chunks.nbytes + fragment.index.blocks.nbytes
-        is_old = time.monotonic() > self._since + PACK_SECONDS
-        if is_old or len(self._found) >= PACK_FILES or self._bytes >= PACK_BYTES:
-            self.flush()
+        with self._lock:
+            if not self._found:
+                self._since = time.monotonic()
+            self._found.append((name, fragment, is_single))
+            self._bytes += fragment.index.chunks.nbytes + fragment.index.blocks.nbytes
+            is_old = time.monotonic() > self._since + PACK_SECONDS
+            if is_old or len(self._found) >= PACK_FILES or self._bytes >= PACK_BYTES:
+                self._flush()
 
     def flush(self) -> None:
         """Write everything that has not been written yet. Raises: CacheError."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
         if len(self._found) >= PACK_MIN_FILES:
             data = _pack([(name, facts_of(fragment)) for name, fragment, _ in self._found])
             name = data[-DIGEST_BYTES:].hex()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from megablend.caches.base import CacheStore
 from megablend.distributed.assign import assign_longest_first
@@ -15,6 +15,8 @@ from megablend.index.file_tasks import FileTask, TaskPart, TaskResult, ensure_fr
 from megablend.index.pack_writer import PackWriter
 from megablend.index.source_spec import SourceColumn
 from megablend.storage.base import Storage
+from megablend.storage.prefetched import PrefetchedStorage
+from megablend.storage.requested_reads import RequestedReads, run_in_threads
 
 _POST_SECONDS = 0.2
 
@@ -45,10 +47,8 @@ def index_share(
     assigned = assign_longest_first([item.cost for item in items], launch.size)[launch.rank]
     writer = PackWriter(store)
     try:
-        for number in assigned:
-            item = items[number]
-            file = work[item.number]
-            done[number] = ensure_fragment(file, item.part, columns[file.column], store, writer, storage)
+        for number, result in _index_items(columns, work, items, assigned, store, writer, storage):
+            done[number] = result
             unreported.append(number)
             if len(done) == len(assigned) or time.monotonic() > posted + _POST_SECONDS:
                 launch.post(unreported)
@@ -64,6 +64,33 @@ def index_share(
     for file in divided[launch.rank :: launch.size]:
         join_parts(file, store)
     return done, writer.written
+
+
+def _index_items(
+    columns: Sequence[SourceColumn],
+    work: Sequence[FileTask],
+    items: Sequence[TaskPart],
+    assigned: Sequence[int],
+    store: CacheStore,
+    writer: PackWriter,
+    storage: Storage,
+) -> Iterator[tuple[int, TaskResult]]:
+    """Index items; over a network many at a time. Yields the number and the result of each, as they are done."""
+    num_files = {
+        number: _max_files(columns[number], storage) for number in {work[items[i].number].column for i in assigned}
+    }
+
+    def index(number: int, reads: RequestedReads) -> TaskResult:
+        item = items[number]
+        file = work[item.number]
+        fetched = PrefetchedStorage(storage, reads) if num_files[file.column] > 1 else storage
+        return ensure_fragment(file, item.part, columns[file.column], store, writer, fetched)
+
+    return run_in_threads(index, assigned, max(num_files.values(), default=1))
+
+
+def _max_files(column: SourceColumn, storage: Storage) -> int:
+    return max((storage.limits(file.path).max_files for file in column.source.files[:1]), default=1)
 
 
 class _Tally:

@@ -13,6 +13,7 @@ from megablend.formats.base import Format
 from megablend.index.file_versions import join_etags
 from megablend.storage import location
 from megablend.storage.base import Storage
+from megablend.storage.parallel_map import parallel_map
 
 SEPARATOR = "//"
 """Separates the names of the source and of an extra column in the column's full name; source names contain no slash."""
@@ -84,6 +85,11 @@ class SourceListing:
             if remedy := self.kind.describe_missing_remedy(error.path):
                 raise MissingFileError(error.path, f"{error.problem}; {remedy}") from error
             raise
+
+    def stat_files(self, paths: Sequence[str], storage: Storage) -> list[SourceFile]:
+        """Stat some of the files; many at a time where each waits for a network. Raises: as `stat`."""
+        threads = storage.limits(paths[0]).max_files if paths else 1
+        return parallel_map(lambda path: self.stat(path, storage), paths, threads)
 
     def with_files(self, files: Iterable[SourceFile]) -> SourceListing:
         """The listing with the results of `stat` for each path, in any order."""

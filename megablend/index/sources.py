@@ -22,6 +22,7 @@ from megablend.index.source_spec import SourceListing, SourceSpec
 from megablend.storage import location
 from megablend.storage.base import Storage
 from megablend.storage.find import Found, Match
+from megablend.storage.parallel_map import parallel_map
 
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
 
@@ -29,7 +30,7 @@ _SHARD_ENDINGS = (".mds", ".mds.zstd")
 def list_source(spec: SourceSpec, storage: Storage) -> SourceListing:
     """Find and stat the files of a source. Raises: as `find_source`; MissingFileError."""
     found = find_source(spec, storage)
-    return found.with_files(found.stat(path, storage) for path in found.paths)
+    return found.with_files(found.stat_files(found.paths, storage))
 
 
 def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
@@ -40,13 +41,13 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
     """
     root, matches = _root_of(spec), dict[str, Match]()
     unreadable: dict[str, str] = {}
-    for pattern in spec.patterns:
-        found = _find(spec, pattern, storage)
+    threads = storage.limits(spec.patterns[0]).max_files
+    for found in parallel_map(lambda pattern: _find(spec, pattern, storage), spec.patterns, threads):
         unreadable |= found.unreadable
         matches |= {match.path: match for match in found.files}
     if unreadable and not spec.skip_unreadable:
         raise _unreadable_error(spec, unreadable)
-    if spec.skip_unreadable:
+    if spec.skip_unreadable and threads == 1:  # of objects nothing is known before they are read
         for path in sorted(matches):
             if reason := _denied(spec, path, storage):
                 unreadable[path] = reason

@@ -19,11 +19,11 @@ from megablend.config import SPLITS, Config, Source
 from megablend.lazy import cached_property
 from megablend.order.base import Order, Spans
 from megablend.order.registry import OrderKind, find_order
+from megablend.plan.check_totals import check_totals
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import digest_of
 from megablend.plan.locator import Locator
-from megablend.plan.shares import check_totals
 from megablend.plan.specification import Specification, specify
 from megablend.plan.stage_requests import stage_requests, totals_of
 from megablend.plan.stages_plan import StagesPlan

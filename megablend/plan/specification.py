@@ -35,6 +35,8 @@ class Specification:
     weights: tuple[Fraction, ...]
     """[num_sources], sum 1; empty where the split is not blended."""
     num_samples: int
+    requested: tuple[Fraction, ...] = ()
+    """[num_sources], sum 1: the shares before `on_exhausted: redistribute` changes them; empty as above."""
 
     @property
     def tokens(self) -> list[int]:
@@ -87,17 +89,23 @@ def specify(config: Config, split: str, store: BlockStore, *, keep: bool = False
     split_parts = parts[[numbers[name] for name in named], column]
     sources, tokens = tuple(named.values()), [int(n) for n in split_parts["tokens"]]
     if config.is_blended(split):
-        weights, num_samples = shares_of(config, split, sources, tokens)
+        weights, requested, num_samples = shares_of(config, split, sources, tokens)
     else:
         extra = int(config.add_extra_token_to_sequence)
-        weights, num_samples = (), sum(samples_of_one_pass(tokens, config.sequence_length, extra))
+        weights, requested, num_samples = (), (), sum(samples_of_one_pass(tokens, config.sequence_length, extra))
         if num_samples == 0:
             raise PlanError(
                 f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens ({sum(tokens):,} tokens in "
                 "all): give it a larger share in `split`"
             )
     return Specification(
-        config=config, split=split, sources=sources, parts=split_parts, weights=weights, num_samples=num_samples
+        config=config,
+        split=split,
+        sources=sources,
+        parts=split_parts,
+        weights=weights,
+        num_samples=num_samples,
+        requested=requested,
     )
 
 

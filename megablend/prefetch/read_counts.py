@@ -6,6 +6,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from megablend.storage.retries import retries_since
+
 
 class ReadCounts(NamedTuple):
     """Counters that can be added."""
@@ -21,6 +23,8 @@ class ReadCounts(NamedTuple):
     """Summed over threads."""
     masked_samples: int = 0
     """Samples whose loss mask is 0 because their bytes are damaged."""
+    retries: int = 0
+    """Requests to object stores and web servers that were tried again, by all readers of the process."""
 
     def plus(self, other: ReadCounts) -> ReadCounts:
         """The sum of both."""
@@ -32,6 +36,7 @@ class ReadMeter:
 
     def __init__(self) -> None:
         self._counts, self._lock = ReadCounts(), threading.Lock()
+        _, self._retries = retries_since(None)
 
     def add(self, counts: ReadCounts) -> None:
         """Add counters."""
@@ -47,4 +52,5 @@ class ReadMeter:
         """Return the counters since the last call, and reset them."""
         with self._lock:
             counts, self._counts = self._counts, ReadCounts()
-        return counts
+            retries, self._retries = retries_since(self._retries)
+        return counts.plus(ReadCounts(retries=retries))

@@ -193,8 +193,8 @@ class Loader:
         Returns: as `describe_progress`, exact over all ranks and restarts: consumed_samples, num_samples, and sources (name,
             dataset_id, samples, tokens, epochs, share, planned_share). Of this rank: rank, batches, waiting_seconds (in which
             the next batch was not ready), and reads, of this process and the workers, as far as their batches have arrived:
-            requests, bytes, blocks, reading_seconds, decoding_seconds (summed over what overlaps); None with a `collate_fn`,
-            where samples are not read ahead.
+            requests, bytes, blocks, reading_seconds, decoding_seconds (summed over what overlaps), masked_samples, retries; None
+            with a `collate_fn`, where samples are not read ahead.
         """
         counts = self._counts
         return describe_progress(self.dataset.run, self.consumed_samples) | {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from megablend.storage.find import Found
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Allocate: TypeAlias = Callable[[int], Bytes]
+KnownFiles: TypeAlias = Mapping[str, Any]
+"""By path, or by scheme; picklable, without credentials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,9 @@ class ReadLimits:
     """Nearby ranges are read together up to this many bytes; a single range may be larger."""
     max_reads: int
     """Reads of a process that may be in flight at a time; as many threads fetch if `fetch` waits for the bytes."""
+    max_files: int = 1
+    """Files that a process indexes at a time. More than 1 where a read mostly waits for a network: the reads of a file are then
+    requested together, before they are needed (`storage.prefetched`)."""
 
 
 class Storage(Protocol):
@@ -79,6 +84,15 @@ class Storage(Protocol):
 
     def stat_opened(self, path: str) -> FileStat:
         """The same for the file that reads of `path` use, even if `path` now refers to another file. Raises as `read` does."""
+        ...
+
+    def known_files(self) -> KnownFiles:
+        """What is known of the versions of files, from listings and requests, for `add_known_files` in another process. Empty
+        where finding out costs little."""
+        ...
+
+    def add_known_files(self, known: KnownFiles) -> None:
+        """Take over what another process of the same job found out, so that files are not requested for it again."""
         ...
 
     def read(self, path: str, offset: int, size: int) -> bytes:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
 from megablend.errors import ConfigError
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
+from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
 from megablend.storage.find import Found
 from megablend.storage.location import find_scheme
 from megablend.storage.object_options import ObjectOptions
@@ -75,6 +75,16 @@ class StorageByScheme:
     def stat_opened(self, path: str) -> FileStat:
         """See Storage.stat_opened."""
         return self._of(path).stat_opened(path)
+
+    def known_files(self) -> KnownFiles:
+        """See Storage.known_files: by scheme."""
+        known = {scheme: each.known_files() for scheme, each in self._made.items() if hasattr(each, "known_files")}
+        return {scheme: files for scheme, files in known.items() if files}
+
+    def add_known_files(self, known: KnownFiles) -> None:
+        """See Storage.add_known_files."""
+        for scheme, files in known.items():
+            self._of(f"{scheme}://").add_known_files(files)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""

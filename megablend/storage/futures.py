@@ -21,6 +21,13 @@ def call_now(function: Callable[..., T], *arguments: Any) -> Future[T]:
     return found
 
 
+def fail_now(error: Exception) -> Future[Any]:
+    """Return a future that has failed."""
+    found = Future[Any]()
+    found.set_exception(error)
+    return found
+
+
 def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -> Future[R]:
     """Return a future of `make` applied to the results of all futures, or of the first exception.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError, MissingFileError
 from megablend.kernels.file_ranges import read_ranges
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
+from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
 from megablend.storage.descriptors import DescriptorPool, shared_pool
 from megablend.storage.find import Found, find_files
 from megablend.storage.futures import call_now
@@ -87,6 +87,13 @@ class LocalStorage:
                 return file_stat(os.fstat(fd))
         except OSError as error:
             raise data_error(path, error) from error
+
+    def known_files(self) -> KnownFiles:
+        """See Storage.known_files: a stat costs little."""
+        return {}
+
+    def add_known_files(self, known: KnownFiles) -> None:
+        """See Storage.add_known_files."""
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
+from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
 from megablend.storage.find import Found
 from megablend.storage.futures import call_now
 
@@ -50,6 +50,14 @@ class WrapperStorage:
     def stat_opened(self, path: str) -> FileStat:
         """See Storage.stat_opened."""
         return self.inner.stat_opened(path)
+
+    def known_files(self) -> KnownFiles:
+        """See Storage.known_files."""
+        return self.inner.known_files()
+
+    def add_known_files(self, known: KnownFiles) -> None:
+        """See Storage.add_known_files."""
+        self.inner.add_known_files(known)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""

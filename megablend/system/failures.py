@@ -32,9 +32,17 @@ _NOT_LOADED = ("failed to map segment", "cannot allocate memory", "Could not fin
 def remedy_of(number: int | None, default: str = "check the path and the file system") -> str:
     """The remedy for a system error by its errno."""
     if number in (errno.EMFILE, errno.ENFILE):
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return f"the limit is {limit} open files: raise it (`ulimit -n {max(1024, 4 * limit)}`)"
+        return _raise_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     return _REMEDIES.get(number or 0, default)
+
+
+def _raise_open_files(limit: int, hard: int) -> str:
+    enough = max(1024, 4 * limit)
+    if hard == limit:
+        return f"the limit is {limit} open files, which only root or the job's settings can raise (`ulimit -Hn`)"
+    if hard != resource.RLIM_INFINITY:
+        enough = min(enough, hard)
+    return f"the limit is {limit} open files: raise it (`ulimit -n {enough}`)"
 
 
 def cause_of(error: OSError) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from megablend.plan.interleavings.base import StageRequest
 from megablend.plan.interleavings.registry import InterleavingKind
+from megablend.testing.expect import raises
 
 
 class InterleavingContract:
@@ -116,12 +117,3 @@ class InterleavingContract:
             plan, ks = self.kind.plan(stage), np.arange(stage.num_samples)
             copy = pickle.loads(pickle.dumps(plan))
             assert np.array_equal(np.stack(plan.locate_many(ks)), np.stack(copy.locate_many(ks)))
-
-
-def raises(error: type[Exception], call: Callable[..., object], *arguments: object) -> bool:
-    """Whether a call raises an error of that type."""
-    try:
-        call(*arguments)
-    except error:
-        return True
-    return False

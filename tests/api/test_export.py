@@ -14,6 +14,7 @@ import megablend
 from megablend.api import export as export_module
 from megablend.errors import ConfigError, MegablendError
 from tests.api.test_find import make_run
+from tests.runs import EOD
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -48,6 +49,27 @@ def test_rows_are_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert np.concatenate(parts).tolist() == shown["tokens"]
         assert [piece["byte_offset"] for piece in row["pieces"]] == [each["byte_offset"] for each in shown["pieces"]]
         assert [piece["epoch"] for piece in row["pieces"]] == [each["epoch"] for each in shown["pieces"]]
+
+
+@pytest.mark.parametrize(("order", "split"), [("document", "train"), ("document", "valid"), ("block", "train")])
+def test_pieces_name_rows_where_the_index_knows_them(tmp_path: Path, order: str, split: str) -> None:
+    config, listed = make_run(tmp_path, order=order, valid_samples=60)
+    target, num_pieces = tmp_path / "order.parquet", 0
+    megablend.export(config, target, split=split)
+    dataset = megablend.open(config, split)
+    for row in rows_of(target):
+        at, tokens = 0, dataset.sample(row["sample"]).tokens.tolist()
+        for piece in row["pieces"]:
+            first = tokens[at]
+            at += piece["stop"] - piece["start"]
+            if order == "block":
+                assert piece["row"] is None
+            elif first != EOD:
+                num_pieces += 1
+                documents, file = listed[int(row["source"][1:])], int(Path(piece["file"]).stem)
+                rows_per_file = -(-len(documents) // 2)
+                assert first in (documents[file * rows_per_file + piece["row"]] or [])
+    assert (num_pieces > 100) == (order == "document")
 
 
 def test_the_file_says_which_run_it_is_of(tmp_path: Path) -> None:

@@ -6,22 +6,21 @@ from pathlib import Path
 import pytest
 
 from tests.storage.objects.conftest import azurite, obstore, plain_environment, swift, swift_server
-from tests.storage.objects.test_other_stores import AZURITE_KEY, make_container
+from tests.storage.objects.servers.fill import AzureContainer
 
 __all__ = ["azurite", "obstore", "plain_environment", "swift", "swift_server"]
 
 
 @pytest.fixture(scope="session")
-def container(azurite: str) -> str:
-    make_container(azurite)
-    return azurite
+def container(azurite: str) -> AzureContainer:
+    return AzureContainer(azurite, "caches")
 
 
 @pytest.fixture
-def remote(container: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def remote(container: AzureContainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of a cache in an object store in which nothing is built yet."""
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "devstoreaccount1")
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", AZURITE_KEY)
-    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", container)
+    for name, value in container.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", container.url)
     monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "node"))
-    return f"az://box/caches/{secrets.token_hex(4)}"
+    return f"az://{container.name}/of/{secrets.token_hex(4)}"

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.formats.writers import index, joined, opened, pieces
+from megablend.testing.documents import join_pieces
+from tests.formats.writers import index, opened, pieces
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text(encoding="utf-8"))
@@ -23,7 +24,7 @@ def test_it_reads_as_pyarrow_reads_it(name: str) -> None:
     path, column = GOLDEN / name, EXPECTED["files"][name]["column"]
     expected = EXPECTED["contents"][EXPECTED["files"][name]["contents"]]
     found = index(path, column)
-    documents = list(joined(found, pieces(opened(path, column, found), found.blocks, found.chunks)))
+    documents = list(join_pieces(found, pieces(opened(path, column, found), found.blocks, found.chunks)))
     assert [len(document) for document in documents] == expected["lengths"]
     assert [token for document in documents for token in document] == expected["tokens"]
     assert (found.rows, found.tokens) == (len(expected["lengths"]), len(expected["tokens"]))

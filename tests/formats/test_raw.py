@@ -20,7 +20,7 @@ from megablend.formats.blocks import place_blocks
 from megablend.formats.fetch import read_blocks
 from megablend.formats.raw import RAW, raw_format
 from megablend.index.file_parts import join, part_span
-from tests.formats.writers import joined
+from megablend.testing.documents import join_pieces
 from tests.runs import documents, make_config, write_source
 from tests.storages import STORAGE
 
@@ -51,7 +51,7 @@ def read(path: Path, found: FileIndex) -> list[list[int]]:
     reader, placed = RAW.open(str(path), None, opened, storage=STORAGE), place_blocks(found.blocks)
     decoded = read_blocks(reader, placed, found.chunks, STORAGE)
     parts = [[each.tolist() for each in np.split(block.tokens, block.offsets[1:-1])] for block in decoded]
-    return list(joined(found, parts))
+    return list(join_pieces(found, parts))
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32", "int64"])

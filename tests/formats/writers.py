@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,22 +14,12 @@ import pyarrow.parquet as pq
 
 from megablend.config.read_spec import ReadSpec, make_options
 from megablend.formats import format_of
-from megablend.formats.base import (
-    BLOCK_DTYPE,
-    ENDS_AT_DOCUMENT_END,
-    HAS_EARLIER_TOKENS,
-    STARTS_MID_DOCUMENT,
-    Array,
-    BlockReader,
-    FileIndex,
-    OpenedFile,
-)
+from megablend.formats.base import BLOCK_DTYPE, Array, BlockReader, FileIndex, OpenedFile
 from megablend.formats.blocks import place_blocks
-from megablend.formats.fetch import read_blocks
 from megablend.storage.base import Storage
+from megablend.testing.documents import Documents, list_pieces
 from tests.storages import STORAGE
 
-Documents = Sequence[Sequence[int] | None]
 IDX_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
 RAW_EOD = 60_000
 """Ends documents in raw files; no other token of the tests."""
@@ -90,6 +80,7 @@ def write_raw(path: Path, documents: Documents) -> None:
 class Kind:
     """A way to write a file, and how its column is called."""
 
+    format: str
     suffix: str
     column: str | None
     write: Callable[[Path, Documents], None]
@@ -104,16 +95,18 @@ class Kind:
 
 
 KINDS = {
-    "parquet": Kind(".parquet", "ids", lambda path, docs: write_parquet(path, docs, page_index=True, version="1.0")),
-    "parquet-v2-unindexed": Kind(
-        ".parquet", "ids", lambda path, docs: write_parquet(path, docs, page_index=False, version="2.0")
+    "parquet": Kind(
+        "parquet", ".parquet", "ids", lambda path, docs: write_parquet(path, docs, page_index=True, version="1.0")
     ),
-    "arrow": Kind(".arrow", "ids", write_arrow),
-    "arrow-lz4": Kind(".arrow", "ids", lambda path, docs: write_arrow(path, docs, codec="lz4")),
-    "arrow-stream": Kind(".arrow", "ids", write_arrow_stream),
-    "megatron": Kind(".bin", None, write_megatron, lengths_known=True),
+    "parquet-v2-unindexed": Kind(
+        "parquet", ".parquet", "ids", lambda path, docs: write_parquet(path, docs, page_index=False, version="2.0")
+    ),
+    "arrow": Kind("arrow", ".arrow", "ids", write_arrow),
+    "arrow-lz4": Kind("arrow", ".arrow", "ids", lambda path, docs: write_arrow(path, docs, codec="lz4")),
+    "arrow-stream": Kind("arrow-stream", ".arrow", "ids", write_arrow_stream),
+    "megatron": Kind("megatron", ".bin", None, write_megatron, lengths_known=True),
 }
-ALL_KINDS = {**KINDS, "raw": Kind(".npy", None, write_raw, separator=(RAW_EOD,))}
+ALL_KINDS = {**KINDS, "raw": Kind("raw", ".npy", None, write_raw, separator=(RAW_EOD,))}
 """With those that put a token between documents."""
 OPTIONS = {".npy": make_options({"eod_token": RAW_EOD})}
 """Of formats, by the suffix of their files."""
@@ -144,22 +137,4 @@ def opened(
 
 def pieces(reader: BlockReader, blocks: Array, chunks: Array) -> list[list[list[int]]]:
     """The pieces of each block, as lists."""
-    return [
-        [piece.tolist() for piece in np.split(block.tokens, block.offsets[1:-1])] if len(block.offsets) > 1 else []
-        for block in read_blocks(reader, blocks, chunks, STORAGE)
-    ]
-
-
-def joined(found: FileIndex, read: list[list[list[int]]]) -> Iterator[list[int]]:
-    """Whole documents from the blocks' pieces, by the flags."""
-    document: list[int] | None = None
-    for block, parts in zip(found.blocks, read, strict=True):
-        assert bool(block["flags"] & STARTS_MID_DOCUMENT) == (document is not None)
-        assert bool(block["flags"] & HAS_EARLIER_TOKENS) == bool(document)
-        assert len(parts) == block["rows"] + (document is not None)
-        for i, part in enumerate(parts):
-            document = (document or []) + part
-            if i + 1 < len(parts) or block["flags"] & ENDS_AT_DOCUMENT_END:
-                yield document
-                document = None
-    assert document is None
+    return list_pieces(reader, blocks, chunks, STORAGE)

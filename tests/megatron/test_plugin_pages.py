@@ -120,6 +120,30 @@ def test_a_run_is_opened_and_lengthened(tmp_path: Path, words: list[str]) -> Non
         build(plugin_config(tmp_path / "cache", **options(words)), [500, 30, 10])
 
 
+def test_skipped_samples_are_left_out_and_made_up_for(tmp_path: Path, words: list[str]) -> None:
+    config = plugin_config(tmp_path / "cache", **options(words))
+    whole = build(config)[0]
+    cache = tmp_path / "cache" / "megablend"
+    (skipped,) = megablend.skip(cache, 90, 110, batch_size=8, run="default")["skips"]
+    assert (skipped["start"], skipped["stop"]) == (88, 112)
+    train = build(config)[0]
+    assert len(train) == 400
+    assert megablend.list_runs(cache)[0]["stages"] == [400, 424]
+    own = megablend.open(expected(tmp_path / "cache" / "megablend", words, samples=424))
+    for i in (0, 87, 88, 89, 375, 376, 399):
+        k = own.position(i)
+        assert k == (i if i < 88 else i + 24)
+        assert (train[i]["dataset_id"], train[i]["tokens"].tolist()) == (
+            own[k]["dataset_id"],
+            own[k]["tokens"].tolist(),
+        )
+        if k < 400:
+            assert torch.equal(train[i]["tokens"], whole[k]["tokens"])
+    again = pickle.loads(pickle.dumps(train))
+    assert torch.equal(again[88]["tokens"], train[88]["tokens"])
+    assert len(build(config)[1]) == 30
+
+
 @pytest.mark.parametrize("option", ["multiple_validation_sets", "drop_last_partial_validation_sequence"])
 def test_what_page_order_lacks_is_refused(tmp_path: Path, words: list[str], option: str) -> None:
     value = option == "multiple_validation_sets"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from megablend.errors import PlanError
 from megablend.plan.allocate import largest_remainder
-from megablend.plan.caps import capped_totals, longest_stage
+from megablend.plan.caps import capped_shares, capped_totals, longest_stage, plan_full_shares
 
 BLENDS = st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 30)), min_size=1, max_size=6).filter(
     lambda blend: any(weight for weight, _ in blend)
@@ -81,3 +81,44 @@ def test_the_longest_stage(
         for total, fits in ((kept, True), (2 * kept, False)):
             asked = largest_remainder(weights, total)
             assert all(cap is None or n <= cap for n, cap in zip(asked, caps, strict=True)) == fits
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(BLENDS, st.integers(1, 150))
+def test_shares_are_the_water_level_itself(blend: list[tuple[int, int | None]], total: int) -> None:
+    weights, caps = [weight for weight, _ in blend], [cap for _, cap in blend]
+    most = longest_stage(weights, caps, redistribute=True)
+    if most is None or total <= most:
+        assert capped_shares(weights, caps, total) == [x / total for x in water_level(weights, caps, total)]
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(BLENDS, st.integers(1, 150), st.sampled_from([1, 4]))
+def test_full_shares_end_one_source_after_another(blend: list[tuple[int, int | None]], total: int, lanes: int) -> None:
+    weights, caps = [weight for weight, _ in blend], [cap for _, cap in blend]
+    stages = plan_full_shares(weights, caps, total, multiple_of=lanes)
+    read, start, before = [0] * len(weights), 0, [Fraction(weight) for weight in weights]
+    for end, shares in stages:
+        assert start < end <= total
+        assert end == total or end % lanes == 0
+        assert all(
+            share in (0, old) for share, old in zip(shares, before, strict=True)
+        )  # none comes back, none changes
+        given = largest_remainder(shares, end - start)
+        read = [had + more for had, more in zip(read, given, strict=True)]
+        start, before = end, shares
+    assert all(cap is None or n <= cap for n, cap in zip(read, caps, strict=True))
+    if any(weight and cap is None for weight, cap in blend):
+        assert stages[-1][0] == total
+    for source, share in enumerate(stages[-1][1] if stages else ()):
+        if weights[source] and not share:  # left out: less than its share of a few lanes remains
+            cap = caps[source]
+            assert cap is not None
+            assert cap - read[source] <= lanes + 1
+
+
+def test_full_shares_until_each_is_exhausted() -> None:
+    stages = plan_full_shares([6, 3, 1], [60, 60, None], 1000, multiple_of=10)
+    assert [end for end, _ in stages] == [100, 140, 1000]
+    assert [[int(weight) for weight in weights] for _, weights in stages] == [[6, 3, 1], [0, 3, 1], [0, 0, 1]]
+    assert [end for end, _ in plan_full_shares([6, 3, 1], [600, 300, 100], 1000)] == [1000]

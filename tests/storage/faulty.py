@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -20,6 +21,11 @@ from xml.sax.saxutils import escape
 
 T = TypeVar("T")
 CHUNK = 1 << 14
+
+
+@lru_cache(maxsize=4096)
+def _md5(data: bytes) -> str:
+    return hashlib.md5(data).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +47,24 @@ class Faults:
     """Bodies with one bit flipped."""
     rate: float | None = None
     """Bytes a second of all answers together."""
+    round: float | None = None
+    """Requests of a file are answered together, when none has come for so many seconds: a round, which is counted."""
     seed: int = 0
+
+
+@dataclass
+class _Round:
+    """Requests of a file that are answered together."""
+
+    last: float = 0.0
+    is_over: bool = False
 
 
 class FaultySource:
     """Serves `files` (`bucket/key` to bytes) on loopback while it is entered.
 
     Set `faults`, `is_down` and `ignores_conditions` at any time. Counts: `requests` and `faulty` (by kind), `bytes` sent,
-    `most_in_flight`.
+    `most_in_flight`, `rounds` by file.
     """
 
     def __init__(self, files: dict[str, bytes], faults: Faults | None = None) -> None:
@@ -60,6 +76,8 @@ class FaultySource:
         self.headers: list[dict[str, str]] = []
         self.requests = self.bytes = self.in_flight = self.most_in_flight = 0
         self.faulty: Counter[str] = Counter()
+        self.rounds: Counter[str] = Counter()
+        self._rounds: dict[str, _Round] = {}
         self._random = random.Random(self.faults.seed)
         self._sent_until = 0.0
         self._loop = asyncio.new_event_loop()
@@ -117,6 +135,8 @@ class FaultySource:
         """Returns: whether the connection stays open."""
         faults = self.faults
         await asyncio.sleep(faults.latency * (100 if self._draw("tail", faults.tail) else 1))
+        if faults.round is not None:
+            await self._await_round(urlsplit(target).path, faults.round)
         if self._draw("reset", faults.reset):
             return False
         for status, share in faults.status.items():
@@ -132,10 +152,20 @@ class FaultySource:
             is_bucket = any(name.split("/")[0] == path.split("/")[0] for name in self.files)
             code = "NoSuchKey" if is_bucket else "NoSuchBucket"
             return await self._send(writer, method, 404, {}, f"<Error><Code>{code}</Code></Error>".encode())
-        etag = f'"{hashlib.md5(data).hexdigest()}"'
+        etag = f'"{_md5(data)}"'
         if not self.ignores_conditions and headers.get("if-match", etag) != etag:
             return await self._send(writer, method, 412, {}, b"")
         return await self._send_file(writer, method, headers, data, f"W/{etag}" if self.weak_etags else etag)
+
+    async def _await_round(self, path: str, seconds: float) -> None:
+        current = self._rounds.get(path)
+        if current is None or current.is_over:
+            current = self._rounds[path] = _Round()
+            self.rounds[unquote(path).strip("/")] += 1
+        current.last = self._loop.time()
+        while (left := current.last + seconds - self._loop.time()) > 0:
+            await asyncio.sleep(left)
+        current.is_over = True
 
     async def _send_file(
         self, writer: asyncio.StreamWriter, method: str, headers: dict[str, str], data: bytes, etag: str
@@ -197,7 +227,7 @@ class FaultySource:
                 data = self.files[f"{bucket}/{key}"]
                 objects.append(
                     f"<Contents><Key>{escape(key)}</Key><LastModified>2015-10-21T07:28:00.000Z</LastModified>"
-                    f"<ETag>&quot;{hashlib.md5(data).hexdigest()}&quot;</ETag><Size>{len(data)}</Size></Contents>"
+                    f"<ETag>&quot;{_md5(data)}&quot;</ETag><Size>{len(data)}</Size></Contents>"
                 )
         prefixes = [f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in sorted(folders)]
         return (

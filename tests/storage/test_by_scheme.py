@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import pickle
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -13,54 +14,21 @@ import pytest
 import megablend
 from megablend.config import load_config
 from megablend.errors import ConfigError
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, Storage
+from megablend.storage.base import Storage
 from megablend.storage.by_scheme import StorageByScheme, make_storage
 from megablend.storage.descriptors import default_capacity, shared_pool
-from megablend.storage.find import Found, Match
 from megablend.storage.registry import STORAGES
 from megablend.storage.storage_options import StorageOptions
 from megablend.storage.wrapper import WrapperStorage
+from megablend.testing.moved import SCHEME, MovedStorage
 from tests.runs import documents, make_config, write_source
 
 
-class Moved(WrapperStorage):
-    """`moved://x` is the local file `/x`: a storage as another package would bring it."""
+class Moved(MovedStorage):
+    """`moved://x` is the local file `/x`, descriptors included: a storage as another package would bring it."""
 
-    def find(self, pattern: str) -> Found:
-        found = self.inner.find(_path(pattern))
-        files = [Match(each.links, f"moved:/{each.path}", f"moved:/{each.real}") for each in found.files]
-        return Found(files, found.unreadable)
-
-    def glob(self, pattern: str) -> list[str]:
-        return [each.path for each in self.find(pattern).files]
-
-    def is_folder(self, path: str) -> bool:
-        return self.inner.is_folder(_path(path))
-
-    def is_readable(self, path: str) -> bool:
-        return self.inner.is_readable(_path(path))
-
-    def stat(self, path: str) -> FileStat:
-        return self.inner.stat(_path(path))
-
-    def stat_opened(self, path: str) -> FileStat:
-        return self.inner.stat_opened(_path(path))
-
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        return self.inner.read(_path(path), offset, size)
-
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
-        return self.inner.read_ranges(_path(path), offsets, sizes, allocate)
-
-    def descriptor(self, path: str):  # type: ignore[no-untyped-def]
-        return self.inner.descriptor(_path(path))
-
-    def for_checking(self) -> Storage:
-        return Moved(self.inner.for_checking())
-
-
-def _path(location: str) -> str:
-    return location.removeprefix("moved:/")
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
+        return self.inner.descriptor(path.removeprefix(SCHEME))
 
 
 def make_moved(options: StorageOptions) -> Storage:

@@ -16,7 +16,7 @@ from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.arrow.buffers import Buffers
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.documents import decode, find_documents
-from megablend.formats.arrow.message import Batch, BatchError, column_buffers, parse_batch
+from megablend.formats.arrow.message import Batch, BatchError, needed_ranges, parse_batch
 from megablend.formats.base import Array, DecodedBlock
 from megablend.storage.base import Bytes, Int64s
 from megablend.storage.ranges import FetchedRanges, FileRanges
@@ -52,7 +52,7 @@ class ArrowReader:
         for i in np.flatnonzero(~is_whole).tolist():
             batch = self._parse(places[i], fetched[0][i])
             body = int(places[i]["offset"]) + int(places[i]["metadata_bytes"])
-            found += [(body + offset, size, i) for offset, size in _needed(batch, self.column, tokens=tokens)]
+            found += [(body + offset, size, i) for offset, size in needed_ranges(batch, self.column, tokens=tokens)]
         offsets, sizes, owners = np.array(found, np.int64).reshape(-1, 3).T.copy()
         return [FileRanges(self.path, offsets, sizes, owners)]
 
@@ -153,19 +153,6 @@ def _are_whole(blocks: Array, places: Array, *, tokens: bool) -> npt.NDArray[np.
     sizes: Int64s = places["metadata_bytes"] + places["body_bytes"]
     found: npt.NDArray[np.bool_] = (sizes - blocks["stored_bytes"] <= sizes // _WASTE) & tokens
     return found
-
-
-def _needed(batch: Batch, column: Column, *, tokens: bool) -> list[tuple[int, int]]:
-    """Offsets in the body and sizes of what is fetched of a batch's body; of values that are not needed, how large they are."""
-    found = []
-    for number in column_buffers(batch, column):
-        offset, size = int(batch.buffers["offset"][number]), int(batch.buffers["size"][number])
-        found.append((offset, size))
-    if not tokens:
-        offset, size = found.pop()
-        if batch.codec is not None:
-            found.append((offset, min(size, 8)))
-    return [(offset, size) for offset, size in found if size]
 
 
 def _parts_by_block(fetched: Sequence[FetchedRanges]) -> dict[int, dict[int, Bytes]]:

@@ -16,6 +16,7 @@ from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.base import Array
 from megablend.storage.base import Storage
+from megablend.storage.prefetched import request_tail
 
 MAGIC = b"ARROW1"
 _HEAD_BYTES = 8
@@ -34,6 +35,7 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
     """
     if size < _HEAD_BYTES + _TAIL_BYTES:
         raise CorruptFileError(path, f"{size} bytes are too short for an Arrow IPC file; restore the file")
+    request_tail(storage, path, size)
     head = storage.read(path, 0, _HEAD_BYTES)
     if head[:4] == b"FEA1":
         raise UnsupportedFileError(

@@ -76,3 +76,20 @@ def column_buffers(batch: Batch, column: Column) -> list[int]:
     if column.kind in ("list", "large_list"):
         numbers.append(first_buffer(batch, column.levels[-2]) + 1)
     return [*numbers, first_buffer(batch, column.levels[-1]) + 1]
+
+
+def needed_ranges(batch: Batch, column: Column, *, tokens: bool) -> list[tuple[int, int]]:
+    """Offsets and sizes of the parts of a batch's body that a column needs.
+
+    Args:
+        tokens: with the values; otherwise of compressed ones only their size.
+    """
+    found = []
+    for number in column_buffers(batch, column):
+        offset, size = int(batch.buffers["offset"][number]), int(batch.buffers["size"][number])
+        found.append((offset, size))
+    if not tokens:
+        offset, size = found.pop()
+        if batch.codec is not None:
+            found.append((offset, min(size, 8)))
+    return [(offset, size) for offset, size in found if size]

@@ -27,6 +27,7 @@ from megablend.formats.raw.raw_header import Layout, read_layout
 from megablend.formats.raw.raw_options import RawOptions, parse_options
 from megablend.formats.raw.raw_reader import RawReader
 from megablend.storage.base import Storage
+from megablend.storage.prefetched import stream_portions
 
 CHUNK_BYTES = 64 << 20
 """Size of a chunk's tokens, rounded to whole blocks."""
@@ -63,9 +64,12 @@ class RawFormat(BaseFormat):
         numbers = _chunks_in(span, layout, chunk_tokens)
         chunks = np.zeros(len(numbers), CHUNK_DTYPE)
         chunks["dictionary_offset"], chunks["row_group"] = -1, numbers
+        ranges = list(_scan_ranges(numbers, chunk_tokens, block_tokens, layout))
+        reads = [] if separator is None else [_byte_range(layout, *each) for each in ranges]
+        portions = [(np.array([offset]), np.array([size])) for offset, size in reads]
         blocks = [
-            _index_blocks(path, layout, separator, start, stop, block_tokens, storage)
-            for start, stop in _scan_ranges(numbers, chunk_tokens, block_tokens, layout)
+            _index_blocks(path, layout, separator, *ranges[i], block_tokens, storage)
+            for i in (stream_portions(storage, path, portions) if reads else range(len(ranges)))
         ]
         found = np.concatenate([np.zeros(0, BLOCK_DTYPE), *blocks])
         found["chunk"] = found["first_token"] // chunk_tokens - (numbers.start if len(numbers) else 0)
@@ -142,12 +146,19 @@ def _index_blocks(
     sizes = np.minimum(block_tokens, stop - first)
     blocks = make_blocks(layout.header_bytes, layout.token_bytes, first, sizes)
     starts = np.zeros(0, np.int64)
-    if separator is not None:  # with the token before and the one after, which may end and begin a document
-        low, high = max(0, start - 1), min(stop + 1, layout.num_tokens)
-        data = storage.read(path, layout.header_bytes + low * layout.token_bytes, (high - low) * layout.token_bytes)
-        starts = low + separator.find_starts(np.frombuffer(data, np.dtype(layout.dtype).newbyteorder("<")))
+    if separator is not None:
+        data = storage.read(path, *_byte_range(layout, start, stop))
+        starts = max(0, start - 1) + separator.find_starts(
+            np.frombuffer(data, np.dtype(layout.dtype).newbyteorder("<"))
+        )
     count_documents(blocks, first, starts, layout.num_tokens)
     return blocks
+
+
+def _byte_range(layout: Layout, start: int, stop: int) -> tuple[int, int]:
+    """Offset and size of tokens [start, stop), with the one before and the one after, which may end and begin a document."""
+    low, high = max(0, start - 1), min(stop + 1, layout.num_tokens)
+    return layout.header_bytes + low * layout.token_bytes, (high - low) * layout.token_bytes
 
 
 def _digest(header: bytes, layout: Layout) -> str:

@@ -12,7 +12,7 @@ its cap is out: that makes the exhaustive blend.
 - Until it is drawn a group's error never falls as t rises, not even in doubles, for rounding is monotone: a group that is below
   some level at the end of a window can be left out of the whole window, as long as the winners reach the level. One below it is
   not used: the window ends there, and the next level is lower. A window of OUTER steps leaves out most groups, and each window
-  of INNER steps within it most of the rest. Where the levels lie changes the speed, never the result; they follow the lowest
+  of INNER steps within it most of the rest. Where the levels are changes the speed, never the result; they follow the lowest
   winner of the window before.
 """
 
@@ -29,7 +29,7 @@ Doubles = npt.NDArray[np.float64]
 
 OUTER, INNER = 256, 32
 """Steps of the windows; an outer one has one for every 32 groups where that is more."""
-# a level lies so far below the lowest winner of the last window: wider when it failed, narrower when it held
+# a level is so far below the lowest winner of the last window: wider when it failed, narrower when it held
 _LEAST_MARGIN, _WIDEN, _NARROW_OUTER, _NARROW_INNER, _NARROW_CROWD = 1e-9, 2.0, 0.9, 0.97, 0.7
 _CROWD = 3 * INNER  # so many groups are too many for an inner window
 _MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)

@@ -68,7 +68,7 @@ def keyed_permutation(start: int, limit: int, keys: Uint32s, out: Int64s) -> Non
 
 @kernel
 def find_owner(positions: Int64s, starts: Int64s, shift: int, heads: Int32s, datasets: Int16s, samples: Int64s) -> None:
-    """Fill datasets and samples, [n] each: who lies at each position, and which of its samples that is.
+    """Fill datasets and samples, [n] each: the dataset at each position, and which of its samples that is.
 
     Args:
         positions: [n], below starts[-1].

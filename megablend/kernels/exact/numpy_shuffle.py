@@ -42,7 +42,7 @@ def shuffle_entries(entries: Entries, key: Uint32s, position: int) -> int:
     """The same, for other kernels to call."""
     words = np.empty(WORDS, np.uint32)
     temper(key, words)
-    # AHEAD more than a buffer, of any content: they are asked for, not used; and room for a draw that is not accepted
+    # AHEAD more than a buffer, of any content: they are requested, not used; and room for a draw that is not accepted
     partners, coming = np.zeros(BUFFER + AHEAD + 1, np.uint32), np.zeros(BUFFER + AHEAD + 1, np.uint32)
     last, count = len(entries) - 1, 0
     while last > 0:

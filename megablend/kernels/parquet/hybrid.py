@@ -50,7 +50,7 @@ def next_run(data: Pointer, at: int, end: int, width: int) -> tuple[int, bool, i
 
 @device
 def bits_at(data: Pointer, end: int, bit: int, width: int) -> int:
-    """The `width` bits (0 to 32) that begin at bit number `bit`; all lie before data[end]."""
+    """The `width` bits (0 to 32) that begin at bit number `bit`; all are before data[end]."""
     at = bit >> 3
     if at + 8 <= end:
         return int((load64(data, at) >> np.uint64(bit & 7)) & np.uint64((1 << width) - 1))

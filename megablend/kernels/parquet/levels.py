@@ -1,6 +1,6 @@
 """Decoding the levels of Parquet pages: where rows begin among a page's tokens.
 
-Levels are followed run by run, both streams side by side: a run of levels that all lie inside one row costs a step,
+Levels are followed run by run, both streams side by side: a run of levels that are all inside one row costs a step,
 however long it is.
 
 Source: parquet-format, README.md ("Nested Encoding", "Data Pages").

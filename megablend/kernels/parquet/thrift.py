@@ -163,5 +163,5 @@ def _skip_nested(data: Pointer, at: int, end: int, kind: int, count: int) -> int
 
 @kernel
 def skip_structs(data: npt.NDArray[np.uint8], at: int, count: int) -> int:
-    """The position after `count` structs of a list, the first of which lies at data[at]."""
+    """The position after `count` structs of a list, the first of which is at data[at]."""
     return _skip_nested(pointer_at(data.ctypes.data, len(data)), at, len(data), STRUCT, count)

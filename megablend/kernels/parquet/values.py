@@ -67,13 +67,13 @@ def decode_values(pages: npt.NDArray[np.void], like: npt.NDArray[Any]) -> None:
         elif way == BITS:
             found = decode_bits(address, size, False, out)
         else:
-            told = _told(pointer_at(address, size), size)
-            found = -1 if told > size - 4 else decode_bits(address + 4, told, True, out)
+            announced = _announced_bytes(pointer_at(address, size), size)
+            found = -1 if announced > size - 4 else decode_bits(address + 4, announced, True, out)
         page["problem"] = SOUND if found == 0 else UNLISTED if found == OUT_OF_RANGE else SHORT
 
 
 @device
-def _told(data: Pointer, size: int) -> int:
+def _announced_bytes(data: Pointer, size: int) -> int:
     """The number of the first four bytes; more than there can be where there are fewer."""
     if size < 4:
         return 1 << 32

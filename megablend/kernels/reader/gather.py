@@ -1,7 +1,7 @@
 """Gathering samples from decoded blocks: their tokens, and where documents begin in them.
 
 Blocks are separate arrays, so kernels receive their addresses; the caller keeps them alive. A sample's
-stretches follow each other, and together are `width` tokens.
+spans follow each other, and together are `width` tokens.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def gather_tokens(
     tokens: Int64s,
     labels: Int64s,
 ) -> int:
-    """Copy the samples' tokens out of stretches that lie in blocks of one type; the others are passed over.
+    """Copy the samples' tokens out of spans that are in blocks of one type; the others are passed over.
 
     Args:
         like: any array of the type.
         kind: the type's number.
         kinds, addresses, sizes: of blocks, int8, int64, int64 [num_blocks]; sizes in tokens.
-        places, starts, stops: of stretches, int64 [m]: which block, first token in it, stop; each within one sample.
+        places, starts, stops: of spans, int64 [m]: which block, first token in it, stop; each within one sample.
         width: tokens of a sample.
         tokens, labels: int64 [n, length], filled: a sample's tokens, and those from its second on; what it does not have is left
             as it is.
 
-    Returns: -1, or the number of a stretch that does not lie within its block or its sample, or `m` where they are not n samples.
+    Returns: -1, or the number of a span that is not within its block or its sample, or `m` where they are not n samples.
     """
     row, filled = 0, 0
     for i in range(len(places)):
@@ -82,12 +82,12 @@ def mark_documents(
 
     Args:
         ids, continues, addresses, counts: of blocks, [num_blocks]: number in the index; whether its first piece goes on with
-            the document of the block before; where the offsets of its pieces lie in memory, and how many there are.
-        places, epochs, starts, stops: of stretches, int64 [m].
+            the document of the block before; the address of the offsets of its pieces, and their number.
+        places, epochs, starts, stops: of spans, int64 [m].
         width: tokens of a sample.
         out: bool [all samples' tokens], all False; filled.
 
-    Returns: -1, or the number of a stretch that lies in no block, or `m` where `out` is not of the right size.
+    Returns: -1, or the number of a span that is in no block, or `m` where `out` is not of the right size.
     """
     filled = 0
     for i in range(len(places)):

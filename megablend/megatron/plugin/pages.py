@@ -20,6 +20,8 @@ from megablend.megatron.core import Split
 from megablend.megatron.plugin.config import MegablendDatasetConfig
 from megablend.megatron.plugin.dataset import MegablendGPTDataset, cache_of, make_dataset_storage
 from megablend.megatron.request.dataset_uri import PAIR, parse_address
+from megablend.plan.ledger_file import load_ledger
+from megablend.plan.skips import load_skips
 from megablend.reader import Dataset
 from megablend.storage.location import make_absolute
 
@@ -27,26 +29,35 @@ Blend = tuple[Sequence[str], Sequence[float] | None]
 
 
 class PageOrderDataset(MegablendGPTDataset):
-    """A split of a run as a GPTDataset: its masks, labels and padding are the installed GPTDataset's own."""
+    """A split of a run as a GPTDataset: its masks, labels and padding are the installed GPTDataset's own.
+
+    Index i is the i-th sample that is trained on: Megatron counts by itself, so ranges that the run skips are left out here.
+    """
 
     def __init__(self, run: Dataset, split: Split, config: MegablendDatasetConfig) -> None:
-        super().__init__(run, None, np.zeros(0, np.int32), len(run), split, config)
+        super().__init__(run, None, np.zeros(0, np.int32), run.skips.count_trained(len(run)), split, config)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        run: Dataset = self.dataset
+        return run.skips.count_trained(len(run))
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
         """GPTDataset's dict; `dataset_id` besides, where several sources are blended."""
         found: dict[str, Any] = super().__getitem__(idx)
         if len(self.dataset.run.sources) == 1:
             return found
-        return {"dataset_id": self.dataset.run.plan.locate(int(idx or 0))[0], **found}
+        return {"dataset_id": self.dataset.run.plan.locate(self._sample(idx or 0))[0], **found}
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
         """Tokens of a sample. Documents have no numbers in this order."""
-        sample = self.dataset.sample(int(idx))
+        sample = self.dataset.sample(self._sample(idx))
         lengths: Array = np.diff(sample.starts, append=len(sample.tokens))
         return query_result(self.config, sample.tokens, np.zeros(0, np.int64), lengths.tolist())
+
+    def _sample(self, idx: int) -> int:
+        """The number of the idx-th sample that is not skipped."""
+        run: Dataset = self.dataset
+        return run.skips.position(int(idx))
 
     def _build_document_sample_shuffle_indices(self) -> tuple[None, None, None]:
         return None, None, None
@@ -66,7 +77,9 @@ def open_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> l
         if sizes[split] == 0 or not listed:
             found.append(None)
         else:
-            found.append(PageOrderDataset(Dataset(open_run(checked, name, storage=storage)), Split(split), config))
+            run = open_run(checked, name, storage=storage)
+            skips = load_skips(checked.cache, run.ledger) if name == "train" else None
+            found.append(PageOrderDataset(Dataset(run, skips=skips), Split(split), config))
     return found
 
 
@@ -90,13 +103,14 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
         for name, blend in zip(("train", "valid", "test"), blends, strict=True)
         if blend is not None
     }
+    cache = str(Path(cache_of(config)) / INDEX_FOLDER)
     asked: dict[str, Any] = {
-        "cache": str(Path(cache_of(config)) / INDEX_FOLDER),
+        "cache": cache,
         "run": config.run,
         "sequence_length": config.sequence_length,
         "seed": config.random_seed,
         "order": config.order,
-        "samples": sizes[0] or None,
+        "samples": _with_skips(cache, config.run, sizes[0]) if sizes[0] else None,
         "valid_samples": sizes[1] or None,
         "test_samples": sizes[2] or None,
         "split": config.split,
@@ -107,6 +121,15 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
         "add_extra_token_to_sequence": bool(config.add_extra_token_to_sequence),
     }
     return load_config({name: value for name, value in asked.items() if value is not None})
+
+
+def _with_skips(cache: str, run: str, samples: int) -> int:
+    """How long the run has to be for Megatron to train on `samples` samples: longer by those that it skips.
+
+    Raises: CacheError where the ledger or the list of skipped samples is damaged.
+    """
+    ledger = load_ledger(cache, run)
+    return samples if ledger is None else load_skips(cache, ledger).position(samples - 1) + 1
 
 
 def _source(number: int, word: str, weights: Sequence[float] | None) -> dict[str, Any]:

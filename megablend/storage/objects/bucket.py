@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,15 @@ from megablend.storage.objects.requests import Source
 T = TypeVar("T")
 MAX_PART_BYTES = 8 << 20
 """Longer ranges are requested in parts, which come at the same time."""
+
+
+class FoundKeys(NamedTuple):
+    """What a pattern matches."""
+
+    keys: Sequence[str]
+    """Those that match, sorted."""
+    listed: Mapping[str, Pin]
+    """The versions of these, and of all others that the listings contained."""
 
 
 class Bucket:
@@ -39,6 +48,10 @@ class Bucket:
         """
         try:
             return (await self.source.get(path, key, 0, 1, None)).pin
+        except UnsupportedFileError:  # some servers answer so for an empty file
+            if (pin := await self._stat_empty(path, key)).size:
+                raise
+            return pin
         except DataError as error:
             if error.offset is None:
                 raise
@@ -68,6 +81,8 @@ class Bucket:
         Raises: ChangedFileError, MissingFileError, DataError.
         """
         parts = plan_requests(offsets, sizes, begins)
+        if len(parts) == 1:
+            return await self._read_part(path, key, pin, parts[0], out)
         tasks = [asyncio.ensure_future(self._read_part(path, key, pin, part, out)) for part in parts]
         try:
             await asyncio.gather(*tasks)
@@ -83,18 +98,28 @@ class Bucket:
             out[begin : begin + len(data)] = data
             begin += len(data)
 
-    async def find(self, pattern: str, address: Address) -> list[tuple[str, Pin]]:
-        """Keys that match a pattern, sorted, with their versions. Raises: MissingFileError, DataError."""
-        found = await find_objects(
-            address.key,
-            lambda folder: self._list_folder(pattern, address, folder),
-            lambda folder: self._list_all(pattern, address, folder),
-        )
-        pins = [make_pin(each.meta) for each in found]
-        if self.source.options.versions:  # listings do not tell these
-            tasks = [self.stat(f"{address.root}/{each.key}", each.key) for each in found]
-            pins = list(await asyncio.gather(*tasks))
-        return [(each.key, pin) for each, pin in zip(found, pins, strict=True)]
+    async def find(self, pattern: str, address: Address) -> FoundKeys:
+        """Find the keys that match a pattern. Raises: MissingFileError, DataError."""
+        listed: dict[str, Pin] = {}
+
+        def keep(objects: Sequence[Object]) -> None:
+            listed.update((each.key, make_pin(each.meta)) for each in objects)
+
+        async def list_folder(folder: str) -> Listed:
+            found = await self._list_folder(pattern, address, folder)
+            keep(found.objects)
+            return found
+
+        async def list_all(folder: str) -> Sequence[Object]:
+            found = await self._list_all(pattern, address, folder)
+            keep(found)
+            return found
+
+        keys = [each.key for each in await find_objects(address.key, list_folder, list_all)]
+        if self.source.options.versions:  # which are not part of listings
+            pins = await asyncio.gather(*(self.stat(f"{address.root}/{key}", key) for key in keys))
+            listed = dict(zip(keys, pins, strict=True))
+        return FoundKeys(keys, listed)
 
     async def has_folder(self, path: str, key: str) -> bool:
         """Whether objects have keys below a folder's. Raises: DataError."""

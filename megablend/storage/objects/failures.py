@@ -28,6 +28,8 @@ class Kind(Enum):
     """There is no such object."""
     EMPTY = "empty"
     """The object has none of the bytes asked for."""
+    NO_RANGES = "no ranges"
+    """The server answers with a whole object, also where it is empty."""
     REFUSED = "refused"
     """It will not be answered, however often it is tried."""
 
@@ -43,6 +45,8 @@ class Failure:
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_NO_BYTES = re.compile(r'CONTENT_RANGE header: "bytes [^"]*/0"')
+"""An answer of no bytes, as if an empty object had a range."""
 _NAMES = re.compile(r"https?://\S+|\"[^\"\n]*/[^\"\n]*\"")
 """URLs and keys, which may contain any word."""
 _METADATA = re.compile(r"/latest/api/token|/latest/meta-data|/computeMetadata/v1|/metadata/identity/oauth2")
@@ -97,12 +101,14 @@ def read_failure(error: BaseException) -> Failure:
         return Failure(Kind.REFUSED, "the store redirects elsewhere: the bucket is probably in another region", _REGION)
     if name == "NotSupportedError" or "non-partial response" in text:
         return Failure(
-            Kind.REFUSED,
+            Kind.NO_RANGES,
             "the server does not answer requests for ranges of bytes",
             "use a server that does, or copy the file",
         )
     if "empty path segment" in text or "whilst parsing path segment" in text:
         return Failure(Kind.REFUSED, "a key has an empty part, `.` or `..` between slashes", "copy it to another key")
+    if _NO_BYTES.search(text):
+        return Failure(*_STATUSES["416"])
     return _of_connection(text, name)
 
 

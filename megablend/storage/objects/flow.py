@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 from collections import deque
 
-MAX_REQUESTS = 256
-"""Of a process: at 30 ms and 64 KB each, about 500 MB/s."""
+FIRST_REQUESTS = 256
+"""In flight at a time in a process, before anything was measured: at 30 ms and 64 KB each, about 500 MB/s."""
+MAX_REQUESTS = 1024
 MAX_BYTES = 256 << 20
 """Asked for at a time by a process."""
 _MIN_REQUESTS = 4
+_FEWEST_MEASURED = 64
+"""Less than this is not admitted because of latency alone."""
+_IS_SHORT, _IS_LONG = 1.5, 3.0
+"""Times the shortest latency: below the first more requests make more throughput, above the second they only wait in line."""
+_GROWTH, _SHRINKING = 1.25, 0.9
+_LATENCY_SECONDS = 10.0
+"""For how long the shortest latency counts, at least."""
 _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
@@ -26,7 +35,9 @@ def count_processes() -> int:
 class Flow:
     """Admits requests of one source; used in the event loop only.
 
-    Fewer are admitted after the source said that it is busy, and one more after each round of successes.
+    How many follows from latency and bandwidth: while answers begin as soon as they do at best, the network has room for more,
+    and more are admitted; where they take several times as long, requests wait for one another, and fewer are. Fewer are also
+    admitted after the source said that it is busy, and one more after each round of successes.
 
     Args:
         max_requests: of the whole job.
@@ -36,7 +47,10 @@ class Flow:
 
     def __init__(self, max_requests: int, max_rate: int | None, processes: int) -> None:
         self.most = max(_MIN_REQUESTS, min(MAX_REQUESTS, max_requests // processes))
-        self.limit: float = self.most
+        self.limit: float = min(FIRST_REQUESTS, self.most)
+        self._aim: float = self.limit
+        self._latency, self._shortest, self._shortest_now, self._shortest_until = 0.0, math.inf, math.inf, 0.0
+        self._until_aimed: float = self.limit
         self.requests = self.bytes = self.most_seen = 0
         self._rate = None if max_rate is None else max_rate / processes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -70,10 +84,37 @@ class Flow:
             self._slowed_at = now
             self.limit = max(_MIN_REQUESTS, 0.7 * min(self.limit, self.requests))
 
+    @property
+    def is_slowed(self) -> bool:
+        """Whether fewer are admitted since the source said that it is busy."""
+        return self.limit < self._aim
+
     def speed_up(self) -> None:
         """A request succeeded."""
-        if self.limit < self.most:
-            self.limit = min(self.most, self.limit + 1 / self.limit)
+        if self.limit < self._aim:
+            self.limit = min(self._aim, self.limit + 1 / self.limit)
+
+    def note_latency(self, seconds: float, now: float) -> None:
+        """An answer began `seconds` after its request was sent."""
+        if now >= self._shortest_until:
+            self._shortest, self._shortest_now = self._shortest_now, seconds
+            self._shortest_until = now + _LATENCY_SECONDS
+        self._shortest_now = min(self._shortest_now, seconds)
+        self._latency += 0.05 * (seconds - self._latency) if self._latency else seconds
+        self._until_aimed -= 1
+        if self._until_aimed <= 0:
+            self._until_aimed = self._aim
+            self._adjust(self._latency / max(1e-6, min(self._shortest, self._shortest_now)))
+
+    def _adjust(self, times: float) -> None:
+        """After a round: more or fewer, by how many times the shortest latency the present one is."""
+        is_slowed, aim = self.is_slowed, self._aim
+        if times < _IS_SHORT and self._waiting:
+            aim = min(self.most, aim * _GROWTH)
+        elif times > _IS_LONG:
+            aim = max(min(_FEWEST_MEASURED, self.most), aim * _SHRINKING)
+        self._aim = aim
+        self.limit = min(self.limit, aim) if is_slowed else aim
 
     def _has_room(self, size: int) -> bool:
         return self.requests < int(self.limit) and (self.bytes + size <= MAX_BYTES or not self.requests)

@@ -5,17 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError, MissingFileError
+from megablend.errors import (
+    CHANGED_REMEDY,
+    ChangedFileError,
+    CorruptFileError,
+    DataError,
+    MissingFileError,
+    UnsupportedFileError,
+)
 from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.failures import Failure, Kind, read_failure
 from megablend.storage.objects.flow import Flow
 from megablend.storage.objects.pins import Pin, make_pin
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
+from megablend.storage.objects.watch import Request, Watch
+from megablend.storage.retries import count_retry
 
 T = TypeVar("T")
 _LOG = logging.getLogger("megablend")
@@ -52,19 +62,6 @@ class Counts:
     hedges: int = 0
 
 
-class _Progress:
-    """When a request was sent, and when something of its answer last came."""
-
-    __slots__ = ("began", "first", "large", "last", "left", "number")
-
-    def __init__(self, now: float, number: int) -> None:
-        self.number = number
-        self.began = self.last = now
-        self.first: float | None = None
-        self.left = 0
-        self.large = False
-
-
 class Source:
     """A bucket, container or server, reached with one set of options. Used in the event loop only.
 
@@ -84,6 +81,7 @@ class Source:
         self._logged_at = -_LOG_SECONDS
         self._failing = 0
         self._said_weak = False
+        self._watch = Watch(self.timing, self.flow, options.read_timeout, self._hedge)
 
     async def get(self, location: str, key: str, start: int, stop: int, pin: Pin | None) -> Answer:
         """Bytes `start` to `stop` of one version of an object; of whichever there is where `pin` is None.
@@ -135,6 +133,7 @@ class Source:
                     self.flow.slow_down(now)
                 if attempts > _QUIET_ATTEMPTS:
                     self._log(found, now)
+                count_retry()
                 longest = min(_MOST_SECONDS, 0.1 * 2 ** min(attempts, 20))
                 await asyncio.sleep(longest * random.uniform(0.5, 1) + (found.kind is Kind.EXPIRED) * 0.5)
         finally:
@@ -176,88 +175,89 @@ class Source:
 
     async def _send(self, key: str, start: int, stop: int, pin: Pin | None, patience: float) -> Answer | Failure:
         """One attempt: a request, and a second one where it is late; `patience`: times the usual time that it may take."""
-        loop = asyncio.get_running_loop()
-        sent: dict[asyncio.Task[Answer | Failure], _Progress] = {}
+        request = self._start(stop - start, patience, self._hedge_after(stop - start))
 
-        def send() -> None:
-            progress = _Progress(loop.time(), self.counts.requests)
-            sent[loop.create_task(self._request(key, start, stop, pin, progress))] = progress
+        def send_again() -> None:
+            second = self._start(stop - start, patience)
+            request.hedge = asyncio.get_running_loop().create_task(self._receive(second, key, start, stop, pin))
+            request.hedge.add_done_callback(lambda done: _take_hedge(request, done))
 
-        send()
-        late: float | None = self._hedge_after(stop - start)
-        failure = Failure(Kind.AGAIN, "the source stopped answering", "")
-        answers = self.timing.num_answers
+        request.send_again = send_again
         try:
-            while sent:
-                now = loop.time()
-                ends = {task: progress.last + self._allow(progress, patience) for task, progress in sent.items()}
-                until = min(ends.values())
-                until = min(until, now + self.options.read_timeout)  # what is allowed may be less by then
-                if late is not None:
-                    until = min(until, next(iter(sent.values())).began + late)
-                done, _ = await asyncio.wait(sent, timeout=max(0.0, until - now), return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    del sent[task]
-                    found = task.result()
-                    if isinstance(found, Answer):
-                        return found
-                    failure = found
-                now = loop.time()
-                for task, progress in list(sent.items()):
-                    if now >= progress.last + self._allow(progress, patience):
-                        del sent[task]
-                        await _cancel(task)
-                        is_alive = self.timing.num_answers > answers
-                        kind = Kind.AGAIN if is_alive else Kind.BUSY
-                        failure = Failure(kind, f"no answer for {now - progress.last:.0f} s", "")
-                if late is not None and sent and now >= next(iter(sent.values())).began + late:
-                    late = None
-                    if self.counts.hedges < _HEDGES * self.counts.requests:
-                        self.counts.hedges += 1
-                        send()
-            return failure
+            found = await self._receive(request, key, start, stop, pin)
+            if isinstance(found, Failure) and request.hedge is not None:
+                return cast("Answer | Failure", await request.hedge)
+            return found
         finally:
-            for task in sent:
-                task.cancel()
+            if request.hedge is not None:
+                request.hedge.cancel()
 
-    def _hedge_after(self, size: int) -> float | None:
-        if size > LARGE_BYTES or self.options.max_source_rate is not None or self.flow.limit < self.flow.most:
-            return None
-        return self.timing.hedge_after()
-
-    def _allow(self, progress: _Progress, patience: float) -> float:
-        """Seconds that may pass after the last sign of an answer: few where a whole round of later requests was answered."""
-        size = 0 if progress.first is None or progress.large else progress.left
-        if self.timing.is_overtaken(progress.number, self.flow.requests):
-            return self.timing.allow_stalled(size)
-        return patience * self.timing.allow(size)
-
-    async def _request(self, key: str, start: int, stop: int, pin: Pin | None, progress: _Progress) -> Answer | Failure:
-        import obstore
-
+    def _start(self, size: int, patience: float, hedge_after: float = math.inf) -> Request:
+        now = asyncio.get_running_loop().time()
+        request = Request(
+            now,
+            size=size,
+            num_answers=self.timing.num_answers,
+            patience=patience,
+            late_at=now + hedge_after,
+        )
         self.counts.requests += 1
-        self.counts.bytes += stop - start
-        loop, size = asyncio.get_running_loop(), stop - start
-        options: Any = {"range": (start, stop), **(pin.conditions if pin is not None else {})}
+        self.counts.bytes += size
+        return request
+
+    def _hedge_after(self, size: int) -> float:
+        """Seconds after which a request is sent a second time; never where few bytes or requests may be sent."""
+        if size > LARGE_BYTES or self.options.max_source_rate is not None or self.flow.is_slowed:
+            return math.inf
+        return self.timing.hedge_after() or math.inf
+
+    def _hedge(self, request: Request) -> None:
+        """Send a late request a second time, unless too many were."""
+        if request.send_again is not None and self.counts.hedges < _HEDGES * self.counts.requests:
+            self.counts.hedges += 1
+            request.send_again()
+
+    async def _receive(self, request: Request, key: str, start: int, stop: int, pin: Pin | None) -> Answer | Failure:
+        """The answer of a request, or that of its second one if that comes first."""
+        self._watch.add(request)
         try:
-            result = await obstore.get_async(self.store, key, options=options)
-            progress.first = progress.last = loop.time()
-            progress.left, progress.large = size, size > LARGE_BYTES
-            there = make_pin(result.meta, versions=self.options.versions)
-            if pin is not None and (difference := pin.find_difference(there)) is not None:
-                return Failure(Kind.CHANGED, difference, "")
-            begin, end = result.range
-            parts: list[Any] = []
-            if progress.large:
-                async for part in result.stream(min_chunk_size=_STREAM_BYTES):
-                    progress.last = loop.time()
-                    parts.append(part)
-            else:
-                parts.append(await result.bytes_async())
+            return await self._exchange(request, key, start, stop, pin)
         except asyncio.CancelledError:
+            if request.hedge_answer is not None:
+                return cast(Answer, request.hedge_answer)
+            if request.is_stalled:
+                is_alive = self.timing.num_answers > request.num_answers
+                silence = asyncio.get_running_loop().time() - request.last
+                return Failure(Kind.AGAIN if is_alive else Kind.BUSY, f"no answer for {silence:.0f} s", "")
             raise
         except Exception as error:  # of the client: whatever it is
             return read_failure(error)
+        finally:
+            self._watch.remove(request)
+
+    async def _exchange(self, request: Request, key: str, start: int, stop: int, pin: Pin | None) -> Answer | Failure:
+        import obstore
+
+        loop = asyncio.get_running_loop()
+        options: Any = {"range": (start, stop), **(pin.conditions if pin is not None else {})}
+        request.waits_for = cast("asyncio.Future[Any]", obstore.get_async(self.store, key, options=options))
+        result = await request.waits_for
+        request.first = request.last = loop.time()
+        there = make_pin(result.meta, versions=self.options.versions)
+        if pin is not None and (difference := pin.find_difference(there)) is not None:
+            return Failure(Kind.CHANGED, difference, "")
+        begin, end = result.range
+        parts: list[Any] = []
+        if request.is_large:
+            stream = result.stream(min_chunk_size=_STREAM_BYTES).__aiter__()
+            with contextlib.suppress(StopAsyncIteration):
+                while True:
+                    request.waits_for = stream.__anext__()
+                    parts.append(await request.waits_for)
+                    request.last = loop.time()
+        else:
+            request.waits_for = result.bytes_async()
+            parts.append(await request.waits_for)
         if not there.etag and not self._said_weak:
             self._said_weak = True
             _LOG.warning(
@@ -268,14 +268,16 @@ class Source:
             return Failure(Kind.AGAIN, "the answer was not as long as it should be", "")
         if end != stop and end != there.size:
             return Failure(Kind.AGAIN, "the answer ended early", "")
-        self.timing.note(progress.number, loop.time() - progress.began, size)
+        self.timing.note(request.began, loop.time() - request.began, stop - start)
+        self.flow.note_latency(request.first - request.began, request.first)
         return Answer(parts, begin, end, there)
 
 
-async def _cancel(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+def _take_hedge(request: Request, second: asyncio.Task[Answer | Failure]) -> None:
+    """The second request of a late one is done."""
+    if not second.cancelled() and isinstance(found := second.result(), Answer):
+        request.hedge_answer = found
+        request.interrupt()
 
 
 def _error_of(location: str, failure: Failure, pin: Pin | None, start: int, stop: int) -> DataError:
@@ -293,4 +295,5 @@ def _error_of(location: str, failure: Failure, pin: Pin | None, start: int, stop
             f"truncated: {stop - start} bytes are wanted here, but the object ends before; restore it",
             offset=start,
         )
-    return DataError(location, f"cannot be read: {failure.cause}: {failure.remedy}")
+    kind = UnsupportedFileError if failure.kind is Kind.NO_RANGES else DataError
+    return kind(location, f"cannot be read: {failure.cause}: {failure.remedy}")

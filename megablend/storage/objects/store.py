@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from megablend.errors import ConfigError, CorruptFileError, MissingFileError
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
+from megablend.errors import ConfigError, CorruptFileError, MegablendError, MissingFileError
+from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
 from megablend.storage.find import Found, Match
+from megablend.storage.futures import fail_now
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
@@ -20,6 +22,9 @@ from megablend.storage.objects.flow import MAX_REQUESTS
 from megablend.storage.objects.listing import is_wild
 from megablend.storage.objects.pins import Pin
 from megablend.storage.objects.urls import split_query
+
+MAX_FILES = 32
+"""Files that a process indexes at a time; each has some twenty requests in flight."""
 
 
 class ObjectStorage:
@@ -36,7 +41,6 @@ class ObjectStorage:
     def __init__(self, options: ObjectOptions, *, checking: bool = False) -> None:
         self._options, self._checking = options, checking
         self._queries = dict(options.urls)
-        self._stats: dict[str, Future[Pin]] = {}
         self._pins: dict[str, Pin] = {}
 
     def __reduce__(self) -> tuple[Callable[..., ObjectStorage], tuple[ObjectOptions, bool]]:
@@ -44,14 +48,14 @@ class ObjectStorage:
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits: neighbours are read together, gaps are not."""
-        return ReadLimits(max_gap_bytes=0, max_merged_bytes=MAX_PART_BYTES, max_reads=MAX_REQUESTS)
+        return ReadLimits(max_gap_bytes=0, max_merged_bytes=MAX_PART_BYTES, max_reads=MAX_REQUESTS, max_files=MAX_FILES)
 
     def for_checking(self) -> Storage:
         """See Storage.for_checking."""
         return ObjectStorage(self._options, checking=True)
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find. Sizes and etags of a listing are kept: `stat` asks for them no more."""
+        """See Storage.find. Sizes and etags of a listing are kept, also those of other keys: `stat` requests nothing then."""
         address = parse_location(pattern)
         if address.scheme in WEB_SCHEMES or not is_wild(address.key):
             return self._find_one(pattern, address)
@@ -59,17 +63,14 @@ class ObjectStorage:
             found = loop.run(self._bucket(pattern, address).find(pattern, address))
         except MissingFileError:
             return Found([], {})
-        files = []
-        for key, pin in found:
-            path = f"{address.root}/{key}"
-            self._pins[path] = pin
-            files.append(Match(0, path, path))
-        return Found(files, {})
+        self._pins.update((f"{address.root}/{key}", pin) for key, pin in found.listed.items())
+        paths = [f"{address.root}/{key}" for key in found.keys]
+        return Found([Match(0, path, path) for path in paths], {})
 
     def glob(self, pattern: str) -> list[str]:
         """See Storage.glob; nothing for a pattern of a web server, which does not list: `find` says so."""
         address = parse_location(pattern)
-        if address.scheme in WEB_SCHEMES and is_wild(address.key):
+        if address.scheme in WEB_SCHEMES and _is_url_pattern(pattern):
             return []
         return [match.path for match in self.find(pattern).files]
 
@@ -92,6 +93,15 @@ class ObjectStorage:
         """See Storage.stat_opened."""
         return self._pin(path).stat
 
+    def known_files(self) -> KnownFiles:
+        """See Storage.known_files: versions by path."""
+        return dict(self._pins)
+
+    def add_known_files(self, known: KnownFiles) -> None:
+        """See Storage.add_known_files; what this process has met first stays."""
+        for path, pin in known.items():
+            self._pins.setdefault(path, pin)
+
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
         out, begins = self.read_ranges(
@@ -110,8 +120,11 @@ class ObjectStorage:
 
     def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
         """The same without waiting: what `read_ranges` returns or raises is the future's. From any thread."""
-        bucket, address = self._open(path)
-        self._check_ranges(path, offsets, sizes)
+        try:
+            bucket, address = self._open(path)
+            self._check_ranges(path, offsets, sizes)
+        except MegablendError as error:
+            return fail_now(error)
         ends = np.cumsum(sizes, dtype=np.int64)
         begins, out = ends - sizes, allocate(int(ends[-1]) if len(ends) else 0)
         return loop.submit(self._fill(bucket, path, address.key, offsets, sizes, begins, out))
@@ -136,29 +149,15 @@ class ObjectStorage:
             return Found([], {})
         self._pins.pop(path, None)
         try:
-            if address.scheme in WEB_SCHEMES:
-                self._pins[path] = self._find_url(path, address)
+            if address.scheme in WEB_SCHEMES and _is_url_pattern(path):
+                raise ConfigError(
+                    f"{path}: web servers do not list their files: name them, with braces ({{00..12}}) or in a text "
+                    "file of URLs, one a line, whose name ends in .urls; write [ and * of a file's name as %5B and %2A"
+                )
             self._pin(path)
         except MissingFileError:
             return Found([], {})
         return Found([Match(0, path, path)], {})
-
-    def _find_url(self, path: str, address: Address) -> Pin:
-        """The version of a web file. At the first one all URLs of the config are asked for, many at a time."""
-        if is_wild(address.key):
-            raise ConfigError(
-                f"{path}: web servers do not list their files: name them, with braces ({{00..12}}) or in a text "
-                "file of URLs, one a line, whose name ends in .urls; write [ and * of a file's name as %5B and %2A"
-            )
-        if path in self._queries and not self._stats:
-            for each in self._queries:
-                bucket, where = self._open(each)
-                self._stats[each] = loop.submit(bucket.stat(each, where.key))
-        asked = self._stats.pop(path, None)
-        if asked is not None:
-            return asked.result()
-        bucket, _ = self._open(path)
-        return loop.run(bucket.stat(path, address.key))
 
     def _pin(self, path: str) -> Pin:
         pin = None if self._checking else self._pins.get(path)
@@ -199,6 +198,11 @@ class ObjectStorage:
         check_installed(location)
         source = get_source(address, options, query)
         return Bucket(source, None if address.scheme in WEB_SCHEMES else get_lister(address, options))
+
+
+def _is_url_pattern(url: str) -> bool:
+    """Whether a URL has wildcards; characters that it encodes, such as %5B, are none."""
+    return is_wild(urlsplit(url).path)
 
 
 def _restore(options: ObjectOptions, checking: bool) -> ObjectStorage:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from megablend.storage.objects.flow import MAX_REQUESTS
+from megablend.storage.objects.flow import FIRST_REQUESTS
 
 LARGE_BYTES = 1 << 20
 """Larger answers are taken in parts, each of which shows that the source is there."""
@@ -35,13 +35,13 @@ class Timing:
         self._largest = 0
         self._slowest, self._rate = 0.0, 0.0
         self._recent: deque[float] = deque(maxlen=_KEPT)
-        self._numbers: deque[int] = deque(maxlen=2 * MAX_REQUESTS)
+        self._began: deque[float] = deque(maxlen=2 * FIRST_REQUESTS)
         self._late = 0.0
         self._until_sorted = _LEAST_KEPT
 
-    def note(self, number: int, seconds: float, size: int) -> None:
-        """Request `number` was answered with `size` bytes, `seconds` after it was sent."""
-        self._numbers.append(number)
+    def note(self, began: float, seconds: float, size: int) -> None:
+        """A request was answered with `size` bytes, `seconds` after it was sent at `began`."""
+        self._began.append(began)
         self.num_answers += 1
         self._slowest = max(seconds, _FORGET * self._slowest)
         if size > 1024:
@@ -56,9 +56,11 @@ class Timing:
             self._until_sorted = _LEAST_KEPT
             self._late = sorted(self._recent)[int(0.99 * len(self._recent))]
 
-    def is_overtaken(self, number: int, in_flight: int) -> bool:
-        """Whether as many later requests were answered as are in flight: it is not just waiting for its turn."""
-        return sum(other > number for other in self._numbers) >= max(_FEWEST_LATER, in_flight)
+    def is_overtaken(self, began: float, in_flight: int) -> bool:
+        """Whether as many later requests were answered as are in flight: a request sent at `began` is not just waiting for its
+        turn. Requests that were sent at about the same time are answered in any order."""
+        later = began + self._read_timeout / 5
+        return sum(other > later for other in self._began) >= max(_FEWEST_LATER, in_flight)
 
     def allow(self, size: int) -> float:
         """Seconds in which an answer may not begin, or not go on, or `size` bytes may come that are waited for at once."""

@@ -18,7 +18,6 @@ from megablend.formats.parquet.metadata.checks import chunk_of, refuse_pages, st
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.names import Encoding, PageType
 from megablend.formats.parquet.metadata.page_header import PROBE_BYTES, parse_page_header, read_page_header
-from megablend.formats.parquet.metadata.parallel_map import parallel_map
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
@@ -31,6 +30,7 @@ from megablend.kernels.parquet.page_headers import (
     read_headers,
     walk_headers,
 )
+from megablend.storage.parallel_map import parallel_map
 
 WALK_BYTES = 512
 """Bytes per read when scanning with a descriptor: small pages, and all but the longest headers, need no second read."""
@@ -86,6 +86,11 @@ def headers_at(source: ByteSource, offsets: Int64s, limits: Int64s) -> Headers:
 
         parallel_map(read, range(0, len(offsets), PART_PAGES), READS_IN_FLIGHT)
     return headers
+
+
+def request_headers(source: ByteSource, offsets: Int64s) -> None:
+    """Announce that `headers_at` will read these pages; see `ByteSource.request`."""
+    source.request(offsets, np.minimum(PROBE_BYTES, source.size - offsets))
 
 
 def walk_pages(source: ByteSource, chunks: Chunks, limit: int, in_flight: int) -> tuple[Headers, Int64s]:
@@ -150,7 +155,7 @@ def _walk(source: ByteSource, fd: int, chunks: Chunks, limit: int) -> tuple[list
     while chunk < len(chunks):
         offset = int(offsets[chunk])
         if fd < 0:
-            ahead = source.read(offset, max(0, min(AHEAD_BYTES, limit - offset)), "pages")
+            ahead = source.read(offset, _ahead_bytes(source, chunks[chunk], offset, limit), "pages")
             probe, probe_offset = np.frombuffer(ahead, np.uint8).copy(), offset
         before = chunk
         filled, chunk = walk_headers(fd, probe, probe_offset, chunk, offsets, limit, left, counts, part)
@@ -169,16 +174,42 @@ def _walk(source: ByteSource, fd: int, chunks: Chunks, limit: int) -> tuple[list
     return parts, counts
 
 
+def _ahead_bytes(source: ByteSource, chunk: np.void, offset: int, limit: int) -> int:
+    """How much is read at a page of a chunk; what was announced are whole chunks."""
+    stop = int(chunk["start"] + chunk["stored_bytes"])
+    return max(
+        0, min(AHEAD_BYTES, (stop if source.is_prefetched and offset < stop else limit) - offset, limit - offset)
+    )
+
+
 def _read_headers(source: ByteSource, fd: int, offsets: Int64s, limits: Int64s, headers: Headers) -> None:
     probe = np.empty(PROBE_BYTES, np.uint8)
+    if fd < 0:  # all at the same time
+        sizes = np.clip(limits - offsets, 0, PROBE_BYTES)
+        data, begins = source.read_ranges(offsets, sizes, "the page header")
+        addresses = (begins + data.address).astype(np.uint64)
     done = 0
     while done < len(offsets):
+        rest = slice(done, None)
         if fd >= 0:
-            done += read_headers(fd, offsets[done:], limits[done:], probe, headers[done:])
+            done += read_headers(fd, offsets[rest], limits[rest], probe, headers[rest])
+        else:
+            done += _parse_probes(addresses[rest], sizes[rest], offsets[rest], limits[rest], headers[rest])
         if done < len(offsets):
             offset = int(offsets[done])
             headers[done] = read_page_header(source, offset, int(limits[done])).record(offset)
             done += 1
+
+
+def _parse_probes(
+    addresses: npt.NDArray[np.uint64], sizes: Int64s, offsets: Int64s, limits: Int64s, headers: Headers
+) -> int:
+    """Parse headers in memory; returns the number of the first that needs care, also for a page beyond its limit."""
+    done = parse_headers(addresses, sizes, headers)
+    headers["offset"][:done] = offsets[:done]
+    ends = offsets + headers["header_bytes"] + headers["stored_bytes"]
+    beyond = np.flatnonzero(ends[:done] > limits[:done])
+    return int(beyond[0]) if len(beyond) else done
 
 
 @contextmanager

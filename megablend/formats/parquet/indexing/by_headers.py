@@ -22,11 +22,11 @@ from megablend.formats.parquet.indexing.scan import scan
 from megablend.formats.parquet.metadata.checks import refuse, starts_of, sum_by_chunk
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.page_index import OffsetIndexes
-from megablend.formats.parquet.metadata.parallel_map import parallel_map
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.thrift import UnsupportedError
 from megablend.kernels.parquet.page_counts import MAX_BYTES
 from megablend.kernels.parquet.page_headers import Headers
+from megablend.storage.parallel_map import parallel_map
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.parquet.decoding.headers import check_headers, dictionaries_before, headers_at
+from megablend.formats.parquet.decoding.headers import (
+    check_headers,
+    dictionaries_before,
+    headers_at,
+    request_headers,
+)
 from megablend.formats.parquet.decoding.values import DECODERS
 from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, PageScanContext
 from megablend.formats.parquet.indexing.count import Pages, count_from_page_index
@@ -24,6 +29,8 @@ from megablend.formats.parquet.metadata.schema import Column
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+_DICTIONARY_ENCODINGS = 1 << Encoding.PLAIN_DICTIONARY | 1 << Encoding.RLE_DICTIONARY
+
 
 def read_page_indexes(search: PageScanContext, chunks: Chunks) -> tuple[OffsetIndexes, ColumnIndexes]:
     """Read the page indexes of chunks that all have an OffsetIndex. Raises CorruptFileError."""
@@ -32,6 +39,8 @@ def read_page_indexes(search: PageScanContext, chunks: Chunks) -> tuple[OffsetIn
     counts, count_bytes = chunks["column_index"], chunks["column_index_bytes"]
     counts = np.where(count_bytes > 0, counts, places)
     sizes = np.concatenate((place_bytes, count_bytes))
+    has_dictionary = (chunks["encodings"] & _DICTIONARY_ENCODINGS) > 0
+    request_headers(source, chunks["start"][has_dictionary])  # the next step, at the same time as this one
     data, begins = source.read_coalesced(np.concatenate((places, counts)), sizes, "the page index")
     ends = begins + sizes
     with source.blamed_among(places, chunks["row_group"], "the OffsetIndex"):

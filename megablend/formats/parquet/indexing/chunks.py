@@ -23,6 +23,7 @@ from megablend.formats.parquet.indexing.by_page_index import (
 )
 from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, PageScanContext, join_parts, without_empty
 from megablend.formats.parquet.indexing.count import find_miscounted, has_histogram, has_token_counts
+from megablend.formats.parquet.indexing.stream import count_streamed
 from megablend.formats.parquet.metadata.checks import refuse
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.schema import Column
@@ -54,7 +55,7 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
         if not told.all():
             parts.append((indexed[~told], count_from_offset_index(search, of_indexed[~told], places.of(~told))))
     if len(walked):
-        parts.append((walked, count_by_scanning_headers(search, chunks[walked])))
+        parts.append((walked, count_streamed(search, chunks[walked], count_by_scanning_headers)))
     found = replace(join_parts(len(chunks), parts), note=_note(chunks, miscounted))
     sums = np.empty((3, len(chunks)), np.int64)
     all_filled = sum_chunks(found.pages, found.first_page, sums)

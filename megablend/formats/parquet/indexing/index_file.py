@@ -50,7 +50,7 @@ def index_file(path: str, read: ReadSpec, storage: Storage, *, span: tuple[int, 
             column=leaf,
             limit=footer.offset,
             documents=read.count_documents,
-            in_flight=source.limits.max_reads if large else 1,
+            in_flight=source.limits.max_reads if large and not source.is_prefetched else 1,
         ),
         chunks,
     )

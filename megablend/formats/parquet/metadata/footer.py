@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import Struct, UnsupportedError, read_struct
+from megablend.storage.prefetched import request_tail
 
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
@@ -34,7 +35,10 @@ def read_footer_bytes(source: ByteSource) -> bytes:
     path = source.path
     if source.size == 0:
         raise CorruptFileError(path, "the file is empty; rewrite or re-download it")
-    tail = source.read(max(0, source.size - TAIL_BYTES), min(source.size, TAIL_BYTES), "the file's end")
+    tail_bytes = min(source.size, TAIL_BYTES)
+    if source.is_prefetched:
+        tail_bytes = request_tail(source.storage, source.path, source.size)
+    tail = source.read(source.size - tail_bytes, tail_bytes, "the file's end")
     if tail[-4:] == ENCRYPTED_MAGIC:
         raise UnsupportedFileError(path, "the footer is encrypted (PARE); decrypt the file", offset=source.size - 4)
     if source.size < 12 or tail[-4:] != MAGIC:

@@ -13,6 +13,7 @@ from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.parquet.metadata.memory import empty_from_arrow_pool
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.storage.base import Bytes, Int64s, ReadLimits, Storage
+from megablend.storage.prefetched import is_prefetched, request_ranges
 from megablend.storage.ranges import merge_ranges
 
 
@@ -35,6 +36,16 @@ class ByteSource:
     def limits(self) -> ReadLimits:
         """The read limits of the storage."""
         return self.storage.limits(self.path)
+
+    @property
+    def is_prefetched(self) -> bool:
+        """Whether reads should be announced by `request`; see `storage.prefetched`."""
+        return is_prefetched(self.storage)
+
+    def request(self, offsets: Int64s, sizes: Int64s) -> None:
+        """Announce reads of ranges, int64 [n]. Ranges that are not in the file are left to the reads, which report them."""
+        inside = (offsets >= 0) & (sizes > 0) & (offsets <= self.size - sizes)
+        request_ranges(self.storage, self.path, offsets[inside], sizes[inside])
 
     def read(self, offset: int, size: int, what: str) -> bytes:
         """Exactly `size` bytes from `offset`. Raises CorruptFileError if `what` is not within the file."""

@@ -1,0 +1,123 @@
+"""Requests in flight, looked at several times a second: stalled ones are ended, late ones are sent a second time.
+
+One timer serves all requests of a source: a timer, and a task that waits for it, would cost more CPU time than a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+from megablend.storage.objects.flow import Flow
+from megablend.storage.objects.timing import LARGE_BYTES, Timing
+
+_TICK_SECONDS = 0.05
+
+
+class Request:
+    """A ranged GET in flight."""
+
+    __slots__ = (
+        "began",
+        "check_at",
+        "first",
+        "hedge",
+        "hedge_answer",
+        "is_stalled",
+        "last",
+        "late_at",
+        "num_answers",
+        "patience",
+        "send_again",
+        "size",
+        "waits_for",
+    )
+
+    def __init__(self, now: float, *, size: int, num_answers: int, patience: float, late_at: float = math.inf) -> None:
+        self.size = size
+        self.num_answers = num_answers
+        """The source's answers when it was sent."""
+        self.patience = patience
+        """Times the usual time that it may take."""
+        self.began = self.last = now
+        """When something of its answer last arrived."""
+        self.check_at = 0.0
+        """Earlier it is not looked at whether it has stalled: how long others take is known better by then."""
+        self.first: float | None = None
+        """When its answer began."""
+        self.waits_for: asyncio.Future[Any] | None = None
+        self.is_stalled = False
+        self.late_at = late_at
+        """When it is sent a second time, by what was known when it was sent first."""
+        self.send_again: Callable[[], None] | None = None
+        self.hedge: asyncio.Task[Any] | None = None
+        """The second request."""
+        self.hedge_answer: Any = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the answer is taken in parts."""
+        return self.size > LARGE_BYTES
+
+    def interrupt(self) -> None:
+        """End the wait; its coroutine gets a CancelledError, and looks up why."""
+        if self.waits_for is not None:
+            self.waits_for.cancel()
+
+
+class Watch:
+    """Watches the requests of one source; used in the event loop only.
+
+    Args:
+        hedge: sends a request a second time if that is appropriate.
+    """
+
+    def __init__(self, timing: Timing, flow: Flow, read_timeout: float, hedge: Callable[[Request], None]) -> None:
+        self._timing, self._flow, self._read_timeout, self._hedge = timing, flow, read_timeout, hedge
+        self._requests = set[Request]()
+        self._is_running = False
+
+    def add(self, request: Request) -> None:
+        """Watch a request."""
+        self._requests.add(request)
+        if not self._is_running:
+            self._is_running = True
+            self._schedule()
+
+    def remove(self, request: Request) -> None:
+        """It is done."""
+        self._requests.discard(request)
+
+    def _schedule(self) -> None:
+        tick = min(_TICK_SECONDS, self._read_timeout / 10)
+        asyncio.get_running_loop().call_later(tick, self._look)
+
+    def _look(self) -> None:
+        if not self._requests:
+            self._is_running = False
+            return
+        now = asyncio.get_running_loop().time()
+        for request in list(self._requests):
+            if request.hedge_answer is not None:
+                request.interrupt()
+            elif now >= max(request.check_at, request.last + self._read_timeout) and self._has_stalled(request, now):
+                request.is_stalled = True
+                request.interrupt()
+            elif now >= request.late_at:
+                request.late_at = math.inf
+                self._hedge(request)
+        self._schedule()
+
+    def _has_stalled(self, request: Request, now: float) -> bool:
+        end = request.last + self._allow(request)
+        request.check_at = min(end, now + self._read_timeout)
+        return now >= end
+
+    def _allow(self, request: Request) -> float:
+        """Seconds that may pass after the last sign of an answer: few where a whole round of later requests was answered."""
+        size = 0 if request.first is None or request.is_large else request.size
+        if self._timing.is_overtaken(request.began, self._flow.requests):
+            return self._timing.allow_stalled(size)
+        return request.patience * self._timing.allow(size)

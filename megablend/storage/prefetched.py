@@ -1,0 +1,217 @@
+"""Ranges of files that are requested together, before the code that needs them reads one after the other.
+
+Code that indexes a file reads small ranges in turn: a footer, then what the footer refers to. On a local disk that costs nothing;
+over a network each read waits for a round trip. Such code announces what it will read as soon as that is known
+(`request_ranges`), and then reads as it does on a local disk.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.storage.base import Allocate, Bytes, Int64s, Storage
+from megablend.storage.futures import call_now
+from megablend.storage.ranges import merge_ranges
+from megablend.storage.requested_reads import RequestedReads
+from megablend.storage.wrapper import WrapperStorage
+
+TAIL_BYTES, MAX_TAIL_BYTES = 64 << 10, 1 << 20
+PORTIONS_AHEAD = 4
+"""Portions of a file that are in flight or in memory at a time, as memory allows."""
+_MAX_OVERLAPPING = 4
+"""Small ranges that may begin before a read and end after it; one that is missed is read again."""
+_LARGE_BYTES = 64 << 10
+
+
+class _Held(NamedTuple):
+    """A range that was requested."""
+
+    path: str
+    start: int
+    stop: int
+    data: Future[tuple[Bytes, Int64s]]
+    """Of all ranges that were requested with it."""
+    number: int
+    """Its own among these."""
+
+
+class PrefetchedStorage(WrapperStorage):
+    """Serves reads from ranges that were requested before; other reads go to `inner`. Used by one thread.
+
+    Args:
+        reads: all that is requested is added to these.
+    """
+
+    def __init__(self, inner: Storage, reads: RequestedReads | None = None) -> None:
+        super().__init__(inner)
+        self._reads = reads or RequestedReads()
+        self._held: dict[str, list[_Held]] = {}  # small ones, which are many
+        self._large: list[_Held] = []
+        self._is_streaming = False
+
+    def request(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
+        """Request ranges, int64 [n] each, all at the same time. Errors are raised by the reads that need them."""
+        self._request(path, offsets, sizes)
+
+    def stream(self, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
+        """Request large portions of a file, each while the one before it is processed, as memory allows.
+
+        Args:
+            portions: the offsets and sizes of the ranges of each, int64 [n].
+
+        Yields: the number of each portion, whose reads are served from memory until the next number is requested.
+        """
+        if self._is_streaming:  # within a larger portion, which contains these
+            yield from range(len(portions))
+            return
+        held = deque[tuple[int, list[_Held]]]()
+        self._is_streaming = True
+
+        def hold(number: int, *, wait: bool) -> bool:
+            offsets, sizes = portions[number]
+            if not self._reads.reserve(int(sizes.sum()), wait=wait):
+                return False
+            held.append((int(sizes.sum()), self._request(path, offsets, sizes)))
+            return True
+
+        def release() -> None:
+            size, ranges = held.popleft()
+            for each in ranges:
+                each.data.cancel()
+                self._list_of(each).remove(each)
+            self._reads.free(size)
+
+        try:
+            for number in range(len(portions)):
+                last = min(number + PORTIONS_AHEAD, len(portions))
+                while number + len(held) < last and hold(number + len(held), wait=not held):
+                    pass
+                yield number
+                release()
+        finally:
+            self._is_streaming = False
+            while held:
+                release()
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """See Storage.read."""
+        out, begins = self.read_ranges(path, np.array([offset]), np.array([size]), _allocate)
+        return out[begins[0] : begins[0] + size].tobytes()
+
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        """See Storage.read_ranges."""
+        covers = [self._cover(path, *each) for each in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+        missing = np.array([each is None for each in covers], np.bool_)
+        if missing.all():
+            return self._start(path, offsets, sizes, allocate).result()
+        others = self._start(path, offsets[missing], sizes[missing]) if missing.any() else None
+        ends = np.cumsum(sizes, dtype=np.int64)
+        begins, out = ends - sizes, allocate(int(ends[-1]))
+        for cover, offset, begin, end in zip(covers, offsets.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            if cover is not None:
+                _copy(cover, offset, out[begin:end])
+        if others is not None:
+            data, firsts = others.result()
+            for i, first in zip(np.flatnonzero(missing).tolist(), firsts.tolist(), strict=True):
+                out[int(begins[i]) : int(ends[i])] = data[first : first + int(sizes[i])]
+        return out, begins
+
+    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
+        """See Storage.fetch."""
+        return call_now(self.read_ranges, path, offsets, sizes, allocate)
+
+    def _start(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate | None = None
+    ) -> Future[tuple[Bytes, Int64s]]:
+        read = self.inner.fetch(path, offsets, sizes, allocate or _allocate)
+        self._reads.add(read)
+        return read
+
+    def _request(self, path: str, offsets: Int64s, sizes: Int64s) -> list[_Held]:
+        """Request what is not yet requested; returns that."""
+        merged = merge_ranges(offsets, sizes, self.limits(path))
+        runs = zip(merged.starts.tolist(), merged.stops.tolist(), strict=True)
+        missing = [each for each in runs if each[1] > each[0] and self._cover(path, each[0], each[1] - each[0]) is None]
+        if not missing:
+            return []
+        starts, stops = np.array(missing, np.int64).T.copy()
+        read = self._start(path, starts, stops - starts)
+        added = [_Held(path, start, stop, read, number) for number, (start, stop) in enumerate(missing)]
+        for each in added:
+            bisect.insort(self._list_of(each), each, key=_start_of)
+        return added
+
+    def _list_of(self, held: _Held) -> list[_Held]:
+        return self._large if held.stop - held.start >= _LARGE_BYTES else self._held.setdefault(held.path, [])
+
+    def _cover(self, path: str, offset: int, size: int) -> list[_Held] | None:
+        """Requested ranges that together contain another one; None if there are none."""
+        held, found, place = self._held.get(path, []), list[_Held](), offset
+        while place < offset + size:
+            number = bisect.bisect_right(held, place, key=_start_of)
+            nearest = held[max(0, number - _MAX_OVERLAPPING) : number]
+            nearest += [each for each in self._large if each.path == path and each.start <= place]
+            if not nearest or (best := max(nearest, key=_stop_of)).stop <= place:
+                return None
+            found.append(best)
+            place = best.stop
+        return found if size > 0 else None
+
+
+def request_ranges(storage: Storage, path: str, offsets: Sequence[int] | Int64s, sizes: Sequence[int] | Int64s) -> None:
+    """Announce that ranges will be read: a PrefetchedStorage requests them at once, any other storage does nothing.
+
+    Args:
+        offsets, sizes: int64 [n], in bytes; within the file.
+    """
+    if isinstance(storage, PrefetchedStorage) and len(offsets):
+        storage.request(path, np.asarray(offsets, np.int64), np.asarray(sizes, np.int64))
+
+
+def request_tail(storage: Storage, path: str, size: int) -> int:
+    """Announce that the end of a file of `size` bytes will be read: more of large files, whose footers are often larger.
+
+    Returns: the number of bytes.
+    """
+    tail_bytes = min(size, max(TAIL_BYTES, min(size >> 10, MAX_TAIL_BYTES)))
+    request_ranges(storage, path, [size - tail_bytes], [tail_bytes])
+    return tail_bytes
+
+
+def stream_portions(storage: Storage, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
+    """See PrefetchedStorage.stream; with any other storage, just the numbers of the portions."""
+    return storage.stream(path, portions) if isinstance(storage, PrefetchedStorage) else iter(range(len(portions)))
+
+
+def is_prefetched(storage: Storage) -> bool:
+    """Whether it is worth announcing reads."""
+    return isinstance(storage, PrefetchedStorage)
+
+
+def _start_of(held: _Held) -> int:
+    return held.start
+
+
+def _stop_of(held: _Held) -> int:
+    return held.stop
+
+
+def _copy(cover: Sequence[_Held], offset: int, out: Bytes) -> None:
+    """Copy bytes from `offset` on out of the ranges that contain them, after waiting for these."""
+    done = 0
+    for each in cover:
+        data, begins = each.data.result()
+        place = int(begins[each.number]) + offset + done - each.start
+        part = data[place : place + min(len(out) - done, each.stop - offset - done)]
+        out[done : done + len(part)] = part
+        done += len(part)
+
+
+def _allocate(size: int) -> Bytes:
+    return np.empty(size, np.uint8)

@@ -1,0 +1,101 @@
+"""The second half of the contract of formats: files that are not what was indexed, and requests that do not fit them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, MissingFileError
+from megablend.formats.base import Array
+from megablend.formats.fetch import read_blocks
+from megablend.storage.by_scheme import make_storage
+from megablend.testing.documents import MIXED
+from megablend.testing.expect import expect_error
+from megablend.testing.format_files import FormatFiles
+
+
+class FormatFailures(FormatFiles):
+    """Each gets its error, which names the file."""
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        """Each file that belongs to the path."""
+        path = self.write_mixed(tmp_path)
+        found, size = self.index(path), path.stat().st_size
+        for name in self.format.files(str(path)):
+            hidden = Path(name).rename(f"{name}.hidden")
+            expect_error(MissingFileError, f"{re.escape(name)}: no such file", self.index, path)
+            expect_error(MissingFileError, f"{re.escape(name)}: no such file", self.open, path, found, size)
+            hidden.rename(name)
+
+    def test_a_truncated_file(self, tmp_path: Path) -> None:
+        """Each file that belongs to the path, cut anywhere."""
+        path = self.write_mixed(tmp_path)
+        found, size = self.index(path), path.stat().st_size
+        for name in self.format.files(str(path)):
+            whole = Path(name).read_bytes()
+            for share in (0.0, 0.01, 0.5, 0.99):
+                Path(name).write_bytes(whole[: int(len(whole) * share)])
+                if self.truncation_is_visible:
+                    expect_error(CorruptFileError, rf"{re.escape(path.stem)}\.", self.index, path)
+                expect_error(ChangedFileError, f"{re.escape(name)}.*indexed", self.open, path, found, size)
+            Path(name).write_bytes(whole)
+
+    def test_a_file_that_was_replaced_or_grew(self, tmp_path: Path) -> None:
+        """A reader of the new file would return other tokens than were indexed."""
+        path = self.write_mixed(tmp_path)
+        found, size = self.index(path), path.stat().st_size
+        other = [document if i != 60 else [*(document or []), *range(50)] for i, document in enumerate(MIXED)]
+        (tmp_path / "other").mkdir()
+        replacement = tmp_path / "other" / path.name
+        self.write(replacement, other)
+        for name in self.format.files(str(replacement)):
+            Path(name).replace(path.parent / Path(name).name)
+        expect_error(ChangedFileError, f"{re.escape(path.stem)}.*indexed", self.open, path, found, size)
+
+    def test_a_file_that_is_cut_under_its_reader(self, tmp_path: Path) -> None:
+        """An error, not missing tokens."""
+        path, storage = self.write_mixed(tmp_path), make_storage()
+        found = self.index(path)
+        reader = self.open(path, found)
+        os.truncate(path, path.stat().st_size // 2)
+        expect_error(
+            CorruptFileError,
+            rf"{re.escape(str(path))}.*truncated",
+            read_blocks,
+            reader,
+            found.blocks,
+            found.chunks,
+            storage,
+        )
+
+    def test_blocks_of_another_file_are_refused(self, tmp_path: Path) -> None:
+        """A table of another version of the file: wrong offsets, tokens or rows."""
+        path, storage = self.write_mixed(tmp_path), make_storage()
+        found = self.index(path)
+        reader = self.open(path, found)
+        changes = {"offset": 4, "tokens": 1, "rows": 5}  # five more rows, some of which have tokens
+        for field, change in changes.items():
+            wrong: Array = found.blocks[1:2].copy()
+            wrong[field] += change
+            if field != "offset" or self.blocks_are_marked:
+                expect_error(DataError, re.escape(str(path)), read_blocks, reader, wrong, found.chunks, storage)
+
+    def test_the_column_is_named_or_found(self, tmp_path: Path) -> None:
+        """Without `column:` the token column is found; another name than the file's is refused."""
+        path = self.write_mixed(tmp_path)
+        if self.column is None:
+            wrong = "idz"
+            pattern = rf"have no columns; remove column: {wrong}"
+        else:
+            wrong = f"{self.column[:-1]}z"
+            pattern = rf"no column '{wrong}'; did you mean '{self.column}'"
+            read = self.make_spec(None, True)
+            assert self.format.index(str(path), read, storage=make_storage()).tokens == self.index(path).tokens
+        expect_error(ConfigError, pattern, lambda: self.index(path, column=wrong))
+
+    def test_unknown_options_are_refused(self) -> None:
+        """With a ValueError that names the option; the contract's own are accepted."""
+        self.format.check_options(self.options)
+        wrong = {**self.options, "no_such_option": 1}
+        expect_error(ValueError, "no_such_option", self.format.check_options, wrong)

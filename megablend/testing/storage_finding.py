@@ -1,0 +1,121 @@
+"""The first half of the contract of storages: finding files, their size and identity."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from megablend.errors import ChangedFileError, MissingFileError
+from megablend.storage.location import escape_wildcards
+from megablend.testing.expect import expect_error
+from megablend.testing.storage_files import A_FILE, StorageFiles, make_content
+
+IN_T = ("t/a.bin", "t/b.bin", "t/ sp ace.bin", "t/%20.bin", "t/[1].bin", "t/é.bin", "t/q?.bin", "t/+&#=;.bin")
+PATTERNS: Mapping[str, Iterable[str]] = {
+    "t/*.bin": (*IN_T, "t/'\"<>.bin", "t/empty.bin"),
+    "t/a.bin": ["t/a.bin"],
+    "t/[ab].bin": ["t/a.bin", "t/b.bin"],
+    "t/?.bin": ["t/a.bin", "t/b.bin", "t/é.bin"],
+    "t/[[]1].bin": ["t/[1].bin"],
+    "t/.*.bin": ["t/.hidden.bin"],
+    "t*/x.bin": ["tt/x.bin"],
+    "*/x.bin": ["tt/x.bin"],
+    "t/*/c.bin": ["t/sub/c.bin"],
+    "t/**/d.bin": ["t/sub/deep/d.bin"],
+    "t/sub/**/*.bin": ["t/sub/c.bin", "t/sub/deep/d.bin"],
+    "t/sub/**": ["t/sub/c.bin", "t/sub/deep/d.bin"],
+    "t/s*": [],
+    "t": [],
+    "t/": [],
+    "nothing/*.bin": [],
+    "tt/x.bin/*": [],
+}
+"""Names that each pattern matches: as on a local disk."""
+
+
+class StorageFinding(StorageFiles):
+    """`find`, `glob`, `is_folder`, `is_readable`, `stat`."""
+
+    def test_patterns_match_as_on_a_local_disk(self, tmp_path: Path) -> None:
+        """Folders are not matched, nor hidden files by a pattern without a dot."""
+        if not self.lists_files:
+            return
+        root, storage = self.write_all(tmp_path), self.make_storage()
+        for pattern, names in PATTERNS.items():
+            expected = sorted(self.locate(root, name) for name in names if name in self.names)
+            assert storage.glob(f"{root}/{pattern}") == expected, pattern
+            found = storage.find(f"{root}/{pattern}")
+            assert [match.path for match in found.files] == expected, pattern
+            assert found.unreadable == {}, pattern
+            assert len({match.real for match in found.files}) == len(expected), pattern
+
+    def test_every_name_matches_itself(self, tmp_path: Path) -> None:
+        """As it is if it exists, and always with its wildcards escaped."""
+        root, storage = self.write_all(tmp_path), self.make_storage()
+        for name in self.names:
+            path = self.locate(root, name)
+            assert storage.glob(path) == [path]
+            assert [match.path for match in storage.find(path).files] == [path]
+            if self.lists_files:
+                assert storage.glob(escape_wildcards(path)) == [path]
+        assert storage.glob(self.locate(root, "t/none.bin")) == []
+        assert storage.find(self.locate(root, "t/none.bin")).files == []
+
+    def test_folders_contain_files(self, tmp_path: Path) -> None:
+        """A file is not a folder."""
+        root, storage = self.write_all(tmp_path), self.make_storage()
+        assert not storage.is_folder(self.locate(root, A_FILE))
+        assert not storage.is_folder(self.locate(root, "none"))
+        if self.lists_files:
+            assert storage.is_folder(self.locate(root, "t"))
+            assert storage.is_folder(self.locate(root, "t/sub"))
+
+    def test_stat_gives_size_and_a_stable_identity(self, tmp_path: Path) -> None:
+        """The same from another storage, a pickled one, one for checking, and after a listing."""
+        root, storage = self.write_all(tmp_path), self.make_storage()
+        copy = pickle.loads(pickle.dumps(storage))
+        for name in self.names:
+            path = self.locate(root, name)
+            found = storage.stat(path)
+            assert found.size == len(make_content(name))
+            assert found.etag
+            assert storage.is_readable(path)
+            for other in (storage, copy, storage.for_checking(), self.make_storage()):
+                assert other.stat(path) == found, name
+                assert other.stat_opened(path) == found, name
+        if self.lists_files:
+            listed = self.make_storage()
+            for path in listed.glob(f"{root}/t/*.bin"):
+                assert listed.stat(path) == storage.stat(path)
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        """The message names it."""
+        root, storage = self.write_all(tmp_path), self.make_storage()
+        path = self.locate(root, "t/none.bin")
+        pattern = f"{re.escape(path)}.*{self.missing}"
+        expect_error(MissingFileError, pattern, storage.stat, path)
+        expect_error(MissingFileError, pattern, storage.for_checking().stat, path)
+        expect_error(MissingFileError, pattern, storage.stat_opened, path)
+        expect_error(MissingFileError, pattern, storage.read, path, 0, 1)
+
+    def test_a_replaced_file(self, tmp_path: Path) -> None:
+        """Readers get the old bytes or an error, until the file is found again; then the new ones."""
+        root, storage = self.write_all(tmp_path), self.make_storage()
+        path, content = self.locate(root, A_FILE), make_content(A_FILE)
+        before = storage.stat(path)
+        assert storage.read(path, 0, 100) == content[:100]
+        replaced = {name: make_content(name)[::-1] for name in self.names} | {A_FILE: content[::-1] + b"more"}
+        assert self.write_files(tmp_path, replaced) == root
+        try:
+            assert storage.read(path, 0, 100) == content[:100]
+        except ChangedFileError as error:
+            assert path in str(error)  # noqa: PT017  (either outcome is allowed)
+        for other in (storage.for_checking(), self.make_storage()):
+            found = other.stat(path)
+            assert found.size == before.size + 4
+            assert found.etag != before.etag
+        assert [match.path for match in storage.find(path).files] == [path]
+        assert storage.stat(path).etag != before.etag
+        assert storage.read(path, 0, 100) == content[::-1][:100]

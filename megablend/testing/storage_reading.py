@@ -1,0 +1,163 @@
+"""The second half of the contract of storages: exactly the requested bytes, or an error that names file and place."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+
+from megablend.errors import CorruptFileError, DataError, MissingFileError
+from megablend.storage.base import Bytes, Int64s, Storage
+from megablend.testing.concurrency import run_threads, succeeds_in_a_fork
+from megablend.testing.expect import expect_error
+from megablend.testing.storage_files import A_FILE, StorageFiles, make_content
+
+WHOLE = make_content(A_FILE)
+
+
+class StorageReading(StorageFiles):
+    """`read`, `read_ranges`, `fetch`, `descriptor`, `limits`."""
+
+    examples = 10
+    """Number of random requests per test."""
+    fetches = 20
+    """Number of fetches in flight in each of four threads."""
+
+    def test_limits_are_plausible(self, tmp_path: Path) -> None:
+        """Gaps may be 0; at least one read is in flight."""
+        limits = self.make_storage().limits(self.locate(self.write_all(tmp_path), A_FILE))
+        assert limits.max_gap_bytes >= 0
+        assert limits.max_merged_bytes > 0
+        assert limits.max_reads > 0
+
+    def test_every_file_is_read(self, tmp_path: Path) -> None:
+        """Whatever characters its name has."""
+        root, storage = self.write_all(tmp_path), self.make_storage()
+        for name in self.names:
+            expected = make_content(name)
+            assert storage.read(self.locate(root, name), 0, len(expected)) == expected, name
+
+    def test_a_read_gives_exactly_the_requested_bytes(self, tmp_path: Path) -> None:
+        """From anywhere to anywhere, and none."""
+        path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
+        for offset, size in draw_ranges(0, self.examples):
+            found = storage.read(path, offset, size)
+            assert isinstance(found, bytes)
+            assert found == WHOLE[offset : offset + size], (offset, size)
+
+    def test_ranges_are_read_together(self, tmp_path: Path) -> None:
+        """In any order, overlapping, empty, and into memory that is not aligned."""
+        path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
+        for seed in range(self.examples):
+            requested = draw_ranges(seed, 1 + seed * 3)
+            check_ranges(storage, path, requested)
+        check_ranges(storage, path, [])
+
+    def test_fetches_are_in_flight_at_the_same_time(self, tmp_path: Path) -> None:
+        """As many as `max_reads` and more, from several threads."""
+        path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
+        agrees: list[bool] = []
+
+        def fetch(seed: int) -> None:
+            requests = [draw_ranges(seed * 100 + i, 4) for i in range(self.fetches)]
+            futures = [storage.fetch(path, *as_arrays(each), allocate) for each in requests]
+            for each, future in zip(requests, futures, strict=True):
+                data, begins = future.result(60)
+                agrees.append(list_ranges(data, begins, each) == slices(each))
+
+        run_threads(fetch)
+        assert agrees == [True] * 4 * self.fetches
+
+    def test_a_range_beyond_the_end_is_refused(self, tmp_path: Path) -> None:
+        """The message has the offset and the file's size."""
+        path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
+        storage.stat(path)
+        offset = len(WHOLE) - 3
+        pattern = f"{re.escape(path)} at byte {offset}: truncated: .*{len(WHOLE)}"
+        offsets, sizes = np.array([5, offset]), np.array([9, 4])
+        expect_error(CorruptFileError, pattern, storage.read, path, offset, 4)
+        expect_error(CorruptFileError, pattern, storage.read_ranges, path, offsets, sizes, allocate)
+        expect_error(CorruptFileError, pattern, storage.fetch(path, offsets, sizes, allocate).result)
+        expect_error(CorruptFileError, re.escape(path), storage.read, path, 0, 1 << 50)
+        for start, size in ((-1, 1), (0, -1), (1 << 62, 1 << 62)):
+            expect_error(CorruptFileError, re.escape(path), storage.read, path, start, size)
+
+    def test_ranges_of_a_missing_file(self, tmp_path: Path) -> None:
+        """Futures have the error; a descriptor fails or says -1."""
+        path, storage = self.locate(self.write_all(tmp_path), "t/none.bin"), self.make_storage()
+        offsets, sizes, pattern = np.array([0]), np.array([1]), f"{re.escape(path)}.*{self.missing}"
+        expect_error(MissingFileError, pattern, storage.read_ranges, path, offsets, sizes, allocate)
+        expect_error(MissingFileError, pattern, storage.fetch(path, offsets, sizes, allocate).result)
+        try:
+            with storage.descriptor(path) as fd:
+                assert fd == -1
+        except DataError as error:
+            assert re.search(pattern, str(error))  # noqa: PT017  (either outcome is allowed)
+
+    def test_a_descriptor_reads_the_same(self, tmp_path: Path) -> None:
+        """If the storage has descriptors."""
+        path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
+        with storage.descriptor(path) as fd:
+            assert fd == -1 or os.pread(fd, 100, 7) == WHOLE[7:107]
+
+    def test_threads_and_other_processes_share_it(self, tmp_path: Path) -> None:
+        """Threads, a pickled copy, and a forked process if the storage supports it."""
+        path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
+        agrees: list[bool] = []
+
+        def read(seed: int) -> None:
+            for offset, size in draw_ranges(seed, 20):
+                agrees.append(storage.read(path, offset, size) == WHOLE[offset : offset + size])
+
+        run_threads(read)
+        assert agrees == [True] * 80
+        copy: Storage = pickle.loads(pickle.dumps(storage))
+        assert copy.read(path, 5, 100) == WHOLE[5:105]
+        if self.works_after_fork:
+            assert succeeds_in_a_fork(lambda: storage.read(path, 9, 1000) == WHOLE[9:1009])
+
+
+def draw_ranges(seed: int, count: int) -> list[tuple[int, int]]:
+    """Random ranges (offset, size) of the file; among the first are an empty one at the end, and the whole file."""
+    rng, size = random.Random(seed), len(WHOLE)
+    fixed = [(size, 0), (0, size), (0, 0), (1, 4096), (4095, 2), (size - 1, 1)]
+    drawn = fixed[: max(1, count // 2)]
+    while len(drawn) < count:
+        offset = rng.randrange(size)
+        drawn.append((offset, rng.randrange(min(3000, size - offset + 1))))
+    rng.shuffle(drawn)
+    return drawn
+
+
+def as_arrays(ranges: list[tuple[int, int]]) -> tuple[Int64s, Int64s]:
+    """Offsets and sizes, int64 [n] each."""
+    offsets, sizes = np.array(ranges, np.int64).reshape(-1, 2).T.copy()
+    return offsets, sizes
+
+
+def allocate(size: int) -> Bytes:
+    """Memory that is not aligned."""
+    return np.empty(size + 1, np.uint8)[1:]
+
+
+def list_ranges(data: Bytes, begins: Int64s, ranges: list[tuple[int, int]]) -> list[bytes]:
+    """The bytes of each range, from what a storage returned."""
+    assert (data.dtype, begins.dtype) == (np.dtype(np.uint8), np.dtype(np.int64))
+    assert len(begins) == len(ranges)
+    return [data[begin : begin + size].tobytes() for begin, (_, size) in zip(begins.tolist(), ranges, strict=True)]
+
+
+def slices(ranges: list[tuple[int, int]]) -> list[bytes]:
+    """The expected bytes of each range."""
+    return [WHOLE[offset : offset + size] for offset, size in ranges]
+
+
+def check_ranges(storage: Storage, path: str, ranges: list[tuple[int, int]]) -> None:
+    """Require that `read_ranges` and `fetch` return the expected bytes."""
+    offsets, sizes = as_arrays(ranges)
+    assert list_ranges(*storage.read_ranges(path, offsets, sizes, allocate), ranges) == slices(ranges)
+    assert list_ranges(*storage.fetch(path, offsets, sizes, allocate).result(60), ranges) == slices(ranges)

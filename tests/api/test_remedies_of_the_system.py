@@ -1,0 +1,264 @@
+"""Remedies of errors of the operating system: permission, open files, a full disk, links. Each is done as its message says."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import megablend
+from megablend.errors import MegablendError
+from megablend.system.failures import remedy_of
+from tests.api.test_remedies_of_runs import Remedy, configure
+from tests.api.test_repairs import Project
+
+ROOT = Path(__file__).parents[2]
+SETPRIV = shutil.which("setpriv")
+IS_ROOT = os.getuid() == 0
+RUN_ALL = """
+import json, sys
+from click.testing import CliRunner
+from megablend.cli.main import cli
+for words in json.load(sys.stdin):
+    done = CliRunner().invoke(cli, words)
+    print(json.dumps([done.exit_code == 0, str(done.exception or "") + done.output]))
+"""
+"""Many commands in one process, since its imports take longest."""
+
+
+def run_all(commands: list[list[str]], *launcher: str) -> list[tuple[bool, str]]:
+    """Whether each command succeeds, and what it says."""
+    done = subprocess.run(
+        [*launcher, sys.executable, "-c", RUN_ALL],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+class Closed(NamedTuple):
+    """A path without permission, the command that fails there, its message, and the other folder that it advises."""
+
+    path: str
+    command: str
+    says: str
+    elsewhere: Remedy
+
+
+def move_data(project: Project, *_: str) -> None:
+    """Use another folder for the data."""
+    other = project.folder / "other"
+    project.folder.joinpath("data").chmod(0o700)
+    shutil.copytree(project.folder / "data", other, copy_function=copy_readable)
+    configure(sources=[{**project.given["sources"][0], "path": f"{other}/*.parquet"}])(project)
+    configure(run="other")(project)
+
+
+def copy_readable(source: str, target: str) -> None:
+    Path(target).write_bytes(Path(source).read_bytes())
+
+
+def move_cache(project: Project, *_: str) -> None:
+    """Use another folder for the cache."""
+    configure(cache=str(project.folder / "other"))(project)
+
+
+def move_config(project: Project, *_: str) -> None:
+    """Use another folder for the config."""
+    other = project.folder / "other" / "run.json"
+    other.parent.mkdir()
+    copy_readable(str(project.path), str(other))
+    project.path = other
+
+
+ADVICE = "Permission denied.*: get permission there, or use another folder"
+CLOSED = {
+    "a data file": Closed("data/0.parquet", "build", rf"data/0\.parquet: cannot be read: {ADVICE}", move_data),
+    "a data file, when read": Closed(
+        "data/0.parquet", "show", rf"data/0\.parquet: cannot be read: {ADVICE}", move_data
+    ),
+    "the data's folder": Closed(
+        "data",
+        "build",
+        "data: cannot be read: Permission denied.*: get permission, or remove dangling links",
+        move_data,
+    ),
+    "the config": Closed("run.json", "build", rf"run\.json: cannot read the config: {ADVICE}", move_config),
+    "the cache": Closed("cache", "build", rf"cache/fragments: cannot write the cache \({ADVICE}", move_cache),
+    "the cache, when read": Closed("cache", "show", rf"runs/default\.json: cannot read .* \({ADVICE}", move_cache),
+    "the indexes": Closed("cache/generations", "build", rf"generations: cannot write the cache \({ADVICE}", move_cache),
+    "the indexes, when read": Closed(
+        "cache/generations", "show", rf"manifest\.json: cannot read the cache \({ADVICE}", move_cache
+    ),
+    "the fragments": Closed("cache/fragments", "build", rf"fragments: cannot write the cache \({ADVICE}", move_cache),
+    "the ledger": Closed(
+        "cache/runs/default.json", "build", rf"default\.json: cannot read the run's ledger \({ADVICE}", move_cache
+    ),
+    "the lock": Closed("cache/.lock", "build", rf"\.lock: cannot write the cache \({ADVICE}", move_cache),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(IS_ROOT and SETPRIV is None, reason="root reads everything, unless setpriv takes that away")
+def test_permission(tmp_path: Path) -> None:
+    unprivileged = [str(SETPRIV), "--bounding-set=-dac_override,-dac_read_search"] if IS_ROOT else []
+    projects: list[tuple[Closed, Project]] = []
+    modes: list[int] = []
+    for case in CLOSED.values():
+        for _ in range(2):  # a project for each remedy
+            folder = tmp_path / str(len(projects))
+            folder.mkdir()
+            projects.append((case, Project(folder)))
+            modes.append((folder / case.path).stat().st_mode)
+            (folder / case.path).chmod(0)
+
+    def outcomes() -> list[tuple[bool, str]]:
+        tail = {"build": [], "show": ["--sample", "0"]}
+        return run_all(
+            [[case.command, str(project.path), *tail[case.command]] for case, project in projects], *unprivileged
+        )
+
+    try:
+        for (case, _), (ok, said) in zip(projects, outcomes(), strict=True):
+            assert not ok, case
+            assert re.search(case.says, said), said
+        for number, (case, project) in enumerate(projects):
+            if number % 2:  # "use another folder"
+                case.elsewhere(project, "")
+                if case.command == "show":
+                    project.path.chmod(0o600)
+                    megablend.build(str(project.path))
+            else:  # "get permission there"
+                (project.folder / case.path).chmod(modes[number])
+        for (case, _), (ok, said) in zip(projects, outcomes(), strict=True):
+            assert ok, (case, said)
+    finally:
+        for (case, project), mode in zip(projects, modes, strict=True):
+            (project.folder / case.path).chmod(mode)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("command", ["build", "show"])
+def test_too_few_open_files(tmp_path: Path, command: str) -> None:
+    project = Project(tmp_path)
+    words = [command, str(project.path), *(["--sample", "0"] if command == "show" else [])]
+    ((ok, said),) = run_all([words], "sh", "-c", 'ulimit -S -n 6; exec "$@"', "sh")
+    assert not ok
+    advised = re.search(r"Too many open files\): the limit is 6 open files: raise it \(`(ulimit -n \d+)`\)", said)
+    assert advised, said
+    ((ok, said),) = run_all([words], "sh", "-c", f'ulimit -S -n 6; {advised[1]}; exec "$@"', "sh")
+    assert ok, said
+
+
+def test_a_hard_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft, hard, says in [
+        (100, resource.RLIM_INFINITY, "the limit is 100 open files: raise it (`ulimit -n 1024`)"),
+        (1000, 2000, "the limit is 1000 open files: raise it (`ulimit -n 2000`)"),
+        (500, 500, "the limit is 500 open files, which only root or the job's settings can raise (`ulimit -Hn`)"),
+    ]:
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=(soft, hard): limits)
+        assert remedy_of(24) == says
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 2 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)], check=False)
+    if mounted.returncode:
+        pytest.skip("this user cannot mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def refuse(project: Project, says: str) -> None:
+    with pytest.raises(MegablendError) as caught:
+        megablend.build(str(project.path))
+    assert re.search(says, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can mount a small disk")
+@pytest.mark.parametrize("free", [0, 4096, 16384])
+def test_a_full_disk(small_disk: Path, free: int) -> None:
+    """No file is left unfinished, and nothing unfinished is taken for finished, whichever file met the end of the disk."""
+    project = Project(small_disk)
+    project.add(1)
+    with (small_disk / "other.data").open("wb", buffering=0) as other:
+        left = os.statvfs(small_disk)
+        other.write(b"x" * (left.f_bavail * left.f_frsize - free))
+    says = r"disk/cache/\S+: cannot write the cache \(.*No space left on device\): free disk space there, or use another folder"
+    refuse(project, says)
+    assert project.read() == project.tokens
+    configure(cache=str(small_disk.parent / "cache"), run="other")(project)  # "or use another folder"
+    megablend.build(str(project.path))
+    configure(cache=str(project.cache), run="default")(project)
+    refuse(project, says)
+    (small_disk / "other.data").unlink()  # "free disk space there"
+    megablend.build(str(project.path))
+    assert project.read() == project.tokens
+    assert megablend.verify(str(project.cache)) == []
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can mount a disk")
+def test_a_read_only_disk(small_disk: Path) -> None:
+    project = Project(small_disk)
+    project.add(1)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    says = r"cannot write the cache \(Read-only file system\): make it writable, or use another folder"
+    refuse(project, says)
+    assert project.read() == project.tokens
+    other = Project.__new__(Project)
+    other.path, other.given = small_disk.parent / "run.json", project.given
+    other.path.write_text(json.dumps({**project.given, "cache": str(small_disk.parent / "cache")}))
+    megablend.build(str(other.path))  # "use another folder"
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)  # "make it writable"
+    megablend.build(str(project.path))
+    assert project.read() == project.tokens
+
+
+def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.add(1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
+    try:
+        refuse(project, r"\(.*File too large.*\): allow larger files \(`ulimit -f`\), or use another file system")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    megablend.build(str(project.path))
+    assert project.read() == project.tokens
+
+
+def test_a_lock_that_is_a_link(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    lock = project.cache / ".lock"
+    lock.unlink()
+    (tmp_path / "target").write_text("kept")
+    lock.symlink_to(tmp_path / "target")
+    refuse(project, r"\.lock: .*links are not followed here for security: remove the link")
+    assert (tmp_path / "target").read_text() == "kept"
+    lock.unlink()
+    megablend.build(str(project.path))
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    configure(cache=str(tmp_path / ("x" * 300)))(project)
+    refuse(project, r"File name too long\)?: use shorter names")
+    configure(cache=str(tmp_path / "x"))(project)
+    megablend.build(str(project.path))

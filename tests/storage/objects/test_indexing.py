@@ -1,0 +1,171 @@
+"""Indexing files of an object store: rounds of requests a file, each byte requested once, and the index of local files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import megablend
+from megablend.errors import CorruptFileError
+from tests.formats.writers import KINDS
+from tests.index.index_data import LAUNCHERS
+from tests.runs import make_config
+from tests.storage.faulty import Faults, FaultySource
+
+pytestmark = pytest.mark.usefixtures("obstore")
+ROUND = 0.25
+"""Seconds without a further request after which a round is over: far more than a client takes between two of its requests."""
+RNG = np.random.default_rng(3)
+LENGTHS = RNG.integers(0, 3000, 400)
+TOKENS = RNG.integers(0, 50_000, int(LENGTHS.sum())).astype(np.int32)
+DOCUMENTS = [each.tolist() for each in np.split(TOKENS, np.cumsum(LENGTHS)[:-1])]
+MAX_ROUNDS = 3
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+
+
+def write_parquet(path: Path, **settings: Any) -> None:
+    rows = pa.array(DOCUMENTS, pa.list_(pa.int32()))
+    defaults = {"row_group_size": 60, "data_page_size": 16 << 10, "compression": "zstd"}
+    pq.write_table(pa.table({"input_ids": rows}), path, **defaults | settings)
+
+
+def write_arrow(path: Path, codec: str | None) -> None:
+    rows = pa.array(DOCUMENTS, pa.list_(pa.int32()))
+    table = pa.table({"other": pa.array(np.arange(len(rows))), "input_ids": rows})
+    with pa.ipc.new_file(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_table(table, max_chunksize=20)
+
+
+WRITERS = {
+    "page index": lambda path: write_parquet(path, write_page_index=True, use_dictionary=False),
+    "page index and dictionaries": lambda path: write_parquet(path, write_page_index=True, data_page_version="2.0"),
+    "arrow": lambda path: write_arrow(path, None),
+    "arrow, compressed": lambda path: write_arrow(path, "zstd"),
+    "megatron": lambda path: KINDS["megatron"].write(path, DOCUMENTS),
+}
+SUFFIXES = {"page index": ".parquet", "page index and dictionaries": ".parquet", "megatron": ".bin"}
+
+
+def build(folder: Path, source: FaultySource, **entries: Any) -> tuple[str, str]:
+    """Digests of the indexes of the local files in `folder` and of the source's."""
+    column = {} if list(folder.glob("*.bin")) else {"column": "input_ids"}
+    suffix = next(path.suffix for path in sorted(folder.iterdir()))
+    made = {"name": "s", "weight": 1, **column, **entries}
+    configs = [
+        make_config(folder.parent, [made | {"path": f"{root}/*{suffix}"}], samples=5, cache=str(folder.parent / name))
+        | {"block_bytes": 1 << 16, "storage": {"s3://": {"endpoint": source.url}}}
+        for root, name in ((folder, "plain"), ("s3://b", "remote"))
+    ]
+    plain, remote = (megablend.build(config).index for config in configs)
+    return plain.digest, remote.digest
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_file_is_indexed_in_three_rounds(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for i in range(3):
+        WRITERS[kind](folder / f"{i}{SUFFIXES.get(kind, '.feather')}")
+    files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    with FaultySource(files, Faults(round=ROUND)) as source:
+        plain, remote = build(folder, source)
+        listings = source.rounds.pop("b")
+    assert min(map(len, files.values())) > 1 << 19  # smaller ones are read whole
+    assert plain == remote
+    assert listings == 1  # sizes and etags are those of the listing
+    assert set(source.rounds) == set(files)
+    assert max(source.rounds.values()) <= MAX_ROUNDS
+    assert all(count <= 1 for count in Counter((h["range"], p) for h, p in _ranges(source)).values())
+
+
+def _ranges(source: FaultySource) -> list[tuple[dict[str, str], str]]:
+    pairs = zip(source.headers, source.paths, strict=True)
+    return [
+        (headers, path) for headers, path in pairs if "range" in headers and int(headers["range"][6:].split("-")[0])
+    ]
+
+
+@pytest.mark.parametrize("documents", [False, True], ids=["tokens", "documents"])
+def test_without_a_page_index_a_file_is_read_once(
+    documents: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megablend.storage.objects.bucket.MAX_PART_BYTES", 1 << 18)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_parquet(folder / "0.parquet", row_group_size=1000, use_dictionary=False)  # a single chunk
+    write_parquet(folder / "1.parquet", compression="none")
+    files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    with FaultySource(files, Faults(round=ROUND)) as source:
+        plain, remote = build(folder, source, **({"append_eod": 0} if documents else {}))
+    assert plain == remote
+    total = sum(map(len, files.values()))
+    assert source.bytes < total + 2 * (70_000 + 16 * 4096)  # besides the footer, and samples for the digest
+    assert source.requests < total // (1 << 18) + 2 * (16 + 8)
+    del source.rounds["b"]
+    assert max(source.rounds.values()) <= MAX_ROUNDS
+
+
+def test_a_raw_file_with_separators_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megablend.formats.raw.raw_format.SCAN_BYTES", 1 << 17)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "0.raw").write_bytes(TOKENS.astype("<i4").tobytes())
+    files = {"b/0.raw": (folder / "0.raw").read_bytes()}
+    options = {"format": "raw", "format_options": {"dtype": "int32", "eod_token": 7}}
+    with FaultySource(files, Faults(latency=0.001)) as source:
+        digests = list[str]()
+        for root in (folder, "s3://b"):
+            made = {"name": "s", "weight": 1, "path": f"{root}/*.raw", **options}
+            config = make_config(tmp_path, [made], samples=5, cache=str(tmp_path / f"c{len(digests)}"))
+            config |= {"block_bytes": 1 << 16, "storage": {"s3://": {"endpoint": source.url}}}
+            digests.append(megablend.build(config).index.digest)
+    assert digests[0] == digests[1]
+    assert source.bytes < 1.05 * len(files["b/0.raw"]) + 16 * 4096
+    assert source.most_in_flight > 3
+
+
+def test_a_damaged_file_among_others_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for i in range(3):
+        WRITERS["page index"](folder / f"{i}.parquet")
+    files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    files["b/1.parquet"] = files["b/1.parquet"][:-100]
+    refused = pytest.raises(CorruptFileError, match=r"s3://b/1\.parquet.*not a complete Parquet file")
+    with FaultySource(files) as source, refused:
+        build(folder, source)
+
+
+def test_ranks_request_each_file_once(tmp_path: Path) -> None:
+    """Two MPI ranks; paths without a pattern, of which no listing has told the sizes."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for i in range(6):
+        KINDS["megatron"].write(folder / f"{i}.bin", DOCUMENTS[i : i + 300])
+    files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    with FaultySource(files, Faults(latency=0.001)) as source:
+        made = {"name": "s", "weight": 1, "path": [f"s3://b/{i}.bin" for i in range(6)]}
+        config = make_config(tmp_path, [made], samples=5) | {"storage": {"s3://": {"endpoint": source.url}}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+        command = ["mpirun", "-n", "2", sys.executable, "-m", "megablend", "build", str(tmp_path / "config.json")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+    states = Counter(p for h, p in zip(source.headers, source.paths, strict=True) if h.get("range") == "bytes=0-0")
+    assert set(states.values()) == {1}  # a stat of each .bin and .idx, on one rank
+    assert len(states) == len(files)

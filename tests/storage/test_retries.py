@@ -1,0 +1,53 @@
+"""Requests that were tried again are counted, and reach the reader that asks; a forked process begins at none."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+
+from megablend.prefetch.read_counts import ReadMeter
+from megablend.storage.object_options import StoreOptions
+from megablend.storage.objects.failures import Failure, Kind
+from megablend.storage.objects.requests import Source
+from megablend.storage.retries import count_retry, retries_since
+
+
+async def request(failures: int) -> str | Failure:
+    """What a request returns that fails some times first."""
+    left = failures
+
+    async def attempt() -> str | Failure:
+        nonlocal left
+        if left == 0:
+            return "bytes"
+        left -= 1
+        return Failure(Kind.AGAIN, "the server said 500", "")
+
+    return await Source("s3://bucket", None, StoreOptions(), 1).persist("s3://bucket/a", attempt)
+
+
+def test_retries_are_counted() -> None:
+    meter, other = ReadMeter(), ReadMeter()
+    assert asyncio.run(request(2)) == "bytes"
+    assert asyncio.run(request(0)) == "bytes"
+    assert (meter.take().retries, meter.take().retries) == (2, 0)
+    assert other.take().retries == 2
+    assert ReadMeter().take().retries == 0
+
+
+def _in_child(queue: multiprocessing.SimpleQueue[int]) -> None:
+    count_retry()
+    queue.put(retries_since(None)[0])
+
+
+def test_a_forked_process_counts_its_own() -> None:
+    count_retry()
+    _, mark = retries_since(None)
+    assert mark.retries > 0
+    context = multiprocessing.get_context("fork")
+    queue: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
+    child = context.Process(target=_in_child, args=(queue,))
+    child.start()
+    child.join(60)
+    assert queue.get() == 1
+    assert retries_since(mark)[0] == 0
