@@ -11,7 +11,6 @@ from megablend.caches.local import LocalCacheStore
 from megablend.errors import ConfigError
 from megablend.storage.location import find_scheme
 from megablend.storage.object_options import ObjectOptions
-from megablend.storage.registry import explain_scheme
 
 CacheLike: TypeAlias = "str | Path | CacheStore"
 SCHEMES = ("s3", "gs", "az")
@@ -47,7 +46,7 @@ def check_location(location: str) -> None:
     if scheme in ("http", "https"):
         raise ConfigError(f"{location}: web servers cannot be written; {expected}")
     if scheme not in SCHEMES:
-        raise ConfigError(f"{location}: {explain_scheme(scheme)}")
+        raise ConfigError(f"{location}: {scheme}:// cannot hold a cache; {expected}")
     if not location.partition("://")[2].strip("/").partition("/")[2]:
         raise ConfigError(f"{location}: names a whole bucket; {expected}")
 

@@ -171,7 +171,12 @@ def table_key(generation: Snapshot, source: int) -> str:
 
 def fetch_table(generation: Snapshot, source: int) -> Path:
     """The folder of the table of a source of a snapshot; if there is none, nothing is at the path. Raises: CacheError."""
-    return generation.store.fetch_folder(DOCUMENTS, table_key(generation, source))
+    store, key = generation.store, table_key(generation, source)
+    folder = store.folder / DOCUMENTS / key
+    if not (folder / MANIFEST).is_file():
+        store.fetch_folder(DOCUMENTS, key)
+        store.fetch_files("splits", [key])
+    return folder
 
 
 def table_bytes(generation: Snapshot, source: int) -> int | None:
@@ -183,7 +188,6 @@ def table_bytes(generation: Snapshot, source: int) -> int | None:
 def open_table(generation: Snapshot, source: int) -> DocumentTable:
     """Open the document table of a source of a snapshot. Raises: CacheError if it is missing or damaged."""
     entry, folder = generation.sources[source], fetch_table(generation, source)
-    generation.store.fetch_files("splits", [folder.name])
     if not (folder / MANIFEST).is_file():
         raise CacheError(
             f"{folder}: source {entry.name!r} has no document table; rebuild the index (`megablend build CONFIG`)"

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 import megablend
+from megablend.caches.objects import probe
+from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
 from tests.caches.test_remote_cache import configs, samples
 from tests.index.index_data import environment
+from tests.storage.objects.conftest import S3Server
 
 ROOT = Path(megablend.__file__).parent.parent
 MPIRUN = str(Path(sys.executable).with_name("mpirun"))
@@ -154,3 +157,15 @@ def test_a_build_that_ends_at_any_of_its_writes_leaves_nothing_invalid(
     assert writes.count <= NUM_WRITES
     assert samples(config) == expected[1]
     assert megablend.verify(remote).problems == ()
+
+
+def test_a_store_whose_conditional_writes_race_is_refused(
+    tmp_path: Path, swift: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swift.admin.make_bucket("caches")
+    monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "node"))
+    monkeypatch.setattr(probe, "_ROUNDS", 10)
+    _, config = configs(tmp_path, "s3://caches/of/x")
+    with pytest.raises(megablend.CacheError, match="this store ignores `If-None-Match"):
+        megablend.build(config)
+    assert ObjectPrefix("s3://caches/of/x", ObjectOptions()).list_objects() == []
