@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.api.check import check_store
+from megablend.api.checksums import make_checksums
 from megablend.api.known_ranges import refuse_known_outliers
 from megablend.api.repair import repair_kept_index
 from megablend.api.runs import make_run_storage
@@ -123,6 +124,7 @@ def build(
     progress: Callable[[Progress], None] | None = None,
     launch: Communicator | None = None,
     storage: Storage | None = None,
+    checksums: bool = False,
 ) -> BuildResult:
     """Index the config's files and write the run's ledger, in one process or on every rank of an MPI job, which share the work.
 
@@ -132,6 +134,8 @@ def build(
         progress: called on rank 0 as files are indexed.
         launch: the processes that build; by default detected from the environment.
         storage: where files are found and read, in place of the one that the config asks for; the same on all ranks.
+        checksums: also make checksums of all blocks of the index, which reads all data once. Reads from elsewhere than a local
+            disk are then compared with them.
 
     Returns: the same on all ranks.
     Raises: ConfigError, PlanError, DataError, CacheError, LaunchError. Under MPI an error on one rank ends all ranks, with that
@@ -150,6 +154,9 @@ def build(
             documents = None
             if checked.tabled:
                 documents = _tabulate(checked, ledger.index if ledger else report.digest, launch, storage)
+            if checksums:
+                digest, read_from = ledger.index if ledger else report.digest, storage or make_run_storage(checked)
+                make_checksums(checked, digest, launch=launch, storage=read_from, progress=progress)
             if launch.rank == 0:
                 with checked.cache_store.hold(on_wait=report_waiting(progress)):
                     built = _commit_run_or_retry(checked, report, documents, storage or make_run_storage(checked))

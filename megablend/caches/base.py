@@ -20,7 +20,7 @@ from typing import Protocol
 from megablend.errors import CacheError
 from megablend.fs.build_lock import LockInfo
 
-GENERATIONS, DOCUMENTS = "generations", "documents"
+GENERATIONS, DOCUMENTS, CHECKSUMS = "generations", "documents", "checksums"
 """Kinds of folders."""
 RUNS, SKIPS = "runs", "runs/skips"
 """Kinds of records."""

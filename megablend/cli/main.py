@@ -40,8 +40,13 @@ def cli() -> None:
 @cli.command()
 @click.argument("config")
 @in_cache
+@click.option(
+    "--checksums",
+    is_flag=True,
+    help="Also make checksums of all blocks (reads all data once) for remote reads.",
+)
 @as_json
-def build(config: str, cache: str | None, as_json: bool) -> None:
+def build(config: str, cache: str | None, checksums: bool, as_json: bool) -> None:
     """Index the files that CONFIG lists and write its run's ledger. Under mpirun or srun the ranks share the work."""
     from megablend.api.build import build as build_run
     from megablend.cli.progress import progress_on
@@ -49,7 +54,7 @@ def build(config: str, cache: str | None, as_json: bool) -> None:
 
     launch = detect()
     with progress_on(sys.stderr, quiet=launch.rank != 0) as progress:
-        built = build_run(config, cache=cache, progress=progress, launch=launch)
+        built = build_run(config, cache=cache, progress=progress, launch=launch, checksums=checksums)
     if launch.rank != 0:
         return
     if as_json:

@@ -5,6 +5,7 @@
     packs         without files of a kept snapshot
     documents     document tables (and `lengths`) of files that are in no kept snapshot
     idx           digests of `.idx` files that are in no kept snapshot
+    checksums     of snapshots that no longer exist
     splits        results computed from snapshots and document tables that no longer exist
 
 Nothing is removed until it has been unused for some days: a job may have opened a snapshot while it was the newest, and a killed
@@ -18,7 +19,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from megablend.caches.base import DOCUMENTS, GENERATIONS, CacheStore, Entry
+from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore, Entry
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import translate_os_errors
@@ -30,7 +31,7 @@ from megablend.index.list_snapshots import build_sequence, list_snapshots
 from megablend.index.packs import Pack, Packed
 from megablend.index.snapshot import open_snapshot
 
-_KINDS = ("fragments", "packs", DOCUMENTS, "lengths", "splits", "idx")
+_KINDS = ("fragments", "packs", DOCUMENTS, CHECKSUMS, "lengths", "splits", "idx")
 """Files and folders that belong to snapshots."""
 
 
@@ -164,4 +165,4 @@ class _KeptContents:
             return name in self._structures
         if kind == "lengths":
             return owner in self._files
-        return owner in self._tables or (kind == "splits" and owner in self._generations)
+        return owner in self._tables or (kind in ("splits", CHECKSUMS) and owner in self._generations)

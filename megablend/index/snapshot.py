@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.caches.base import GENERATIONS, CacheStore
+from megablend.caches.base import CHECKSUMS, GENERATIONS, CacheStore
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.formats import find_format
@@ -278,6 +278,7 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
             "reset it (`megablend runs reset CONFIG`), and build"
         )
     folder = store.fetch_folder(GENERATIONS, digest)
+    store.fetch_folder(CHECKSUMS, digest)
     store.fetch_files("splits", [digest])
     snapshot = _open_folder(store, folder)
     if any(has_group_digests(source.kind) for source in snapshot.sources):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megablend.caches.base import DOCUMENTS, GENERATIONS, CacheStore
+from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError, DataError, ResourceError
 from megablend.formats.base import (
@@ -53,7 +53,8 @@ def verify(
     problems = [
         *_catch_errors(_file_kind_problems(store, "fragments", read_fragment)),
         *_catch_errors(_file_kind_problems(store, "packs", Pack)),
-        *_catch_errors(_document_problems(store)),
+        *_catch_errors(_folder_problems(store, DOCUMENTS)),
+        *_catch_errors(_folder_problems(store, CHECKSUMS)),
         *_catch_errors(damaged_digests(store)),
     ]
     sound: list[Snapshot] = []
@@ -113,13 +114,13 @@ def _file_kind_problems(store: CacheStore, kind: str, read: Callable[[Path], obj
             yield problem
 
 
-def _document_problems(store: CacheStore) -> Iterator[str]:
-    for entry in store.list_entries(DOCUMENTS):
-        yield from _catch_errors(_table_folder_problems(store, entry.name))
+def _folder_problems(store: CacheStore, kind: str) -> Iterator[str]:
+    for entry in store.list_entries(kind):
+        yield from _catch_errors(_table_problems_of(store, kind, entry.name))
 
 
-def _table_folder_problems(store: CacheStore, name: str) -> Iterator[str]:
-    folder = store.fetch_folder(DOCUMENTS, name, is_fresh=True)
+def _table_problems_of(store: CacheStore, kind: str, name: str) -> Iterator[str]:
+    folder = store.fetch_folder(kind, name, is_fresh=True)
     yield from damaged_tables(folder, read_manifest(folder))
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
-from megablend.caches.base import DOCUMENTS, GENERATIONS, RUNS, SKIPS, Entry, OvertakenError, Record
+from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, RUNS, SKIPS, Entry, OvertakenError, Record
 from megablend.caches.objects.chains import Chain, Version, find_last
 from megablend.caches.objects.folders import Folders
 from megablend.caches.objects.node import find_node_folder, remove_old_leftovers
@@ -20,7 +20,7 @@ from megablend.fs.build_lock import LockInfo
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
 
-_FOLDERS = (GENERATIONS, DOCUMENTS)
+_FOLDERS = (GENERATIONS, DOCUMENTS, CHECKSUMS)
 _COPIED = ("packs", "splits", "idx")
 """Kinds of files of which a node's copy is as good as the store's: their names say what they contain."""
 _KEYS = {RUNS: "runs", SKIPS: "skips"}
