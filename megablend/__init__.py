@@ -16,6 +16,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from megablend.api.amend import amend
     from megablend.api.build import BuildResult, BuiltIndex, build, build_index
     from megablend.api.check import CheckResult, check
     from megablend.api.describe import describe
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 logging.getLogger("megablend").addHandler(logging.NullHandler())  # silent unless the program configures logging
 
 _HOMES = {
+    "amend": "megablend.api.amend",
     "build": "megablend.api.build",
     "BuildResult": "megablend.api.build",
     "check": "megablend.api.check",
@@ -110,6 +112,7 @@ __all__ = [
     "ResourceError",
     "StateError",
     "TransformError",
+    "amend",
     "build",
     "build_index",
     "check",

@@ -1,4 +1,5 @@
-"""Scripts that tests start find the project and the package of its tests. Without torch, the tests that need it are skipped."""
+"""Scripts that tests start find the project and the package of its tests. Without torch, the tests that need it are skipped.
+Quick tests are marked by where they are."""
 
 import importlib.util
 import os
@@ -24,3 +25,27 @@ class SkipWithoutTorch(MetaPathFinder):
 
 if importlib.util.find_spec("torch") is None:
     sys.meta_path.append(SkipWithoutTorch())
+
+
+QUICK = ("blocks", "config", "exact", "formats", "fs", "index", "kernels", "order", "plan", "storage", "distributed")
+"""Folders whose tests need neither MPI nor training, except for those marked `long`."""
+NOT_QUICK = {"long", "slow"}
+
+
+TESTS = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m quick` does not import the other tests, which takes as long as many quick tests do."""
+    if config.option.markexpr == "quick" and collection_path.is_relative_to(TESTS) and collection_path != TESTS:
+        return collection_path.relative_to(TESTS).parts[0] not in (*QUICK, "__init__.py")
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        room, *deeper = item.path.relative_to(TESTS).parts
+        is_plain = room in QUICK and len(deeper) == 1  # the folders in these need servers
+        if is_plain and not NOT_QUICK.intersection(mark.name for mark in item.iter_markers()):
+            item.add_marker(pytest.mark.quick)

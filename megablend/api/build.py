@@ -261,7 +261,7 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
     ledger = load_ledger(config.cache_store, config.run)
     generation = open_snapshot(config.cache_store, ledger.index if ledger else report.digest)
     store = open_block_store(config, generation, storage)
-    run = plan_run(config, "train", store, keep=True)
+    run = plan_run(config, "train", store, keep=True, links=ledger.links if ledger else ())
     extended = ledger.extend(as_promised(run, ledger).ledger) if ledger else run.ledger
     run = dataclasses.replace(run, ledger=extended)
     check_run(run)

@@ -69,7 +69,7 @@ def open_ledger(cache: CacheLike, ledger: Ledger, *, storage: Storage | None = N
 
 def make_config(cache: CacheLike, ledger: Ledger, generation: Snapshot) -> Config:
     """Make a config that requests exactly what a ledger commits to, from the files of its index."""
-    blend, entries = ledger.blend, {entry.name: entry for entry in generation.sources}
+    blend, entries = ledger.stages[0].blend, {entry.name: entry for entry in generation.sources}
     by_split = any(source.name not in entries for source in blend.sources)
     prefix = "train/" if by_split else ""
     listed = []
@@ -80,10 +80,11 @@ def make_config(cache: CacheLike, ledger: Ledger, generation: Snapshot) -> Confi
                 f"{generation.folder}: lacks source {source.name!r} of run {ledger.run!r}; restore the cache from a backup"
             )
         listed.append(_source(entry, source))
+    has_stages = any(stage.blend != blend or stage.cut is not None for stage in ledger.stages)
     settings: dict[str, Any] = {
         "cache": find_store(cache).location,
         "run": ledger.run,
-        "samples": ledger.num_samples,
+        **({"stages": _list_stages(ledger)} if has_stages else {"samples": ledger.num_samples}),
         "sources": {"train": listed, "valid": []} if by_split else listed,
         "sequence_length": blend.sequence_length,
         "add_extra_token_to_sequence": blend.add_extra_token_to_sequence,
@@ -91,10 +92,26 @@ def make_config(cache: CacheLike, ledger: Ledger, generation: Snapshot) -> Confi
         "order": blend.order,
         "lanes": blend.lanes,
         "shuffle_window": blend.shuffle_window,
+        "interleaving": blend.interleaving,
     }
     if not by_split:
         settings["split"] = _shares(blend.split)
     return load_config(settings)
+
+
+def _list_stages(ledger: Ledger) -> list[dict[str, Any]]:
+    """The stages of a ledger as a config lists them, each with all that it may change."""
+    return [
+        ({} if before is None or before.cut is None else {"from": before.cut})
+        | {
+            "samples": stage.end,
+            "sequence_length": stage.blend.sequence_length,
+            "lanes": stage.blend.lanes,
+            "shuffle_window": stage.blend.shuffle_window,
+            "sources": {source.name: {"weight": source.share} for source in stage.blend.sources},
+        }
+        for before, stage in zip([None, *ledger.stages], ledger.stages, strict=False)
+    ]
 
 
 def _source(entry: SourceEntry, source: SourceShare) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
 from megablend.plan.run import Run, as_promised, plan_run
-from megablend.plan.shares import samples_in
 from megablend.prefetch.read_amplification import read_amplification
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
@@ -196,13 +195,13 @@ def _describe_readable(cache: CacheStore, digest: str) -> IndexDescription | Dam
 
 def describe_split(run: Run, steps: int | None = None) -> SplitDescription:
     """The sources of one split: what they hold, what is requested of them, what the run reads."""
-    counts = run.plan.counts(run.num_samples).tolist()
+    counts, read = run.plan.counts(run.num_samples).tolist(), run.plan.count_tokens(run.num_samples).tolist()
     return SplitDescription(
         samples=run.num_samples,
-        tokens=run.num_samples * run.config.sequence_length,
+        tokens=sum(read),
         blended=run.is_blended,
         first_repeated_source=_find_first_repeat(run),
-        sources=tuple(_describe_source(run, number, samples) for number, samples in enumerate(counts)),
+        sources=tuple(_describe_source(run, number, samples, read[number]) for number, samples in enumerate(counts)),
         steps=steps,
     )
 
@@ -210,22 +209,21 @@ def describe_split(run: Run, steps: int | None = None) -> SplitDescription:
 def _find_first_repeat(run: Run) -> FirstRepeat | None:
     if not run.is_blended:
         return None
-    length, extra = run.config.sequence_length, int(run.config.add_extra_token_to_sequence)
+    extra = int(run.config.add_extra_token_to_sequence)
     repeats = []
     for number, (source, tokens) in enumerate(zip(run.sources, run.parts["tokens"].tolist(), strict=True)):
-        one_pass = samples_in(
-            tokens, length, extra
-        )  # the next sample reads a token again, perhaps before some of these
+        # The next sample reads a token again, perhaps before some of these.
+        one_pass = run.plan.count_within(number, tokens, extra)
         if (again := run.plan.first_sample_from(number, one_pass)) is not None:
             repeats.append((again, source.name))
     first = min(repeats, default=None)
     return None if first is None else FirstRepeat(source=first[1], sample=first[0])
 
 
-def _describe_source(run: Run, number: int, samples: int) -> SourceDescription:
+def _describe_source(run: Run, number: int, samples: int, read: int) -> SourceDescription:
     source, part = run.sources[number], run.parts[number]
     tokens = int(part["tokens"])
-    used = samples * run.config.sequence_length + int(run.config.add_extra_token_to_sequence) if samples else 0
+    used = read + int(run.config.add_extra_token_to_sequence) if samples else 0
     requested = run.weights[number] if run.weights else Fraction(samples, run.num_samples)
     return SourceDescription(
         name=source.name,

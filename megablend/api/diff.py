@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.ledger_format import blend_record
 from megablend.plan.run import Run
+from megablend.plan.stage import Blend
 from megablend.plan.state import State
 from megablend.system.failures import translating
 from megablend.system.limited_json import parse_json
@@ -65,10 +67,9 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
     """What two ledgers say differently; of a state, index and stages alone are known."""
     found = [Difference("index", a.index, b.index)]
     if isinstance(a, Ledger) and isinstance(b, Ledger):
-        blends = blend_record(a.blend), blend_record(b.blend)
-        keys = sorted((blends[0].keys() | blends[1].keys()) - {"sources"})
-        found += [Difference(key, blends[0].get(key), blends[1].get(key)) for key in keys]
-        found += _differences_of_sources(blends[0]["sources"], blends[1]["sources"])
+        for start, x, y in _pair_blends(a, b):
+            of_stage = f" from sample {start:,} on" if start else ""
+            found += [each._replace(what=each.what + of_stage) for each in _differences_of_blends(x, y)]
         found.append(Difference("stage ends", list(a.ends), list(b.ends)))
     else:
         stages = [[list(stage) for stage in _chain(each)] for each in (a, b)]
@@ -79,7 +80,7 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
 def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
     """The first sample from `start` on that differs in source or tokens; None where one run is the beginning of the other."""
     stop = min(a.num_samples, b.num_samples)
-    if a.sample_tokens != b.sample_tokens or a.config.sequence_length != b.config.sequence_length:
+    if a.config.add_extra_token_to_sequence != b.config.add_extra_token_to_sequence:
         return start if start < stop else None
     compare = _Comparison(a, b)
     start, chunk = max(start, _first_epoch_end(a, b)), _FIRST_CHUNK
@@ -92,7 +93,7 @@ def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
 
 
 class _Comparison:
-    """Compares samples of two runs: by ordinal where a source's order is the same in both, elsewhere by their tokens' places."""
+    """Compares samples of two runs: by position where a source's order is the same in both, elsewhere by their tokens' places."""
 
     def __init__(self, a: Run, b: Run) -> None:
         self._runs = a, b
@@ -109,9 +110,13 @@ class _Comparison:
         """The first of the samples ks, ascending, that differs."""
         a, b = self._runs
         (sources, ordinals), (others, other_ordinals) = a.plan.locate_many(ks), b.plan.locate_many(ks)
-        differ = sources != self._number[others]
+        (starts, steps), (other_starts, other_steps) = (
+            a.plan.token_ranges(sources, ordinals),
+            b.plan.token_ranges(others, other_ordinals),
+        )
+        differ = (sources != self._number[others]) | (steps != other_steps)
         same = self._same_order[sources]
-        differ |= same & (ordinals != other_ordinals)
+        differ |= same & (starts != other_starts)
         first = int(np.argmax(differ)) if differ.any() else len(ks)
         unknown = np.flatnonzero(~same[:first])  # other samples before are the same
         places = [self._places(0, sources, ordinals, unknown), self._places(1, others, other_ordinals, unknown)]
@@ -163,6 +168,8 @@ def _first_epoch_end(a: Run, b: Run) -> int:
 
     Both versions deal a source alike until the period in which its first epoch ends.
     """
+    if len(a.blends) > 1 or len(b.blends) > 1:
+        return 0
     short, long = sorted((a.ledger, b.ledger), key=lambda ledger: len(ledger.ends))
     same = a.ledger.index == b.ledger.index and short.ends == long.ends[: len(short.ends)]
     if not same or a.ledger.in_version(b.ledger.plan_version).blend != b.ledger.blend:
@@ -183,7 +190,7 @@ def _read(path: str | Path) -> Run | State:
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; give a config, a run's ledger (runs/NAME.json of a cache) or a state")
     record = _json_of(path)
-    if record is not None and {"blend", "ends"} <= record.keys():
+    if record is not None and ({"blend", "ends"} <= record.keys() or {"run", "sources", "stages"} <= record.keys()):
         cache = str(path.absolute().parent.parent)
         ledger = load_ledger(cache, path.stem)
         assert ledger is not None
@@ -207,7 +214,25 @@ def _json_of(path: Path) -> dict[str, Any] | None:
 
 def _chain(which: Ledger | State) -> list[tuple[int, str]]:
     """End of each stage, and the plan's digest after it."""
-    return list(which.links if isinstance(which, Ledger) else which.stages)
+    return [(link.stop, link.digest) for link in (which.links if isinstance(which, Ledger) else which.stages)]
+
+
+def _pair_blends(a: Ledger, b: Ledger) -> list[tuple[int, Blend, Blend]]:
+    """The blends of two ledgers from each sample on where one of them changes."""
+    last = min(a.num_samples, b.num_samples)
+    pairs = [
+        (start, a.stage_at(start).blend, b.stage_at(start).blend)
+        for start in sorted({*a.starts, *b.starts})
+        if start < last
+    ]
+    return [pair for before, pair in pairwise([None, *pairs]) if pair and (before is None or before[1:] != pair[1:])]
+
+
+def _differences_of_blends(a: Blend, b: Blend) -> list[Difference]:
+    blends = blend_record(a), blend_record(b)
+    keys = sorted((blends[0].keys() | blends[1].keys()) - {"sources"})
+    found = [Difference(key, blends[0].get(key), blends[1].get(key)) for key in keys]
+    return [*found, *_differences_of_sources(blends[0]["sources"], blends[1]["sources"])]
 
 
 def _differences_of_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Difference]:

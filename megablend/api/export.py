@@ -140,6 +140,11 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
     return pa.Table.from_arrays(listed, schema=SCHEMA)
 
 
+def _list_lengths(run: Run) -> list[list[int]]:
+    """The sequence length from each sample on where it changes: pairs of first sample and length."""
+    return [[section.start, section.config.sequence_length] for section in run.sections]
+
+
 def _describe(run: Run) -> dict[bytes, bytes]:
     """What the file's metadata says of the run, under the key `megablend`."""
     described = {
@@ -149,5 +154,6 @@ def _describe(run: Run) -> dict[bytes, bytes]:
         "plan": run.ledger.digest,
         "sequence_length": run.config.sequence_length,
         "sample_tokens": run.sample_tokens,
+        **({} if len(run.sections) == 1 else {"sequence_lengths": _list_lengths(run)}),
     }
     return {b"megablend": json.dumps(described).encode()}

@@ -16,8 +16,10 @@ from megablend.blocks.splits import find_document
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.index.file_table import FileEntry
+from megablend.order.base import Placed
 from megablend.plan.run import Run
 from megablend.plan.skips import Skips, load_skips
+from megablend.plan.stages_plan import TokenRange
 from megablend.system.failures import translating
 
 Int64s = npt.NDArray[np.int64]
@@ -149,36 +151,46 @@ def stored_tokens(run: Run, source: int, entry: FileEntry, row: int | None) -> t
 
 def find_tokens(run: Run, source: int, epoch: int, start: int, stop: int) -> Hits:
     """The samples that have a source's stored tokens [start, stop) of an epoch, as far as the run goes."""
-    length, width = run.config.sequence_length, run.sample_tokens
     placed = run.order(source).find_tokens(epoch, np.array([start]), np.array([stop]))
-    first = np.maximum((placed.starts - width) // length + 1, 0)  # the first sample that ends behind the range's start
-    counts = (placed.stops - 1) // length + 1 - first
+    parts = [_find_placed(run, source, placed, each) for each in run.plan.list_tokens(source)]
+    parts = parts or [Hits(*[np.zeros(0, np.int64)] * 5)]
+    hits = Hits(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    order = np.lexsort((hits.starts, hits.samples))
+    hits = Hits(*(column[order] for column in hits))
+    return hits._replace(stored=hits.stored - start)
+
+
+def _find_placed(run: Run, source: int, placed: Placed, samples: TokenRange) -> Hits:
+    """The samples, among those of a source that have one length, that have placed tokens; `stored` as in `placed`."""
+    extra = int(run.config.add_extra_token_to_sequence)
+    begins, ends = placed.starts - samples.token, placed.stops - samples.token
+    # from the first sample that ends behind a range's start, to the last that begins before its end
+    first = np.maximum((begins - samples.step - extra) // samples.step + 1, 0)
+    counts = np.maximum(np.minimum((ends - 1) // samples.step + 1, samples.stop - samples.first) - first, 0)
     which = np.repeat(np.arange(len(first)), counts)
-    ordinals = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-    order = np.argsort(ordinals, kind="stable")
-    order = order[ordinals[order] < int(run.plan.counts(run.num_samples)[source])]
-    which, ordinals = which[order], ordinals[order]
-    samples = run.plan.samples_of(np.full(len(ordinals), source, np.int32), ordinals)
-    begins = ordinals * length
-    starts = np.maximum(placed.starts[which], begins)
+    places = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    order = np.argsort(places, kind="stable")
+    which, places = which[order], places[order]
+    ordinals, tokens = samples.first + places, places * samples.step
+    starts = np.maximum(begins[which], tokens)
+    numbers = run.plan.find_samples(np.full(len(ordinals), source, np.int32), ordinals)
     hits = Hits(
-        samples,
+        numbers,
         ordinals,
-        starts - begins,
-        np.minimum(placed.stops[which], begins + width) - begins,
-        placed.stored[which] + starts - placed.starts[which] - start,
+        starts - tokens,
+        np.minimum(ends[which], tokens + samples.step + extra) - tokens,
+        placed.stored[which] + starts - begins[which],
     )
-    order = np.lexsort((hits.starts, samples))
-    return Hits(*(column[order] for column in hits))
+    return Hits(*(column[numbers >= 0] for column in hits))
 
 
 def list_epochs(run: Run, source: int) -> range:
     """The epochs of a source that a run enters."""
-    samples = int(run.plan.counts(run.num_samples)[source])
-    if samples == 0:
+    ranges = run.plan.list_tokens(source)
+    if not ranges:
         return range(0)
-    last = (samples - 1) * run.config.sequence_length + run.sample_tokens
-    return range(-(-last // run.blocks(source).num_tokens))
+    tokens = ranges[-1].token + (ranges[-1].stop - ranges[-1].first) * ranges[-1].step
+    return range(-(-(tokens + int(run.config.add_extra_token_to_sequence)) // run.blocks(source).num_tokens))
 
 
 def _source_of(run: Run, entry: FileEntry) -> int | None:

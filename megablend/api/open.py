@@ -7,7 +7,8 @@ from typing import Any
 
 from megablend.api.load_kernels import load_format_kernels, load_planning_kernels
 from megablend.api.runs import ConfigLike, open_run
-from megablend.config import load_config
+from megablend.config import Config, load_config
+from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.plan.skips import load_skips
 from megablend.plan.state import State
@@ -21,6 +22,7 @@ def open_dataset(
     config: ConfigLike,
     split: str = "train",
     *,
+    stage: int | None = None,
     state: Mapping[str, Any] | None = None,
     consumed_samples: int | None = None,
     cache: str | None = None,
@@ -32,6 +34,7 @@ def open_dataset(
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
         split: "train", "valid" or "test".
+        stage: for valid and test, the stage of the config, from 0, whose settings they have; by default the top level's.
         state: from `state_dict()`: opens the index snapshot and the stages that it names, and resumes there.
         consumed_samples: where to resume, in place of a state, in the run as the cache has it now. Only for train: the order
             of valid and test is not committed.
@@ -51,6 +54,8 @@ def open_dataset(
             "was; give state=, from state_dict()"
         )
     checked = load_config(config, cache=cache)
+    if stage is not None:
+        checked = _settings_of(checked, split, stage)
     taken = None if state is None else State.from_dict(state)
     load_planning_kernels(checked.order)
     run = open_run(checked, split, taken, storage=storage)
@@ -60,3 +65,13 @@ def open_dataset(
     if state is not None:
         dataset.load_state_dict(state)
     return dataset
+
+
+def _settings_of(config: Config, split: str, stage: int) -> Config:
+    """The settings of a stage. Raises: ConfigError where the config has no such stage, or for train, which has all of them."""
+    if split == "train":
+        raise ConfigError("found stage for train, which has all stages; stage selects the settings of valid and test")
+    stage = whole_number("stage", stage, least=0)
+    if stage >= len(config.stages):
+        raise ConfigError(f"found stage {stage}; the config lists {len(config.stages)} stages, counted from 0")
+    return config.stage_configs[stage]

@@ -17,6 +17,7 @@ from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.ledger_format import PLAN_VERSION
+from megablend.plan.links import agree_until, find_parting
 from megablend.plan.open_store import open_block_store
 from megablend.plan.run import Run, as_promised, plan_run
 from megablend.plan.state import State
@@ -68,10 +69,7 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
             raise CacheError(
                 f"{config.cache}: run {config.run!r} was not built there; run `megablend build CONFIG` first"
             )
-        run = as_promised(
-            plan_run(config, split, open_block_store(config, open_snapshot(config.cache_store, ledger.index), storage)),
-            ledger,
-        )
+        run = plan_committed(config, split, ledger, storage)
         return _apply_ledger(run, ledger) if split == "train" else run
     if state.index not in list_snapshots(config.cache_store):
         raise StateError(
@@ -79,14 +77,23 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
             f"{', '.join(list_snapshots(config.cache_store)) or 'none'}); open it with the cache that the run was built in, or "
             "build the same data there (`megablend build CONFIG`)"
         )
-    run = plan_run(config, split, open_block_store(config, open_snapshot(config.cache_store, state.index), storage))
+    if ledger is not None and split == "train" and ledger.index == state.index:
+        parting = find_parting(ledger.links, state.stages)
+        if parting is not None and parting.by_cut:
+            state.check(split=split, index=ledger.index, stages=ledger.links)
+        if _begins_with(ledger, state):
+            return _apply_ledger(plan_committed(config, split, ledger, storage), ledger)
+    store = open_block_store(config, open_snapshot(config.cache_store, state.index), storage)
+    run = plan_run(config, split, store, links=state.stages if split == "train" else ())
     if split == "train":
-        if ledger is not None and ledger.index == state.index and _begins_with(ledger, state):
-            return _apply_ledger(as_promised(run, ledger), ledger)
-        ends = [end for end, _ in state.stages]
-        promised = Ledger.of_blend(run=state.run, index=run.ledger.index, blend=run.ledger.blend, ends=ends)
-        run = dataclasses.replace(run, ledger=promised)
+        run = dataclasses.replace(run, ledger=run.ledger.of_state(state))
     return _in_version_of(run, state)
+
+
+def plan_committed(config: Config, split: str, ledger: Ledger, storage: Storage) -> Run:
+    """Plan what a config requests over the index of its run's ledger, with what the ledger has fixed. Raises PlanError."""
+    store = open_block_store(config, open_snapshot(config.cache_store, ledger.index), storage)
+    return as_promised(plan_run(config, split, store, links=ledger.links), ledger)
 
 
 @translating("open_index")
@@ -135,4 +142,7 @@ def _in_version_of(run: Run, state: State) -> Run:
 
 
 def _begins_with(ledger: Ledger, state: State) -> bool:
-    return ledger.links[: len(state.stages)] == state.stages
+    """Whether the ledger's samples are those of the state's plan, as far as the state goes."""
+    return agree_until(ledger.links, state.stages, state.consumed_samples) and (
+        state.consumed_samples <= ledger.num_samples
+    )

@@ -39,7 +39,7 @@ def skip(
     Raises: ConfigError for a range outside of the run; CacheError where it cannot be stored.
     """
     opened = open_committed(what, run, cache=cache)
-    unit = math.lcm(opened.ledger.blend.lanes, whole_number("batch_size", batch_size, least=1))
+    unit = math.lcm(*(blend.lanes for blend in opened.blends), whole_number("batch_size", batch_size, least=1))
     start, stop = whole_number("start", start, least=0), whole_number("stop", stop)
     if not start < stop <= opened.num_samples:
         raise ConfigError(
@@ -72,12 +72,11 @@ def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None
 def describe_skips(run: Run, skips: Skips | None = None) -> list[dict[str, Any]]:
     """Of each range that a run skips, or of `skips`: start, stop, samples, tokens, and by_source, the tokens left unread."""
     skips = load_skips(run.config.cache_store, run.ledger) if skips is None else skips
-    length, listed = run.config.sequence_length, []
+    listed = []
     for start, stop in skips.ranges:
-        counts = (run.plan.counts(stop) - run.plan.counts(start)).tolist()
-        by_source = {source.name: n * length for source, n in zip(run.sources, counts, strict=True) if n}
-        samples = stop - start
+        tokens = (run.plan.count_tokens(stop) - run.plan.count_tokens(start)).tolist()
+        by_source = {source.name: n for source, n in zip(run.sources, tokens, strict=True) if n}
         listed.append(
-            {"start": start, "stop": stop, "samples": samples, "tokens": samples * length, "by_source": by_source}
+            {"start": start, "stop": stop, "samples": stop - start, "tokens": sum(tokens), "by_source": by_source}
         )
     return listed

@@ -14,8 +14,9 @@ def find_warnings(run: Run) -> list[str]:
     if not run.weights:
         return []
     limits, config = run.config.warnings, run.config
-    length, extra = config.sequence_length, int(config.add_extra_token_to_sequence)
-    samples = run.plan.counts(run.num_samples)
+    length = max(section.config.sequence_length for section in run.sections)
+    extra = int(config.add_extra_token_to_sequence)
+    samples, read = run.plan.counts(run.num_samples), run.plan.count_tokens(run.num_samples)
     tokens = np.array(run.tokens, dtype=np.int64)
     found = []
     if limits.min_source_samples is not None:
@@ -29,7 +30,7 @@ def find_warnings(run: Run) -> list[str]:
             )
     if limits.max_epochs is not None:
         capped = np.array([source.max_epochs is not None for source in run.sources])  # chosen deliberately
-        epochs = np.where(capped | (samples == 0), 0.0, (samples * float(length) + extra) / np.maximum(1, tokens))
+        epochs = np.where(capped | (samples == 0), 0.0, (read.astype(float) + extra) / np.maximum(1, tokens))
         often = np.flatnonzero(epochs > float(limits.max_epochs))
         if len(often):
             worst = often[epochs[often].argmax()]

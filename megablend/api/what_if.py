@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from megablend.api.build import list_specs
 from megablend.api.description import SourceFiles
-from megablend.api.runs import make_run_storage
+from megablend.api.runs import make_run_storage, plan_committed
 from megablend.config import Config, Source
 from megablend.errors import PlanError
 from megablend.index.list_snapshots import list_snapshots
@@ -16,7 +16,7 @@ from megablend.index.sources import list_source
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_block_store
-from megablend.plan.run import Run, as_promised, check_run, plan_run
+from megablend.plan.run import Run, check_run, plan_run
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
@@ -101,14 +101,7 @@ def _share(source: Source) -> dict[str, float | str] | None:
 
 def _by_ledger(config: Config, ledger: Ledger, storage: Storage) -> Foreseen:
     """The committed run, or what extending it would make of it. Raises PlanError where the ledger refuses the config."""
-    run = as_promised(
-        plan_run(
-            config,
-            "train",
-            open_block_store(config, open_snapshot(config.cache_store, ledger.index), storage),
-        ),
-        ledger,
-    )
+    run = plan_committed(config, "train", ledger, storage)
     committed = ledger.until(run.num_samples)
     extended = committed.extend(run.ledger)
     run = dataclasses.replace(run, ledger=extended)

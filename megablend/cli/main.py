@@ -15,6 +15,7 @@ from typing import NoReturn
 import click
 
 from megablend import __version__
+from megablend.cli.amend import amend
 from megablend.cli.check import check
 from megablend.cli.describe import describe
 from megablend.cli.diff import diff
@@ -146,6 +147,7 @@ def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
     )
 
 
+cli.add_command(amend)
 cli.add_command(check)
 cli.add_command(describe)
 cli.add_command(diff)

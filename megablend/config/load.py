@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from megablend.caches.find import check_location, is_remote
 from megablend.config.limited_yaml import compose_and_load, read_limited
 from megablend.config.model import OLD_KEYS, Config, Source
+from megablend.config.stages import StageSettings, StageSource
 from megablend.errors import ConfigError
 from megablend.storage.location import check_schemes, find_scheme, make_absolute
 from megablend.storage.objects.urls import LIST_ENDING, expand_location, is_web, split_query
@@ -108,8 +109,8 @@ _PATTERNS = {
 }
 """The same for texts that have to match a pattern, by key."""
 
-_PLACE = re.compile(r"(\w+)(?:\.(\w+)\[(\d+)\])?: ")
-"""Prefix of messages from validators of the whole config: a key, or a source of a split."""
+_PLACE = re.compile(r"(\w+)(?:(?:\.(\w+))?\[(\d+)\])?: ")
+"""Prefix of messages from validators of the whole config: a key, a source of a split, or a stage."""
 
 
 class _Places:
@@ -167,10 +168,12 @@ def _complaints(error: ValidationError, places: _Places, data: Mapping[str, Any]
         if not location and (start := _PLACE.match(message)):
             location, message = [start[1]], message[start.end() :]
             if start[2] is not None:
-                location += [*places.split(start[2]), int(start[3])]
+                location += places.split(start[2])
+            if start[3] is not None:
+                location.append(int(start[3]))
         key = _key(location)
         if problem["type"] == "extra_forbidden":
-            known = Source.model_fields if len(location) > 1 else Config.model_fields
+            known = _known_keys(location)
             near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known ones are {', '.join(known)}"
             message = f"unknown key; {hint}"
@@ -187,6 +190,15 @@ def _complaints(error: ValidationError, places: _Places, data: Mapping[str, Any]
         elif problem["type"] != "value_error":
             message = f"found {problem['input']!r}: {message[0].lower()}{message[1:]}"
         yield f"{places.line(location)}: {key}: {message}" if key else f"{places.name}: {message}"
+
+
+def _known_keys(location: Sequence[str | int]) -> list[str]:
+    """The keys that may stand where an unknown one was found."""
+    if location[0] == "stages":
+        fields = StageSettings.model_fields if len(location) == 3 else StageSource.model_fields
+    else:
+        fields = Source.model_fields if len(location) > 1 else Config.model_fields
+    return [field.alias or name for name, field in fields.items()]
 
 
 def _absolute(config: Config, base: Path, places: _Places) -> Config:

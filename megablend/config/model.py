@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator,
 from megablend.caches.base import CacheStore
 from megablend.caches.find import find_store
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
+from megablend.config.stages import StageSettings, apply_stages, check_listed
 from megablend.config.values import (
     SIZE,
     Count,
@@ -169,6 +170,8 @@ class Config(_Model):
     """Samples per lane that are shuffled together."""
     sources: dict[Literal["train", "valid", "test"], tuple[Source, ...]]
     """One list of sources, which is divided into the splits, or a list for each of train, valid and test."""
+    stages: tuple[StageSettings, ...] = ()
+    """The whole history of train, stage by stage: where each ends and what it changes; see docs/stages.md."""
     on_bad_sample: Literal["raise", "mask"] = "raise"
     """What to do about samples whose bytes are damaged, as a checksum or decoding shows: `mask` gives zeros for the damaged
     block, sets the loss mask of its samples to 0 and warns. Files that cannot be read, or were replaced, are always errors."""
@@ -243,18 +246,44 @@ class Config(_Model):
             _check_blend(split, sources, blended=self.is_blended(split))
         self._check_weights()
         unit = self.sources["train"][0].unit or "weight"
-        if unit == "weight" and not given:
+        if unit == "weight" and not given and not (self.stages and self.stages[-1].has_end):
             raise ValueError(
                 "samples: weights are relative and do not set a length; add samples, tokens or epochs for train"
             )
+        self._check_masks()
+        self._check_vocab_sizes()
+        self._check_stages(given)
+        return self
+
+    def _check_stages(self, given: Sequence[str]) -> None:
+        """Check each stage as a config of its own, and that its end is known; `given`: the units of the run's length."""
+        check_listed(self.stages, [source.name for source in self.sources["train"]], given)
+        for i, config in enumerate(self.stage_configs if self.stages else ()):
+            try:
+                _check_blend("train", config.sources["train"], blended=True)
+                config._check_weights()
+                config._check_masks()
+            except ValueError as error:
+                raise ValueError(f"stages[{i}]: {error}") from None
+            is_weighted = (config.sources["train"][0].unit or "weight") == "weight"
+            ends_with_run = i == len(self.stages) - 1 and bool(given)
+            if is_weighted and not self.stages[i].has_end and not ends_with_run:
+                raise ValueError(
+                    f"stages[{i}]: weights are relative, so the stage needs an end; add samples, tokens or share"
+                )
+
+    def _check_masks(self) -> None:
         if self.needs_eod and self.eod is None:
             raise ValueError(f"eod_token: {self._why_no_eod()}")
-        self._check_vocab_sizes()
         if self.inter_document_masking and self.create_attention_mask:
             raise ValueError(
                 "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false"
             )
-        return self
+
+    @property
+    def stage_configs(self) -> tuple[Config, ...]:
+        """The settings of each stage of train, as a config without stages whose length is not set; one where none are listed."""
+        return apply_stages(self, self.stages, LENGTHS) if self.stages else (self,)
 
     def _check_weights(self) -> None:
         """Check that `weight: size`, `temperature` and `on_exhausted` apply to the sources."""

@@ -126,10 +126,9 @@ class FileTable:
     @cached_property
     def token_bytes(self) -> Int64Array:
         """int64 [num_files]: bytes of a token of each file, decoded."""
-        names = self._files.column("token_dtype").dictionary_encode()
-        sizes = np.array([np.dtype(name).itemsize for name in names.dictionary.to_pylist()], np.int64)
-        found: Int64Array = sizes[as_numpy(names.indices)]
-        return found
+        names = self._files.column("token_dtype").to_pylist()  # `dictionary_encode` would import pyarrow.compute
+        sizes = {name: np.dtype(name).itemsize for name in set(names)}
+        return np.fromiter((sizes[name] for name in names), np.int64, len(names))
 
     def _meta(self, text: str) -> dict[str, Any]:
         try:

@@ -80,11 +80,12 @@ class Order(Protocol):
         """Store with the index what is slow to compute when a run is opened. Called by `build`. Raises CacheError."""
         ...
 
-    def spans(self, starts: Int64s, length: int) -> Spans:
+    def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
         """Locate ranges of `length` tokens of the endless concatenation of the source's epochs.
 
         Args:
             starts: int64 [n], first token of each range, 0 or more, in any order; start + length < 2^63.
+            length: of every range, or of each: int64 [n], 1 or more.
         """
         ...
 

@@ -60,7 +60,7 @@ class BlockOrder:
         if self._num_groups > 1:
             self._blocks.keep_group_totals(self._num_groups, self._run)
 
-    def spans(self, starts: Int64s, length: int) -> Spans:
+    def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
         """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
         parts, rows, stops = list[Spans](), np.arange(len(starts)), starts + length
         while len(rows := rows[(left := starts < stops)]):

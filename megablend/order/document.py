@@ -32,7 +32,7 @@ class DocumentOrder:
         """Store the groups' token totals with the index, where there are groups. Raises CacheError."""
         self._shuffled.precompute()
 
-    def spans(self, starts: Int64s, length: int) -> Spans:
+    def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
         """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
         samples, epochs, documents, first, stop = self._shuffled.spans(starts, length)
         before = self._documents.before(documents)

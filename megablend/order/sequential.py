@@ -17,7 +17,7 @@ class SequentialOrder:
     def precompute(self) -> None:
         """Do nothing: there is nothing to store."""
 
-    def spans(self, starts: Int64s, length: int) -> Spans:
+    def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
         """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
         parts, rows, stops = list[Spans](), np.arange(len(starts)), starts + length
         while len(rows := rows[(left := starts < stops)]):

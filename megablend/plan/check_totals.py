@@ -45,7 +45,7 @@ def check_totals(
         if cap is not None and total > cap:
             raise PlanError(
                 f"source {source.name!r} would be read {total * length / source_tokens:.2f} times ({total:,} samples of "
-                f"{length} tokens from its {source_tokens:,} tokens), more than {_cap_text(source)} ({cap:,} samples). "
+                f"{length} tokens from its {source_tokens:,} tokens), more than {describe_caps(source)} ({cap:,} samples). "
                 f"{_shorter(config, split, needed, fits or 0)}{_raise_cap(source, total, source_tokens, length, extra)}, "
                 f"or give it a smaller share{_redistribute(sources, weights, caps, sum(totals))}"
             )
@@ -68,7 +68,8 @@ def _shorter(config: Config, split: str, needed: int, fits: int) -> str:
     return f"At most {fits:,} samples fit all caps: {fit_all_caps(config, split, fits)}"
 
 
-def _cap_text(source: Source) -> str:
+def describe_caps(source: Source) -> str:
+    """A source's caps, in words."""
     caps = [f"max_epochs {float(source.max_epochs):g}"] if source.max_epochs is not None else []
     caps += [f"max_tokens {source.max_tokens:,}"] if source.max_tokens is not None else []
     return f"its {' and '.join(caps)}"

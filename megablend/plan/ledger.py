@@ -1,4 +1,4 @@
-"""A run's ledger: its stages. Committed stages never change; a run is extended by appending stages."""
+"""A run's ledger: its stages. Committed samples never change; a run is extended by appending stages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from megablend.errors import PlanError
 from megablend.plan.ledger_format import chain_digests
+from megablend.plan.links import Link
 from megablend.plan.stage import Blend, SourceShare, Stage
+from megablend.plan.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +28,18 @@ class Ledger:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The sample number at which each stage ends."""
-        return tuple(stage.end for stage in self.stages)
+        """The sample number at which each stage ends, or was cut."""
+        return tuple(stage.stop for stage in self.stages)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The number of each stage's first sample."""
+        return (0, *self.ends[:-1])
 
     @property
     def num_samples(self) -> int:
         """Number of samples of the run."""
-        return self.stages[-1].end
+        return self.stages[-1].stop
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -45,9 +52,14 @@ class Ledger:
         return self.digests[-1]
 
     @property
-    def links(self) -> tuple[tuple[int, str], ...]:
-        """(end of the stage, the plan's digest after it) of each stage, as a state stores them."""
-        return tuple(zip(self.ends, self.digests, strict=True))
+    def links(self) -> tuple[Link, ...]:
+        """The chain of stages, as a state stores it."""
+        digests = self.digests
+        return tuple(Link(stage.end, digest, stage.cut) for stage, digest in zip(self.stages, digests, strict=True))
+
+    def stage_at(self, sample: int) -> Stage:
+        """The stage that has a sample; the last one for samples beyond the run."""
+        return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
 
     @property
     def index(self) -> str:
@@ -80,17 +92,11 @@ class Ledger:
 
     def with_cycles_of(self, committed: Ledger) -> Ledger:
         """A copy with the cycles of a committed ledger's sources, which are fixed, whatever would be chosen for them now."""
-        cycles = {source.name: source.cycles for stage in committed.stages for source in stage.blend.sources}
-
-        def with_cycles(source: SourceShare) -> SourceShare:
-            return dataclasses.replace(source, cycles=cycles.get(source.name, source.cycles))
-
-        return self.with_blends(
-            [
-                dataclasses.replace(stage.blend, sources=tuple(map(with_cycles, stage.blend.sources)))
-                for stage in self.stages
-            ]
-        )
+        blends = []
+        for stage, start in zip(self.stages, self.starts, strict=True):
+            fixed = committed.stage_at(start).blend if start < committed.num_samples else None
+            blends.append(stage.blend if fixed is None else _with_cycles(stage.blend, fixed))
+        return self.with_blends(blends)
 
     def until(self, num_samples: int) -> Ledger:
         """The ledger as it was when it had `num_samples` samples; unchanged where it never had exactly that many."""
@@ -99,33 +105,75 @@ class Ledger:
         return dataclasses.replace(self, stages=self.stages[: self.ends.index(num_samples) + 1])
 
     def extend(self, requested: Ledger) -> Ledger:
-        """The ledger, with a stage appended where more samples are requested.
+        """The ledger, with stages appended where more samples are requested.
 
         Args:
-            requested: what the config requests, from the first sample on, with a single blend.
+            requested: what the config requests, from the first sample on.
 
-        Raises: PlanError where the blend differs, or fewer samples are requested.
+        Raises: PlanError where the blend of a committed sample differs, or fewer samples are requested.
         """
-        remedy = (
-            f"give the new one another name (`run:`), restore the config that run {self.run!r} was built with, or let the next "
-            "build plan it again (`megablend runs reset CONFIG`)"
-        )
-        for stage in self.stages:
-            if reason := describe_difference(stage.blend, requested.blend):
-                changed = self.with_blends([requested.blend] * len(self.stages)).digest
-                raise PlanError(
-                    f"run {self.run!r} has already started, so its order is fixed: {reason} (plan {self.digest} would become "
-                    f"{changed}); {remedy}"
-                )
+        self.check_past(requested, min(self.num_samples, requested.num_samples))
         if requested.num_samples < self.num_samples:
             raise PlanError(
                 f"run {self.run!r} was built for {self.num_samples:,} samples, now {requested.num_samples:,} are requested; a "
-                f"run can only be extended: {remedy}"
+                f"run can only be extended: {self._remedy}"
             )
-        if requested.num_samples == self.num_samples:
-            return self
-        last = dataclasses.replace(self.stages[-1], end=requested.num_samples)
-        return dataclasses.replace(self, stages=(*self.stages, last))
+        index = self.index
+        added = [stage for stage in requested.stages if stage.stop > self.num_samples]
+        return dataclasses.replace(
+            self, stages=(*self.stages, *(dataclasses.replace(stage, index=index) for stage in added))
+        )
+
+    def with_links(self, links: Sequence[Link]) -> Ledger:
+        """The ledger with the stages of a chain, in the blends that it has there; what comes after the chain stays."""
+        stages, start = list[Stage](), 0
+        for link in links:
+            if start < self.num_samples:
+                stages.append(dataclasses.replace(self.stage_at(start), end=link.end, cut=link.cut))
+                start = link.stop
+        stages += [stage for stage in self.stages if stage.stop > start]
+        return dataclasses.replace(self, stages=tuple(stages))
+
+    def of_state(self, state: State) -> Ledger:
+        """A ledger of the stages that a state names, with the blends that this one has there."""
+        stages, start = list[Stage](), 0
+        for link in state.stages:
+            stages.append(dataclasses.replace(self.stage_at(start), end=link.end, cut=link.cut))
+            start = link.stop
+        return Ledger(run=state.run, stages=tuple(stages))
+
+    def check_past(self, requested: Ledger, stop: int) -> None:
+        """Refuse a request whose blend of any sample before `stop` differs from the committed one. Raises: PlanError."""
+        for number, (stage, start) in enumerate(zip(self.stages, self.starts, strict=True)):
+            other = requested.stage_at(start)
+            where = f"in stage {number}, from sample {start:,} on, " if number else ""
+            if start < stop and (reason := describe_difference(stage.blend, other.blend)):
+                would_become = self.with_blends([other.blend] * len(self.stages)).digest
+                changed = "" if number else f" (plan {self.digest} would become {would_become})"
+                raise PlanError(
+                    f"run {self.run!r} has already started, so its order is fixed: {where}{reason}{changed}; {self._remedy}"
+                )
+            last = min(stop, stage.stop) - 1
+            after = requested.stage_at(last)
+            if start < stop and (reason := describe_difference(stage.blend, after.blend)):
+                raise PlanError(
+                    f"run {self.run!r} has already started, so its order is fixed: its stage {number} goes on to sample "
+                    f"{stage.stop:,}, but the config's changes before: {reason}; restore the stage's end, or change the blend "
+                    "from where training is (`megablend amend CONFIG --at SAMPLE`)"
+                )
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            f"give the new one another name (`run:`), restore the config that run {self.run!r} was built with, or let the next "
+            "build plan it again (`megablend runs reset CONFIG`)"
+        )
+
+
+def _with_cycles(blend: Blend, fixed: Blend) -> Blend:
+    cycles = {source.name: source.cycles for source in fixed.sources}
+    sources = (dataclasses.replace(source, cycles=cycles.get(source.name, source.cycles)) for source in blend.sources)
+    return dataclasses.replace(blend, sources=tuple(sources))
 
 
 def describe_difference(old: Blend, new: Blend) -> str | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from megablend.caches.base import RUNS, CacheStore, OvertakenError, Record
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
 from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_format import REMEDY, ledger_record, parse_ledger
+from megablend.plan.ledger_format import REMEDY, dump_ledger, parse_ledger
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import parse_json
 
@@ -33,7 +31,7 @@ def save_ledger(cache: CacheLike, ledger: Ledger, *, replaces: Ledger | None = N
         cannot be locked.
     """
     store = find_store(cache)
-    text = json.dumps(ledger_record(ledger.run, ledger.stages), indent=1)
+    text = dump_ledger(ledger.run, ledger.stages)
     record = _read(store, ledger.run)
     if record is not None and record.number >= 0 and _parse(store, ledger.run, record) not in (replaces, ledger):
         raise OvertakenError(

@@ -15,6 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 from megablend.order.registry import OLD_NAMES, current_name
+from megablend.plan.ledger_changes import VERSION as CHANGES_VERSION
+from megablend.plan.ledger_changes import changes_record, dump_changes, parse_changes
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.system.limited_json import missing_field
 
@@ -39,11 +41,13 @@ def digest_of(value: object) -> str:
 
 
 def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
-    """The digest of a run after each of its stages."""
+    """The digest of a run after each of its stages: of a stage that was cut, what it would have been at its end."""
     link, chain, before = "", list[str](), None
     for stage in stages:
         if before is None:
             link = digest_of([VERSION, stage.index, blend_record(stage.blend)])
+        elif before.cut is not None:
+            link = digest_of([link, before.cut, stage.index, blend_record(stage.blend)])
         elif (stage.index, stage.blend) != (before.index, before.blend):
             link = digest_of([link, stage.index, blend_record(stage.blend)])
         link = digest_of([link, stage.end])
@@ -74,10 +78,13 @@ def blend_record(blend: Blend) -> dict[str, Any]:
 
 
 def ledger_record(run: str, stages: Sequence[Stage]) -> dict[str, Any]:
-    """A ledger as a JSON-serializable dict. Raises: ValueError where stages differ in more than their ends."""
+    """A ledger as a JSON-serializable dict; of version 1 where all stages have the same blend, as release 0.1.0 reads it.
+
+    Raises: ValueError where stages have different sources.
+    """
     first = stages[0]
-    if any((stage.index, stage.blend) != (first.index, first.blend) for stage in stages):
-        raise ValueError(f"run {run!r}: version {VERSION} of the ledger holds stages of one blend only")
+    if any((stage.index, stage.blend, stage.cut) != (first.index, first.blend, None) for stage in stages):
+        return changes_record(run, stages, chain_digests(stages))
     return {
         "version": VERSION,
         "run": run,
@@ -88,25 +95,41 @@ def ledger_record(run: str, stages: Sequence[Stage]) -> dict[str, Any]:
     }
 
 
+def dump_ledger(run: str, stages: Sequence[Stage]) -> str:
+    """The text of a ledger's file. Raises: as `ledger_record`."""
+    record = ledger_record(run, stages)
+    return json.dumps(record, indent=1) if record["version"] == VERSION else dump_changes(record)
+
+
 def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...]]:
     """The run's name and stages. Raises: ValueError where the record is damaged or has a newer version."""
-    if not isinstance(record, dict) or record.get("version") != VERSION:
+    if not isinstance(record, dict) or record.get("version") not in (VERSION, CHANGES_VERSION):
         version = record.get("version") if isinstance(record, dict) else record
         raise ValueError(
-            f"found ledger version {version!r}, expected {VERSION}; use the version of megablend that wrote it"
+            f"found ledger version {version!r}, expected {VERSION} or {CHANGES_VERSION}; use the version of megablend that "
+            "wrote it"
         )
-    _check_plan_version(record.get("blend"))
+    _check_plan_version(record)
     try:
-        run, index, blend = record["run"], record["index"], _parse_blend(record["blend"])
-        stages = tuple(Stage(end=_whole(end), index=index, blend=blend) for end in record["ends"])
-        intact = isinstance(run, str) and isinstance(index, str) and len(stages) > 0
-        intact = intact and stages[0].end > 0 and all(a.end < b.end for a, b in pairwise(stages))
-        intact = intact and list(chain_digests(stages)) == record["digests"]
-    except (KeyError, TypeError, ValueError):
+        run, stages, digests = _parse_stages(record)
+        intact = len(stages) > 0 and stages[0].stop > 0 and all(a.stop < b.stop for a, b in pairwise(stages))
+        intact = intact and all(stage.stop <= stage.end for stage in stages)
+        intact = intact and list(chain_digests(stages)) == digests
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
         intact = False
     if not intact:
         raise ValueError(f"the ledger does not match its own digest: it was edited or damaged; {REMEDY}")
     return run, stages
+
+
+def _parse_stages(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[str]]:
+    """The run's name, its stages, and the digests stored with them."""
+    if record["version"] == CHANGES_VERSION:
+        return parse_changes(record)
+    run, index, blend = record["run"], record["index"], _parse_blend(record["blend"])
+    if not isinstance(run, str) or not isinstance(index, str):
+        raise ValueError("a name is not a text")
+    return run, tuple(Stage(end=_whole(end), index=index, blend=blend) for end in record["ends"]), record["digests"]
 
 
 def _source_record(source: SourceShare) -> dict[str, Any]:
@@ -114,8 +137,13 @@ def _source_record(source: SourceShare) -> dict[str, Any]:
     return record if source.share is None else record | {"share": str(source.share), "cycles": source.cycles}
 
 
-def _check_plan_version(blend: object) -> None:
-    version = blend.get("plan", 1) if isinstance(blend, dict) else 1
+def _check_plan_version(record: dict[str, Any]) -> None:
+    if record["version"] == VERSION:
+        blend, key, default = record.get("blend"), "plan", 1
+    else:
+        stages = record.get("stages")
+        blend, key, default = stages[0] if isinstance(stages, list) and stages else None, "plan_version", None
+    version = blend.get(key, default) if isinstance(blend, dict) else 1
     if type(version) is not int or not 1 <= version <= PLAN_VERSION:
         raise ValueError(
             f"found plan version {version!r}, expected {PLAN_VERSION} or an earlier one; use the version of megablend that "

@@ -22,7 +22,6 @@ class Locator:
         appends_eod: [num_sources], whether an end-of-document token follows each document.
         keys: [num_sources], random keys of the sources' orders.
         kind: the order.
-        sample_tokens: tokens of a sample, including the extra one.
     """
 
     def __init__(
@@ -32,12 +31,9 @@ class Locator:
         appends_eod: Sequence[bool],
         keys: Sequence[int],
         kind: OrderKind,
-        *,
-        sample_tokens: int,
     ) -> None:
         self._snapshot, self._parts = snapshot, parts
         self._appends_eod, self._keys, self._kind = tuple(appends_eod), tuple(keys), kind
-        self._sample_tokens = sample_tokens
         self._orders: dict[int, Order] = {}
 
     def blocks(self, source: int) -> SplitBlocks:
@@ -50,12 +46,15 @@ class Locator:
             self._orders[source] = self._kind.make(self.blocks(source), self._keys[source])
         return self._orders[source]
 
-    def locate_tokens(self, sources: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]) -> Spans:
+    def locate_tokens(
+        self, sources: npt.NDArray[np.int32], starts: npt.NDArray[np.int64], lengths: int | npt.NDArray[np.int64]
+    ) -> Spans:
         """Where the tokens of samples are stored, including the extra one.
 
         Args:
             sources: int32 [n].
             starts: int64 [n], first token of each sample, counted over all epochs of its source.
+            lengths: tokens of a sample, including the extra one: one number, or int64 [n].
 
         Returns: spans of rows 0 to n - 1; `blocks` are block numbers of the snapshot; `starts` and `stops` are positions in a
             block's tokens as the store returns them.
@@ -63,7 +62,7 @@ class Locator:
         parts = []
         for source, rows in by_value(sources):
             blocks = self.blocks(source)
-            spans = self.order(source).spans(starts[rows], self._sample_tokens)
+            spans = self.order(source).spans(starts[rows], lengths if isinstance(lengths, int) else lengths[rows])
             clips = blocks.clips(spans.blocks)
             columns = spans.blocks + blocks.first_block, spans.starts + clips, spans.stops + clips
             parts.append(Spans(rows[spans.rows], spans.epochs, *columns))

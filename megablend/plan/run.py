@@ -6,8 +6,12 @@ No array here is as long as the run. Apart from the split ranges, nothing is com
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +20,7 @@ from megablend.blocks.block_store import BlockStore
 from megablend.blocks.extra_columns import ExtraColumn
 from megablend.blocks.splits import SplitBlocks, parts_of
 from megablend.config import SPLITS, Config, Source
+from megablend.config.stages import MASKS
 from megablend.lazy import cached_property
 from megablend.order.base import Order, Spans
 from megablend.order.registry import OrderKind, find_order
@@ -23,10 +28,22 @@ from megablend.plan.check_totals import check_totals
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import digest_of
+from megablend.plan.links import Link
 from megablend.plan.locator import Locator
 from megablend.plan.specification import Specification, specify
-from megablend.plan.stage_requests import stage_requests, totals_of
+from megablend.plan.stage import Blend
+from megablend.plan.stage_requests import plan_stages
+from megablend.plan.stage_totals import check_stage_totals
 from megablend.plan.stages_plan import StagesPlan
+
+
+class Section(NamedTuple):
+    """Consecutive samples of a run that all have the same length and masks, so that a batch may have any of them."""
+
+    start: int
+    stop: int
+    config: Config
+    """The top level's settings, with the section's length and masks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +54,46 @@ class Run:
     store: BlockStore
     ledger: Ledger
     """Train: the committed ledger. Valid and test: derived from the config each time, with the run's plan version."""
+    section: Section | None = None
+    """The part of the run whose settings `config` has; None where it has those of the top level."""
 
     @property
     def config(self) -> Config:
-        """The config."""
-        return self.asked.config
+        """The config; in a view of a section, with that section's settings."""
+        return self.asked.config if self.section is None else self.section.config
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """The parts of the run between which the length of samples, or a mask, changes; in order, at least one."""
+        if len(self.asked.stages) == 1:
+            return (Section(0, self.num_samples, self.asked.config),)
+        lengths = {each.start: each.request.sample_tokens for each in self.plan.list_stretches()}
+        edges = sorted({*lengths, *(stage.start for stage in self.asked.stages if stage.start < self.num_samples)})
+        found, changes = list[Section](), dict[str, Any]()
+        for start, stop in pairwise([*edges, self.num_samples]):
+            own, before = self.asked.stage_at(start).config, changes
+            changes = {name: getattr(own, name) for name in MASKS}
+            changes["sequence_length"] = lengths.get(start, before.get("sequence_length"))
+            if changes == before:
+                found[-1] = found[-1]._replace(stop=stop)
+            else:
+                found.append(Section(start, stop, self.asked.config.model_copy(update=changes)))
+        return tuple(found)
+
+    def view_at(self, sample: int) -> Run:
+        """The run with the settings that it has at a sample; the last ones for samples beyond its end."""
+        if len(self.sections) == 1:
+            return self
+        return self.view(next((each for each in self.sections if sample < each.stop), self.sections[-1]))
+
+    def view(self, section: Section) -> Run:
+        """The run with the settings of a section; plan and orders are shared."""
+        if self.section is None and len(self.sections) == 1:
+            return self
+        self.plan, self.locator  # noqa: B018  (created before they are copied, so that all views share them)
+        view = copy(self)
+        object.__setattr__(view, "section", section)
+        return view
 
     @property
     def split(self) -> str:
@@ -84,6 +136,14 @@ class Run:
         return self.config.sequence_length + self.config.add_extra_token_to_sequence
 
     @property
+    def blends(self) -> tuple[Blend, ...]:
+        """The blends of the run's stages, or in a section of its stages; neighbours differ."""
+        start, stop = (0, self.num_samples) if self.section is None else (self.section.start, self.section.stop)
+        stages = zip(self.ledger.stages, self.ledger.starts, strict=True)
+        blends = [stage.blend for stage, first in stages if first < stop and stage.stop > start]
+        return tuple(blend for blend, _ in groupby(blends))
+
+    @property
     def order_kind(self) -> OrderKind:
         """The order, the same for all sources, and its requirements."""
         return find_order(self.ledger.blend.order)
@@ -96,8 +156,7 @@ class Run:
     @cached_property
     def plan(self) -> StagesPlan:
         """Sample number -> (source, ordinal)."""
-        stages = self.ledger.stages
-        return StagesPlan(stage_requests(stages, self.tokens), [stage.blend.interleaving for stage in stages])
+        return plan_stages(self.ledger.stages, self.tokens)
 
     @cached_property
     def locator(self) -> Locator:
@@ -109,7 +168,6 @@ class Run:
             [source.append_eod is not None for source in self.sources],
             [int(digest_of([self.config.seed, self.split, name])[:16], 16) for name in names],
             self.order_kind,
-            sample_tokens=self.sample_tokens,
         )
 
     def blocks(self, source: int) -> SplitBlocks:
@@ -122,7 +180,8 @@ class Run:
 
     def stretches(self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]) -> Spans:
         """Where the tokens of samples are stored; see `Locator.locate_tokens`."""
-        return self.locator.locate_tokens(sources, self.plan.token_starts(sources, ordinals))
+        starts, steps = self.plan.token_ranges(sources, ordinals)
+        return self.locator.locate_tokens(sources, starts, steps + self.asked.config.add_extra_token_to_sequence)
 
     @property
     def extra_columns(self) -> tuple[ExtraColumn, ...]:
@@ -134,18 +193,17 @@ class Run:
         return next(iter(self.config.sources_of(self.split)))
 
 
-def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = False) -> Run:
-    """Assemble a split as the config requests it: a run of one stage with the newest plan version.
+def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = False, links: Sequence[Link] = ()) -> Run:
+    """Assemble a split as the config requests it, with the newest plan version.
 
     Args:
         keep: store the computed split ranges in the cache (`build` does).
+        links: what the run is committed to; see `request_stages`.
 
     Raises: PlanError where the blend is not possible.
     """
-    asked = specify(config, split, store, keep=keep)
-    index = store.generation.digest
-    ledger = Ledger.of_blend(run=config.run, index=index, blend=asked.blend, ends=(asked.num_samples,))
-    run = Run(asked=asked, store=store, ledger=ledger)
+    asked = specify(config, split, store, keep=keep, links=links)
+    run = Run(asked=asked, store=store, ledger=asked.make_ledger(store.generation.digest))
     check_run(run)
     return run
 
@@ -172,7 +230,11 @@ def precompute_orders(config: Config, store: BlockStore) -> None:
 
 
 def check_run(run: Run) -> None:
-    """Raises: PlanError where a source with a share gets no samples, or one exceeds its max_epochs."""
-    if run.is_blended:
-        totals = np.sum(totals_of(run.ledger.stages, run.tokens), axis=0).tolist()
+    """Raises: PlanError where a source with a share gets no samples of the run, or one exceeds its max_epochs."""
+    if not run.is_blended:
+        return
+    if len(run.asked.stages) == 1:
+        totals = run.plan.counts(run.num_samples).tolist()
         check_totals(run.config, run.split, run.sources, run.weights, totals, run.tokens)
+        return
+    check_stage_totals(run.asked, run.plan.list_stretches(), run.ledger.starts)

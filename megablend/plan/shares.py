@@ -45,7 +45,9 @@ def cap_of(source: Source, tokens: int, sequence_length: int, extra: int, *, rea
     return min(caps, default=None)
 
 
-def shares_of(config: Config, split: str, sources: Sequence[Source], tokens: Sequence[int]) -> Shares:
+def shares_of(
+    config: Config, split: str, sources: Sequence[Source], tokens: Sequence[int], read: Sequence[int] | None = None
+) -> Shares:
     """Weights and length of a blended split.
 
     Where the config sets a length, the sources' numbers are relative to it; otherwise they are amounts and their sum is the
@@ -53,6 +55,7 @@ def shares_of(config: Config, split: str, sources: Sequence[Source], tokens: Seq
 
     Args:
         tokens: of each source in this split, including end-of-document tokens.
+        read: tokens of each source that were read before, over all epochs; none by default.
 
     Raises: PlanError where a source with a share has no tokens or less than one sample, or the split would have no samples,
         more than MAX_SAMPLES, or more than all caps together allow.
@@ -78,7 +81,7 @@ def shares_of(config: Config, split: str, sources: Sequence[Source], tokens: Seq
     requested = tuple(Fraction(value) / total for value in values)
     weights = requested
     if config.on_exhausted == "redistribute":
-        weights = _redistribute(config, split, sources, requested, tokens, num_samples)
+        weights = _redistribute(config, split, sources, requested, tokens, num_samples, read or [0] * len(tokens))
     return Shares(weights, requested, num_samples)
 
 
@@ -150,9 +153,13 @@ def _redistribute(
     requested: Sequence[Fraction],
     tokens: Sequence[int],
     num_samples: int,
+    read: Sequence[int],
 ) -> tuple[Fraction, ...]:
     extra = int(config.add_extra_token_to_sequence)
-    caps = [cap_of(source, n, config.sequence_length, extra) for source, n in zip(sources, tokens, strict=True)]
+    caps = [
+        cap_of(source, n, config.sequence_length, extra, read=before)
+        for source, n, before in zip(sources, tokens, read, strict=True)
+    ]
     capped = [cap for cap, share in zip(caps, requested, strict=True) if share > 0 and cap is not None]
     if sum(capped) < num_samples and len(capped) == sum(share > 0 for share in requested):
         raise PlanError(

@@ -66,14 +66,14 @@ def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
     """The skips made for a ledger's plan or for one that it extends. Raises CacheError where the file is damaged."""
     skips = Skips()
     for start, stop, plan in _read(find_store(cache), ledger.run)[0]:
-        if plan in ledger.digests:
+        if any(plan == link.digest and stop <= link.stop for link in ledger.links):
             skips = skips.add(start, stop)
     return skips
 
 
 def save_skip(cache: CacheLike, ledger: Ledger, start: int, stop: int) -> None:
     """Add a range to the skips of a run. Raises CacheError."""
-    plan = next(digest for end, digest in ledger.links if stop <= end)
+    plan = next(link.digest for link in ledger.links if stop <= link.stop)
     store = find_store(cache)
     skips, record = _read(store, ledger.run)
     _write(store, ledger.run, [*skips, (start, stop, plan)], record)

@@ -16,10 +16,12 @@ from megablend.errors import ConfigError, PlanError
 from megablend.order.registry import current_name
 from megablend.plan.allocate import cycles_per_run
 from megablend.plan.interleavings.registry import find_interleaving
+from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import PLAN_VERSION
-from megablend.plan.shares import shares_of
-from megablend.plan.stage import Blend, SourceShare
-from megablend.plan.stage_requests import samples_of_one_pass
+from megablend.plan.links import Link
+from megablend.plan.requested_stages import RequestedStage, request_stages
+from megablend.plan.stage import Blend, SourceShare, Stage
+from megablend.plan.stage_requests import plan_stages, samples_of_one_pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +31,11 @@ class Specification:
     config: Config
     split: str
     sources: tuple[Source, ...]
-    """[num_sources], in the order of the config."""
+    """[num_sources], in the order of the config, as the top level has them."""
     parts: npt.NDArray[np.void]
     """PART_DTYPE [num_sources]: the documents of each source that belong to the split."""
-    weights: tuple[Fraction, ...]
-    """[num_sources], sum 1; empty where the split is not blended."""
-    num_samples: int
-    requested: tuple[Fraction, ...] = ()
-    """[num_sources], sum 1: the shares before `on_exhausted: redistribute` changes them; empty as above."""
+    stages: tuple[RequestedStage, ...]
+    """At least one; an unblended split has one, without weights."""
 
     @property
     def tokens(self) -> list[int]:
@@ -44,10 +43,43 @@ class Specification:
         return [int(n) for n in self.parts["tokens"]]
 
     @property
-    def blend(self) -> Blend:
-        """The blend that the split would have with the newest plan version."""
-        config = self.config
-        shares: Sequence[Fraction | None] = self.weights or [None] * len(self.sources)
+    def num_samples(self) -> int:
+        """Number of samples requested."""
+        return self.stages[-1].end
+
+    @property
+    def weights(self) -> tuple[Fraction, ...]:
+        """The sources' shares of all samples, [num_sources], sum 1; empty where the split is not blended."""
+        return self._over_all_stages([stage.weights for stage in self.stages])
+
+    @property
+    def requested(self) -> tuple[Fraction, ...]:
+        """As `weights`, before `on_exhausted: redistribute` changes them."""
+        return self._over_all_stages([stage.requested for stage in self.stages])
+
+    def _over_all_stages(self, shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:
+        if len(shares) == 1:
+            return shares[0]
+        lengths = [Fraction(stage.stop - stage.start, self.num_samples) for stage in self.stages]
+        columns = zip(*shares, strict=True)
+        return tuple(
+            sum((share * length for share, length in zip(column, lengths, strict=True)), Fraction(0))
+            for column in columns
+        )
+
+    def stage_at(self, sample: int) -> RequestedStage:
+        """The stage that has a sample; the last one for samples beyond the request."""
+        return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
+
+    def make_ledger(self, index: str) -> Ledger:
+        """The ledger that commits to exactly this, with the newest plan version; `index`: digest of the index snapshot."""
+        stages = (Stage(end=stage.end, index=index, blend=self._blend(stage), cut=stage.cut) for stage in self.stages)
+        return Ledger(run=self.config.run, stages=tuple(stages))
+
+    def _blend(self, stage: RequestedStage) -> Blend:
+        """The blend of a stage with the newest plan version."""
+        config = stage.config
+        shares: Sequence[Fraction | None] = stage.weights or [None] * len(self.sources)
         listed = zip(self.sources, self.parts, shares, strict=True)
         blend = Blend(
             split=f"{self.split} of {','.join(map(str, config.shares))}",
@@ -55,7 +87,7 @@ class Specification:
             add_extra_token_to_sequence=config.add_extra_token_to_sequence,
             sources=tuple(_share(config, source, part, share) for source, part, share in listed),
         )
-        if not self.weights:
+        if not stage.weights:
             return blend
         return replace(
             blend,
@@ -68,11 +100,14 @@ class Specification:
         )
 
 
-def specify(config: Config, split: str, store: BlockStore, *, keep: bool = False) -> Specification:
+def specify(
+    config: Config, split: str, store: BlockStore, *, keep: bool = False, links: Sequence[Link] = ()
+) -> Specification:
     """Compute what a config requests for a split.
 
     Args:
         keep: store the computed split ranges in the cache (`build` does).
+        links: what the run is committed to; see `request_stages`.
 
     Raises: PlanError where the blend is not possible; ConfigError for an unknown interleaving.
     """
@@ -87,26 +122,33 @@ def specify(config: Config, split: str, store: BlockStore, *, keep: bool = False
     parts = parts_of(store, config.shares, keep=keep)
     column = 0 if config.listed_by_split else SPLITS.index(split)
     split_parts = parts[[numbers[name] for name in named], column]
-    sources, tokens = tuple(named.values()), [int(n) for n in split_parts["tokens"]]
+    tokens = [int(n) for n in split_parts["tokens"]]
+
+    def count_read(stages: Sequence[RequestedStage]) -> list[int]:
+        before = Specification(
+            config=config, split=split, sources=tuple(named.values()), parts=split_parts, stages=tuple(stages)
+        )
+        ledger = before.make_ledger("").with_links(links)
+        read: list[int] = plan_stages(ledger.stages, tokens).count_tokens(before.stages[-1].stop).tolist()
+        return read
+
     if config.is_blended(split):
-        weights, requested, num_samples = shares_of(config, split, sources, tokens)
+        stages = request_stages(config, split, tokens, links, count_read)
     else:
-        extra = int(config.add_extra_token_to_sequence)
-        weights, requested, num_samples = (), (), sum(samples_of_one_pass(tokens, config.sequence_length, extra))
-        if num_samples == 0:
-            raise PlanError(
-                f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens ({sum(tokens):,} tokens in "
-                "all): give it a larger share in `split`"
-            )
-    return Specification(
-        config=config,
-        split=split,
-        sources=sources,
-        parts=split_parts,
-        weights=weights,
-        num_samples=num_samples,
-        requested=requested,
-    )
+        stages = (_request_one_pass(config, split, tokens),)
+    return Specification(config=config, split=split, sources=tuple(named.values()), parts=split_parts, stages=stages)
+
+
+def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> RequestedStage:
+    """The only stage of a split that is one pass over its sources. Raises: PlanError where it has no samples."""
+    extra = int(config.add_extra_token_to_sequence)
+    num_samples = sum(samples_of_one_pass(tokens, config.sequence_length, extra))
+    if num_samples == 0:
+        raise PlanError(
+            f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens ({sum(tokens):,} tokens in "
+            "all): give it a larger share in `split`"
+        )
+    return RequestedStage(config=config, weights=(), requested=(), start=0, end=num_samples)
 
 
 def _share(config: Config, source: Source, part: np.void, share: Fraction | None) -> SourceShare:

@@ -55,7 +55,14 @@ class Stage:
     """A contiguous range of a run's samples with one blend and one index."""
 
     end: int
-    """Number of the sample after the stage's last one; the stage begins where the previous one ends."""
+    """Number of the sample after the stage's last one, as it was planned; a stage begins where the previous one stops."""
     index: str
     """Digest of the index snapshot that the stage reads."""
     blend: Blend
+    cut: int | None = None
+    """Where an amendment stops the stage before its end, at the end of a cycle; None where it goes on to its end."""
+
+    @property
+    def stop(self) -> int:
+        """Number of the sample at which the next stage begins."""
+        return self.end if self.cut is None else self.cut

@@ -1,60 +1,125 @@
-"""From the stages of a ledger to stage requests: each source's samples in a stage, and its position when the stage begins."""
+"""From the stages of a ledger to their plans: each source's samples in a stage, and its position when the stage begins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from megablend.errors import PlanError
 from megablend.plan.allocate import stage_totals
 from megablend.plan.interleavings.base import Int64s, StageRequest
+from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.shares import samples_in
-from megablend.plan.stage import Stage
+from megablend.plan.stage import Blend, Stage
+from megablend.plan.stages_plan import PlannedStage, StagesPlan
 
 
-def stage_requests(stages: Sequence[Stage], tokens: Sequence[int]) -> list[StageRequest]:
-    """The stages of a run as requests to their interleavings.
+def plan_stages(stages: Sequence[Stage], tokens: Sequence[int]) -> StagesPlan:
+    """The plan of a run.
+
+    Before samples get another length, what stages that were cut have left of their periods is read: a *drain*, in the settings of
+    the stage before, since pieces that are not neighbours are never joined into one sample.
 
     Args:
         tokens: tokens per epoch of each source of the split, including end-of-document tokens.
 
-    Raises: PlanError where the ends of stages do not increase.
+    Raises: PlanError where the ends of stages do not increase, or a stage cannot be planned.
     """
-    requests, start, first_tokens = list[StageRequest](), 0, np.zeros(len(tokens), np.int64)
-    for stage, totals in zip(stages, totals_of(stages, tokens), strict=True):
-        blend = stage.blend
-        request = StageRequest(
-            totals=totals,
-            first_sample=start,
-            first_tokens=first_tokens,
-            seed=blend.seed,
-            lanes=blend.lanes,
-            shuffle_window=blend.shuffle_window,
-            cycles=np.array([source.cycles or 1 for source in blend.sources], np.int64),
-            epoch_tokens=np.array(tokens, np.int64) if blend.plan_version > 1 else None,
-            sample_tokens=blend.sequence_length,
+    planned, start, number = list[PlannedStage](), 0, 0
+    cursor, given, reach = (np.zeros(len(tokens), np.int64) for _ in range(3))
+    for group in _list_groups(stages):
+        blend = group[0].blend
+        if number and stages[number - 1].stop < start >= group[0].end:
+            raise PlanError(
+                f"stage {number} ends at sample {group[0].end:,}, but the samples that an amendment left in the settings before "
+                f"it, where the length of samples changes, go on to sample {start:,}: end the stage later"
+            )
+        for stage, totals in zip(group, _divide(group, start, tokens), strict=True):
+            request = _make_request(blend, totals, start, cursor, tokens)
+            parts = [_plan_stage(stage, request, number)]
+            read = _count_read(parts[0])
+            if (tails := parts[0].tails) is not None:
+                reach = np.maximum(reach, given + tails.stop)
+            number += 1
+            left = np.maximum(0, reach - given - read)
+            if number < len(stages) and stages[number].blend.sequence_length != blend.sequence_length and left.any():
+                parts.append(_plan_drain(parts[0], left, stage.stop, cursor + read * blend.sequence_length))
+                read = read + left
+            planned += parts
+            start, cursor = stage.stop + sum(each.length for each in parts[1:]), cursor + read * blend.sequence_length
+            given = given + read
+    return StagesPlan(planned)
+
+
+def _list_groups(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
+    """Neighbours of one blend; a stage that was cut is the last of its group."""
+    group = list[Stage]()
+    for stage in stages:
+        if group and (group[-1].blend != stage.blend or group[-1].cut is not None):
+            yield group
+            group = []
+        group.append(stage)
+    yield group
+
+
+def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[Int64s]:
+    """Samples of each source in each stage of one blend, int64 [num_sources] each, had none been cut.
+
+    They are divided together, so that many short stages give the same as one long one.
+
+    Args:
+        start: number of the first sample.
+    """
+    blend = group[0].blend
+    if blend.is_blended:
+        divided = stage_totals(blend.shares, [stage.end - start for stage in group])
+    else:
+        divided = [samples_of_one_pass(tokens, blend.sequence_length, int(blend.add_extra_token_to_sequence))]
+    return [np.array(each, np.int64) for each in divided]
+
+
+def _make_request(blend: Blend, totals: Int64s, start: int, cursor: Int64s, tokens: Sequence[int]) -> StageRequest:
+    return StageRequest(
+        totals=totals,
+        first_sample=start,
+        first_tokens=cursor,
+        seed=blend.seed,
+        lanes=blend.lanes,
+        shuffle_window=blend.shuffle_window,
+        cycles=np.array([source.cycles or 1 for source in blend.sources], np.int64),
+        epoch_tokens=np.array(tokens, np.int64) if blend.plan_version > 1 else None,
+        sample_tokens=blend.sequence_length,
+    )
+
+
+def _plan_stage(stage: Stage, request: StageRequest, number: int) -> PlannedStage:
+    """Stage number `number` of the ledger. Raises: PlanError where it was cut and its interleaving cannot stop before its end."""
+    name = stage.blend.interleaving
+    if stage.cut is None:
+        return PlannedStage(request=request, interleaving=name, number=number, length=request.num_samples)
+    kind, length = find_interleaving(name), stage.cut - request.first_sample
+    if kind.find_tails is None:
+        raise PlanError(
+            f"interleaving {name!r} cannot stop before the end of a stage; only a stage that ends can be followed"
         )
-        requests.append(request)
-        start, first_tokens = stage.end, first_tokens + totals * blend.sequence_length
-    return requests
+    plan = kind.plan(request)
+    tails = kind.find_tails(plan, length)
+    return PlannedStage(request=request, interleaving=name, number=number, length=length, plan=plan, tails=tails)
 
 
-def totals_of(stages: Sequence[Stage], tokens: Sequence[int]) -> list[Int64s]:
-    """Samples of each source in each stage, int64 [num_sources] each.
+def _count_read(stage: PlannedStage) -> Int64s:
+    """Samples of each source that a stage reads: int64 [num_sources]."""
+    return stage.request.totals if stage.plan is None else stage.plan.counts(stage.length)
 
-    Consecutive stages with the same blend are divided together, so that many short stages give the same as one long one.
-    """
-    totals, start = list[Int64s](), 0
-    for blend, group in groupby(stages, key=lambda stage: stage.blend):
-        ends = [stage.end - start for stage in group]
-        if blend.is_blended:
-            divided = stage_totals(blend.shares, ends)
-        else:
-            divided = [samples_of_one_pass(tokens, blend.sequence_length, int(blend.add_extra_token_to_sequence))]
-        totals += [np.array(each, np.int64) for each in divided]
-        start += ends[-1]
-    return totals
+
+def _plan_drain(stage: PlannedStage, left: Int64s, start: int, cursor: Int64s) -> PlannedStage:
+    """The samples that a stage and those before it left of their periods, in the settings of that stage."""
+    request = replace(stage.request, totals=left, first_sample=start, first_tokens=cursor)
+    return PlannedStage(
+        request=request, interleaving=stage.interleaving, number=stage.number, length=request.num_samples
+    )
 
 
 def samples_of_one_pass(tokens: Sequence[int], sequence_length: int, extra: int) -> list[int]:

@@ -1,9 +1,15 @@
-"""The plan of a run: the plans of its stages, one after another. A stage's plan is created when it is first needed."""
+"""The plan of a run: the plans of its stages, one after another. A stage's plan is created when it is first needed.
+
+Where an amendment cuts a stage, the ordinals that later stages count on from there are *next* ordinals; `Tails` says for which
+ordinals they stand.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,33 +26,84 @@ from megablend.plan.interleavings.base import (
     sample_numbers,
 )
 from megablend.plan.interleavings.registry import find_interleaving
+from megablend.plan.tails import Tails
+
+
+class Stretch(NamedTuple):
+    """A contiguous range of a run's samples with one request."""
+
+    stage: int
+    """Number of the ledger's stage."""
+    start: int
+    stop: int
+    request: StageRequest
+
+
+class TokenRange(NamedTuple):
+    """Samples of a source that follow each other `step` tokens apart."""
+
+    first: int
+    stop: int
+    """Ordinals [first, stop)."""
+    token: int
+    """First token of the first one, counted over all epochs."""
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStage:
+    """A stage as its plan is made."""
+
+    request: StageRequest
+    """`first_sample` and `first_tokens` continue from the stages before it."""
+    interleaving: str
+    """A name of `INTERLEAVINGS`."""
+    number: int
+    """Number of the stage in the ledger: what is left of a stage that was cut may be a planned stage of its own."""
+    length: int
+    """Samples of the stage: fewer than the request's where it was cut."""
+    plan: Plan | None = None
+    """Its plan, if made already."""
+    tails: Tails | None = None
+    """What is left where it was cut; None where nothing is."""
 
 
 class StagesPlan:
     """A plan of several stages; a source's ordinals continue from stage to stage.
 
     Args:
-        stages: in order; `first_sample` and `first_tokens` of each continue from the stages before it.
-        interleavings: the name of each stage's interleaving, in `INTERLEAVINGS`.
+        stages: in order.
 
     Raises: PlanError, naming the stage, where there are no stages, a stage has no samples, or there are too many samples.
     """
 
-    def __init__(self, stages: Sequence[StageRequest], interleavings: Sequence[str]) -> None:
+    def __init__(self, stages: Sequence[PlannedStage]) -> None:
         if not stages:
             raise PlanError("a plan needs at least one stage")
-        self._stages, self._interleavings = tuple(stages), tuple(interleavings)
-        self._plans: list[Plan | None] = [None] * len(stages)
-        self.num_sources = len(stages[0].totals)
-        self._starts = [stage.first_sample for stage in stages]
-        for number, stage in enumerate(stages):
-            _check(number, stage, self.num_sources)
-        totals = np.stack([np.zeros(self.num_sources, np.int64), *(stage.totals for stage in stages)])
-        self._given: Int64s = np.cumsum(totals, axis=0)
+        self._stages = tuple(stages)
+        self._plans: list[Plan | None] = [stage.plan for stage in stages]
+        self.num_sources = len(stages[0].request.totals)
+        self._starts = [stage.request.first_sample for stage in stages]
+        for stage in stages:
+            _check(stage.number, stage.request, self.num_sources)
+        given = [np.zeros(self.num_sources, np.int64)]
+        for stage in stages:
+            read = stage.request.totals if stage.tails is None else stage.tails.read
+            if stage.tails is None and stage.plan is not None:
+                read = stage.plan.counts(stage.length)
+            given.append(given[-1] + read)
+        self._given: Int64s = np.stack(given)
         """int64 [num_stages + 1, num_sources]: samples of each source before each stage."""
-        self._first_tokens = np.stack([stage.first_tokens for stage in stages])
-        self._sample_tokens = np.array([stage.sample_tokens for stage in stages], np.int64)
-        self.num_samples = self._starts[-1] + stages[-1].num_samples
+        self._first_tokens = np.stack([stage.request.first_tokens for stage in stages])
+        self._sample_tokens = np.array([stage.request.sample_tokens for stage in stages], np.int64)
+        self._cuts = [number for number, stage in enumerate(stages) if stage.tails is not None]
+        self._reach = self._given[-1].copy()
+        """int64 [num_sources]: the end of each source's ordinals; after a cut some before it may not be read any more."""
+        for number in self._cuts:
+            tails = stages[number].tails
+            if tails is not None:
+                np.maximum(self._reach, self._given[number] + tails.stop, out=self._reach)
+        self.num_samples = self._starts[-1] + stages[-1].length
         if self.num_samples > MAX_SAMPLES:
             raise PlanError(f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}")
 
@@ -84,39 +141,106 @@ class StagesPlan:
         Fastest where consecutive entries have the same source and ascending ordinals. Raises: IndexError for a source or ordinal
         that the plan does not have.
         """
-        sources, ordinals = check_places(sources, ordinals, self._given[-1])
-        ks = np.empty(len(ordinals), np.int64)
+        sources, ordinals = check_places(sources, ordinals, self._reach)
+        ks = self.find_samples(sources, ordinals)
+        if (ks < 0).any():
+            first = int(np.argmax(ks < 0))
+            raise IndexError(f"the plan has no sample with source {sources[first]} and ordinal {ordinals[first]}")
+        return ks
+
+    def find_samples(self, sources: Int32s, ordinals: Int64s) -> Int64s:
+        """As `samples_of` returns them, -1 for ordinals that the plan does not have; for sources that it has."""
+        ks = np.full(len(ordinals), -1, np.int64)
         left = np.arange(len(ordinals))
-        for number in range(len(self._stages) - 1, -1, -1):
-            first = self._given[number]
-            inside = ordinals[left] >= first[sources[left]]
-            rows, left = left[inside], left[~inside]
+        coming = ordinals  # of the entries in `left`: ordinals, and after a cut next ordinals
+        for number, stage in enumerate(self._stages):
+            if not len(left):
+                break
+            following, later = self._advance(number, stage, sources[left], coming)
+            rows = left[~later]
             if len(rows):
-                local = ordinals[rows] - first[sources[rows]]
+                local = coming[~later] - self._given[number][sources[rows]]
                 ks[rows] = self._starts[number] + self.plan_of(number).samples_of(sources[rows], local)
+            left, coming = left[later], following[later]
         return ks
 
     def first_sample_from(self, source: int, ordinal: int) -> int | None:
         """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none."""
-        stage = int(np.searchsorted(self._given[1:, source], max(0, ordinal), side="right"))
-        if stage == len(self._stages):
-            return None
-        inside = max(0, ordinal - int(self._given[stage, source]))
-        sample = self.plan_of(stage).first_sample_from(source, inside)
-        return None if sample is None else self._starts[stage] + sample
+        coming, owner = np.array([max(0, ordinal)]), np.array([source], np.int32)
+        for number, stage in enumerate(self._stages):
+            following, later = self._advance(number, stage, owner, coming)
+            if stage.tails is not None or not later[0]:
+                sample = self.plan_of(number).first_sample_from(source, int(coming[0] - self._given[number, source]))
+                if sample is not None and sample < stage.length:
+                    return self._starts[number] + sample
+            coming = following
+        return None
 
-    def token_starts(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """First token of the samples (sources, ordinals) [n], counted over all epochs of the source: int64 [n]."""
+    def _advance(
+        self, number: int, stage: PlannedStage, sources: Int32s, ordinals: Int64s
+    ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+        """What ordinals int64 [n] are after a stage, next ordinals where it was cut; and whether they come after it: bool [n]."""
+        if stage.tails is None:
+            return ordinals, ordinals >= self._given[number + 1][sources]
+        first = self._given[number][sources]
+        following, later = stage.tails.find_next(sources, ordinals - first)
+        return following + first, later
+
+    def token_ranges(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, int | Int64s]:
+        """First token of the samples (sources, ordinals) [n], counted over all epochs of the source: int64 [n]; and the tokens
+        from each to the source's next sample: one number where it is the same in all stages, otherwise int64 [n]."""
         stages = (self._given[1:-1, sources] <= ordinals).sum(axis=0)  # over [num_stages - 1, n]
         inside = ordinals - self._given[stages, sources]
         starts: Int64s = self._first_tokens[stages, sources] + inside * self._sample_tokens[stages]
-        return starts
+        same = (self._sample_tokens == self._sample_tokens[0]).all()
+        return starts, int(self._sample_tokens[0]) if same else self._sample_tokens[stages]
+
+    def count_tokens(self, n: int) -> Int64s:
+        """Tokens by which the first n samples advance each source, without extra tokens: int64 [num_sources]."""
+        stage = self._stage_of(prefix_length(n, self.num_samples))
+        tokens: Int64s = self._first_tokens[stage] + (self.counts(n) - self._given[stage]) * self._sample_tokens[stage]
+        return tokens
+
+    def list_stretches(self) -> list[Stretch]:
+        """The stages, as stretches of samples."""
+        stops = [*self._starts[1:], self.num_samples]
+        return [
+            Stretch(stage.number, start, stop, stage.request)
+            for start, stop, stage in zip(self._starts, stops, self._stages, strict=True)
+        ]
+
+    def count_within(self, source: int, tokens: int, extra: int) -> int:
+        """How many of a source's samples, by ordinal, end within its first `tokens` tokens, including `extra` tokens each."""
+        count = 0
+        for each in self.list_tokens(source):
+            inside = (tokens - extra - each.token) // each.step
+            count = min(each.stop, each.first + max(0, inside))
+            if count < each.stop:
+                return count
+        return count
+
+    def list_tokens(self, source: int) -> list[TokenRange]:
+        """How a source's samples cover its tokens, by ordinal; stages with samples of the same length are joined."""
+        found = list[TokenRange]()
+        for number, stage in enumerate(self._stages):
+            first, stop = (int(self._given[each, source]) for each in (number, number + 1))
+            if number == len(self._stages) - 1:
+                stop = int(self._reach[source])
+            if first == stop:
+                continue
+            step = stage.request.sample_tokens
+            if found and found[-1].step == step:
+                found[-1] = found[-1]._replace(stop=stop)
+            else:
+                found.append(TokenRange(first, stop, int(self._first_tokens[number, source]), step))
+        return found
 
     def plan_of(self, stage: int) -> Plan:
         """The plan of stage number `stage`. Raises: PlanError where the stage cannot be planned."""
         plan = self._plans[stage]
         if plan is None:
-            plan = self._plans[stage] = find_interleaving(self._interleavings[stage]).plan(self._stages[stage])
+            planned = self._stages[stage]
+            plan = self._plans[stage] = find_interleaving(planned.interleaving).plan(planned.request)
         return plan
 
     def _stage_of(self, k: int) -> int:
@@ -124,7 +248,13 @@ class StagesPlan:
 
     def _locate_in(self, stage: int, ks: Int64s) -> tuple[Int32s, Int64s]:
         sources, ordinals = self.plan_of(stage).locate_many(ks - self._starts[stage])
-        return sources, ordinals + self._given[stage][sources]
+        ordinals = ordinals + self._given[stage][sources]
+        for number in reversed(self._cuts):
+            tails = self._stages[number].tails
+            if number < stage and tails is not None:
+                first = self._given[number][sources]
+                ordinals = first + tails.resolve(sources, ordinals - first)
+        return sources, ordinals
 
 
 def _check(number: int, stage: StageRequest, num_sources: int) -> None:

@@ -1,6 +1,6 @@
 """The state stored in a checkpoint: one integer, and the digests of the index and plan that it refers to.
 
-Less than 1 KB of JSON plus about 40 bytes per further stage; independent of world size, workers and micro batch.
+Less than 1 KB of JSON plus at most 60 bytes per further stage; independent of world size, workers and micro batch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megablend.errors import StateError
+from megablend.plan.links import Link, find_parting
 
 VERSION = 1
 
@@ -23,14 +24,14 @@ class State:
     split: str
     index: str
     """Digest of the index snapshot."""
-    stages: tuple[tuple[int, str], ...]
-    """(end of the stage, the plan's digest after it) of each stage."""
+    stages: tuple[Link, ...]
+    """The chain of the run's stages."""
     consumed_samples: int
 
     @property
     def plan(self) -> str:
         """Digest of the plan when the state was saved."""
-        return self.stages[-1][1]
+        return self.stages[-1].digest
 
     def to_dict(self) -> dict[str, Any]:
         """A plain JSON-serializable dict."""
@@ -41,7 +42,7 @@ class State:
             "index": self.index,
             "plan": self.plan,
             "consumed_samples": self.consumed_samples,
-            "stages": [[end, digest] for end, digest in self.stages],
+            "stages": [link.to_list() for link in self.stages],
         }
 
     @classmethod
@@ -60,7 +61,7 @@ class State:
                 run=str(state["run"]),
                 split=str(state["split"]),
                 index=str(state["index"]),
-                stages=tuple((operator.index(end), str(digest)) for end, digest in state["stages"]),
+                stages=tuple(_parse_link(*link) for link in state["stages"]),
                 consumed_samples=operator.index(state["consumed_samples"]),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -74,10 +75,12 @@ class State:
             )
         return parsed
 
-    def check(self, *, split: str, index: str, stages: Sequence[tuple[int, str]]) -> None:
-        """Refuse to resume with an index, plan or split other than the state's; stages may have been appended since.
+    def check(self, *, split: str, index: str, stages: Sequence[Link]) -> None:
+        """Refuse to resume with another index or split, or where the plans differ before the state's position.
 
-        Raises: StateError with both digests and the remedy.
+        What comes after it may differ: stages may have been appended or amended since.
+
+        Raises: StateError with both digests, the sample from which the plans differ, and the remedy.
         """
         if self.split != split:
             raise StateError(
@@ -88,8 +91,22 @@ class State:
                 f"the index differs: the state was saved with {self.index}, this dataset reads {index}; "
                 "open the state's index with megablend.open(config, state=state)"
             )
-        if tuple(stages[: len(self.stages)]) != self.stages:
+        parting, consumed = find_parting(self.stages, stages), self.consumed_samples
+        if parting is not None and parting.by_cut and consumed > parting.sample:
             raise StateError(
-                f"the plan differs: the state was saved with {self.plan}, this dataset has {stages[-1][1]}; open the "
+                f"run {self.run!r} was amended from sample {parting.sample:,} on, but this state is of sample {consumed:,} and "
+                f"saw samples of the plan before: resume from a state of sample {parting.sample:,} or earlier, or amend the run "
+                "from this state on (`megablend amend CONFIG --state FILE`)"
+            )
+        differs = parting is not None and (parting.sample == 0 or consumed > parting.sample)
+        if differs or consumed > stages[-1].stop:
+            where = f" from sample {parting.sample:,} on" if parting is not None and parting.sample else ""
+            raise StateError(
+                f"the plan differs{where}: the state was saved with {self.plan}, this dataset has {stages[-1].digest}; open the "
                 "state's plan with megablend.open(config, state=state) and the config that the run was built with"
             )
+
+
+def _parse_link(end: Any, digest: object, cut: Any = None) -> Link:
+    """A link of a state's chain. Raises: TypeError where a number is not an integer."""
+    return Link(operator.index(end), str(digest), None if cut is None else operator.index(cut))

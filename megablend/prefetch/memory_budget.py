@@ -67,7 +67,7 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     budget = split_budget(run, num_batches * micro_batch_size * (sample_bytes(run.config) + extra))
     if not run.has_lanes or not run.order_kind.consumes_whole_blocks:
         return budget  # no lane continues in its block: only one step must fit
-    lanes = lanes_of(run.config.lanes, micro_batch_size, stride)
+    lanes = max(lanes_of(blend.lanes, micro_batch_size, stride) for blend in run.blends)
     source_bytes = np.minimum(lane_bytes(run) * lanes, _source_bytes(run))
     if source_bytes.sum() <= budget.blocks:
         return budget
@@ -76,7 +76,8 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     needed = format_bytes(for_lanes + budget.batches + budget.orders, up=True)
     raise ConfigError(
         f"memory: found {format_bytes(config.memory)}, expected {needed} or more: each process reads {lanes} of "
-        f"{config.lanes} lanes, and for each lane keeps the blocks that {config.shuffle_window} samples (shuffle_window) read "
+        f"{max(blend.lanes for blend in run.blends)} lanes, and for each lane keeps the blocks that "
+        f"{max(blend.shuffle_window for blend in run.blends)} samples (shuffle_window) read "
         f"from {len(run.sources)} sources ({format_bytes(for_lanes)} including read buffers; source {largest!r} needs most, "
         f"{format_bytes(source_bytes.max())}), in addition to {num_batches} batches of {micro_batch_size} samples "
         f"({format_bytes(budget.batches)}) and the order of the sources' blocks ({format_bytes(budget.orders)}); "
@@ -108,8 +109,18 @@ def sample_bytes(config: Config) -> int:
     return size
 
 
+def longest_sample_bytes(run: Run) -> int:
+    """Bytes of a sample in a batch where the run's samples are longest."""
+    return max(sample_bytes(section.config) for section in run.sections)
+
+
 def check_sample(config: Config) -> None:
-    """Raises: ConfigError where a single sample takes more than `memory`."""
+    """Raises: ConfigError where a single sample, of any stage, takes more than `memory`."""
+    for each in (config, *config.stage_configs):
+        _check_sample(each)
+
+
+def _check_sample(config: Config) -> None:
     if (size := sample_bytes(config)) > config.memory:
         raise ConfigError(
             f"memory: found {format_bytes(config.memory)}, expected {format_bytes(size, up=True)} or more, the size of one "
@@ -123,11 +134,13 @@ def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
 
 
 def lane_bytes(run: Run) -> Int64s:
-    """Bytes of blocks that a lane keeps of each source of a blend: int64 [num_sources]."""
-    cycle_tokens = run.config.shuffle_window * run.config.sequence_length
-    shares = np.array([float(weight) for weight in run.weights])
+    """Bytes of blocks that a lane keeps of each source, in the stage that needs most: int64 [num_sources]."""
     block_tokens = np.maximum(1, run.parts["tokens"]) / _num_blocks(run)
-    blocks = shares * cycle_tokens / block_tokens + (shares > 0)
+    blocks = np.zeros(len(run.parts))
+    for blend in run.blends:
+        shares = np.array([float(share) for share in blend.shares])
+        cycle_tokens = blend.shuffle_window * blend.sequence_length
+        blocks = np.maximum(blocks, shares * cycle_tokens / block_tokens + (shares > 0))
     sizes: Int64s = np.ceil(blocks * (block_tokens * _token_bytes(run) + BLOCK_OVERHEAD_BYTES)).astype(np.int64)
     return sizes
 

@@ -27,6 +27,8 @@ MAX_DECODING = 8
 class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Batches of a dataset, by the numbers of their samples; reads ahead in the process that uses it.
 
+    Where the length of samples changes, reading ahead begins again.
+
     Args:
         dataset: the dataset to read.
         micro_batch_size, step_samples: samples per step of this rank, and of all ranks.
@@ -39,6 +41,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._step_samples = step_samples
         self._num_batches = num_batches
         self._ahead: ReadAhead | None = None
+        self._section = dataset.run.sections[0]
         self._expected = 0
         self._process = os.getpid()
         self.meter = ReadMeter()
@@ -61,7 +64,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         assert samples is not None
         assert len(samples.tokens) == len(ks)
         self._expected = ks[0] + self._stride()
-        return batch_dict(self._dataset.run.config, samples)
+        return batch_dict(self._section.config, samples)
 
     def close(self) -> None:
         """Stop reading ahead, and release its blocks."""
@@ -83,15 +86,17 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     def _at(self, first: int) -> ReadAhead:
         """The ReadAhead whose next step begins with sample `first`."""
-        if self._ahead is None or self._process != os.getpid() or self._expected != first:
+        begins = self._expected != first or first >= self._section.stop
+        if self._ahead is None or self._process != os.getpid() or begins:
             self.close()
             self._ahead, self._process = self._begin(first), os.getpid()
         return self._ahead
 
     def _begin(self, first: int) -> ReadAhead:
-        run = self._dataset.run
+        run = self._dataset.run.view_at(first)
+        self._section = run.section or run.sections[0]
         batch_size, stride = self._micro_batch_size, self._stride()
-        future = StepSequence(first=first, micro_batch_size=batch_size, stride=stride, stop=run.num_samples)
+        future = StepSequence(first=first, micro_batch_size=batch_size, stride=stride, stop=self._section.stop)
         budget = budget_of(run, micro_batch_size=batch_size, stride=stride, num_batches=self._num_batches)
         self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))
         bound_caches(budget.dictionaries)

@@ -19,7 +19,7 @@ from megablend.plan.run import Run
 from megablend.plan.skips import Skips
 from megablend.plan.state import State
 from megablend.prefetch.block_cache import BlockCache
-from megablend.prefetch.memory_budget import sample_bytes, split_budget
+from megablend.prefetch.memory_budget import longest_sample_bytes, split_budget
 from megablend.prefetch.samples import Sample, read_sample, read_samples
 from megablend.reader.callers import warn_if_shuffled
 from megablend.reader.error_context import name_sample
@@ -76,7 +76,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         """Bytes of blocks that `self[k]` caches while no loader reads ahead."""
         if self._window_bytes is not None:
             return self._window_bytes
-        return split_budget(self.run, sample_bytes(self.run.config)).without_read_ahead
+        return split_budget(self.run, longest_sample_bytes(self.run)).without_read_ahead
 
     @cached_property
     def window(self) -> BlockCache:
@@ -84,7 +84,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return BlockCache(self.run.store, self.window_bytes)
 
     def __getitem__(self, k: int | None) -> Any:
-        """Sample k; for None, sample 0 with a loss mask of zeros, to pad a batch (as GPTDataset does).
+        """Sample k; for None, one with a loss mask of zeros, to pad the last batch (as GPTDataset does): sample 0, or the first
+        that is as long as the last ones.
 
         Raises: IndexError outside [0, len); TypeError if k is not an integer; MissingFileError, ChangedFileError,
             CorruptFileError from its files; TransformError.
@@ -94,10 +95,11 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def untransformed(self, k: int | None) -> dict[str, Any]:
         """Sample k before the transform. Raises as indexing does."""
-        ks = [0 if k is None else operator.index(k)]
+        ks = [self.run.sections[-1].start if k is None else operator.index(k)]
+        run = self.run.view_at(ks[0])
         try:
             with translating(f"sample {k}"):
-                sample = sample_dict(self.run.config, read_samples(self.run, self.window, ks))
+                sample = sample_dict(run.config, read_samples(run, self.window, ks))
         except DataError as error:
             raise name_sample(self.run, ks, error) from error
         if k is None:
@@ -111,7 +113,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     def sample(self, k: int) -> Sample:
         """The provenance of sample k: source, ordinal, blocks, tokens, document starts. Raises as indexing does."""
         with translating(f"sample {k}"):
-            return read_sample(self.run, self.window, operator.index(k))
+            return read_sample(self.run.view_at(operator.index(k)), self.window, operator.index(k))
 
     def with_transform(self, transform: Transform | None) -> Dataset:
         """A copy of the dataset with another transform, or none. Raises ConfigError where it is not callable."""

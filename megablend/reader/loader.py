@@ -106,7 +106,8 @@ class Loader:
         if dataset.transform is not None and num_workers == 0:
             num_batches += 2 * AHEAD  # inputs and outputs of the threads
         sizes = {"micro_batch_size": micro_batch_size, "num_batches": num_batches}
-        budget_of(dataset.run, stride=step_samples * max(1, num_workers), **sizes)  # raise errors here, not in a worker
+        for section in dataset.run.sections:  # raise errors here, not in a worker
+            budget_of(dataset.run.view(section), stride=step_samples * max(1, num_workers), **sizes)
         self._steps = BatchDataset(dataset, step_samples=step_samples, **sizes)
         made = self._steps if dataset.transform is None else TransformedSteps(self._steps, dataset.transform)
         counted: Any = made if num_workers == 0 else CountedSteps(made, self._steps)
@@ -227,14 +228,15 @@ class Loader:
         run = self.dataset.run
         if not run.has_lanes or self.sampler.data_parallel_rank > 0:  # one rank warns for all
             return
-        problem = unfit_lanes(
-            run.config.lanes,
-            micro_batch_size=self.sampler.micro_batch_size,
-            data_parallel_size=self.sampler.data_parallel_size,
-            num_workers=num_workers,
-        )
-        if problem is not None:
-            warnings.warn(problem, RuntimeWarning, stacklevel=3)
+        for lanes in dict.fromkeys(blend.lanes for blend in run.blends):
+            problem = unfit_lanes(
+                lanes,
+                micro_batch_size=self.sampler.micro_batch_size,
+                data_parallel_size=self.sampler.data_parallel_size,
+                num_workers=num_workers,
+            )
+            if problem is not None:
+                warnings.warn(problem, RuntimeWarning, stacklevel=3)
 
 
 class LentSampler(Sampler[list[int]]):

@@ -69,9 +69,8 @@ def describe_progress(run: Run, consumed_samples: int) -> dict[str, Any]:
     Returns: run, split, consumed_samples, num_samples, and sources: for each name, dataset_id, samples, tokens, epochs, share (of
         the samples so far; 0 before the first) and planned_share (of the whole run).
     """
-    samples = run.plan.counts(consumed_samples).tolist()
+    samples, tokens_read = run.plan.counts(consumed_samples).tolist(), run.plan.count_tokens(consumed_samples).tolist()
     totals = run.plan.counts(run.num_samples).tolist()
-    length = run.config.sequence_length
     return {
         "run": run.ledger.run,
         "split": run.split,
@@ -82,8 +81,8 @@ def describe_progress(run: Run, consumed_samples: int) -> dict[str, Any]:
                 "name": source.name,
                 "dataset_id": i,
                 "samples": samples[i],
-                "tokens": samples[i] * length,
-                "epochs": samples[i] * length / tokens if tokens else 0.0,
+                "tokens": tokens_read[i],
+                "epochs": tokens_read[i] / tokens if tokens else 0.0,
                 "share": samples[i] / consumed_samples if consumed_samples else 0.0,
                 "planned_share": totals[i] / run.num_samples,
             }

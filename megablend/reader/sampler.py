@@ -69,6 +69,26 @@ class PretrainingSampler(Sampler[list[int]]):
         self.consumed_samples = (
             dataset.consumed_samples if consumed_samples is None else dataset.check_position(consumed_samples)
         )
+        self.check_sections()
+
+    def check_sections(self) -> None:
+        """Refuse steps that would have samples of two lengths. Raises: ConfigError."""
+        start, step = self.consumed_samples, self.step_samples
+        for before in self.dataset.run.sections[:-1]:
+            if before.stop <= self.consumed_samples:
+                continue
+            left = self.dataset.skips.count_trained(before.stop) - self.dataset.skips.count_trained(start)
+            if rest := left % step:
+                nearest = (
+                    before.stop - rest if 2 * rest <= step and before.stop - rest > start else before.stop - rest + step
+                )
+                raise ConfigError(
+                    f"the length or the masks of samples change at sample {before.stop:,}, within a step of {step:,} samples "
+                    f"(micro batch {self.micro_batch_size} x {self.data_parallel_size} ranks) counted from sample {start:,}, and "
+                    f"no batch may have both: the nearest end of a step is sample {nearest:,}; end the stage there, or use a "
+                    "micro batch and ranks whose steps end where it does"
+                )
+            start = before.stop
 
     def __len__(self) -> int:
         """The number of remaining batches."""
@@ -114,6 +134,7 @@ class PretrainingSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was saved, with any number of ranks and any micro batch. Raises StateError."""
         self.consumed_samples = self.dataset.check_state(state)
+        self.check_sections()
 
 
 def check_dataset(dataset: object) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import megablend
+from megablend.errors import CorruptFileError
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.test_http import list_files
@@ -52,8 +53,6 @@ def test_flipped_bits_never_become_tokens(source: Any) -> None:
     assert tokens(dataset) == expected
     assert server.faulty["flip"] > 5
     server.faults = Faults(flip=1.0)
-    with pytest.raises(
-        megablend.CorruptFileError, match="bytes differ from their checksum in the index, 4 times in a row"
-    ):
+    with pytest.raises(CorruptFileError, match="bytes differ from their checksum in the index, 4 times in a row"):
         tokens(damaged)
     assert megablend.verify(config["cache"]).problems == ()

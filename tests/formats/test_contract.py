@@ -39,6 +39,13 @@ class TestFormats(FormatContract):
             with pytest.raises(ConfigError, match=r"column 'text' .*expected integers"):
                 self.index(path, column="text")
 
+    def test_a_column_that_does_not_exist_is_refused(self, tmp_path: Path) -> None:
+        message = r"have no columns; remove column: idz"
+        if self.column is not None:
+            message = r"no column 'idz'; did you mean 'ids'"
+        with pytest.raises(ConfigError, match=message):
+            self.index(self.write_mixed(tmp_path), column="idz")
+
 
 def test_formats_are_found_by_name(tmp_path: Path) -> None:
     assert list(FORMATS) == ["parquet", "arrow", "arrow-stream", "megatron", "raw"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from megablend.plan.interleavings.base import StageRequest
-from megablend.plan.stages_plan import StagesPlan
+from megablend.plan.stages_plan import PlannedStage, StagesPlan
 
 
 def lane_plan(
@@ -36,7 +36,12 @@ def lane_plan(
         )
         requests.append(request)
         start, tokens = start + sum(stage), tokens[: len(stage)] + np.array(stage, np.int64) * sample_tokens
-    plan = StagesPlan(requests, ["lanes"] * len(requests))
+    plan = StagesPlan(
+        [
+            PlannedStage(request=request, interleaving="lanes", number=number, length=request.num_samples)
+            for number, request in enumerate(requests)
+        ]
+    )
     for number in range(len(requests)):
         plan.plan_of(number)
     return plan

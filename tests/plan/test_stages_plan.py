@@ -16,7 +16,7 @@ from megablend.errors import PlanError
 from megablend.plan.interleavings.lanes import LanePlan
 from megablend.plan.ledger import Ledger
 from megablend.plan.stage import Blend, SourceShare, Stage
-from megablend.plan.stage_requests import stage_requests, totals_of
+from megablend.plan.stage_requests import plan_stages
 from megablend.plan.stages_plan import StagesPlan
 from tests import oracle
 
@@ -30,7 +30,7 @@ class History:
 
     @property
     def plan(self) -> StagesPlan:
-        return StagesPlan(stage_requests(self.stages, self.tokens), [stage.blend.interleaving for stage in self.stages])
+        return plan_stages(self.stages, self.tokens)
 
 
 def draw_history(rng: random.Random) -> History:
@@ -134,7 +134,7 @@ def test_a_sample_begins_where_the_one_before_ends(history: History) -> None:
     plan, ends = history.plan, [stage.end for stage in history.stages]
     lengths = [stage.blend.sequence_length for stage in history.stages]
     sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
-    starts = plan.token_starts(sources, ordinals)
+    starts = plan.token_ranges(sources, ordinals)[0]
     for source in range(plan.num_sources):
         token = 0
         for k in sorted(np.flatnonzero(sources == source).tolist(), key=lambda k: int(ordinals[k])):
@@ -159,7 +159,8 @@ def test_a_blend_that_comes_back_begins_its_own_account() -> None:
     stages = [
         Stage(end=end, index="", blend=each) for end, each in ((10, blend), (25, other), (40, blend), (55, blend))
     ]
-    assert [totals.tolist() for totals in totals_of(stages, history.tokens)] == totals_by_hand(stages)
+    plan = plan_stages(stages, history.tokens)
+    assert [stretch.request.totals.tolist() for stretch in plan.list_stretches()] == totals_by_hand(stages)
 
 
 def test_only_the_stages_that_are_read_are_made() -> None:
@@ -184,4 +185,4 @@ def test_a_stage_without_samples_is_refused() -> None:
     history = HISTORIES[0]
     stages = [*history.stages, history.stages[-1]]
     with pytest.raises(PlanError, match="a stage ends at sample"):
-        stage_requests(stages, history.tokens)
+        plan_stages(stages, history.tokens)

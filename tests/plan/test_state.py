@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from megablend.errors import StateError
+from megablend.plan.links import Link
 from megablend.plan.state import State
 
 STATE = State(
-    run="demo", split="train", index="a" * 32, stages=((100, "b" * 32), (200, "c" * 32)), consumed_samples=150
+    run="demo", split="train", index="a" * 32, stages=(Link(100, "b" * 32), Link(200, "c" * 32)), consumed_samples=150
 )
 
 
@@ -17,13 +18,15 @@ def test_round_trip_under_a_kilobyte() -> None:
     text = json.dumps(STATE.to_dict())
     assert State.from_dict(json.loads(text)) == STATE
     assert len(text) < 1000
-    longer = State(run="demo", split="train", index="a" * 32, stages=((10**13, "b" * 32),) * 2, consumed_samples=0)
-    longest = State(run="demo", split="train", index="a" * 32, stages=((10**13, "b" * 32),) * 102, consumed_samples=0)
+    longer = State(run="demo", split="train", index="a" * 32, stages=(Link(10**13, "b" * 32),) * 2, consumed_samples=0)
+    longest = State(
+        run="demo", split="train", index="a" * 32, stages=(Link(10**13, "b" * 32),) * 102, consumed_samples=0
+    )
     assert len(json.dumps(longest.to_dict())) - len(json.dumps(longer.to_dict())) <= 60 * 100
 
 
 def test_stages_appended_since_are_fine() -> None:
-    STATE.check(split="train", index="a" * 32, stages=[*STATE.stages, (300, "d" * 32)])
+    STATE.check(split="train", index="a" * 32, stages=[*STATE.stages, Link(300, "d" * 32)])
 
 
 @pytest.mark.parametrize(
@@ -34,8 +37,8 @@ def test_stages_appended_since_are_fine() -> None:
             {"index": "e" * 32},
             f"saved with {'a' * 32}, this dataset reads {'e' * 32}; open the state's index with megablend.open",
         ),
-        ({"stages": ((100, "b" * 32), (200, "d" * 32))}, f"saved with {'c' * 32}, this dataset has {'d' * 32}"),
-        ({"stages": ((100, "b" * 32),)}, f"saved with {'c' * 32}, this dataset has {'b' * 32}"),
+        ({"stages": (Link(100, "b" * 32), Link(200, "d" * 32))}, f"saved with {'c' * 32}, this dataset has {'d' * 32}"),
+        ({"stages": (Link(100, "b" * 32),)}, f"saved with {'c' * 32}, this dataset has {'b' * 32}"),
     ],
 )
 def test_another_run_is_refused_with_both_digests(change: dict[str, Any], says: str) -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from megablend.jit import device, kernel
 from megablend.kernels.plan.bijection import unpermuted
+from megablend.kernels.plan.dealing import dealt_below, epoch_edges, residue_of
 from megablend.kernels.plan.keyed_hash import bounded_hash, hash_combine
 from megablend.kernels.plan.lanes import cycle_edges, cycle_key
 from megablend.kernels.plan.periods import (
@@ -20,8 +21,6 @@ from megablend.kernels.plan.periods import (
     END,
     EPOCH,
     HEAD,
-    HIGH,
-    LOW,
     ORDINAL,
     Leaf,
     Stage,
@@ -88,17 +87,19 @@ def find_samples(
                 if seen < missing:  # in the tail, which follows the tree's own order
                     ks[i] = least_multiple(left_leaves, left_samples, total, leaf.total, rank, missing, 1) - 1
                     continue
-            _fill_period_of(stage, leaf, cycle, ordinal, heads, parts)
+            fill_period_of(stage, leaf, cycle, ordinal, heads, parts)
+            cycles = int(heads[0, rank, END] - heads[0, rank, BEGIN])
             kept, kept_stop = (
                 rank,
-                int(heads[0, rank, ORDINAL]) + _dealt_below(heads[0, rank], parts[0, rank], lanes, lanes),
+                int(heads[0, rank, ORDINAL]) + dealt_below(heads[0, rank], parts[0, rank], lanes, lanes, 0, cycles),
             )
 
         head, part = heads[0, rank], parts[0, rank]
+        cycles = int(head[END] - head[BEGIN])
         place = ordinal - int(head[ORDINAL])
-        residue = _residue_of(head, part, lanes, place)
-        place -= _dealt_below(head, part, lanes, residue)
-        for other in range(int(head[END] - head[BEGIN])):
+        residue = residue_of(head, part, lanes, place, 0, cycles)
+        place -= dealt_below(head, part, lanes, residue, 0, cycles)
+        for other in range(cycles):
             low, high, turn = _lane_ranks(head, part, lanes, other, residue)
             if place < high - low:
                 cycle = int(head[BEGIN]) + other
@@ -118,7 +119,7 @@ def find_samples(
 
 
 @device
-def _fill_period_of(stage: Stage, leaf: Leaf, cycle: int, ordinal: int, heads: Int64s, parts: Int64s) -> None:
+def fill_period_of(stage: Stage, leaf: Leaf, cycle: int, ordinal: int, heads: Int64s, parts: Int64s) -> None:
     """Fill in the period that has an ordinal, which is one of cycle `cycle` by the counts at its edges."""
     epoch, epoch_first, epoch_stop = 0, 0, ALL
     if leaf.epoch_tokens > 0:
@@ -130,17 +131,9 @@ def _fill_period_of(stage: Stage, leaf: Leaf, cycle: int, ordinal: int, heads: I
 
 
 @device
-def _epoch_edges(head: Int64s, other: int) -> tuple[int, int]:
-    """The ranks [lowest, highest) of the period's epoch in its cycle number `other`; ALL where the epoch does not end there."""
-    lowest = int(head[LOW]) if other == 0 else 0
-    highest = int(head[HIGH]) if other == int(head[END] - head[BEGIN]) - 1 else ALL
-    return lowest, highest
-
-
-@device
 def _is_mixed(head: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
     """Whether a cycle of the period has ranks of another epoch."""
-    lowest, highest = _epoch_edges(head, other)
+    lowest, highest = epoch_edges(head, other)
     left, left_rest, right, right_rest = parts[other]
     return bool(lowest > 0 or highest < (right - left) * lanes + right_rest - left_rest)
 
@@ -150,31 +143,6 @@ def _lane_ranks(head: Int64s, parts: Int64s, lanes: int, other: int, residue: in
     """In a cycle of the period, of a residue: (its ranks [low, high), the turn of rank `low`)."""
     left, left_rest, right, right_rest = parts[other]
     before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
-    lowest, highest = _epoch_edges(head, other)
+    lowest, highest = epoch_edges(head, other)
     low = min(max(before, lowest), highest)
     return low, min(max(before + mine, lowest), highest), first + low - before
-
-
-@device
-def _dealt_below(head: Int64s, parts: Int64s, lanes: int, residue: int) -> int:
-    """How many of the period's ordinals go to residues below `residue`, which is from 0 to `lanes`."""
-    count = 0
-    for other in range(int(head[END] - head[BEGIN])):
-        left, left_rest, right, right_rest = parts[other]
-        before, _, _ = count_ranks(left, left_rest, right, right_rest, residue)
-        lowest, highest = _epoch_edges(head, other)
-        count += min(max(before, lowest), highest) - lowest
-    return count
-
-
-@device
-def _residue_of(head: Int64s, parts: Int64s, lanes: int, place: int) -> int:
-    """The residue to whose lane the period's ordinal number `place` goes."""
-    low, high = 0, lanes
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _dealt_below(head, parts, lanes, middle) <= place:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -19,7 +19,8 @@ from megablend.errors import PlanError
 from megablend.kernels.plan.inverse import find_samples
 from megablend.kernels.plan.keyed_hash import MASK
 from megablend.kernels.plan.lanes import cycle_shift, locate
-from megablend.kernels.plan.periods import period_of
+from megablend.kernels.plan.periods import HEAD, period_of
+from megablend.kernels.plan.tails import find_tails
 from megablend.kernels.plan.tree import first_multiple
 from megablend.lazy import cached_property
 from megablend.plan.interleavings.base import (
@@ -32,6 +33,7 @@ from megablend.plan.interleavings.base import (
 )
 from megablend.plan.interleavings.lane_schedule import make_lane_schedule
 from megablend.plan.interleavings.tree import build_tree
+from megablend.plan.tails import Tails
 
 MAX_LANES = MAX_WINDOW = 1 << 20
 _MAX_TOKENS = (1 << 63) - 1
@@ -142,6 +144,35 @@ class LanePlan:
             ks,
         )
         return ks
+
+    def round_up(self, n: int) -> int:
+        """The first sample from n on at which a cycle begins, or all samples beyond the last full cycle."""
+        full = self.num_samples - self.num_samples % self._cycle_samples
+        rounded = -(-n // self._cycle_samples) * self._cycle_samples
+        return rounded if rounded <= full else self.num_samples
+
+    def find_tails(self, n: int) -> Tails:
+        """What is left of each source's period after the first n samples, which end with a full cycle."""
+        tree, size = self._tree, len(self._tree.sources)
+        heads, edges = np.zeros((1, size, HEAD), np.int64), np.empty((3, size), np.int64)
+        parts = np.zeros((1, size, int(self._leaf_cycles.max()), 4), np.int64)
+        cut = n // self._cycle_samples
+        columns = tree.samples, self._leaf_tokens, self._leaf_cycles, self._leaf_epochs
+        shape = tree.left_leaves, tree.left_samples
+        find_tails(*shape, *columns, self._sample_tokens, self._lanes, self._window, cut, heads, parts, edges)
+        by_source = np.zeros((3, self.num_sources), np.int64)
+        by_source[:, tree.sources] = edges
+        first, read, stop = by_source
+        return Tails(
+            first=first,
+            read=read,
+            stop=stop,
+            ranks=self._ranks,
+            lanes=self._lanes,
+            cut=cut,
+            heads=heads,
+            parts=parts,
+        )
 
     @cached_property
     def _ranks(self) -> Int64s:

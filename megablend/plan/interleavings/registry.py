@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from megablend.plan.interleavings.base import Plan, StageRequest
-from megablend.plan.interleavings.lanes import plan_lanes
+from megablend.plan.interleavings.lanes import LanePlan, plan_lanes
 from megablend.plan.interleavings.sequential import plan_one_after_another
+from megablend.plan.tails import Tails
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +25,14 @@ class InterleavingKind:
     has_lanes: bool = False
     """Whether sample k belongs to lane k % lanes, whose samples of a source are neighbours: a reader then keeps the blocks
     that its lanes are reading."""
+    find_tails: Callable[[Any, int], Tails | None] | None = None
+    """What a plan leaves of each source's period after its first n samples, or None where every source's ordinals ascend, so
+    that nothing is left. None for an interleaving whose stages cannot be cut."""
 
 
 INTERLEAVINGS: dict[str, InterleavingKind] = {
-    "lanes": InterleavingKind(plan_lanes, has_lanes=True),
-    "sequential": InterleavingKind(plan_one_after_another),
+    "lanes": InterleavingKind(plan_lanes, has_lanes=True, find_tails=LanePlan.find_tails),
+    "sequential": InterleavingKind(plan_one_after_another, find_tails=lambda plan, n: None),
 }
 
 

@@ -7,13 +7,11 @@ with a dot only where the pattern has one. A name that equals its part of the pa
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-_ANY_FOLDERS = "**"
+from megablend.storage.name_patterns import ANY_FOLDERS, matches_part, matches_parts
 
 
 class Object(NamedTuple):
@@ -57,49 +55,21 @@ def is_wild(part: str) -> bool:
 
 async def _search(folder: str, parts: Sequence[str], list_folder: ListFolder, list_all: ListAll) -> list[Object]:
     """Objects below a folder that match the parts of a pattern."""
-    if _ANY_FOLDERS in parts:
+    if ANY_FOLDERS in parts:
         plain = next(i for i, part in enumerate(parts) if is_wild(part))
-        if parts[plain] == _ANY_FOLDERS:
+        if parts[plain] == ANY_FOLDERS:
             below = _join(folder, parts[:plain])
             skip = len(below) + 1 if below else 0
             objects = await list_all(below)
-            return [each for each in objects if _matches(each.key[skip:].split("/"), tuple(parts[plain:]))]
+            return [each for each in objects if matches_parts(each.key[skip:].split("/"), tuple(parts[plain:]))]
     plain = next((i for i, part in enumerate(parts) if is_wild(part)), len(parts) - 1)
     folder, parts = _join(folder, parts[:plain]), parts[plain:]
     listed = await list_folder(folder)
     if len(parts) == 1:
-        return [each for each in listed.objects if _matches_name(_name(each.key), parts[0])]
-    below_these = [each for each in listed.folders if _matches_name(_name(each), parts[0])]
+        return [each for each in listed.objects if matches_part(_name(each.key), parts[0])]
+    below_these = [each for each in listed.folders if matches_part(_name(each), parts[0])]
     found = await asyncio.gather(*(_search(each, parts[1:], list_folder, list_all) for each in below_these))
     return [each for listed_below in found for each in listed_below]
-
-
-def _matches(names: Sequence[str], parts: tuple[str, ...]) -> bool:
-    """Whether the names of a path match the parts of a pattern that may have `**`."""
-    if not parts:
-        return not names
-    if parts[0] != _ANY_FOLDERS:
-        return bool(names) and _matches_name(names[0], parts[0]) and _matches(names[1:], parts[1:])
-    if len(parts) == 1:
-        return bool(names) and not _any_hidden(names)
-    return any(_matches(names[i:], parts[1:]) and not _any_hidden(names[:i]) for i in range(len(names)))
-
-
-def _any_hidden(names: Iterable[str]) -> bool:
-    return any(name.startswith(".") for name in names)
-
-
-def _matches_name(name: str, part: str) -> bool:
-    if name == part:
-        return True
-    if name.startswith(".") and not part.startswith("."):
-        return False
-    return _expression(part).match(name) is not None
-
-
-@lru_cache(maxsize=256)
-def _expression(part: str) -> re.Pattern[str]:
-    return re.compile(fnmatch.translate(part))
 
 
 def _join(folder: str, parts: Sequence[str]) -> str:

@@ -1,0 +1,186 @@
+"""amend: change a run's blend from a sample on, without losing or repeating a token, and say what that changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from megablend.api.committed import open_ledger
+from megablend.api.diff import Difference, list_differences
+from megablend.api.result_base import Result
+from megablend.api.runs import ConfigLike, make_run_storage, plan_committed
+from megablend.config import Config, load_config
+from megablend.config.numbers import whole_number
+from megablend.errors import CacheError, ConfigError
+from megablend.plan.amending import amend_ledger, cut_ledger, rewind_to
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import load_ledger, save_ledger
+from megablend.plan.run import Run, check_run
+from megablend.plan.skips import load_skips
+from megablend.plan.stage_requests import plan_stages
+from megablend.plan.stages_plan import StagesPlan
+from megablend.plan.state import State
+from megablend.system.failures import translating
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outlook(Result):
+    """A source in the rest of a run, from an amendment on."""
+
+    share: float
+    """Fraction of the samples."""
+    tokens: int
+    epochs: float
+    """How often it has been read at the run's end."""
+    first_repeat: int | None
+    """The first sample from the amendment on that reads a token again; None where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AmendedSource(Result):
+    """What an amendment changes for a source."""
+
+    name: str
+    before: Outlook
+    after: Outlook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Amendment(Result):
+    """What an amendment changes, or would change."""
+
+    run: str
+    committed: bool
+    """Whether it was made; not with `dry_run`."""
+    requested: int
+    """The sample that was asked for."""
+    at: int
+    """The first sample that may differ: `requested`, rounded up to the end of a cycle."""
+    drain: int
+    """Samples from `at` on that are read in the old settings, since the length of samples changes."""
+    plan_before: str
+    """Digest of the plan before."""
+    plan: str
+    """Digest of the plan."""
+    samples_before: int
+    """Samples of the run before."""
+    samples: int
+    changes: tuple[dict[str, Any], ...]
+    """what, before, after: the settings that differ from `at` on."""
+    sources: tuple[AmendedSource, ...]
+
+
+@translating("amend")
+def amend(
+    config: ConfigLike,
+    *,
+    at: int | None = None,
+    state: Mapping[str, Any] | None = None,
+    after: int = 0,
+    cache: str | None = None,
+    dry_run: bool = False,
+) -> Amendment:
+    """Let a run go on, from a sample, with the next stage that its edited config lists.
+
+    States taken before stay valid, and are resumed on the amended plan. A state that was trained past the sample on the plan
+    before is refused, unless the run is amended again with that `state`.
+
+    Args:
+        at: the sample; rounded up to the end of a cycle of lanes x shuffle_window samples.
+        state: a state instead, from `state_dict()`: its position, `after` samples further.
+        cache: cache folder, in place of the config's.
+        dry_run: only say what would change.
+
+    Raises: ConfigError where the config lists no stage to begin there; PlanError where it changes samples before, or cannot be
+        planned; StateError for a state of another run; CacheError where the run was not built, or cannot be written.
+    """
+    checked = load_config(config, cache=cache)
+    if (at is None) == (state is None):
+        raise ConfigError("give either at, a sample, or state, whose position is taken")
+    ledger = load_ledger(checked.cache_store, checked.run)
+    if ledger is None:
+        raise CacheError(
+            f"{checked.cache}: run {checked.run!r} was not built there; run `megablend build CONFIG` first"
+        )
+    if state is None:
+        known, sample = ledger, whole_number("at", at)
+    else:
+        taken = State.from_dict(state)
+        known, sample = rewind_to(ledger, taken), taken.consumed_samples + whole_number("after", after, least=0)
+    tokens = open_ledger(checked.cache_store, ledger).tokens
+    cut = cut_ledger(known, plan_stages(known.stages, tokens), sample)
+    _check_skips(checked, known, cut.num_samples)
+    run = _plan_amended(checked, cut)
+    if not dry_run:
+        with checked.cache_store.hold():
+            save_ledger(checked.cache_store, run.ledger, replaces=ledger)
+    return _describe(run, plan_stages(ledger.stages, tokens), ledger, cut.num_samples, sample, committed=not dry_run)
+
+
+def _plan_amended(config: Config, cut: Ledger) -> Run:
+    """The amended run. Raises: as `amend` does."""
+    requested = plan_committed(config, "train", cut, make_run_storage(config))
+    run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger))
+    check_run(run)
+    return run
+
+
+def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
+    """Raises: ConfigError where the amendment would fall into samples that are skipped."""
+    if (skipped := load_skips(config.cache_store, ledger).containing(at)) is not None:
+        raise ConfigError(
+            f"sample {at:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run {ledger.run!r} skips; amend it at "
+            f"sample {skipped[1]:,} or later"
+        )
+
+
+def _describe(run: Run, before: StagesPlan, ledger: Ledger, at: int, requested: int, *, committed: bool) -> Amendment:
+    found = run.plan.list_stretches()
+    drain = next((each for each in found if each.start == at and each.request.first_sample == at), None)
+    is_drain = drain is not None and run.ledger.starts[drain.stage] < at
+    names = [source.name for source in run.sources]
+    outlooks = [_look_ahead(plan, at, run) for plan in (before, run.plan)]
+    rest = dataclasses.replace(ledger, stages=(dataclasses.replace(ledger.stage_at(at), cut=None),))
+    new = dataclasses.replace(ledger, stages=(dataclasses.replace(run.ledger.stage_at(at), cut=None),))
+    changes = [each for each in list_differences(rest, new) if each.what != "stage ends"]
+    return Amendment(
+        run=run.ledger.run,
+        committed=committed,
+        requested=requested,
+        at=at,
+        drain=drain.stop - at if drain is not None and is_drain else 0,
+        plan_before=ledger.digest,
+        plan=run.ledger.digest,
+        samples_before=ledger.num_samples,
+        samples=run.num_samples,
+        changes=tuple(map(_as_change, changes)),
+        sources=tuple(
+            AmendedSource(name=name, before=old, after=now) for name, old, now in zip(names, *outlooks, strict=True)
+        ),
+    )
+
+
+def _as_change(difference: Difference) -> dict[str, Any]:
+    return {"what": difference.what, "before": difference.a, "after": difference.b}
+
+
+def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
+    """The sources from sample `at` on, by one of the two plans."""
+    start, end = min(at, plan.num_samples), plan.num_samples
+    samples = (plan.counts(end) - plan.counts(start)).tolist()
+    read, total = plan.count_tokens(start).tolist(), plan.count_tokens(end).tolist()
+    extra = int(run.config.add_extra_token_to_sequence)
+    found = []
+    for source, tokens in enumerate(run.tokens):
+        repeat = plan.first_sample_from(source, plan.count_within(source, tokens, extra)) if tokens else None
+        found.append(
+            Outlook(
+                share=samples[source] / max(1, end - start),
+                tokens=total[source] - read[source],
+                epochs=total[source] / tokens if tokens else 0.0,
+                first_repeat=None if repeat is None else max(repeat, start),
+            )
+        )
+    return found

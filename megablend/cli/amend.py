@@ -1,0 +1,73 @@
+"""megablend amend: change a run's blend from a sample on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from megablend.cli.options import as_json, in_cache, print_json
+
+if TYPE_CHECKING:
+    from megablend.api.amend import Amendment, Outlook
+
+
+@click.command()
+@click.argument("config")
+@click.option("--at", type=click.IntRange(1), metavar="SAMPLE", help="Sample from which the next stage applies.")
+@click.option("--state", metavar="FILE", help="A checkpoint's state as JSON, whose position is taken instead.")
+@click.option("--plus", type=click.IntRange(0), default=0, help="Samples to add to the state's position.")
+@click.option("--dry-run", is_flag=True, help="Only print what would change.")
+@in_cache
+@as_json
+def amend(
+    config: str, at: int | None, state: str | None, plus: int, dry_run: bool, cache: str | None, as_json: bool
+) -> None:
+    """Let a run go on, from a sample, with the next stage that its edited CONFIG lists in `stages`.
+
+    The sample is rounded up to the end of a cycle (lanes x shuffle_window samples). No sample before it changes, and no token is
+    lost or repeated. Checkpoints of that sample and earlier are resumed on the new plan; the position is in the checkpoint, so
+    give the one that the job goes on from, or a sample beyond what it has trained on.
+    """
+    from megablend.api.amend import amend as amend_run
+    from megablend.api.read_state import read_state
+
+    if (at is None) == (state is None):
+        raise click.UsageError("give either --at SAMPLE or --state FILE")
+    if plus and state is None:
+        raise click.UsageError("--plus needs --state")
+    taken = None if state is None else read_state(state)
+    found = amend_run(config, at=at, state=taken, after=plus, cache=cache, dry_run=dry_run)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print_amendment(found)
+
+
+def _print_amendment(found: Amendment) -> None:
+    from megablend.cli.tables import new_console, print_table
+
+    console = new_console()
+    does = "goes on" if found.committed else "would go on"
+    rounded = "" if found.at == found.requested else f" ({found.requested:,} rounded up to the end of a cycle)"
+    console.print(f"run {found.run!r} {does} with other settings from sample {found.at:,} on{rounded}", markup=False)
+    if found.drain:
+        console.print(
+            f"samples {found.at:,} to {found.at + found.drain:,} keep the old settings: what is left of blocks that were begun",
+            markup=False,
+        )
+    for change in found.changes:
+        console.print(f"  {change['what']}: {change['before']} -> {change['after']}", markup=False)
+    columns = ["source", "share", "share now", "tokens", "tokens now", "epochs", "epochs now", "repeats", "repeats now"]
+    rows = []
+    for source in found.sources:
+        pairs = zip(_format(source.before), _format(source.after), strict=True)
+        rows.append([source.name, *(cell for pair in pairs for cell in pair)])
+    print_table(console, f"the rest of the run, {found.samples:,} samples in all", columns, rows)
+    if found.committed:
+        console.print(f"to build this run from its config alone, write `from: {found.at}` into the stage", markup=False)
+
+
+def _format(outlook: Outlook) -> list[str]:
+    repeat = "-" if outlook.first_repeat is None else f"{outlook.first_repeat:,}"
+    return [f"{outlook.share:.4f}", f"{outlook.tokens:,}", f"{outlook.epochs:.2f}", repeat]

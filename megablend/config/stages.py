@@ -1,0 +1,153 @@
+"""The `stages` of a config: where each stage of train ends, and what it changes from the stage before it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from megablend.config.values import Count, Number, Positive, Weight
+
+ENDS = ("samples", "tokens", "share")
+"""Units of a stage's end."""
+MASKS = (
+    "reset_position_ids",
+    "reset_attention_mask",
+    "eod_mask_loss",
+    "create_attention_mask",
+    "inter_document_masking",
+)
+SETTINGS = ("sequence_length", "lanes", "shuffle_window", *MASKS)
+"""Keys of the config that a stage may change."""
+_SHARES = ("weight", "tokens", "samples", "epochs")
+_FIXED = ("seed", "split", "order", "interleaving", "add_extra_token_to_sequence", "cache", "run", "epochs")
+_FIXED_IN_SOURCES = ("append_eod", "column", "path", "format", "format_options", "extra_columns", "name")
+_REMEDY = "set it at the top level for a new run (`run:`)"
+
+
+C = TypeVar("C", bound=BaseModel)
+"""The config's class."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)
+
+
+class StageSource(_Model):
+    """What a stage changes of a source; what is absent stays as it was in the stage before."""
+
+    weight: Weight | None = None
+    tokens: Number | None = None
+    samples: Number | None = None
+    epochs: Number | None = None
+    max_epochs: Positive | None = None
+    max_tokens: Count | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_fixed(cls, data: Any) -> Any:
+        return _refuse(data, _FIXED_IN_SOURCES)
+
+    def find_changes(self) -> dict[str, Any]:
+        """The fields of a `Source` to update. A share replaces the source's share, whatever its unit was."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        if any(given.get(name) is not None for name in _SHARES):
+            given = dict.fromkeys(_SHARES) | given
+        return given
+
+
+class StageSettings(_Model):
+    """A stage of train. What is absent stays as in the stage before; the first stage begins with the top level's settings."""
+
+    from_: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, alias="from")
+    """The sample from which the stage applies, where it cuts the stage before it; see `megablend amend`."""
+    samples: Count | None = None
+    """Where the stage ends, in samples from the start of the run."""
+    tokens: Count | None = None
+    """Where it ends, in tokens from the start of the run."""
+    share: Positive | None = None
+    """Where it ends, as a share of the run's length."""
+    sources: dict[str, StageSource] = {}
+    """Sources whose share or limit changes, by name."""
+    sequence_length: Count | None = None
+    lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
+    shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
+    reset_position_ids: bool | None = None
+    reset_attention_mask: bool | None = None
+    eod_mask_loss: bool | None = None
+    create_attention_mask: bool | None = None
+    inter_document_masking: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_fixed(cls, data: Any) -> Any:
+        return _refuse(data, _FIXED)
+
+    @field_validator("share")
+    @classmethod
+    def _at_most_all(cls, value: Fraction | None) -> Fraction | None:
+        if value is not None and value > 1:
+            raise ValueError(f"found {float(value):g}, expected a share of the run, more than 0 and at most 1")
+        return value
+
+    @model_validator(mode="after")
+    def _one_end(self) -> StageSettings:
+        given = [name for name in ENDS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"the stage's end is given by {' and '.join(given)}; keep one of them")
+        return self
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the stage says where it ends."""
+        return any(getattr(self, name) is not None for name in ENDS)
+
+    def find_changes(self) -> dict[str, Any]:
+        """The settings of the config that the stage changes, apart from its sources."""
+        return {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
+
+
+def check_listed(stages: Sequence[StageSettings], names: Sequence[str], given: Sequence[str]) -> None:
+    """Check what stages say against the sources of train and the units in which the run's length is given.
+
+    Raises: ValueError, which begins with the place.
+    """
+    for i, stage in enumerate(stages):
+        if unknown := sorted(stage.sources.keys() - set(names)):
+            near = difflib.get_close_matches(unknown[0], names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "list it in `sources` too, with `weight: 0`"
+            raise ValueError(f"stages[{i}]: train has no source {unknown[0]!r}; {hint}")
+        if i == 0 and stage.from_ is not None:
+            raise ValueError("stages[0]: found `from`, but the first stage begins with the run; remove it")
+        if stage.share is not None and not given:
+            raise ValueError(
+                f"stages[{i}]: share is of the run's length, which is not set; add samples, tokens or epochs"
+            )
+    if stages and given and stages[-1].has_end and stages[-1].share is None:
+        raise ValueError(f"{given[0]}: the last stage already says where the run ends; remove one of the two")
+
+
+def apply_stages(config: C, stages: Sequence[StageSettings], lengths: Sequence[str]) -> tuple[C, ...]:
+    """The config's settings in each stage, as configs without stages and without a length, whose keys are `lengths`."""
+    now, found = config.model_copy(update={"stages": ()} | dict.fromkeys(lengths)), list[C]()
+    for stage in stages:
+        sources: dict[str, Any] = getattr(now, "sources")  # noqa: B009  (of a subclass)
+        train = tuple(_change(source, stage.sources.get(source.name)) for source in sources["train"])
+        now = now.model_copy(update=stage.find_changes() | {"sources": sources | {"train": train}})
+        found.append(now)
+    return tuple(found)
+
+
+def _change(source: Any, changes: StageSource | None) -> Any:
+    return source if changes is None else source.model_copy(update=changes.find_changes())
+
+
+def _refuse(data: Any, fixed: tuple[str, ...]) -> Any:
+    """Refuse keys that decide the order of the whole run, or what its samples are made of."""
+    for key in fixed if isinstance(data, Mapping) else ():
+        if key in data:
+            raise ValueError(f"{key} cannot change within a run, which its order depends on; {_REMEDY}")
+    return data

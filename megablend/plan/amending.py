@@ -1,0 +1,84 @@
+"""Amending a ledger: its last stage stops at the end of a cycle, and other stages follow. No sample before it changes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from megablend.errors import ConfigError, PlanError, StateError
+from megablend.plan.interleavings.lanes import LanePlan
+from megablend.plan.ledger import Ledger, describe_difference
+from megablend.plan.links import find_parting
+from megablend.plan.stages_plan import StagesPlan
+from megablend.plan.state import State
+
+
+def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
+    """The ledger up to the first sample from `sample` on at which its stage can stop: the end of a cycle, or of the stage.
+
+    What is left of a stage before it (a drain) is read to its end, and then one cycle.
+
+    Args:
+        plan: the ledger's.
+
+    Raises: ConfigError for a sample that the run does not have, and before its first.
+    """
+    if not 0 < sample <= ledger.num_samples:
+        raise ConfigError(
+            f"found sample {sample:,}, expected 1 to {ledger.num_samples:,}, the samples of run {ledger.run!r}; before the first "
+            "one, plan the run again (`megablend runs reset CONFIG`)"
+        )
+    number = next(number for number, stop in enumerate(ledger.ends) if sample <= stop)
+    stretches = plan.list_stretches()
+    which = next(which for which, each in enumerate(stretches) if each.stage == number)
+    start, stage = stretches[which].start, ledger.stages[number]
+    inner = plan.plan_of(which)
+    offset = max(1, sample - start)
+    stop = min(stage.stop, start + (inner.round_up(offset) if isinstance(inner, LanePlan) else offset))
+    cut = None if stop == stage.end else stop
+    return dataclasses.replace(ledger, stages=(*ledger.stages[:number], dataclasses.replace(stage, cut=cut)))
+
+
+def rewind_to(ledger: Ledger, state: State) -> Ledger:
+    """The ledger as a state knows it: without a cut that the state has passed, on the plan that was committed before.
+
+    Raises: StateError where the state is of another run.
+    """
+    parting = find_parting(ledger.links, state.stages)
+    if parting is None or not parting.by_cut or state.consumed_samples <= parting.sample:
+        state.check(split="train", index=ledger.index, stages=ledger.links)
+        return ledger
+    number = next(i for i, (x, y) in enumerate(zip(ledger.links, state.stages, strict=False)) if x != y)
+    if ledger.ends[number] != parting.sample:  # the state is of another amendment, which this ledger does not have
+        state.check(split="train", index=ledger.index, stages=ledger.links)
+    known = dataclasses.replace(ledger.stages[number], cut=state.stages[number].cut)
+    rewound = dataclasses.replace(ledger, stages=(*ledger.stages[:number], known))
+    if state.consumed_samples > rewound.num_samples:
+        raise StateError(
+            f"the state is of sample {state.consumed_samples:,}, in a stage that run {ledger.run!r} no longer has: it was "
+            f"amended from sample {parting.sample:,} on; resume from a state of sample {rewound.num_samples:,} or earlier"
+        )
+    return rewound
+
+
+def amend_ledger(cut: Ledger, requested: Ledger) -> Ledger:
+    """The stages of a ledger that was cut, and those that are requested after it.
+
+    Raises: PlanError where the blend of a sample before differs from the committed one, or nothing changes; ConfigError where
+        no stage is requested to begin there.
+    """
+    at = cut.num_samples
+    cut.check_past(requested, at)
+    if at not in requested.ends[:-1]:
+        where = next((start for start in requested.starts if start >= at), None)
+        listed = f" (its next stage begins at sample {where:,})" if where is not None else ""
+        raise ConfigError(
+            f"the config lists no stage that begins at sample {at:,}{listed}; add one to `stages` after the stage that has this "
+            f"sample, with what changes and `from: {at}`"
+        )
+    added = [dataclasses.replace(stage, index=cut.index) for stage in requested.stages if stage.stop > at]
+    if describe_difference(cut.blend, added[0].blend) is None:
+        raise PlanError(
+            f"run {cut.run!r}: the order from sample {at:,} on would be as it is; change what decides it (masks do not, and "
+            "need no amendment)"
+        )
+    return dataclasses.replace(cut, stages=(*cut.stages, *added))

@@ -1,0 +1,116 @@
+"""Ledgers whose stages differ, as JSON: the sources' names once, then what each stage changes from the one before.
+
+A stage takes at most 200 bytes, and 40 bytes for each source whose share changes. Shares are numerators of a common denominator.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from megablend.plan.stage import Blend, SourceShare, Stage
+from megablend.system.limited_json import missing_field
+
+VERSION = 2
+_SETTINGS = (
+    "split",
+    "sequence_length",
+    "add_extra_token_to_sequence",
+    "interleaving",
+    "order",
+    "plan_version",
+    "seed",
+    "lanes",
+    "shuffle_window",
+)
+"""Fields of a `Blend` apart from its sources, as they are stored."""
+
+
+def changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -> dict[str, Any]:
+    """The ledger as a JSON-serializable dict. Raises: ValueError where the stages have different sources."""
+    sources = [[source.name, source.append_eod] for source in stages[0].blend.sources]
+    records, before = list[dict[str, Any]](), None
+    for stage, digest in zip(stages, digests, strict=True):
+        if [[source.name, source.append_eod] for source in stage.blend.sources] != sources:
+            raise ValueError(f"run {run!r}: stages have different sources")
+        records.append(_stage_record(stage, before) | {"digest": digest})
+        before = stage
+    return {"version": VERSION, "run": run, "sources": sources, "stages": records}
+
+
+def dump_changes(record: dict[str, Any]) -> str:
+    """The text of the record: a line for each stage."""
+    head = {key: value for key, value in record.items() if key != "stages"}
+    lines = ",\n".join(json.dumps(stage, separators=(",", ":")) for stage in record["stages"])
+    return f'{json.dumps(head, separators=(",", ":"))[:-1]},\n"stages":[\n{lines}\n]}}\n'
+
+
+def parse_changes(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[str]]:
+    """The run's name, its stages, and the digests stored with them. Raises: KeyError, TypeError, ValueError where damaged."""
+    named = tuple(SourceShare(name=_text(name), append_eod=eod and _whole(eod)) for name, eod in record["sources"])
+    stages, digests = list[Stage](), list[str]()
+    blend = Blend(split="", sequence_length=0, add_extra_token_to_sequence=True, sources=named)
+    index = ""
+    for each in record["stages"]:
+        blend = _parse_blend(each, blend)
+        index = _text(each.get("index", index))
+        cut = each.get("cut")
+        stages.append(
+            Stage(end=_whole(each["end"]), index=index, blend=blend, cut=None if cut is None else _whole(cut))
+        )
+        digests.append(_text(each["digest"]))
+    return _text(record["run"]), tuple(stages), digests
+
+
+def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
+    """What a stage changes."""
+    record: dict[str, Any] = {"end": stage.end}
+    if stage.cut is not None:
+        record["cut"] = stage.cut
+    if before is None or stage.index != before.index:
+        record["index"] = stage.index
+    blend, old = stage.blend, None if before is None else before.blend
+    record |= {
+        name: getattr(blend, name) for name in _SETTINGS if old is None or getattr(blend, name) != getattr(old, name)
+    }
+    changed = [
+        (number, source) for number, source in enumerate(blend.sources) if old is None or source != old.sources[number]
+    ]
+    if changed:
+        shares = [source.share or Fraction(0) for _, source in changed]
+        record["of"] = math.lcm(*(share.denominator for share in shares))
+        record["shares"] = [
+            [number, share.numerator * (record["of"] // share.denominator), source.cycles]
+            for (number, source), share in zip(changed, shares, strict=True)
+        ]
+    return record
+
+
+def _parse_blend(record: dict[str, Any], before: Blend) -> Blend:
+    given = {name: record[name] for name in _SETTINGS if name in record}
+    kinds = {name: type(getattr(before, name)) for name in given}
+    if missing_field(given, kinds) is not None:
+        raise ValueError("a key has another type")
+    sources = list(before.sources)
+    for number, numerator, cycles in record.get("shares", ()):
+        share = Fraction(_whole(numerator), _whole(record["of"]))
+        sources[_whole(number)] = replace(sources[number], share=share, cycles=_whole(cycles))
+    if any(source.share is None for source in sources):
+        raise ValueError("a source has no share")
+    return replace(before, sources=tuple(sources), **given)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("not a whole number")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("not a text")
+    return value

@@ -1,0 +1,53 @@
+"""The chain of a run's stages as states store it: where each stage ends, and the plan's digest after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Link(NamedTuple):
+    """A stage in the chain."""
+
+    end: int
+    """Number of the sample after the stage's last one, as it was planned."""
+    digest: str
+    """The plan's digest after the stage, had it gone on to its end."""
+    cut: int | None = None
+    """Where an amendment stops it before; None where it goes on to its end."""
+
+    @property
+    def stop(self) -> int:
+        """Number of the sample at which the next stage begins."""
+        return self.end if self.cut is None else self.cut
+
+    def to_list(self) -> list[int | str]:
+        """As states store it: end and digest, and the cut where there is one."""
+        return [self.end, self.digest] if self.cut is None else [self.end, self.digest, self.cut]
+
+
+class Parting(NamedTuple):
+    """Where two chains part."""
+
+    sample: int
+    """The first sample that may differ."""
+    by_cut: bool
+    """Whether both agree in the stage there, but one of them was cut."""
+
+
+def find_parting(a: Sequence[Link], b: Sequence[Link]) -> Parting | None:
+    """Where two chains part; None where one of them is the beginning of the other."""
+    start = 0
+    for x, y in zip(a, b, strict=False):
+        if (x.end, x.digest) != (y.end, y.digest):
+            return Parting(start, by_cut=False)
+        if x.cut != y.cut:
+            return Parting(min(x.stop, y.stop), by_cut=True)
+        start = x.stop
+    return None
+
+
+def agree_until(a: Sequence[Link], b: Sequence[Link], sample: int) -> bool:
+    """Whether two chains have the same samples before `sample`, and at least the same first stage."""
+    parting = find_parting(a, b)
+    return parting is None or (parting.sample > 0 and sample <= parting.sample)

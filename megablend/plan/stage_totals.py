@@ -1,0 +1,63 @@
+"""The limits of a run with several stages: every source with a share has a sample in the run, and none exceeds its caps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from megablend.errors import PlanError
+from megablend.plan.caps import longest_stage
+from megablend.plan.check_totals import describe_caps
+from megablend.plan.requested_stages import RequestedStage
+from megablend.plan.shares import cap_of
+from megablend.plan.specification import Specification
+
+if TYPE_CHECKING:
+    from megablend.plan.stages_plan import Stretch
+
+
+def check_stage_totals(asked: Specification, stretches: Sequence[Stretch], starts: Sequence[int]) -> None:
+    """Refuse a run of several stages in which a source with a share gets no samples, or one exceeds its caps.
+
+    Args:
+        stretches: of the run's plan.
+        starts: first sample of each of the ledger's stages.
+
+    Raises: PlanError that names the stage, the source, and where the stage could end.
+    """
+    totals = np.sum([stretch.request.totals for stretch in stretches], axis=0)
+    for number, (source, weight) in enumerate(zip(asked.sources, asked.weights, strict=True)):
+        if weight > 0 and totals[number] == 0:
+            raise PlanError(
+                f"source {source.name!r} gets none of {asked.num_samples:,} samples: its share of the run is "
+                f"{float(weight):.3g}; "
+                "give it a larger share, or a share of 0 in every stage"
+            )
+    for stretch in stretches:
+        stage = asked.stage_at(starts[stretch.stage])
+        _check_caps(asked, stage, stretch, asked.stages.index(stage))
+
+
+def _check_caps(asked: Specification, stage: RequestedStage, stretch: Stretch, number: int) -> None:
+    """Raises: PlanError for the first source that the stage reads more often than its caps allow."""
+    request, extra = stretch.request, int(asked.config.add_extra_token_to_sequence)
+    length, sources = request.sample_tokens, list(stage.config.sources_of(asked.split).values())
+    totals, firsts = request.totals.tolist(), request.first_tokens.tolist()
+    left = [
+        cap_of(source, tokens, length, extra, read=first)
+        for source, tokens, first in zip(sources, asked.tokens, firsts, strict=True)
+    ]
+    for source, tokens, total, first, cap in zip(sources, asked.tokens, totals, firsts, left, strict=True):
+        if cap is None or total <= cap:
+            continue
+        epochs = float(Fraction(first + total * length + extra, tokens))
+        longest = longest_stage(stage.weights, left, redistribute=False)
+        ends = "" if not longest else f"end the stage at sample {stretch.start + longest:,} or before, "
+        raise PlanError(
+            f"stages[{number}]: source {source.name!r} would have been read {epochs:.2f} times at the stage's end, more than "
+            f"{describe_caps(source)}: {total:,} samples of {length} tokens are requested, {cap:,} are left; {ends}raise the "
+            "cap, give the source a smaller share, or set `on_exhausted: redistribute`"
+        )

@@ -1,0 +1,255 @@
+"""Amending a run: jobs go on through it, states say where they stand, and no token is lost or repeated."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import megablend
+from megablend.cli.main import cli
+from megablend.plan.ledger_file import load_ledger
+from tests.api.test_stages import stream
+from tests.runs import documents, make_config, write_source
+
+FIRST: dict[str, Any] = {"samples": 640}
+NEXT: dict[str, Any] = {"samples": 640, "sources": {"s0": {"weight": 1}, "s2": {"weight": 2}}}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("amend")
+    return [
+        write_source(folder / "data", d, "parquet", documents(d, 150, 60, 5)) | {"weight": weight}
+        for d, weight in ((0, 3), (1, 1), (2, 0))
+    ]
+
+
+@pytest.fixture
+def config(tmp_path: Path, data: list[dict[str, Any]]) -> dict[str, Any]:
+    """A run of one stage, and the index that it reads."""
+    config = make_config(tmp_path, data, stages=[FIRST])
+    megablend.build(config)
+    return config
+
+
+def read(dataset: megablend.Dataset, start: int = 0) -> list[list[int]]:
+    return [dataset[k]["tokens"].tolist() for k in range(start, len(dataset))]
+
+
+def test_a_job_goes_through_an_amendment(config: dict[str, Any]) -> None:
+    """The blend is changed while a job runs; it is stopped, and resumed on another number of ranks."""
+    before = megablend.open(config)
+    promised = read(before)
+    loader, seen = megablend.Loader(before, micro_batch_size=8), list[list[int]]()
+    batches = iter(loader)
+    for _ in range(5):
+        seen += next(batches)["tokens"].tolist()
+    state = json.loads(json.dumps(loader.state_dict()))
+    edited = config | {"stages": [FIRST, NEXT]}
+    found = megablend.amend(edited, state=state, after=5)
+    assert (found.requested, found.at, found.drain, found.committed) == (45, 48, 0, True)
+    seen += next(batches)["tokens"].tolist()  # the job knows nothing of it
+    assert loader.consumed_samples == 48
+    state = json.loads(json.dumps(loader.state_dict()))
+    loader.close()
+    resumed = megablend.open(edited, state=state)
+    ranks = [
+        megablend.Loader(resumed, micro_batch_size=4, data_parallel_rank=rank, data_parallel_size=2) for rank in (0, 1)
+    ]
+    for pair in zip(*ranks, strict=True):
+        seen += [row for batch in pair for row in batch["tokens"].tolist()]
+    assert seen[:48] == promised[:48]
+    assert seen == read(megablend.open(edited))
+    sources = [resumed.sample(k).source for k in range(640)]
+    assert Counter(sources[48:]) == {0: 148, 1: 148, 2: 296}
+    for number in range(3):  # what was begun is read to its end, each token as often as any other before the next epoch
+        counts = Counter(t for k, tokens in enumerate(seen) if sources[k] == number for t in tokens)
+        assert set(counts) <= set(stream(number))
+        assert max(counts.values()) - min(counts[t] for t in stream(number)) <= 1
+
+
+def test_no_token_is_lost_when_the_length_changes(config: dict[str, Any]) -> None:
+    edited = config | {"stages": [FIRST, NEXT | {"sequence_length": 12, "samples": 600}]}
+    found = megablend.amend(edited, at=100)
+    assert found.at == 112
+    assert 0 < found.drain <= 31 * 16
+    dataset = megablend.open(edited)
+    assert [(each.start, each.config.sequence_length) for each in dataset.run.sections] == [
+        (0, 8),
+        (112 + found.drain, 12),
+    ]
+    samples = [dataset.sample(k) for k in range(len(dataset))]
+    for number in range(3):
+        ordinals = sorted(sample.ordinal for sample in samples if sample.source == number)
+        assert ordinals == list(range(len(ordinals)))
+        counts = Counter(t for sample in samples if sample.source == number for t in sample.tokens.tolist()[:-1])
+        assert max(counts.values()) - min(counts[t] for t in stream(number)) <= 1
+
+
+def test_states_before_are_good_and_those_past_it_say_what_to_do(config: dict[str, Any]) -> None:
+    old = megablend.open(config)
+    states = {k: old.state_dict(k) for k in (0, 100, 112, 113, 200)}
+    edited = config | {"stages": [FIRST, NEXT]}
+    megablend.amend(edited, at=100)
+    amended = megablend.open(edited)
+    for k in (0, 100, 112):
+        assert megablend.open(edited, state=states[k]).run.ledger == amended.run.ledger
+        amended.load_state_dict(states[k])
+    for k in (113, 200):
+        says = rf"was amended from sample 112 on, but this state is of sample {k} .*amend CONFIG --state FILE"
+        with pytest.raises(megablend.StateError, match=says):
+            megablend.open(edited, state=states[k])
+        with pytest.raises(megablend.StateError, match=says):
+            amended.load_state_dict(states[k])
+        with pytest.raises(megablend.StateError, match=says):
+            megablend.open(config, state=states[k])  # not even with the config as it was
+    with pytest.raises(megablend.PlanError, match="in stage 1, from sample 112 on, share of source 's0' was 1/4"):
+        megablend.open(config)
+    later = megablend.amend(edited, state=states[200], after=1)
+    assert (later.at, later.requested) == (208, 201)
+    assert megablend.open(edited, state=states[200]).consumed_samples == 200
+    with pytest.raises(megablend.StateError, match="was amended from sample 112 on, but this state is of sample 150"):
+        megablend.open(edited, state=amended.state_dict(150))
+    assert megablend.open(edited, state=amended.state_dict(112)).consumed_samples == 112
+
+
+def test_config_data_and_state_alone_rebuild_an_amended_run(config: dict[str, Any], tmp_path: Path) -> None:
+    edited = config | {"stages": [FIRST, NEXT, {"samples": 960, "sequence_length": 12}]}
+    megablend.amend(edited, at=100)
+    ledger = megablend.open(edited).run.ledger
+    state = megablend.open(edited).state_dict(300)
+    assert len(json.dumps(state)) < 1000
+    elsewhere = edited | {"cache": str(tmp_path / "other")}
+    megablend.build_index(elsewhere)
+    rebuilt = megablend.open(elsewhere, state=state)
+    assert rebuilt.run.ledger == ledger
+    assert rebuilt.consumed_samples == 300
+    written = [FIRST, NEXT | {"from": 112}, edited["stages"][2]]
+    assert megablend.build(elsewhere | {"stages": written}).ledger == ledger
+    assert megablend.build(edited | {"stages": written}).ledger == ledger  # as the amended config may say
+    assert megablend.show(config["cache"], 400, run="default") == megablend.show(edited, 400)
+
+
+def test_amended_again_and_again(config: dict[str, Any]) -> None:
+    """In the middle of what an amendment left, and in a drain."""
+    stages, ends, longer = [FIRST], [], NEXT | {"samples": 1280}
+    past = read(megablend.open(config))
+    changes: list[tuple[int, dict[str, Any]]] = [
+        (20, NEXT),
+        (40, longer | {"lanes": 2, "shuffle_window": 3}),
+        (60, longer | {"sequence_length": 12}),
+        (70, longer | {"sources": {"s1": {"weight": 5}}}),
+        (900, longer | {"sequence_length": 8}),
+    ]
+    for at, change in changes:
+        stages = [*stages, change]
+        edited = config | {"stages": stages}
+        found = megablend.amend(edited, at=at)
+        assert found.at >= at
+        dataset = megablend.open(edited)
+        now = read(dataset)
+        assert now[: found.at] == past[: found.at]
+        for number in range(3):
+            tokens = Counter(t for k in range(len(now)) if dataset.sample(k).source == number for t in now[k])
+            if tokens:
+                assert max(tokens.values()) - min(tokens.values()) <= 1 + (min(tokens.values()) > 1)
+        past = now
+        ends.append(found.at)
+    assert ends == sorted(ends)
+    ledger = load_ledger(config["cache"], "default")
+    assert ledger is not None
+    assert ledger.ends[:5] == tuple(ends)
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "says"),
+    [
+        ({"stages": [FIRST]}, {"at": 100}, "the config lists no stage that begins at sample 112; add one to `stages`"),
+        ({"stages": [FIRST, NEXT]}, {"at": 0}, "found sample 0, expected 1 to 640"),
+        ({"stages": [FIRST, NEXT]}, {"at": 641}, "found sample 641, expected 1 to 640"),
+        ({"stages": [FIRST, NEXT | {"from": 100}]}, {"at": 100}, r"stages\[1\]: from: found 100, expected 112"),
+        ({"stages": [FIRST | {"lanes": 2}, NEXT]}, {"at": 100}, "its order is fixed: lanes was 4, is now 2"),
+        (
+            {"stages": [FIRST, NEXT | {"samples": 120, "sequence_length": 12}]},
+            {"at": 100},
+            "stage 1 ends at sample 120, but the samples that an amendment left in the settings before it",
+        ),
+        (
+            {"stages": [FIRST, {"samples": 800}]},
+            {"at": 100},
+            "the order from sample 112 on would be as it is; change what decides it",
+        ),
+        ({"stages": [FIRST, NEXT]}, {}, "give either at, a sample, or state"),
+        (
+            {"stages": [FIRST, NEXT | {"samples": 104}]},
+            {"at": 100},
+            r"stages\[1\]: it ends at sample 104, but begins at",
+        ),
+        ({"run": "other", "stages": [FIRST, NEXT]}, {"at": 100}, "run 'other' was not built there"),
+    ],
+)
+def test_what_cannot_be_amended(config: dict[str, Any], change: Any, arguments: Any, says: str) -> None:
+    ledger = load_ledger(config["cache"], "default")
+    with pytest.raises(megablend.MegablendError, match=says):
+        megablend.amend(config | change, **arguments)
+    assert load_ledger(config["cache"], "default") == ledger
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would(config: dict[str, Any]) -> None:
+    ledger = load_ledger(config["cache"], "default")
+    edited = config | {"stages": [FIRST, NEXT | {"samples": 1600}]}
+    found = megablend.amend(edited, at=97, dry_run=True)
+    assert load_ledger(config["cache"], "default") == ledger
+    assert (found.at, found.samples_before, found.samples, found.committed) == (112, 640, 1600, False)
+    assert {"what": "share of source 's0'", "before": "3/4", "after": "1/4"} in found.changes
+    assert [round(each.before.share, 2) for each in found.sources] == [0.75, 0.25, 0.0]
+    assert [round(each.after.share, 2) for each in found.sources] == [0.25, 0.25, 0.5]
+    assert found.plan == megablend.amend(edited, at=97).plan
+    with_repeat = [each.after.first_repeat for each in found.sources]
+    dataset = megablend.open(edited)
+    for number, sample in enumerate(with_repeat):
+        seen = Counter[int]()
+        again = None
+        for k in range(len(dataset)):
+            each = dataset.sample(k)
+            if each.source == number:
+                seen.update(each.tokens.tolist()[:-1])
+                if again is None and max(seen.values()) > 1:
+                    again = k
+        assert (sample is None) == (again is None)
+
+
+def test_skipped_samples_after_an_amendment_are_of_the_plan_before(config: dict[str, Any]) -> None:
+    megablend.skip(config, 100, 140, batch_size=4)
+    edited = config | {"stages": [FIRST, NEXT]}
+    with pytest.raises(
+        megablend.ConfigError, match="within samples 100 to 140, which run 'default' skips; amend it at"
+    ):
+        megablend.amend(edited, at=100)
+    megablend.amend(edited, at=97 - 16)
+    assert megablend.open(edited).skips.ranges == ()
+
+
+def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
+    path, state = tmp_path / "run.json", tmp_path / "state.json"
+    path.write_text(json.dumps(config | {"stages": [FIRST, NEXT]}))
+    state.write_text(json.dumps(megablend.open(config).state_dict(90)))
+
+    def run(*arguments: str, code: int = 0) -> str:
+        result = CliRunner().invoke(cli, ["amend", str(path), *arguments], standalone_mode=True)
+        assert result.exit_code == code, result.output
+        return result.output
+
+    assert "give either --at SAMPLE or --state FILE" in run(code=2)
+    assert "--plus needs --state" in run("--at", "9", "--plus", "3", code=2)
+    printed = run("--state", str(state), "--plus", "2", "--dry-run")
+    assert "run 'default' would go on with other settings from sample 96 on (92 rounded up" in printed
+    assert "share of source 's0': 3/4 -> 1/4" in printed
+    assert json.loads(run("--at", "97", "--json"))["at"] == 112
+    assert torch.tensor(megablend.open(str(path)).run.ledger.ends).tolist() == [112, 640]
