@@ -265,6 +265,11 @@ class Config(_Model):
                 config._check_masks()
             except ValueError as error:
                 raise ValueError(f"stages[{i}]: {error}") from None
+            if self.stages[i].schedule is not None and config.on_exhausted == "redistribute":
+                raise ValueError(
+                    f"stages[{i}]: schedule: its shares are given step by step, so nothing can be redistributed; set "
+                    "`on_exhausted: error`, or list stages of constant shares"
+                )
             is_weighted = (config.sources["train"][0].unit or "weight") == "weight"
             ends_with_run = i == len(self.stages) - 1 and bool(given)
             if is_weighted and not self.stages[i].has_end and not ends_with_run:
@@ -382,7 +387,10 @@ class Config(_Model):
     def needs_documents(self, source: Source) -> bool:
         """Whether the index has to contain the source's document boundaries."""
         return (
-            source.append_eod is not None or max(self.shares) != 1 or self.moves_documents or bool(source.extra_columns)
+            source.append_eod is not None
+            or max(self.shares) != 1
+            or self.ever_moves_documents
+            or bool(source.extra_columns)
         )
 
     def read_spec(self, source: Source) -> ReadSpec:
@@ -400,6 +408,11 @@ class Config(_Model):
         """Whether the order arranges single documents, which requires the length of each."""
         return find_order(self.order).unit == "document"
 
+    @property
+    def ever_moves_documents(self) -> bool:
+        """Whether the order of the top level, or that of a stage, arranges single documents."""
+        return any(each.moves_documents for each in (self, *self.stage_configs))
+
     def is_blended(self, split: str) -> bool:
         """Whether a split is a blend, arranged by `order`; otherwise it is one pass over its sources as stored."""
         return split == "train" or getattr(self, f"{split}_samples") is not None
@@ -407,7 +420,7 @@ class Config(_Model):
     @property
     def tabled(self) -> list[str]:
         """Names in the index of the sources for which the length of every document is required."""
-        if not self.moves_documents:
+        if not self.ever_moves_documents:
             return []
         return [name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)]
 

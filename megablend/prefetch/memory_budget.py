@@ -65,7 +65,7 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
         16 + each.dtype.itemsize for each in run.extra_columns
     )  # the values, and int64 buffers to gather them
     budget = split_budget(run, num_batches * micro_batch_size * (sample_bytes(run.config) + extra))
-    if not run.has_lanes or not run.order_kind.consumes_whole_blocks:
+    if not run.has_lanes or not run.consumes_whole_blocks:
         return budget  # no lane continues in its block: only one step must fit
     lanes = max(lanes_of(blend.lanes, micro_batch_size, stride) for blend in run.blends)
     source_bytes = np.minimum(lane_bytes(run) * lanes, _source_bytes(run))
@@ -138,7 +138,7 @@ def lane_bytes(run: Run) -> Int64s:
     block_tokens = np.maximum(1, run.parts["tokens"]) / _num_blocks(run)
     blocks = np.zeros(len(run.parts))
     for blend in run.blends:
-        shares = np.array([float(share) for share in blend.shares])
+        shares = np.array([float(share) for share in blend.largest_shares])
         cycle_tokens = blend.shuffle_window * blend.sequence_length
         blocks = np.maximum(blocks, shares * cycle_tokens / block_tokens + (shares > 0))
     sizes: Int64s = np.ceil(blocks * (block_tokens * _token_bytes(run) + BLOCK_OVERHEAD_BYTES)).astype(np.int64)
