@@ -33,8 +33,8 @@ from megablend.plan.interleavings.base import (
     sample_numbers,
 )
 from megablend.plan.interleavings.lane_schedule import make_lane_schedule
+from megablend.plan.interleavings.tails import Tails
 from megablend.plan.interleavings.tree import build_tree
-from megablend.plan.tails import Tails
 
 MAX_LANES = MAX_WINDOW = 1 << 20
 _MAX_TOKENS = (1 << 63) - 1
