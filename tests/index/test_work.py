@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from megablend.errors import CacheError
-from megablend.index import file_tasks as work
 from megablend.index.file_tasks import await_fragment, items_of, plan_work
 from megablend.index.source_spec import list_columns
 from megablend.index.sources import list_source
@@ -49,6 +48,6 @@ def test_files_keep_their_fragments_when_the_folder_moves_or_another_is_added(tm
 
 
 def test_a_fragment_that_rank_0_does_not_see_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_SEEN_SECONDS", 0.2)
+    monkeypatch.setattr("megablend.fs.await_file.SEEN_SECONDS", 0.2)
     with pytest.raises(CacheError, match="must be on a file system that all ranks share"):
         await_fragment(tmp_path / "missing")
