@@ -19,7 +19,7 @@ from megablend.fs.build_lock import build_lock
 from megablend.plan.amending import amend_ledger, cut_ledger, rewind_to
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
-from megablend.plan.run import Run, check_run
+from megablend.plan.run import Run, check_run, precompute_orders
 from megablend.plan.skips import load_skips
 from megablend.plan.stage_requests import plan_stages
 from megablend.plan.stages_plan import StagesPlan
@@ -126,6 +126,7 @@ def _plan_amended(config: Config, cut: Ledger) -> Run:
     requested = plan_committed(config, "train", cut, make_run_storage(config))
     run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger))
     check_run(run)
+    precompute_orders(config, run.store)
     return run
 
 

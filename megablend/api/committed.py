@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from megablend.index.source_entry import SourceEntry
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.run import Run
-from megablend.plan.stage import SourceShare
+from megablend.plan.stage import SourceShare, Stage
 from megablend.storage.base import Storage
 from megablend.storage.location import escape_wildcards, join
 
@@ -73,19 +74,20 @@ def make_config(cache: str, ledger: Ledger, generation: Snapshot) -> Config:
     blend, entries = ledger.stages[0].blend, {entry.name: entry for entry in generation.sources}
     by_split = any(source.name not in entries for source in blend.sources)
     prefix = "train/" if by_split else ""
+    first_shares = blend.shares if blend.schedule is None else blend.schedule.start
     listed = []
-    for source in blend.sources:
+    for source, share in zip(blend.sources, first_shares, strict=True):
         entry = entries.get(prefix + source.name)
         if entry is None:
             raise CacheError(
                 f"{generation.folder}: lacks source {source.name!r} of run {ledger.run!r}; restore the cache from a backup"
             )
-        listed.append(_source(entry, source))
+        listed.append(_source(entry, replace(source, share=share)))
     has_stages = any(stage.blend != blend or stage.cut is not None for stage in ledger.stages)
     settings: dict[str, Any] = {
         "cache": str(cache),
         "run": ledger.run,
-        **({"stages": _list_stages(ledger)} if has_stages else {"samples": ledger.num_samples}),
+        **({"stages": _list_stages(ledger)} if has_stages or blend.schedule else {"samples": ledger.num_samples}),
         "sources": {"train": listed, "valid": []} if by_split else listed,
         "sequence_length": blend.sequence_length,
         "add_extra_token_to_sequence": blend.add_extra_token_to_sequence,
@@ -107,12 +109,19 @@ def _list_stages(ledger: Ledger) -> list[dict[str, Any]]:
         | {
             "samples": stage.end,
             "sequence_length": stage.blend.sequence_length,
+            "order": stage.blend.order,
             "lanes": stage.blend.lanes,
             "shuffle_window": stage.blend.shuffle_window,
             "sources": {source.name: {"weight": source.share} for source in stage.blend.sources},
         }
+        | _schedule(stage)
         for before, stage in zip([None, *ledger.stages], ledger.stages, strict=False)
     ]
+
+
+def _schedule(stage: Stage) -> dict[str, Any]:
+    schedule = stage.blend.schedule
+    return {} if schedule is None else {"schedule": schedule.kind, "steps": len(schedule.done)}
 
 
 def _source(entry: SourceEntry, source: SourceShare) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from megablend.caches.base import GENERATIONS, RUNS, Entry, Record
-from megablend.errors import CacheError
 from megablend.fs.atomic_write import (
     flush_folder,
     list_committed,
@@ -20,6 +19,7 @@ from megablend.fs.atomic_write import (
     translate_os_errors,
     write_flushed,
 )
+from megablend.fs.await_file import await_file
 from megablend.fs.build_lock import LockInfo, build_lock, lock_time, verify_shared_filesystem
 from megablend.fs.log_waits import log_slow_wait
 
@@ -29,8 +29,6 @@ FOLDERS = ("fragments", "packs", "generations", "lengths", "documents", "splits"
 """The folders of a cache."""
 SET_ASIDE = "reset"
 """Folder below `runs` of the ledgers of runs that were reset."""
-SEEN_SECONDS = 10.0
-"""Network file systems may show another host's write seconds late."""
 
 
 class LocalCacheStore:
@@ -91,7 +89,7 @@ class LocalCacheStore:
         path = self.folder / kind / name
         if is_written:
             with log_slow_wait(f"{path} to become visible"):
-                _await(path)
+                await_file(path)
         return path
 
     def fetch_files(self, kind: str, prefix: str) -> None:
@@ -230,14 +228,3 @@ def _describe_folder(path: Path) -> Entry:
     created = (path / MANIFEST).stat().st_mtime
     roots = path / ROOTS
     return Entry(path.name, size, created, roots.stat().st_mtime if roots.exists() else created)
-
-
-def _await(path: Path) -> None:
-    deadline = time.monotonic() + SEEN_SECONDS
-    while not path.is_file():
-        if time.monotonic() > deadline:
-            raise CacheError(
-                f"{path}: another rank wrote this file, but rank 0 does not see it: the cache must be on a file system "
-                "that all ranks share; choose such a directory, or build with the ranks of one node"
-            )
-        time.sleep(0.1)

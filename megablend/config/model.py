@@ -122,7 +122,7 @@ class Warnings(_Model):
     """Warn if a source without its own max_epochs is read more often."""
     min_source_samples: Count | None = 1
     """Warn if a source in use contains fewer samples."""
-    max_read_amplification: Positive | None = Fraction(2)
+    max_read_amplification: Positive | None = Fraction(6, 5)
     """Warn if loaders read more than this multiple of the bytes that they use."""
 
 
@@ -259,6 +259,11 @@ class Config(_Model):
                 config._check_masks()
             except ValueError as error:
                 raise ValueError(f"stages[{i}]: {error}") from None
+            if self.stages[i].schedule is not None and config.on_exhausted == "redistribute":
+                raise ValueError(
+                    f"stages[{i}]: schedule: its shares are given step by step, so nothing can be redistributed; set "
+                    "`on_exhausted: error`, or list stages of constant shares"
+                )
             is_weighted = (config.sources["train"][0].unit or "weight") == "weight"
             ends_with_run = i == len(self.stages) - 1 and bool(given)
             if is_weighted and not self.stages[i].has_end and not ends_with_run:
@@ -372,7 +377,10 @@ class Config(_Model):
     def needs_documents(self, source: Source) -> bool:
         """Whether the index has to contain the source's document boundaries."""
         return (
-            source.append_eod is not None or max(self.shares) != 1 or self.moves_documents or bool(source.extra_columns)
+            source.append_eod is not None
+            or max(self.shares) != 1
+            or self.ever_moves_documents
+            or bool(source.extra_columns)
         )
 
     def read_spec(self, source: Source) -> ReadSpec:
@@ -390,6 +398,11 @@ class Config(_Model):
         """Whether the order arranges single documents, which requires the length of each."""
         return find_order(self.order).unit == "document"
 
+    @property
+    def ever_moves_documents(self) -> bool:
+        """Whether the order of the top level, or that of a stage, arranges single documents."""
+        return any(each.moves_documents for each in (self, *self.stage_configs))
+
     def is_blended(self, split: str) -> bool:
         """Whether a split is a blend, arranged by `order`; otherwise it is one pass over its sources as stored."""
         return split == "train" or getattr(self, f"{split}_samples") is not None
@@ -397,7 +410,7 @@ class Config(_Model):
     @property
     def tabled(self) -> list[str]:
         """Names in the index of the sources for which the length of every document is required."""
-        if not self.moves_documents:
+        if not self.ever_moves_documents:
             return []
         return [name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)]
 

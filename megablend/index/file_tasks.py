@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from megablend.errors import CacheError, ChangedFileError, ConfigError
 from megablend.formats.base import is_divisible
 from megablend.fs.atomic_write import list_committed
+from megablend.fs.await_file import await_file
 from megablend.fs.log_waits import log_slow_wait
 from megablend.index.file_parts import join, num_parts, part_span
 from megablend.index.fragments import (
@@ -35,7 +35,6 @@ _FILE_COST = 1 << 20
 _WHOLE_BYTES = 512 << 10
 """Over a network, a file up to this size is read by one request."""
 _FRAGMENT_COST = 1 << 14
-_SEEN_SECONDS = 10.0
 _REMEDY = "let its writer finish, then build again"
 
 
@@ -179,26 +178,15 @@ def await_fragment(path: Path) -> Fragment:
     Raises: CacheError if it does not appear, or is damaged.
     """
     with log_slow_wait(f"{path} to become visible"):
-        _await(path)
+        await_file(path)
     return read_fragment(path)
 
 
 def await_pack(path: Path) -> Pack:
     """Open a pack that another rank has written. Raises: as `await_fragment` does."""
     with log_slow_wait(f"{path} to become visible"):
-        _await(path)
+        await_file(path)
     return Pack(path)
-
-
-def _await(path: Path) -> None:
-    deadline = time.monotonic() + _SEEN_SECONDS
-    while not path.is_file():
-        if time.monotonic() > deadline:
-            raise CacheError(
-                f"{path}: another rank wrote this file, but rank 0 does not see it: the cache must be on a file system "
-                "that all ranks share; choose such a directory, or build with the ranks of one node"
-            )
-        time.sleep(0.1)
 
 
 def _path(work: FileTask, part: int, folder: Path) -> Path:

@@ -14,7 +14,8 @@ import dataclasses
 import hashlib
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,14 +122,8 @@ def write_fragment(path: Path, fragment: Fragment) -> None:
 
 def read_fragment(path: Path) -> Fragment:
     """Load a fragment. Raises: FileNotFoundError; CacheError if it is damaged or cannot be read."""
-    try:
+    with _readable(path):
         data = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise CacheError(
-            f"{path}: cannot be read ({cause_of(error)}): {remedy_of(error.errno)}, or remove it"
-        ) from error
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != trailer:
         raise CacheError(
@@ -173,7 +168,7 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
     Raises: FileNotFoundError; CacheError if it cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with _readable(path), path.open("rb") as file:
             start = file.read(len(_MAGIC) + _LENGTH.size)
             if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _LENGTH.size:
                 return None
@@ -181,6 +176,13 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
             return header["structure"], header["body"]
     except (ValueError, KeyError, TypeError):
         return None
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Report a fragment that the system cannot read; one that does not exist as FileNotFoundError."""
+    try:
+        yield
     except FileNotFoundError:
         raise
     except OSError as error:

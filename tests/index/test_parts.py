@@ -175,6 +175,7 @@ def test_parts_of_two_versions_of_a_file_are_never_joined(
     assert path.exists()
 
 
+@pytest.mark.long
 def test_any_number_of_ranks_makes_the_same_bytes_of_one_file(tmp_path: Path) -> None:
     write_groups(tmp_path / "data" / "x.parquet")
     made = []
@@ -193,6 +194,7 @@ def test_any_number_of_ranks_makes_the_same_bytes_of_one_file(tmp_path: Path) ->
     assert all(each == made[0] for each in made[1:])
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_ends_all_and_a_kill_leaves_what_was_done(tmp_path: Path) -> None:
     write_groups(tmp_path / "data" / "x.parquet")
     cache, pattern = tmp_path / "cache", f"a={tmp_path}/data/*.parquet"

@@ -243,6 +243,7 @@ if launch.rank == 0:
 """
 
 
+@pytest.mark.long
 def test_any_number_of_ranks_makes_the_same_table(tmp_path: Path) -> None:
     spec = write(tmp_path / "data", "parquet", [0, 1, 2])
     script = tmp_path / "ranks.py"
