@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from megablend.caches.base import CacheStore
+from megablend.caches.find import find_store
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
 from megablend.config.stages import StageSettings, apply_stages, check_listed
 from megablend.config.values import (
@@ -130,7 +132,11 @@ class Config(_Model):
     """A run: where its tokens are stored, how they are blended, and what its samples contain."""
 
     cache: PathText
-    """Folder of the index, on a path that all ranks can access; created by `build`."""
+    """Where the index is kept: a folder that all ranks can access, or a prefix of an object store (s3://bucket/caches/name);
+    created by `build`."""
+    local_cache: PathText | None = None
+    """Folder on each node's local disk for its copy of a `cache` in an object store; null for MEGABLEND_LOCAL_CACHE, or a folder
+    in ~/.cache."""
     run: Annotated[str, Field(max_length=MAX_RUN_NAME, pattern=RUN_NAME)] = "default"
     """Name of the run's ledger: the past of a run never changes; another name starts a new run on the same cache."""
     sequence_length: Count
@@ -328,6 +334,11 @@ class Config(_Model):
                 raise ValueError(
                     f"{place}: {named}{token} is not in a vocabulary of {size:,}; expected 0 to {size - 1}"
                 )
+
+    @property
+    def cache_store(self) -> CacheStore:
+        """Where the cache is kept."""
+        return find_store(self.cache, self.storage, self.local_cache)
 
     @property
     def needs_eod(self) -> bool:

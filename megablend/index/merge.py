@@ -14,20 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megablend.caches.base import GENERATIONS, CacheStore
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
 from megablend.formats.blocks import join_tables
 from megablend.fs.atomic_write import (
     checksum,
-    flush_folder,
-    list_committed,
-    replace_file,
     temp_sibling,
     translate_os_errors,
     write_flushed,
 )
 from megablend.index.cache_folders import generations
-from megablend.index.checked_table import complete_checks, write_checks
+from megablend.index.checked_table import write_checks
 from megablend.index.file_versions import number_of, seen_bytes
 from megablend.index.list_snapshots import build_sequence
 from megablend.index.manifest import (
@@ -58,7 +56,10 @@ _CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunk
 
 
 def write_generation(
-    cache: Path, columns: Sequence[SourceColumn], facts: Iterator[FileFacts], found_columns: Mapping[str, str | None]
+    store: CacheStore,
+    columns: Sequence[SourceColumn],
+    facts: Iterator[FileFacts],
+    found_columns: Mapping[str, str | None],
 ) -> tuple[str, bool]:
     """Merge the indexing results of all files into a snapshot and commit it.
 
@@ -73,7 +74,7 @@ def write_generation(
     Returns: the snapshot's digest, and whether it is new.
     Raises: CacheError if the cache cannot be written; as `facts` does.
     """
-    folder = temp_sibling(generations(cache) / "generation")
+    folder = temp_sibling(generations(store.folder) / "generation")
     with translate_os_errors(folder):
         folder.mkdir()
         try:
@@ -86,9 +87,14 @@ def write_generation(
                 "skipped": {each.name: each.source.skipped for each in columns if each.source.skipped},
             }
             seen = np.array([number_of(file.etag) for each in columns for file in each.source.files], np.uint64)
-            final = generations(cache) / manifest["digest"]
-            tables = {SEEN: seen_bytes(final.name, seen), TOKEN_RANGES: pack_ranges(final.name, ranges)}
-            return final.name, _commit(folder, final, found, tables)
+            digest = manifest["digest"]
+            sequence = 1 + max((build_sequence(store, each) for each in store.list_folders(GENERATIONS)), default=0)
+            replaced = {
+                SEEN: seen_bytes(digest, seen),
+                TOKEN_RANGES: pack_ranges(digest, ranges),
+                ROOTS: dump_with_checksum({"arrival": sequence, **found}),
+            }
+            return digest, store.commit_folder(GENERATIONS, digest, folder, replaced, _is_intact)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -232,36 +238,6 @@ def _file_row(source: int, file: SourceFile, facts: FileFacts, first_block: int,
 
 def _columns(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {name: rows[name] for name in rows.dtype.names or ()}
-
-
-def _commit(folder: Path, final: Path, found: Mapping[str, Any], tables: Mapping[str, bytes]) -> bool:
-    """Rename a written snapshot to its final name; True if it is new (or replaces a damaged one).
-
-    Args:
-        found: content of ROOTS: results of this build that are not part of the digest.
-        tables: further such results, by name: numbers per file, such as their versions.
-    """
-    arrivals = [build_sequence(final.parent / name) for name in list_committed(final.parent)]
-    text = dump_with_checksum({"arrival": 1 + max(arrivals, default=0), **found})
-    if final.exists() and _is_intact(final, folder):
-        complete_checks(final)
-        for name, numbers in tables.items():
-            replace_file(final / name, numbers)
-        replace_file(final / ROOTS, text)
-        return False
-    for name, numbers in tables.items():
-        write_flushed(folder / name, [numbers])
-    write_flushed(folder / ROOTS, [text])
-    flush_folder(folder)
-    if final.exists():
-        aside = temp_sibling(final)
-        final.rename(aside)
-        folder.rename(final)
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        folder.rename(final)
-    flush_folder(final.parent)
-    return True
 
 
 def _is_intact(final: Path, written: Path) -> bool:

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.caches.base import CHECKSUMS, GENERATIONS, CacheStore
+from megablend.caches.find import CacheLike, find_store
 from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.formats import find_format
-from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE
+from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, has_group_digests
 from megablend.fs.atomic_write import checksum, reading
-from megablend.index.cache_folders import generations
 from megablend.index.checked_table import (
     BLOCK_LAYOUT,
     CHUNK_LAYOUT,
@@ -31,7 +32,7 @@ from megablend.index.checked_table import (
 )
 from megablend.index.file_table import FileEntry, FileTable
 from megablend.index.file_versions import read_seen, tell_unknown
-from megablend.index.list_snapshots import is_committed, list_snapshots
+from megablend.index.list_snapshots import list_snapshots
 from megablend.index.manifest import BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS, read_generation_manifest, read_roots
 from megablend.index.source_entry import ColumnEntry, SourceEntry, make_columns
 from megablend.index.tables import CHUNK_COLUMNS
@@ -47,6 +48,7 @@ class Snapshot:
 
     Attributes:
         digest: identifies the snapshot; also the name of its folder.
+        store: where its cache is kept.
         sources: in the order of the build.
         columns: all columns of the sources; column i of the first num_sources contains source i's tokens; extra columns follow.
         num_files, num_blocks: of all columns.
@@ -54,8 +56,8 @@ class Snapshot:
             verified; `running`, `count_tokens_before` and `find_blocks` verify what they return.
     """
 
-    def __init__(self, folder: Path, manifest: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, manifest: Mapping[str, Any], found: Mapping[str, Any], store: CacheStore) -> None:
+        self.folder, self.store = folder, store
         self.digest = folder.name
         self._has_checks = has_checks(manifest)
         if not self._has_checks:
@@ -81,13 +83,13 @@ class Snapshot:
         self._first_block, self._first_chunk = self._files.first_block, self._files.first_chunk
         self.sources, self.columns = self._read_columns(manifest["sources"], found)
 
-    def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[str, str]]:
-        return open_snapshot, (str(self.cache), self.digest)
+    def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[CacheStore, str]]:
+        return _open_again, (self.store, self.digest)
 
     @property
     def cache(self) -> Path:
-        """The cache that contains it."""
-        return self.folder.parent.parent
+        """The folder in which the files of its cache are on this node."""
+        return self.store.folder
 
     def chunks(self, file: FileEntry) -> npt.NDArray[np.void]:
         """CHUNK_DTYPE [file.num_chunks]: the column chunks of a file; `file` in them is its number."""
@@ -262,19 +264,35 @@ class Snapshot:
         return make_columns(self.folder, records, found, borders, counts[..., 1] - counts[..., 0])
 
 
-def open_snapshot(cache: str | Path, digest: str) -> Snapshot:
+def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
     """Open a snapshot by its digest.
 
     Raises: CacheError if it does not exist, is incomplete, or was written by a newer version.
     """
-    folder = generations(cache) / digest
-    if not is_committed(folder):
-        known = ", ".join(list_snapshots(cache)) or "none"
+    store = find_store(cache)
+    if not store.has_folder(GENERATIONS, digest):
+        known = ", ".join(list_snapshots(store)) or "none"
         raise CacheError(
-            f"{folder}: this version of the index does not exist (existing ones: {known}); "
+            f"{store.location}/generations/{digest}: this version of the index does not exist (existing ones: {known}); "
             "`megablend build CONFIG` rebuilds it if the data is unchanged; otherwise give the run another name (`run:`), or "
             "reset it (`megablend runs reset CONFIG`), and build"
         )
+    folder = store.fetch_folder(GENERATIONS, digest)
+    store.fetch_folder(CHECKSUMS, digest)
+    store.fetch_files("splits", [digest])
+    snapshot = _open_folder(store, folder)
+    if any(has_group_digests(source.kind) for source in snapshot.sources):
+        store.fetch_files("idx")
+    return snapshot
+
+
+def _open_again(store: CacheStore, digest: str) -> Snapshot:
+    """Open a snapshot in another process, without requests if its node has it."""
+    folder = store.folder / "generations" / digest
+    return _open_folder(store, folder) if (folder / MANIFEST).is_file() else open_snapshot(store, digest)
+
+
+def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
     manifest = read_generation_manifest(folder)
     for name, entry in manifest["tables"].items():
         path = folder / name
@@ -297,4 +315,4 @@ def open_snapshot(cache: str | Path, digest: str) -> Snapshot:
                 "does not support; install the version or the package that wrote it, or build again"
             )
     with reading(folder):
-        return Snapshot(folder, manifest, found)
+        return Snapshot(folder, manifest, found, store)
