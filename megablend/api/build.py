@@ -15,7 +15,7 @@ from megablend.api.checksums import make_checksums
 from megablend.api.known_ranges import refuse_known_outliers
 from megablend.api.repair import repair_kept_index
 from megablend.api.runs import make_run_storage
-from megablend.api.warn import find_warnings
+from megablend.api.warn import find_warnings, warn_of_shared_files
 from megablend.blocks.build_document_tables import TablesReport, build_tables
 from megablend.caches.base import OvertakenError
 from megablend.config import Config, load_config
@@ -280,5 +280,5 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
         ledger=extended,
         stages_before=stages_before,
         problems=problems,
-        warnings=tuple(find_warnings(run)),
+        warnings=(*find_warnings(run), *warn_of_shared_files(run)),
     )

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from megablend.caches.find import check_location, is_remote
 from megablend.config.limited_yaml import compose_and_load, read_limited
 from megablend.config.model import OLD_KEYS, Config, Source
+from megablend.config.other_names import explain_unknown
 from megablend.config.stages import StageSettings, StageSource
 from megablend.errors import ConfigError
 from megablend.storage.location import check_schemes, find_scheme, make_absolute
@@ -94,7 +95,7 @@ _EXPECTED = {
     "greater_than_equal": "{ge} or more",
     "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
-    "model_type": "keys such as name and path",
+    "model_type": "keys such as name, path and weight",
     "dict_type": "keys with values",
     "string_type": "text",
     "string_too_short": "text",
@@ -173,9 +174,7 @@ def _complaints(error: ValidationError, places: _Places, data: Mapping[str, Any]
                 location.append(int(start[3]))
         key = _key(location)
         if problem["type"] == "extra_forbidden":
-            known = _known_keys(location)
-            near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known ones are {', '.join(known)}"
+            hint = explain_unknown(str(location[-1]), _known_keys(location), list(Source.model_fields))
             message = f"unknown key; {hint}"
         elif problem["type"] == "missing":
             message = "missing; it is required"

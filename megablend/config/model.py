@@ -124,7 +124,7 @@ class Warnings(_Model):
     """Warn if a source without its own max_epochs is read more often."""
     min_source_samples: Count | None = 1
     """Warn if a source in use contains fewer samples."""
-    max_read_amplification: Positive | None = Fraction(2)
+    max_read_amplification: Positive | None = Fraction(6, 5)
     """Warn if loaders read more than this multiple of the bytes that they use."""
 
 

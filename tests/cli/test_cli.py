@@ -63,6 +63,17 @@ def test_build_prints_a_table_and_progress_in_lines(config: Path) -> None:
     assert "run 'demo' is unchanged: 100 samples" in again.stdout
 
 
+def test_describe_writes_a_page(tmp_path: Path, built: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "run.html"
+    done = run("describe", built, "--html", page)
+    assert done.returncode == 0, done.stderr
+    assert "<h1>Run demo</h1>" in page.read_text(encoding="utf-8")
+    refused = run("describe", tmp_path / "cache", "--html", page)
+    assert refused.returncode == 2
+    assert "--html draws an indexed run" in refused.stderr
+
+
 def test_each_command_prints_one_json_object(tmp_path: Path, config: Path) -> None:
     build = as_json(run("build", config, "--json"))
     assert build["run"]["stages"] == [100]

@@ -120,7 +120,7 @@ def test_in_the_thread_that_checks_files_while_it_waits(config: dict[str, Any]) 
     try:
         watch.start()
     finally:
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     del trainer, watch
     armed.set()
     assert done.wait(SECONDS)
