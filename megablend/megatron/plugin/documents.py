@@ -122,7 +122,10 @@ class PairDocuments(Documents):
         self._check()
         path = f"{self.path_prefix}.idx"
         with self._storage.descriptor(path) as fd:  # the file that was checked, whatever the path refers to now
-            whole = np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
+            if fd < 0:  # in an object store, without a copy
+                whole: Array = np.frombuffer(self._storage.read(path, 0, self._storage.stat(path).size), np.uint8)
+            else:
+                whole = np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
         header = parse_header(path, whole[:HEADER_BYTES].tobytes(), len(whole))
         pointers, documents = HEADER_BYTES + 4 * len(self), HEADER_BYTES + 12 * len(self)
         return whole[pointers:documents].view("<i8"), whole[documents:][: 8 * header.num_boundaries].view("<i8")

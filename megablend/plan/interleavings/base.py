@@ -112,6 +112,19 @@ def prefix_length(n: int, num_samples: int) -> int:
     return n
 
 
+class LocatesMany:
+    """A plan's `locate` by its `locate_many`."""
+
+    def locate(self, k: int) -> tuple[int, int]:
+        """See Plan.locate."""
+        sources, ordinals = self.locate_many([k])
+        return int(sources[0]), int(ordinals[0])
+
+    def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
+        """See Plan.locate_many."""
+        raise NotImplementedError
+
+
 def check_tokens(
     samples: Sequence[int], first_tokens: Sequence[int], epoch_tokens: Sequence[int], sample_tokens: int
 ) -> None:
