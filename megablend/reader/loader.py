@@ -191,9 +191,10 @@ class Loader:
     def stats(self) -> dict[str, Any]:
         """How far the run is, by source, and what reading has taken on this rank since the Loader was made; JSON-able.
 
-        Returns: as `describe_progress`, exact over all ranks and restarts: consumed_samples, num_samples, and sources (name,
-            dataset_id, samples, tokens, epochs, share, planned_share). Of this rank: rank, batches, waiting_seconds (in which
-            the next batch was not ready), and reads, of this process and the workers, as far as their batches have arrived:
+        Returns: as `describe_progress`, exact over all ranks and restarts: consumed_samples (the position, after skipped ones,
+            too), num_samples, and sources (name, dataset_id, samples, tokens, epochs, share, planned_share; without skipped
+            samples). Of this rank: rank, batches, waiting_seconds (in which the next batch was not ready), and reads, of this
+            process and the workers, as far as their batches have arrived:
             requests, bytes, blocks, reading_seconds, decoding_seconds (summed over what overlaps), masked_samples, retries; None
             with a `collate_fn`, where samples are not read ahead.
         """
