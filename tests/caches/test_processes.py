@@ -169,3 +169,25 @@ def test_a_store_whose_conditional_writes_race_is_refused(
     with pytest.raises(megablend.CacheError, match="this store ignores `If-None-Match"):
         megablend.build(config)
     assert ObjectPrefix("s3://caches/of/x", ObjectOptions()).list_objects() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_killed_builds_leave_nothing_invalid(tmp_path: Path, remote: str) -> None:
+    _, config = configs(tmp_path, remote)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    count = os.environ.get("MEGABLEND_TEST_KILLS", "200")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.caches.kill_campaign", str(file), str(tmp_path / "campaign"), "1", count],
+        capture_output=True,
+        text=True,
+        timeout=2900,
+        env=environment(),
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["problems"] == []
+    assert report["killed"] >= int(count)
