@@ -117,6 +117,10 @@ def amend(
     run = _plan_amended(checked, cut)
     if not dry_run:
         with build_lock(Path(checked.cache)):
+            if load_ledger(checked.cache, checked.run) != ledger:
+                raise CacheError(
+                    f"{checked.cache}: run {checked.run!r} was changed by another process just now; try again"
+                )
             save_ledger(checked.cache, run.ledger, replaces=ledger)
     return _describe(run, plan_stages(ledger.stages, tokens), ledger, cut.num_samples, sample, committed=not dry_run)
 
