@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
-from megablend.api.runs import ConfigLike, open_run, resolve_cache, resolve_run
+from megablend.api.runs import ConfigLike, is_cache, make_run_storage, open_run, resolve_cache, resolve_run
+from megablend.caches.find import CacheLike, find_store
 from megablend.config import Config, load_config
 from megablend.errors import CacheError, ConfigError, PlanError
 from megablend.index.snapshot import Snapshot, open_snapshot
@@ -42,8 +42,7 @@ def open_committed(
     Raises: ConfigError, PlanError where the split is not one of the run's; CacheError where the run was not built, or its index
         is gone.
     """
-    is_cache = isinstance(what, str | Path) and Path(what).is_dir()
-    config = None if is_cache else load_config(what, cache=cache)
+    config = None if is_cache(what) else load_config(what, cache=cache)
     if config is not None and run in (None, config.run):
         try:
             return open_run(config, split, storage=storage)
@@ -53,7 +52,7 @@ def open_committed(
     elif split != "train":
         raise ConfigError(f"split {split}: only train is in a run's ledger; give the run's own config for {split}")
     folder, name = (
-        (config.cache, run or config.run) if config is not None else (resolve_cache(what), resolve_run(what, run))
+        (config.cache_store, run or config.run) if config is not None else (resolve_cache(what), resolve_run(what, run))
     )
     ledger = load_ledger(folder, name)
     if ledger is None:
@@ -61,15 +60,17 @@ def open_committed(
             f"{folder}: run {name!r} was not built there; run `megablend build CONFIG` first, or choose one of the runs that "
             f"`megablend runs list {folder}` lists"
         )
+    if storage is None and config is not None:
+        storage = make_run_storage(config)  # with its credentials and the queries of its URLs, which no ledger has
     return open_ledger(folder, ledger, storage=storage)
 
 
-def open_ledger(cache: str, ledger: Ledger, *, storage: Storage | None = None) -> Run:
+def open_ledger(cache: CacheLike, ledger: Ledger, *, storage: Storage | None = None) -> Run:
     """Open the train split of a ledger, over the index that it names. Raises CacheError, PlanError."""
     return open_run(make_config(cache, ledger, open_snapshot(cache, ledger.index)), "train", storage=storage)
 
 
-def make_config(cache: str, ledger: Ledger, generation: Snapshot) -> Config:
+def make_config(cache: CacheLike, ledger: Ledger, generation: Snapshot) -> Config:
     """Make a config that requests exactly what a ledger commits to, from the files of its index."""
     blend, entries = ledger.stages[0].blend, {entry.name: entry for entry in generation.sources}
     by_split = any(source.name not in entries for source in blend.sources)
@@ -85,7 +86,7 @@ def make_config(cache: str, ledger: Ledger, generation: Snapshot) -> Config:
         listed.append(_source(entry, replace(source, share=share)))
     has_stages = any(stage.blend != blend or stage.cut is not None for stage in ledger.stages)
     settings: dict[str, Any] = {
-        "cache": str(cache),
+        "cache": find_store(cache).location,
         "run": ledger.run,
         **({"stages": _list_stages(ledger)} if has_stages or blend.schedule else {"samples": ledger.num_samples}),
         "sources": {"train": listed, "valid": []} if by_split else listed,

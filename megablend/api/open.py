@@ -60,7 +60,7 @@ def open_dataset(
     for each in {checked.order, *(stage.order for stage in checked.stage_configs)}:
         load_planning_kernels(each)
     run = open_run(checked, split, taken, storage=storage)
-    skips = load_skips(checked.cache, run.ledger) if split == "train" else None
+    skips = load_skips(checked.cache_store, run.ledger) if split == "train" else None
     load_format_kernels(entry.format for entry in run.store.generation.sources)
     dataset = Dataset(run, consumed_samples=consumed_samples or 0, transform=transform, skips=skips)
     if state is not None:

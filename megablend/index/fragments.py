@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from megablend.caches.base import CacheStore
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.fs.atomic_write import replace_file
@@ -93,9 +94,9 @@ def is_part(name: str) -> bool:
     return _PART in name
 
 
-def part_path(path: Path, part: int, count: int) -> Path:
-    """The path of the fragment of one part, until all `count` parts are joined into the one at `path`."""
-    return path.with_name(f"{path.name}{_PART}{part}-{count}")
+def part_name(name: str, part: int, count: int) -> str:
+    """The name of the fragment of one part, until all `count` parts are joined into the one called `name`."""
+    return f"{name}{_PART}{part}-{count}"
 
 
 def write_fragment(path: Path, fragment: Fragment) -> None:
@@ -118,6 +119,12 @@ def write_fragment(path: Path, fragment: Fragment) -> None:
     tables = [index.chunks.astype(CHUNK_DTYPE).tobytes(), index.blocks.astype(BLOCK_DTYPE).tobytes()]
     data = b"".join([_MAGIC, _LENGTH.pack(len(text)), text, *tables])
     replace_file(path, data + hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest())
+
+
+def publish_fragment(store: CacheStore, name: str, fragment: Fragment) -> None:
+    """Store a fragment in a cache. Raises: CacheError if that fails."""
+    write_fragment(store.folder / "fragments" / name, fragment)
+    store.publish_file("fragments", name)
 
 
 def read_fragment(path: Path) -> Fragment:

@@ -232,7 +232,7 @@ def as_promised(run: Run, ledger: Ledger) -> Run:
 def precompute_orders(config: Config, store: BlockStore) -> None:
     """Store in the cache the totals that the orders of blended splits would otherwise compute on opening. Raises CacheError."""
     entries = {entry.name: number for number, entry in enumerate(store.generation.sources)}
-    parts = parts_of(config.cache, store, config.shares)
+    parts = parts_of(store, config.shares)
     for number, split in enumerate(SPLITS):
         if not config.is_blended(split):
             continue

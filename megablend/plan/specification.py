@@ -139,7 +139,7 @@ def specify(
     if not named:
         raise PlanError(f"the config lists no sources for split {split!r}")
     numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
-    parts = parts_of(config.cache, store, config.shares, keep=keep)
+    parts = parts_of(store, config.shares, keep=keep)
     column = 0 if config.listed_by_split else SPLITS.index(split)
     split_parts = parts[[numbers[name] for name in named], column]
     tokens = [int(n) for n in split_parts["tokens"]]

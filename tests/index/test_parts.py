@@ -97,7 +97,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranks_share_one_file(tmp_path: Path, small_parts: None) -> None:
     write_groups(tmp_path / "x.parquet")
-    work = plan_work(list_columns([list_source(spec(tmp_path, "*.parquet"), storage=STORAGE)]), tmp_path / "fragments")
+    work = plan_work(list_columns([list_source(spec(tmp_path, "*.parquet"), storage=STORAGE)]), [])
     items = items_of(work)
     assert len(items) == work[0].num_parts == work[0].file.size // 2500 > 8
     assert sum(item.size for item in items) == work[0].file.size
