@@ -34,6 +34,7 @@ from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
 from megablend.plan.run import Run, as_promised, plan_run
+from megablend.prefetch.estimate_transfer import estimate_transfer
 from megablend.prefetch.read_amplification import read_amplification
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
@@ -123,6 +124,7 @@ def _describe_planned(config: Config, planned: Foreseen, loaders: _Loaders | Non
         splits=splits,
         problems=check_store(config, run.store).problems,
         warnings=tuple(warnings),
+        transfer=estimate_transfer(run, [source.epochs for source in splits["train"].sources]),
     )
     return described if loaders is None else _with_estimates(described, config, run, loaders)
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from megablend.api.manage_runs import DamagedRun, RunSummary
 from megablend.api.result_base import Result
+from megablend.storage.transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,7 +113,7 @@ class DamagedIndex(Result):
 class RunDescription(Result):
     """What a run reads, or would read."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"read_amplification", "fitting_lanes"})
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"read_amplification", "fitting_lanes", "transfer"})
     cache: str
     run: str
     order: str
@@ -137,6 +138,8 @@ class RunDescription(Result):
     """Numbers of the plan that deserve a second look."""
     read_amplification: float | None = None
     """Bytes that loaders read for each byte that they use, where `micro_batch_size` was given."""
+    transfer: Transfer | None = None
+    """Requests, bytes and cost of reading train from object stores, each block once an epoch; None where all files are local."""
     fitting_lanes: int | None = None
     """Least number of lanes, from the config's on, that suits the loaders, where `micro_batch_size` was given."""
 
