@@ -13,7 +13,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["megablend", "megablend.*"]),
-    package_data={"megablend": ["py.typed"]},
+    package_data={"megablend": ["py.typed"], "megablend.report": ["page.css", "page.js"]},
     install_requires=[
         "click>=8.1",
         "mpi4py>=4.0",
@@ -29,10 +29,12 @@ setup(
         "mpich": ["mpich>=4.2"],
         "objects": ["obstore>=0.11.1"],
         "demo": ["tokenizers>=0.20"],
+        "html": ["matplotlib>=3.8"],
         "prometheus": ["prometheus-client>=0.20"],
         "test": [
             "accelerate>=1.0",
             "hypothesis>=6.100",
+            "matplotlib>=3.8",
             "megatron-core==0.16.1",
             "mypy>=1.10",
             "obstore>=0.11.1",

@@ -32,6 +32,7 @@ LAYERS = [
     "exact",
     "reader",
     "api",
+    "report",
     "megatron",
     "cli",
 ]
@@ -49,6 +50,7 @@ HOMES = {
     "tokenizers": {"cli"},
     "prometheus_client": {"reader"},
     "obstore": {"storage"},
+    "matplotlib": {"report"},
 }
 
 

@@ -29,6 +29,7 @@ class SourceDescription(Result):
         "share_given": "actual_share",
         "unread_tokens_of_last_epoch": "tokens_left_in_epoch",
     }
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"document_lengths"})
     name: str
     blocks: int
     documents: int
@@ -45,6 +46,51 @@ class SourceDescription(Result):
     """The limit that the config sets."""
     tokens_left_in_epoch: int
     """Tokens of its last epoch that the run does not reach."""
+    tokens_read: int
+    """Tokens that the run reads, over all epochs."""
+    stored_bytes: int
+    """Size of its blocks in this split as they are stored; of many blocks an estimate from some of them."""
+    max_tokens: int | None
+    """The limit that the config sets."""
+    most_samples: int | None
+    """Samples that its limits allow; None where it has none."""
+    first_sample: int | None
+    """Number of its first sample in the run; None where it has none."""
+    last_sample: int | None
+    epoch_ends: tuple[int, ...]
+    """Numbers of the samples that read the last token of an epoch; at most the first 32."""
+    worst_prefix_error: float
+    """Largest distance from its share, in samples, over the prefixes of each stage that end in its first 65,536 samples."""
+    document_lengths: tuple[int, ...] | None = None
+    """Documents by length, where requested and known to the index: [0] of no token, [i] of 2^(i-1) to 2^i - 1 tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageSource(Result):
+    """A source in one stage of a run."""
+
+    name: str
+    share: float
+    """Fraction of the stage's samples that the stage plans."""
+    actual_share: float
+    samples: int
+    tokens: int
+    """Tokens that the stage reads of it."""
+    first_sample: int | None
+    """Number of its first sample in the stage, counted from the start of the run; None where it has none."""
+    last_sample: int | None
+    worst_prefix_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageDescription(Result):
+    """One stage of a run: samples [start, stop)."""
+
+    start: int
+    stop: int
+    sequence_length: int
+    lanes: int
+    sources: tuple[StageSource, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,7 +98,7 @@ class SplitDescription(Result):
     """What one split of a run reads."""
 
     OLD_NAMES: ClassVar[Mapping[str, str]] = {"first_to_run_out": "first_repeated_source"}
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"problem", "steps"})
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"problem", "steps", "stages"})
     samples: int
     tokens: int
     blended: bool
@@ -64,6 +110,8 @@ class SplitDescription(Result):
     """Why the split cannot be planned; it then has no samples."""
     steps: int | None = None
     """Micro steps of all ranks together, where `micro_batch_size` was given."""
+    stages: tuple[StageDescription, ...] | None = None
+    """None where the split has only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,7 +161,17 @@ class DamagedIndex(Result):
 class RunDescription(Result):
     """What a run reads, or would read."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"read_amplification", "fitting_lanes", "transfer"})
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(
+        {
+            "read_amplification",
+            "fitting_lanes",
+            "memory_per_rank",
+            "memory_limit_per_rank",
+            "most_lanes",
+            "full_share_stages",
+            "transfer",
+        }
+    )
     cache: str
     run: str
     order: str
@@ -136,12 +194,22 @@ class RunDescription(Result):
     """Data files that are missing or changed, a line each."""
     warnings: tuple[str, ...]
     """Numbers of the plan that deserve a second look."""
+    opening_seconds: float
+    """Time to open train in this process, apart from imports and compiled kernels."""
+    full_share_stages: str | None = None
+    """YAML of `stages` in which sources keep their shares until they run out, where `on_exhausted: redistribute` changes them."""
     read_amplification: float | None = None
     """Bytes that loaders read for each byte that they use, where `micro_batch_size` was given."""
     transfer: Transfer | None = None
     """Requests, bytes and cost of reading train from object stores, each block once an epoch; None where all files are local."""
     fitting_lanes: int | None = None
     """Least number of lanes, from the config's on, that suits the loaders, where `micro_batch_size` was given."""
+    memory_per_rank: int | None = None
+    """Bytes that the loaders of a rank need at least, where `micro_batch_size` was given."""
+    memory_limit_per_rank: int | None = None
+    """Bytes that `memory` allows them, where `micro_batch_size` was given."""
+    most_lanes: int | None = None
+    """The most lanes that suit the loaders and fit in `memory`; None also where memory does not depend on lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

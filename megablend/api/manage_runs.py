@@ -17,7 +17,7 @@ from typing import Any
 from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.caches.base import RUNS, CacheStore
-from megablend.caches.find import CacheLike, find_store
+from megablend.caches.find import is_remote
 from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
 from megablend.fs.atomic_write import translate_os_errors
@@ -25,7 +25,7 @@ from megablend.index.list_snapshots import list_snapshots
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, run_names, save_ledger
 from megablend.plan.ledger_format import blend_record
-from megablend.plan.skips import forget_skips, rename_skips
+from megablend.plan.skips import copy_skips, forget_skips
 from megablend.storage.location import find_scheme
 
 
@@ -65,11 +65,15 @@ def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
     """The runs of a cache, by name; those whose ledger cannot be read as DamagedRun.
 
     Args:
-        what: folder of the cache, or a config.
+        what: a cache (its folder or URL), or a config.
 
     Raises: ConfigError where there is neither, or the config cannot be read.
     """
-    cache = _cache_of(what)
+    return list_runs_of(_cache_of(what))
+
+
+def list_runs_of(cache: CacheStore) -> list[RunSummary | DamagedRun]:
+    """The same for a cache that is open."""
     indices = set(list_snapshots(cache))
     return [listed for name in run_names(cache) if (listed := _listed(cache, name, indices))]
 
@@ -98,12 +102,14 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
     cache = _cache_of(what)
     check_run_name(new)
     with _changing(cache, run) as store:
-        renamed, there = dataclasses.replace(_load(cache, run), run=new), new in run_names(cache)
+        ledger, there = _load(cache, run), new in run_names(cache)
+        renamed = dataclasses.replace(ledger, run=new)
         if run == new or (there and load_ledger(cache, new) != renamed):  # the same one: a rename that was interrupted
             raise ConfigError(f"{cache}: there is a run {new!r} already; remove it first, or choose another name")
         if not there:
+            copy_skips(store, ledger, new)  # before the ledger, so that a run of the new name never lacks them
             save_ledger(cache, renamed)
-        rename_skips(store, run, new)
+        forget_skips(store, run)
         store.remove_record(RUNS, run)
 
 
@@ -134,25 +140,24 @@ def remove_run(what: ConfigLike, run: str) -> None:
 
 
 @contextlib.contextmanager
-def _changing(cache: CacheLike, run: str) -> Iterator[CacheStore]:
-    """The store of a run's ledger, while no build runs."""
-    store = find_store(cache)
+def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
+    """The cache, while no build runs."""
     _check_exists(store, run)
     with translate_os_errors(store.folder), store.hold():
         _check_exists(store, run)  # another process may have been faster
         yield store
 
 
-def _cache_of(what: ConfigLike) -> str:
-    """The folder of a cache, which need not be there where a config names it. Raises: ConfigError."""
-    if isinstance(what, str | Path) and not Path(what).exists():
+def _cache_of(what: ConfigLike) -> CacheStore:
+    """A cache, which need not be there where a config names it. Raises: ConfigError."""
+    if isinstance(what, str | Path) and not is_remote(what) and not Path(what).exists():
         raise ConfigError(
             f"{what}: found no such file or folder, expected a config, or a cache that `megablend build CONFIG` filled"
         )
     return resolve_cache(what)
 
 
-def _load(cache: str, run: str) -> Ledger:
+def _load(cache: CacheStore, run: str) -> Ledger:
     _check_exists(cache, run)
     ledger = load_ledger(cache, run)
     if ledger is None:
@@ -160,7 +165,7 @@ def _load(cache: str, run: str) -> Ledger:
     return ledger
 
 
-def _check_exists(cache: CacheLike, run: str) -> None:
+def _check_exists(cache: CacheStore, run: str) -> None:
     check_run_name(run)
     if run not in (names := run_names(cache)):
         raise CacheError(f"{cache}: found no run {run!r} (there are {', '.join(map(repr, names)) or 'none'})")
@@ -175,7 +180,7 @@ def check_run_name(run: str) -> None:
         )
 
 
-def _listed(cache: str, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
+def _listed(cache: CacheStore, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
     """A run, or what is wrong with its ledger; None where it was removed meanwhile."""
     try:
         ledger = load_ledger(cache, run)

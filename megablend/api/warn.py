@@ -8,6 +8,9 @@ from megablend.config import Config
 from megablend.plan.run import Run
 from megablend.plan.shares import samples_in
 
+_COMPARED_FILES = 200_000
+"""Files up to which sources that share files are looked for, in some tenths of a second."""
+
 
 def find_warnings(run: Run) -> list[str]:
     """Warn of the sources of a split: a line for each kind of problem, naming the worst. An unblended split has none."""
@@ -25,11 +28,11 @@ def find_warnings(run: Run) -> list[str]:
         if len(small):
             worst = small[tokens[small].argmin()]
             found.append(
-                f"{run.split}: {_count(len(small))} fewer than {limits.min_source_samples:,} samples of {length:,} tokens; the "
+                f"{run.split}: {_count(len(small))} fewer than {_samples(limits.min_source_samples)} of {length:,} tokens; the "
                 f"smallest is {run.sources[worst].name!r} with {tokens[worst]:,} tokens (warnings.min_source_samples)"
             )
     if limits.max_epochs is not None:
-        capped = np.array([source.max_epochs is not None for source in run.sources])  # chosen deliberately
+        capped = np.array([source.is_capped for source in run.sources])  # chosen deliberately
         epochs = np.where(capped | (samples == 0), 0.0, (read.astype(float) + extra) / np.maximum(1, tokens))
         often = np.flatnonzero(epochs > float(limits.max_epochs))
         if len(often):
@@ -42,6 +45,42 @@ def find_warnings(run: Run) -> list[str]:
     return found
 
 
+def warn_of_shared_files(run: Run) -> list[str]:
+    """A line if several sources of the config, in whatever splits, read the same file; not looked at with too many files."""
+    snapshot = run.store.generation
+    wanted = {number for number, entry in enumerate(snapshot.sources) if entry.name in run.config.all_sources}
+    columns = snapshot.file_columns
+    if len(columns) > _COMPARED_FILES or len(wanted) < 2:
+        return []
+    owners: dict[str, int] = {}
+    shared: dict[tuple[int, int], list[str]] = {}
+    for file, column in enumerate(columns.tolist()):
+        if column not in wanted:
+            continue
+        path = snapshot.path(file, run.store.roots)
+        if (first := owners.setdefault(path, column)) != column:
+            shared.setdefault((first, column), []).append(path)
+    if not shared:
+        return []
+    (first, second), paths = max(shared.items(), key=lambda each: len(each[1]))
+    more = f"; {len(shared) - 1:,} more pairs of sources do so, too" if len(shared) > 1 else ""
+    files = f"{paths[0]}" if len(paths) == 1 else f"{len(paths):,} files, such as {paths[0]}"
+    return [
+        f"sources {snapshot.sources[first].name!r} and {snapshot.sources[second].name!r} both read {files}: such documents are "
+        f"read for each of them, and counted as epochs of each{more}"
+    ]
+
+
+def warn_of_steps(run: Run, step_samples: int) -> list[str]:
+    """A line if a split has fewer samples than a step."""
+    if run.num_samples >= step_samples:
+        return []
+    return [
+        f"{run.split}: {run.num_samples:,} samples are fewer than a step needs ({step_samples:,}): a loader yields no batch, "
+        "except with drop_last=False"
+    ]
+
+
 def warn_of_amplification(config: Config, amplification: float) -> list[str]:
     """A line if read amplification is above its threshold."""
     limit = config.warnings.max_read_amplification
@@ -51,6 +90,10 @@ def warn_of_amplification(config: Config, amplification: float) -> list[str]:
         f"loaders read {amplification:.1f} times the bytes that they use, more than {float(limit):g} times "
         "(warnings.max_read_amplification)"
     ]
+
+
+def _samples(n: int) -> str:
+    return f"{n:,} sample{'s' if n != 1 else ''}"
 
 
 def _count(n: int, one: str = "holds", several: str = "hold") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from megablend.api.description import CacheDescription, FilesDescription, RunDescription
 from megablend.cli.options import as_json, in_cache, print_json
 
 TOP = 50
@@ -28,6 +29,12 @@ TOP = 50
 )
 @click.option("--sort", metavar="KEY", help="Sort sources by name, tokens, share, samples or epochs.")
 @click.option("--match", metavar="PATTERN", help="Show only sources whose names match a pattern such as 'web-*'.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Also write the description with charts to FILE, one page that needs no network.",
+)
 @in_cache
 @as_json
 def describe(
@@ -38,6 +45,7 @@ def describe(
     top: int | None,
     sort: str | None,
     match: str | None,
+    html: str | None,
     cache: str | None,
     as_json: bool,
 ) -> None:
@@ -51,9 +59,21 @@ def describe(
                 raise click.UsageError(
                     f"{name} {value} needs --micro-batch: without it no read amplification is estimated"
                 )
-    found = describe_run(
-        what, cache=cache, micro_batch_size=micro_batch, data_parallel_size=ranks or 1, num_workers=workers or 0
-    ).to_dict()
+    described = describe_run(
+        what,
+        cache=cache,
+        micro_batch_size=micro_batch,
+        data_parallel_size=ranks or 1,
+        num_workers=workers or 0,
+        document_lengths=html is not None,
+    )
+    if html is not None:
+        from megablend.report import write_html
+
+        if not isinstance(described, RunDescription):
+            raise click.UsageError(f"--html draws an indexed run: {_why_no_run(described, what)}")
+        write_html(described, html)
+    found = described.to_dict()
     if "indices" in found:
         if given := [
             name for name, value in (("--top", top), ("--sort", sort), ("--match", match)) if value is not None
@@ -64,6 +84,13 @@ def describe(
     if as_json:
         print_json(found)
     else:
-        from megablend.cli.describe_tables import print_cache, print_description
+        from megablend.cli.describe_tables import print_description
+        from megablend.cli.run_tables import print_cache
 
         (print_cache if "indices" in found else print_description)(found)
+
+
+def _why_no_run(described: CacheDescription | FilesDescription, what: str) -> str:
+    if isinstance(described, CacheDescription):
+        return f"{what} is a cache; give a config"
+    return f"{described.note}"

@@ -1,4 +1,4 @@
-"""The results of `describe` and `runs` as tables on stdout."""
+"""The results of `describe` as tables on stdout."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from rich.console import Console
 
 from megablend.cli.tables import format_transfer, new_console, print_problems, print_table, print_warnings
 from megablend.order.registry import find_order
+from megablend.prefetch.memory_budget import format_bytes
+
+STAGES = 12
+"""Stages that are printed."""
 
 
 def print_description(found: dict[str, Any]) -> None:
@@ -26,12 +30,6 @@ def print_description(found: dict[str, Any]) -> None:
         _print_split(
             console, f"{split}: {described['samples']:,} samples, {described['tokens']:,} tokens, {kind}", described
         )
-        if described.get("steps") == 0:
-            console.print(
-                f"{split}: {described['samples']:,} samples are fewer than a step needs: a loader yields no batch, "
-                "except with drop_last=False",
-                markup=False,
-            )
     stages = ", ".join(f"{end:,}" for end in found["stages"])
     verb = "end" if found["committed"] else "would end"
     console.print(f"run {found['run']!r}: stages {verb} at sample {stages}; plan {found['plan']}", markup=False)
@@ -42,15 +40,27 @@ def print_description(found: dict[str, Any]) -> None:
         )
     if found["note"] is not None:
         console.print(f"note: {found['note']}", markup=False)
+    console.print(f"opening train takes {found['opening_seconds'] * 1e3:,.1f} ms, apart from imports and kernels")
     if "transfer" in found:
         console.print(f"train reads about {format_transfer(**found['transfer'])} from object stores", markup=False)
     if "read_amplification" in found:
         console.print(f"read amplification: {found['read_amplification']:.3f}")
+        _print_memory(console, found)
         if not find_order(found["order"]).consumes_whole_blocks:
             reads = f"order: {found['order']} reads a whole block for each {find_order(found['order']).unit}"
             console.print(f"{reads}, which costs this much (order: page is near 1)")
     print_problems(console, found["problems"])
     print_warnings(console, found["warnings"])
+    if "full_share_stages" in found:
+        console.print("to read sources at their full shares until they run out instead, without on_exhausted:")
+        console.print(found["full_share_stages"], markup=False, end="")
+
+
+def _print_memory(console: Console, found: dict[str, Any]) -> None:
+    needed, limit = (format_bytes(found[name]) for name in ("memory_per_rank", "memory_limit_per_rank"))
+    console.print(f"memory of a rank: at least {needed} of {limit} that `memory` allows")
+    if "most_lanes" in found:
+        console.print(f"lanes: {found['lanes']:,}; at most {found['most_lanes']:,} suit these loaders and `memory`")
 
 
 def _print_files(console: Console, found: dict[str, Any]) -> None:
@@ -96,23 +106,47 @@ def _print_indexed(console: Console, index: dict[str, Any], cache: str) -> None:
 
 
 def _print_split(console: Console, title: str, described: dict[str, Any]) -> None:
-    columns = ("source", "documents", "tokens", "requested", "actual", "samples", "epochs", "max", "left in epoch")
+    columns = (
+        "source",
+        "requested",
+        "actual",
+        "samples",
+        "tokens read",
+        "epochs",
+        "max",
+        "documents",
+        "tokens",
+        "left in epoch",
+        "first sample",
+        "last sample",
+        "epoch 1 ends",
+        "worst error",
+        "stored MB",
+    )
     rows = [
         (
             source["name"],
-            f"{source['documents']:,}",
-            f"{source['tokens']:,}",
             f"{source['requested_share']:.6f}",
             f"{source['actual_share']:.6f}",
             f"{source['samples']:,}",
+            f"{source['tokens_read']:,}",
             f"{source['epochs']:,.3f}",
-            "" if source["max_epochs"] is None else f"{source['max_epochs']:g}",
+            _cap(source),
+            f"{source['documents']:,}",
+            f"{source['tokens']:,}",
             f"{source['tokens_left_in_epoch']:,}",
+            _number(source["first_sample"]),
+            _number(source["last_sample"]),
+            _number(next(iter(source["epoch_ends"]), None)),
+            f"{source['worst_prefix_error']:.2f}",
+            f"{source['stored_bytes'] / 1e6:,.1f}",
         )
         for source in described["sources"]
     ]
     print_table(console, title, columns, rows)
     _print_left_out(console, described)
+    if "stages" in described:
+        _print_stages(console, title.partition(":")[0], described["stages"])
     first = described["first_repeated_source"]
     if first is not None:
         console.print(f"first source to repeat: {first['source']!r}, at sample {first['sample']:,}", markup=False)
@@ -120,59 +154,61 @@ def _print_split(console: Console, title: str, described: dict[str, Any]) -> Non
         console.print("no source is read more than once", markup=False)
 
 
+def _cap(source: dict[str, Any]) -> str:
+    """The smaller cap of a source, as epochs or as tokens."""
+    if source["max_tokens"] is None:
+        return "" if source["max_epochs"] is None else f"{source['max_epochs']:g}"
+    by_epochs = None if source["max_epochs"] is None else source["max_epochs"] * source["tokens"]
+    is_tokens = by_epochs is None or source["max_tokens"] <= by_epochs
+    return f"{source['max_tokens']:,} tokens" if is_tokens else f"{source['max_epochs']:g}"
+
+
+def _number(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def _print_stages(console: Console, split: str, stages: Sequence[dict[str, Any]]) -> None:
+    """Print which sources change their shares where; at most the first STAGES stages."""
+    before: dict[str, float] = {}
+    for number, stage in enumerate(stages[:STAGES]):
+        shares = {source["name"]: source["share"] for source in stage["sources"]}
+        rows = [
+            (
+                source["name"],
+                f"{source['share']:.6f}",
+                f"{source['actual_share']:.6f}",
+                f"{source['samples']:,}",
+                f"{source['tokens']:,}",
+                _number(source["first_sample"]),
+                _number(source["last_sample"]),
+                f"{source['worst_prefix_error']:.2f}",
+            )
+            for source in stage["sources"]
+            if shares[source["name"]] != before.get(source["name"])
+        ]
+        title = (
+            f"{split}, stage {number + 1}: samples {stage['start']:,} to {stage['stop']:,} of {stage['sequence_length']:,} "
+            f"tokens, {stage['lanes']:,} lanes"
+        )
+        columns = (
+            "changed source",
+            "share",
+            "actual",
+            "samples",
+            "tokens",
+            "first sample",
+            "last sample",
+            "worst error",
+        )
+        if rows:
+            print_table(console, title, columns, rows)
+        else:
+            console.print(f"{title}; all shares as before", markup=False)
+        before = shares
+    if len(stages) > STAGES:
+        console.print(f"and {len(stages) - STAGES:,} more stages (--json has all)")
+
+
 def _print_left_out(console: Console, table: dict[str, Any]) -> None:
     if n := table.get("sources_left_out"):
         console.print(f"and {n:,} more sources (--top 0 shows all; --sort and --match select)")
-
-
-def print_cache(found: dict[str, Any]) -> None:
-    """Print the indexes and runs of a cache."""
-    console = new_console()
-    columns = ("files", "blocks", "rows", "tokens")
-    rows = [
-        (
-            index["digest"],
-            str(len(index["sources"])),
-            *(f"{index[key]:,}" for key in columns),
-            f"{index['index_bytes'] / 1e3:,.1f}",
-        )
-        for index in found["indices"]
-        if "problem" not in index
-    ]
-    print_table(console, f"cache {found['cache']}", ("index", "sources", *columns, "kB"), rows)
-    print_runs(console, found["runs"])
-    for index in found["indices"]:
-        if "problem" in index:
-            console.print(f"damaged: {index['problem']}", markup=False)
-
-
-def print_runs(console: Console, runs: Sequence[dict[str, Any]]) -> None:
-    """Print the runs of a cache, and which ledgers are damaged."""
-    rows = [
-        (run["run"], f"{run['stages'][-1]:,}", str(len(run["stages"])), run["index"], run["plan"])
-        for run in runs
-        if "problem" not in run
-    ]
-    print_table(console, "runs", ("run", "samples", "stages", "index", "plan"), rows)
-    for run in runs:
-        if "problem" in run:
-            console.print(f"damaged: {run['problem']}", markup=False)
-        elif not run["index_exists"]:
-            console.print(f"run {run['run']!r} reads index {run['index']}, which does not exist", markup=False)
-
-
-def print_run(found: dict[str, Any]) -> None:
-    """Print what a run is committed to."""
-    console, blend = new_console(), dict(found["blend"])
-    sources = blend.pop("sources")
-    keys = list(dict.fromkeys(key for source in sources for key in source if key != "name"))
-    rows = [
-        (source["name"], *("" if source.get(key) is None else str(source[key]) for key in keys)) for source in sources
-    ]
-    print_table(console, f"run {found['run']!r}", ("source", *(key.replace("_", " ") for key in keys)), rows)
-    for key, value in blend.items():
-        console.print(f"{key.replace('_', ' ')}: {value}", markup=False)
-    gone = "" if found["index_exists"] else " (which does not exist)"
-    console.print(f"index {found['index']}{gone}", markup=False)
-    stages = ", ".join(f"{end:,}" for end in found["stages"])
-    console.print(f"stages end at sample {stages}; plan {found['plan']}", markup=False)

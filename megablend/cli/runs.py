@@ -27,7 +27,7 @@ def list_command(what: str, as_json: bool) -> None:
     if as_json:
         print_json({"runs": [each.to_dict() for each in found]})
     else:
-        from megablend.cli.describe_tables import print_runs
+        from megablend.cli.run_tables import print_runs
         from megablend.cli.tables import new_console
 
         print_runs(new_console(), [each.to_dict() for each in found])
@@ -46,7 +46,7 @@ def show_command(what: str, run: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        from megablend.cli.describe_tables import print_run
+        from megablend.cli.run_tables import print_run
 
         print_run(found)
 

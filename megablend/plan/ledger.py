@@ -152,6 +152,7 @@ class Ledger:
                 changed = "" if number else f" (plan {self.digest} would become {would_become})"
                 raise PlanError(
                     f"run {self.run!r} has already started, so its order is fixed: {where}{reason}{changed}; {self._remedy}"
+                    f"{_explain_amending(reason)}"
                 )
             last = min(stop, stage.stop) - 1
             after = requested.stage_at(last)
@@ -168,6 +169,13 @@ class Ledger:
             f"give the new one another name (`run:`), restore the config that run {self.run!r} was built with, or let the next "
             "build plan it again (`megablend runs reset CONFIG`)"
         )
+
+
+def _explain_amending(reason: str) -> str:
+    """How to change from some sample on what a run can change; empty where it cannot."""
+    if not reason.startswith(("share of", "lanes", "shuffle_window", "sequence_length")):
+        return ""
+    return ", or change the blend from where training is (`megablend amend CONFIG --at SAMPLE`)"
 
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:

@@ -60,15 +60,11 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     Raises: ConfigError where `memory` is less than the lanes of the process need: for each source what a cycle reads from it,
         and the block that the lane is in.
     """
-    width = run.config.sequence_length + run.config.add_extra_token_to_sequence
-    extra = width * sum(
-        16 + each.dtype.itemsize for each in run.extra_columns
-    )  # the values, and int64 buffers to gather them
-    budget = split_budget(run, num_batches * micro_batch_size * (sample_bytes(run.config) + extra))
-    if not run.has_lanes or not run.order_kind.consumes_whole_blocks:
+    budget = plan_budget(run, micro_batch_size=micro_batch_size, num_batches=num_batches)
+    if not run.has_lanes or not run.consumes_whole_blocks:
         return budget  # no lane continues in its block: only one step must fit
     lanes = max(lanes_of(blend.lanes, micro_batch_size, stride) for blend in run.blends)
-    source_bytes = np.minimum(lane_bytes(run) * lanes, _source_bytes(run))
+    source_bytes = blocks_of_lanes(run, lanes)
     if source_bytes.sum() <= budget.blocks:
         return budget
     largest = run.sources[int(source_bytes.argmax())].name
@@ -84,6 +80,20 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
         "raise memory, or lower shuffle_window, lanes, micro batch or "
         "the sources' block sizes, or make lanes a multiple of micro batch x data-parallel size x workers"
     )
+
+
+def plan_budget(run: Run, *, micro_batch_size: int, num_batches: int) -> Budget:
+    """The memory budget of a process that reads steps of a run, whether or not it suffices; see `budget_of`."""
+    width = run.config.sequence_length + run.config.add_extra_token_to_sequence
+    extra = width * sum(
+        16 + each.dtype.itemsize for each in run.extra_columns
+    )  # the values, and int64 buffers to gather them
+    return split_budget(run, num_batches * micro_batch_size * (sample_bytes(run.config) + extra))
+
+
+def blocks_of_lanes(run: Run, lanes: int) -> Int64s:
+    """Bytes of the blocks that `lanes` lanes keep of each source: int64 [num_sources]."""
+    return np.minimum(lane_bytes(run) * lanes, _source_bytes(run))
 
 
 def batches_of(num_workers: int, prefetch_factor: int | None = None) -> int:
@@ -138,7 +148,7 @@ def lane_bytes(run: Run) -> Int64s:
     block_tokens = np.maximum(1, run.parts["tokens"]) / _num_blocks(run)
     blocks = np.zeros(len(run.parts))
     for blend in run.blends:
-        shares = np.array([float(share) for share in blend.shares])
+        shares = np.array([float(share) for share in blend.largest_shares])
         cycle_tokens = blend.shuffle_window * blend.sequence_length
         blocks = np.maximum(blocks, shares * cycle_tokens / block_tokens + (shares > 0))
     sizes: Int64s = np.ceil(blocks * (block_tokens * _token_bytes(run) + BLOCK_OVERHEAD_BYTES)).astype(np.int64)

@@ -6,6 +6,7 @@ returns at once, so that these threads only open files. There is one decoding th
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import deque
@@ -18,13 +19,14 @@ from typing import Any, TypeVar
 
 from megablend.blocks.block_read import BlockRead
 from megablend.blocks.block_store import BlockStore
+from megablend.errors import MegablendError
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.fetch import FileRead, start_fetch
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.storage.base import Int64s
 from megablend.storage.futures import forward_result, gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges
-from megablend.system.failures import translating
+from megablend.system.failures import translate, translating
 
 T = TypeVar("T")
 
@@ -76,6 +78,7 @@ class ReadPipeline:
         self._fetching = ThreadPoolExecutor(num_fetching, thread_name_prefix="megablend-fetch")
         self._decoding = ThreadPoolExecutor(num_decoding, thread_name_prefix="megablend-decode")
         self._process = os.getpid()
+        self._is_abandoned = False
 
     def submit(self, ids: Int64s, size: int, *, pieces: bool) -> Future[DecodedBlocks | None]:
         """Request blocks.
@@ -106,19 +109,36 @@ class ReadPipeline:
         for threads in (self._fetching, self._decoding):
             threads.shutdown(wait=True, cancel_futures=True)
 
+    def abandon(self) -> None:
+        """Start no more reads; the threads end when those in progress are done and nobody refers to the pipeline.
+
+        For the garbage collector, which may run in any thread, also one of the pipeline's own, and between any two instructions:
+        it must not need a lock or wait for a thread.
+        """
+        self._is_abandoned = True
+
     def _start_tasks(self) -> None:
         """Start as many of the waiting tasks as memory allows."""
         started = list[_Task]()
         with self._lock:
-            while self._waiting and (not self._bytes or self._bytes + self._waiting[0].size <= self._max_bytes):
+            while (
+                self._waiting
+                and not self._is_abandoned
+                and (not self._bytes or self._bytes + self._waiting[0].size <= self._max_bytes)
+            ):
                 started.append(self._waiting.popleft())
                 self._bytes += started[-1].size
         for task in started:
             self._submit(self._fetching, self._fetch, task)
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[_Task], None], task: _Task) -> None:
+        turns = itertools.count()  # whoever takes the first one handles the task
+
         def attempt() -> None:
-            if not threading.main_thread().is_alive():  # the interpreter is shutting down and waits for all threads
+            if next(turns):
+                return None
+            # A thread that is not the main one runs on while the interpreter shuts down, and waits for all threads.
+            if self._is_abandoned or not threading.main_thread().is_alive():
                 return self._give_up(task)
             try:
                 with translating(str(self._store.generation.folder)):
@@ -128,16 +148,22 @@ class ReadPipeline:
 
         try:
             threads.submit(attempt)
-        except RuntimeError:  # closed in the meantime, or the interpreter is shutting down
-            self._give_up(task)
+        except (
+            RuntimeError
+        ) as error:  # closed in the meantime, the interpreter is shutting down, or no thread can be started
+            if not next(turns):  # unless a thread has begun
+                self._give_up(task, translate(error, str(self._store.generation.folder)))
 
-    def _give_up(self, task: _Task) -> None:
-        """Drop this task and all waiting ones."""
+    def _give_up(self, task: _Task, error: MegablendError | None = None) -> None:
+        """Drop this task and all waiting ones; with an error, that is what their blocks are awaited with."""
         with self._lock:
             tasks = [task, *self._waiting]
             self._waiting.clear()
         for each in tasks:
-            each.blocks.set_result(None)
+            if error is None:
+                each.blocks.set_result(None)
+            else:
+                each.blocks.set_exception(error)
 
     def _fetch(self, task: _Task, fetched_ranges: _RequestedRanges | None = None) -> None:
         """Fetch all ranges that are known to be needed; called in a thread that may block.

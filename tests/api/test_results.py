@@ -152,7 +152,10 @@ class CountingStorage:
 def test_a_storage_of_your_own(config: dict[str, Any], read: Any) -> None:
     megablend.build(config)
     storage = CountingStorage()
-    assert read(config, storage) == read(config, None)
+    found, default = (dict(read(config, each)) for each in (storage, None))
+    for each in (found, default):
+        each.pop("opening_seconds", None)
+    assert found == default
     assert storage.calls > 0
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.cli.describe_tables import print_cache, print_description
+from megablend.cli.describe_tables import print_description
+from megablend.cli.run_tables import print_cache
 from tests.runs import documents, make_config, write_source
 
 

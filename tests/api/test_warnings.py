@@ -30,9 +30,7 @@ def warnings(config: dict[str, Any], **sizes: Any) -> list[str]:
 def test_small_and_often_read_sources_are_said(config: dict[str, Any]) -> None:
     built = megablend.build(config)
     small, often = warnings(config)
-    assert small.startswith(
-        "train: 1 source holds fewer than 1 samples of 8 tokens; the smallest is 's0' with 3 tokens"
-    )
+    assert small.startswith("train: 1 source holds fewer than 1 sample of 8 tokens; the smallest is 's0' with 3 tokens")
     assert often.startswith(
         "train: 1 source is read more than 16 times; most often 's0', 267.0 times (3 tokens, 100 samples)"
     )

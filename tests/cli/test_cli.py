@@ -63,6 +63,17 @@ def test_build_prints_a_table_and_progress_in_lines(config: Path) -> None:
     assert "run 'demo' is unchanged: 100 samples" in again.stdout
 
 
+def test_describe_writes_a_page(tmp_path: Path, built: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "run.html"
+    done = run("describe", built, "--html", page)
+    assert done.returncode == 0, done.stderr
+    assert "<h1>Run demo</h1>" in page.read_text(encoding="utf-8")
+    refused = run("describe", tmp_path / "cache", "--html", page)
+    assert refused.returncode == 2
+    assert "--html draws an indexed run" in refused.stderr
+
+
 def test_each_command_prints_one_json_object(tmp_path: Path, config: Path) -> None:
     build = as_json(run("build", config, "--json"))
     assert build["run"]["stages"] == [100]
@@ -140,9 +151,9 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
         (["describe", "{folder}"], 3, "holds no index; run `megablend build CONFIG` first"),
         (["show", "{config}", "--sample", "x"], 2, "'x' is not a valid integer"),
         (
-            ["build", "{config}", "--cache", "s3://b/c"],
+            ["build", "{config}", "--cache", "hf://b/c"],
             2,
-            "--cache: found 's3://b/c'; expected a path on a local or mounted disk",
+            "--cache: hf://b/c: hf:// cannot hold a cache; expected a folder, or a prefix such as s3://bucket/caches/name",
         ),
         (["describe", "{folder}", "--cache", "c"], 2, "found the folder of a cache, "),
         (["verify", "nowhere"], 2, "nowhere: found no such folder"),

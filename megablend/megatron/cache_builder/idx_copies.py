@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,10 @@ class IdxCopies(WrapperStorage):
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges."""
         return self.inner.read_ranges(self.place(path), offsets, sizes, allocate)
+
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
+        """See Storage.descriptor."""
+        return self.inner.descriptor(self.place(path))
 
 
 def copy_path(folder: Path, path: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +16,11 @@ from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.lazy import cached_property
 from megablend.megatron.cache_builder.catalog import open_catalog
 from megablend.megatron.cache_builder.document_tables import open_table
-from megablend.megatron.cache_builder.idx_copies import IdxCopies
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
 from megablend.megatron.plugin.sequence_index import SequenceIndex
 from megablend.megatron.request.dataset_uri import DatasetURI
 from megablend.prefetch.block_cache import BlockCache
 from megablend.storage.base import Storage
-from megablend.storage.location import find_scheme
 
 
 class Documents(ABC):
@@ -122,11 +121,11 @@ class PairDocuments(Documents):
         """Pointers and document boundaries. Raises: as get does."""
         self._check()
         path = f"{self.path_prefix}.idx"
-        place = self._storage.place(path) if isinstance(self._storage, IdxCopies) else path
-        if find_scheme(place):  # in an object store, without a copy
-            whole: Array = np.frombuffer(self._storage.read(path, 0, self._storage.stat(path).size), np.uint8)
-        else:
-            whole = np.memmap(place, mode="r")
+        with self._storage.descriptor(path) as fd:  # the file that was checked, whatever the path refers to now
+            if fd < 0:  # in an object store, without a copy
+                whole: Array = np.frombuffer(self._storage.read(path, 0, self._storage.stat(path).size), np.uint8)
+            else:
+                whole = np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
         header = parse_header(path, whole[:HEADER_BYTES].tobytes(), len(whole))
         pointers, documents = HEADER_BYTES + 4 * len(self), HEADER_BYTES + 12 * len(self)
         return whole[pointers:documents].view("<i8"), whole[documents:][: 8 * header.num_boundaries].view("<i8")
@@ -137,7 +136,7 @@ class PairDocuments(Documents):
         One that was copied or touched is read through, once a process.
         """
         path = f"{self.path_prefix}.idx"
-        self._storage.stat(f"{self.path_prefix}.bin")  # the pool closes a file that was replaced
+        self._storage.stat(f"{self.path_prefix}.bin")
         if self._storage.stat(path).etag != self._etag:
             stored = lengths_of(self.path_prefix, storage=self._storage)
             if not np.array_equal(read_lengths(stored, 0, stored.num_sequences), self.sequence_lengths):

@@ -1,0 +1,134 @@
+"""A run as `describe` reports it: its index, its splits, what its loaders need, and what deserves a second look."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import asdict, dataclass
+from time import perf_counter
+
+from megablend.api.check import check_store
+from megablend.api.describe_index import describe_index
+from megablend.api.describe_split import describe_split
+from megablend.api.description import RunDescription, SplitDescription
+from megablend.api.full_shares import write_full_share_stages
+from megablend.api.skip import describe_skips
+from megablend.api.warn import find_warnings, warn_of_amplification, warn_of_shared_files, warn_of_steps
+from megablend.api.what_if import Foreseen, foresee_run
+from megablend.config import SPLITS, Config
+from megablend.errors import PlanError
+from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
+from megablend.plan.run import Run, as_promised, plan_run
+from megablend.prefetch.estimate_transfer import estimate_transfer
+from megablend.prefetch.memory_need import find_memory_need
+from megablend.prefetch.read_amplification import read_amplification
+from megablend.storage.base import Storage
+
+SIMULATED_SAMPLES = 1 << 16
+"""Samples over which read amplification is estimated: some shuffle windows, in some tenths of a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaders:
+    """The loaders whose steps, memory and read amplification are estimated."""
+
+    micro_batch_size: int
+    data_parallel_size: int
+    num_workers: int
+
+    @property
+    def step_samples(self) -> int:
+        """Samples of a micro step of all ranks."""
+        return self.micro_batch_size * self.data_parallel_size
+
+
+def describe_planned(
+    config: Config, planned: Foreseen, loaders: Loaders | None, *, document_lengths: bool
+) -> RunDescription:
+    """A run that is committed, or as it would be. Raises as `describe`."""
+    run = planned.run
+    splits = _describe_splits(config, run, loaders, document_lengths=document_lengths)
+    warnings = [warning for _, found in splits.values() for warning in found] + warn_of_shared_files(run)
+    described = RunDescription(
+        cache=config.cache,
+        run=config.run,
+        order=config.order,
+        sequence_length=config.sequence_length,
+        committed=planned.committed,
+        note=planned.note,
+        plan=run.ledger.digest,
+        stages=tuple(run.ledger.ends),
+        skips=tuple(describe_skips(run)),
+        lanes=config.lanes,
+        index=describe_index(run.store.generation),
+        splits={split: described for split, (described, _) in splits.items()},
+        problems=check_store(config, run.store).problems,
+        warnings=tuple(warnings),
+        transfer=estimate_transfer(run, [source.epochs for source in splits["train"][0].sources]),
+        opening_seconds=_measure_opening(config, run.store.storage),
+        full_share_stages=write_full_share_stages(config, run),
+    )
+    return described if loaders is None else _with_estimates(described, config, run, loaders)
+
+
+def _describe_splits(
+    config: Config, run: Run, loaders: Loaders | None, *, document_lengths: bool
+) -> dict[str, tuple[SplitDescription, list[str]]]:
+    """The splits of a run of train that have sources, each with the warnings about it."""
+
+    def describe(split: Run) -> tuple[SplitDescription, list[str]]:
+        steps = None if loaders is None else split.num_samples // loaders.step_samples
+        warnings = find_warnings(split) + ([] if loaders is None else warn_of_steps(split, loaders.step_samples))
+        return describe_split(split, steps, document_lengths=document_lengths), warnings
+
+    splits = {"train": describe(run)}
+    for number, split in enumerate(SPLITS[1:], 1):
+        is_used = split in config.sources if config.listed_by_split else config.shares[number] > 0
+        if not is_used:
+            continue
+        try:
+            other = as_promised(plan_run(config, split, run.store), run.ledger)
+        except PlanError as error:
+            splits[split] = _cannot_be_planned(error, loaders), []
+        else:
+            splits[split] = describe(other)
+    return splits
+
+
+def _cannot_be_planned(error: PlanError, loaders: Loaders | None) -> SplitDescription:
+    return SplitDescription(
+        samples=0,
+        tokens=0,
+        blended=False,
+        first_repeated_source=None,
+        sources=(),
+        problem=str(error),
+        steps=None if loaders is None else 0,
+    )
+
+
+def _with_estimates(described: RunDescription, config: Config, run: Run, loaders: Loaders) -> RunDescription:
+    """The description with what its loaders read and need, and the warnings about that."""
+    sizes = asdict(loaders)
+    amplification = read_amplification(run, **sizes, first=0, stop=min(run.num_samples, SIMULATED_SAMPLES))
+    warnings = [*described.warnings, *warn_of_amplification(config, amplification)]
+    if problem := unfit_lanes(config.lanes, **sizes):
+        warnings.append(problem)
+    memory = find_memory_need(run, **sizes)
+    return dataclasses.replace(
+        described,
+        warnings=tuple(warnings),
+        read_amplification=amplification,
+        fitting_lanes=fitting_lanes(config.lanes, **sizes),
+        memory_per_rank=memory.bytes_per_rank,
+        memory_limit_per_rank=memory.limit_per_rank,
+        most_lanes=memory.most_lanes,
+    )
+
+
+def _measure_opening(config: Config, storage: Storage) -> float:
+    """Seconds in which train is opened and its first and last samples are located, kernels being loaded."""
+    started = perf_counter()
+    planned = foresee_run(config, storage=storage)
+    if not isinstance(planned, str):
+        planned.run.plan.locate_many([0, planned.run.num_samples - 1])
+    return perf_counter() - started

@@ -1,0 +1,145 @@
+"""The sources of one split as `describe` reports them: what they hold, what is requested of them, what the run reads."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+
+from megablend.api.description import (
+    FirstRepeat,
+    SourceDescription,
+    SplitDescription,
+    StageDescription,
+    StageSource,
+)
+from megablend.api.document_lengths import count_lengths
+from megablend.plan.progress import NONE, SCANNED, Presence, find_epoch_ends, find_presence
+from megablend.plan.run import Run
+from megablend.plan.shares import cap_of
+
+EPOCHS = 32
+"""Epochs of a source whose ends are reported."""
+SAMPLED_BLOCKS = 256
+"""Blocks of a source whose sizes are looked up."""
+
+
+def describe_split(run: Run, steps: int | None = None, *, document_lengths: bool = False) -> SplitDescription:
+    """The sources of one split: what they hold, what is requested of them, what the run reads."""
+    ends = [0, *run.ledger.ends]
+    scanned = max(1 << 10, SCANNED // (len(ends) - 1))
+    parts = [find_presence(run.plan, start, stop, scanned=scanned) for start, stop in pairwise(ends)]
+    whole = _join(parts)
+    counts, read = whole.counts.tolist(), run.plan.count_tokens(run.num_samples).tolist()
+    return SplitDescription(
+        samples=run.num_samples,
+        tokens=sum(read),
+        blended=run.is_blended,
+        first_repeated_source=_find_first_repeat(run),
+        sources=tuple(
+            _describe_source(run, number, samples, read[number], whole, document_lengths=document_lengths)
+            for number, samples in enumerate(counts)
+        ),
+        steps=steps,
+        stages=None
+        if len(parts) == 1
+        else tuple(
+            _describe_stage(run, number, start, part)
+            for number, (start, part) in enumerate(zip(ends[:-1], parts, strict=True))
+        ),
+    )
+
+
+def _join(parts: list[Presence]) -> Presence:
+    """Where each source occurs in several stages, one after the other."""
+    counts = np.sum([part.counts for part in parts], axis=0)
+    firsts, lasts = (np.array([getattr(part, name) for part in parts]) for name in ("first", "last"))
+    never = (firsts == NONE).all(axis=0)
+    first = np.where(firsts == NONE, np.iinfo(np.int64).max, firsts).min(axis=0)
+    worst = np.max([part.worst_error for part in parts], axis=0)
+    return Presence(counts, np.where(never, NONE, first), lasts.max(axis=0), worst)
+
+
+def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageDescription:
+    stage = run.ledger.stages[number]
+    samples, shares = int(part.counts.sum()), stage.blend.shares
+    return StageDescription(
+        start=start,
+        stop=start + samples,
+        sequence_length=stage.blend.sequence_length,
+        lanes=stage.blend.lanes,
+        sources=tuple(
+            StageSource(
+                name=source.name,
+                share=float(shares[i]) if shares else part.counts[i] / samples,
+                actual_share=float(part.counts[i]) / samples,
+                samples=int(part.counts[i]),
+                tokens=int(part.counts[i]) * stage.blend.sequence_length,
+                first_sample=_sample(part.first[i]),
+                last_sample=_sample(part.last[i]),
+                worst_prefix_error=round(float(part.worst_error[i]), 3),
+            )
+            for i, source in enumerate(run.sources)
+        ),
+    )
+
+
+def _sample(number: np.int64) -> int | None:
+    return None if number == NONE else int(number)
+
+
+def _find_first_repeat(run: Run) -> FirstRepeat | None:
+    if not run.is_blended:
+        return None
+    extra = int(run.config.add_extra_token_to_sequence)
+    repeats = []
+    for number, (source, tokens) in enumerate(zip(run.sources, run.parts["tokens"].tolist(), strict=True)):
+        # The next sample reads a token again, perhaps before some of these.
+        one_pass = run.plan.count_within(number, tokens, extra)
+        if (again := run.plan.first_sample_from(number, one_pass)) is not None:
+            repeats.append((again, source.name))
+    first = min(repeats, default=None)
+    return None if first is None else FirstRepeat(source=first[1], sample=first[0])
+
+
+def _describe_source(
+    run: Run, number: int, samples: int, read: int, presence: Presence, *, document_lengths: bool
+) -> SourceDescription:
+    source, part = run.sources[number], run.parts[number]
+    length, extra = run.config.sequence_length, int(run.config.add_extra_token_to_sequence)
+    tokens = int(part["tokens"])
+    used = read + extra if samples else 0
+    requested = run.asked.requested[number] if run.weights else Fraction(samples, run.num_samples)
+    return SourceDescription(
+        name=source.name,
+        blocks=int(part["stop_block"] - part["first_block"]),
+        documents=int(part["documents"]),
+        tokens=tokens,
+        requested_share=float(requested),
+        actual_share=samples / run.num_samples,
+        samples=samples,
+        epochs=used / tokens if tokens else 0.0,
+        max_epochs=None if source.max_epochs is None else float(source.max_epochs),
+        tokens_left_in_epoch=-used % tokens if tokens else 0,
+        tokens_read=read,
+        stored_bytes=_estimate_stored_bytes(run, number),
+        max_tokens=source.max_tokens,
+        most_samples=cap_of(source, tokens, length, extra),
+        first_sample=_sample(presence.first[number]),
+        last_sample=_sample(presence.last[number]),
+        epoch_ends=tuple(find_epoch_ends(run.plan, number, tokens, limit=EPOCHS)),
+        worst_prefix_error=round(float(presence.worst_error[number]), 3),
+        document_lengths=count_lengths(run, number) if document_lengths else None,
+    )
+
+
+def _estimate_stored_bytes(run: Run, number: int) -> int:
+    """Stored bytes of the source's blocks in this split, from evenly spaced ones where it has many."""
+    part = run.parts[number]
+    first, stop = int(part["first_block"]), int(part["stop_block"])
+    if stop == first:
+        return 0
+    ids = np.unique(np.linspace(first, stop - 1, min(SAMPLED_BLOCKS, stop - first)).astype(np.int64))
+    stored = run.store.generation.blocks(ids)["stored_bytes"].sum(dtype=np.int64)
+    return int(stored) * (stop - first) // len(ids)

@@ -1,0 +1,32 @@
+"""Documents of a source by length, out of the index's table of documents."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megablend.index.document_table import open_table, table_bytes
+from megablend.plan.run import Run
+
+COUNTED = 1 << 20
+"""Documents that are counted; of more, evenly spaced ones."""
+
+
+def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
+    """Documents of a source in the split by length: [0] those of no token, [i] those of 2^(i-1) to 2^i - 1 tokens.
+
+    Returns: None where the index has no table of the source's documents. With more than COUNTED documents the numbers are
+        estimates.
+
+    Raises: CacheError where the table is damaged.
+    """
+    snapshot, part = run.store.generation, run.parts[source]
+    name = list(run.config.sources_of(run.split))[source]
+    number = next(i for i, entry in enumerate(snapshot.sources) if entry.name == name)
+    documents = int(part["documents"])
+    if documents == 0 or table_bytes(snapshot, number) is None:
+        return None
+    counted = min(COUNTED, documents)
+    which = int(part["first_document"]) + np.arange(counted) * documents // counted
+    lengths = open_table(snapshot, number).lengths(which, eod=run.sources[source].append_eod is not None)
+    bins = np.bincount(np.frexp(lengths.astype(np.float64))[1])
+    return tuple((bins * documents // counted).tolist())
