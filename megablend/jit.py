@@ -82,8 +82,8 @@ def load_kernels(module: ModuleType) -> None:
 
 
 def device(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark `function` as callable from kernels only."""
-    return cast("Callable[P, R]", _njit(function))
+    """Mark `function` as callable from kernels only; of a kernel, return such a copy."""
+    return cast("Callable[P, R]", _njit(getattr(function, "py_func", function)))
 
 
 def _njit(function: Callable[..., Any], *, cached: bool = False) -> Callable[..., Any]:

@@ -8,6 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "megablend"
 LINES = 6
+KNOWN = {
+    ("api/build.py", "api/build.py"): "two public functions with the same keywords",
+    ("reader/loader.py", "reader/sampler.py"): "two public classes with the same keywords",
+    ("kernels/plan/inverse.py", "kernels/plan/lanes.py"): "a function and its inverse: arrays of the same tree",
+}
+"""Parameter lists that are alike for a reason."""
 
 Line = tuple[str, int]
 """A file and a line number."""
@@ -49,7 +55,9 @@ def pairs(group: list[tuple[str, int, int]]) -> Iterable[tuple[tuple[str, int, i
 
 def test_no_two_places_share_six_lines() -> None:
     sources = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
-    assert find_duplicates(sources) == []
+    found = find_duplicates(sources)
+    assert [(a, b) for a, b in found if (a[0], b[0]) not in KNOWN] == []
+    assert len(found) == len(KNOWN), "each of KNOWN is one pair"
 
 
 def test_duplicates_are_found_where_they_begin() -> None:

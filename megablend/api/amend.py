@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from megablend.api.committed import open_ledger
@@ -15,11 +14,10 @@ from megablend.api.runs import ConfigLike, make_run_storage, plan_committed
 from megablend.config import Config, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError
-from megablend.fs.build_lock import build_lock
 from megablend.plan.amending import amend_ledger, cut_ledger, rewind_to
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
-from megablend.plan.run import Run, check_run
+from megablend.plan.run import Run, check_run, precompute_orders
 from megablend.plan.skips import load_skips
 from megablend.plan.stage_requests import plan_stages
 from megablend.plan.stages_plan import StagesPlan
@@ -101,7 +99,7 @@ def amend(
     checked = load_config(config, cache=cache)
     if (at is None) == (state is None):
         raise ConfigError("give either at, a sample, or state, whose position is taken")
-    ledger = load_ledger(checked.cache, checked.run)
+    ledger = load_ledger(checked.cache_store, checked.run)
     if ledger is None:
         raise CacheError(
             f"{checked.cache}: run {checked.run!r} was not built there; run `megablend build CONFIG` first"
@@ -111,13 +109,13 @@ def amend(
     else:
         taken = State.from_dict(state)
         known, sample = rewind_to(ledger, taken), taken.consumed_samples + whole_number("after", after, least=0)
-    tokens = open_ledger(checked.cache, ledger).tokens
+    tokens = open_ledger(checked.cache_store, ledger).tokens
     cut = cut_ledger(known, plan_stages(known.stages, tokens), sample)
     _check_skips(checked, known, cut.num_samples)
     run = _plan_amended(checked, cut)
     if not dry_run:
-        with build_lock(Path(checked.cache)):
-            save_ledger(checked.cache, run.ledger, replaces=ledger)
+        with checked.cache_store.hold():
+            save_ledger(checked.cache_store, run.ledger, replaces=ledger)
     return _describe(run, plan_stages(ledger.stages, tokens), ledger, cut.num_samples, sample, committed=not dry_run)
 
 
@@ -126,12 +124,13 @@ def _plan_amended(config: Config, cut: Ledger) -> Run:
     requested = plan_committed(config, "train", cut, make_run_storage(config))
     run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger))
     check_run(run)
+    precompute_orders(config, run.store)
     return run
 
 
 def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
     """Raises: ConfigError where the amendment would fall into samples that are skipped."""
-    if (skipped := load_skips(config.cache, ledger).containing(at)) is not None:
+    if (skipped := load_skips(config.cache_store, ledger).containing(at)) is not None:
         raise ConfigError(
             f"sample {at:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run {ledger.run!r} skips; amend it at "
             f"sample {skipped[1]:,} or later"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
@@ -10,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from megablend.api.check import check_store
+from megablend.api.checksums import make_checksums
 from megablend.api.known_ranges import refuse_known_outliers
 from megablend.api.repair import repair_kept_index
 from megablend.api.runs import make_run_storage
 from megablend.api.warn import find_warnings, warn_of_shared_files
 from megablend.blocks.build_document_tables import TablesReport, build_tables
+from megablend.caches.base import OvertakenError
 from megablend.config import Config, load_config
 from megablend.distributed.base import Communicator
 from megablend.distributed.launch import detect
-from megablend.fs.build_lock import build_lock
 from megablend.index.build import BuildReport, Progress
 from megablend.index.build import build_index as index_files
 from megablend.index.build_report import report_waiting
+from megablend.index.document_table import table_key
 from megablend.index.snapshot import open_snapshot
 from megablend.index.source_spec import SourceSpec
 from megablend.plan.ledger import Ledger
@@ -33,6 +36,7 @@ from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
 
+_MOST_RACES = 5
 _LOG = logging.getLogger("megablend")
 
 
@@ -120,6 +124,7 @@ def build(
     progress: Callable[[Progress], None] | None = None,
     launch: Communicator | None = None,
     storage: Storage | None = None,
+    checksums: bool = False,
 ) -> BuildResult:
     """Index the config's files and write the run's ledger, in one process or on every rank of an MPI job, which share the work.
 
@@ -129,6 +134,8 @@ def build(
         progress: called on rank 0 as files are indexed.
         launch: the processes that build; by default detected from the environment.
         storage: where files are found and read, in place of the one that the config asks for; the same on all ranks.
+        checksums: also make checksums of all blocks of the index, which reads all data once. Reads from elsewhere than a local
+            disk are then compared with them.
 
     Returns: the same on all ranks.
     Raises: ConfigError, PlanError, DataError, CacheError, LaunchError. Under MPI an error on one rank ends all ranks, with that
@@ -139,7 +146,7 @@ def build(
     built = None
     try:
         with translating(checked.cache):
-            ledger = launch.bcast(load_ledger(checked.cache, checked.run) if launch.rank == 0 else None)
+            ledger = launch.bcast(load_ledger(checked.cache_store, checked.run) if launch.rank == 0 else None)
             if ledger is not None and _repair(checked, ledger, report, launch, storage, progress):
                 checked, report = _index(
                     checked, None, progress, launch, storage
@@ -147,9 +154,12 @@ def build(
             documents = None
             if checked.tabled:
                 documents = _tabulate(checked, ledger.index if ledger else report.digest, launch, storage)
+            if checksums:
+                digest, read_from = ledger.index if ledger else report.digest, storage or make_run_storage(checked)
+                make_checksums(checked, digest, launch=launch, storage=read_from, progress=progress)
             if launch.rank == 0:
-                with build_lock(Path(checked.cache), on_wait=report_waiting(progress)):
-                    built = _commit_run(checked, report, documents, storage or make_run_storage(checked))
+                with checked.cache_store.hold(on_wait=report_waiting(progress)):
+                    built = _commit_run_or_retry(checked, report, documents, storage or make_run_storage(checked))
     except BaseException as error:
         launch.abort(error)
     built = launch.bcast(built)
@@ -174,11 +184,11 @@ def _index(
     storage = storage or make_storage(
         objects=checked.storage
     )  # through the page cache: what is indexed is often read soon
-    report = index_files(checked.cache, list_specs(checked), launch=launch, storage=storage, progress=progress)
+    report = index_files(checked.cache_store, list_specs(checked), launch=launch, storage=storage, progress=progress)
     try:
         with translating(checked.cache):
             if launch.rank == 0:
-                refuse_known_outliers(checked, open_snapshot(checked.cache, report.digest), storage)
+                refuse_known_outliers(checked, open_snapshot(checked.cache_store, report.digest), storage)
     except BaseException as error:
         launch.abort(error)
     if launch.rank == 0:
@@ -213,7 +223,7 @@ def list_specs(checked: Config) -> list[SourceSpec]:
 
 def _tabulate(config: Config, digest: str, launch: Communicator, storage: Storage | None) -> TablesReport:
     """Make the document tables of the index that the run reads. Called by all ranks."""
-    store = open_block_store(config, open_snapshot(config.cache, digest), storage or make_run_storage(config))
+    store = open_block_store(config, open_snapshot(config.cache_store, digest), storage or make_run_storage(config))
     numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
     return build_tables(store, [numbers[name] for name in config.tabled], launch=launch)
 
@@ -236,18 +246,31 @@ def _repair(
     )
 
 
+def _commit_run_or_retry(
+    config: Config, report: BuildReport, documents: TablesReport | None, storage: Storage
+) -> BuildResult:
+    """Commit the run; again if another build was faster, in a cache that cannot be locked."""
+    for _ in range(_MOST_RACES):
+        with contextlib.suppress(OvertakenError):
+            return _commit_run(config, report, documents, storage)
+    return _commit_run(config, report, documents, storage)
+
+
 def _commit_run(config: Config, report: BuildReport, documents: TablesReport | None, storage: Storage) -> BuildResult:
     """Start the run's ledger, or append a stage to it."""
-    ledger = load_ledger(config.cache, config.run)
-    generation = open_snapshot(config.cache, ledger.index if ledger else report.digest)
+    ledger = load_ledger(config.cache_store, config.run)
+    generation = open_snapshot(config.cache_store, ledger.index if ledger else report.digest)
     store = open_block_store(config, generation, storage)
     run = plan_run(config, "train", store, keep=True, links=ledger.links if ledger else ())
     extended = ledger.extend(as_promised(run, ledger).ledger) if ledger else run.ledger
     run = dataclasses.replace(run, ledger=extended)
     check_run(run)
     precompute_orders(config, store)
+    numbers = {entry.name: number for number, entry in enumerate(generation.sources)}
+    tables = {table_key(generation, numbers[name]) for name in config.tabled}
+    config.cache_store.publish_files("splits", {generation.digest, *tables})
     if extended != ledger:
-        save_ledger(config.cache, extended)
+        save_ledger(config.cache_store, extended, replaces=ledger)
     stages_before = len(ledger.stages) if ledger else 0
     # The files of an index that was just built have just been checked.
     problems = check_store(config, store).problems if generation.digest != report.digest else ()

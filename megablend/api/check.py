@@ -55,8 +55,8 @@ def check(
     Raises: ConfigError, PlanError where config and index disagree; CacheError where nothing was built, or the cache is damaged.
     """
     checked = load_config(config, cache=cache)
-    ledger = load_ledger(checked.cache, checked.run)
-    generation = open_snapshot(checked.cache, ledger.index) if ledger else newest_snapshot(checked.cache)
+    ledger = load_ledger(checked.cache_store, checked.run)
+    generation = open_snapshot(checked.cache_store, ledger.index) if ledger else newest_snapshot(checked.cache_store)
     storage = storage or make_storage(objects=checked.storage)
     return check_store(checked, open_block_store(checked, generation, storage), progress=progress)
 

@@ -73,8 +73,8 @@ def check_data(
     """
     config = load_config(what, cache=cache)
     sizes = vocab_sizes(config)
-    ledger = load_ledger(config.cache, config.run)
-    generation = newest_snapshot(config.cache, ledger.index if ledger else None)
+    ledger = load_ledger(config.cache_store, config.run)
+    generation = newest_snapshot(config.cache_store, ledger.index if ledger else None)
     storage = storage or make_storage(objects=config.storage)
     store = BlockStore(generation, roots=open_block_store(config, generation, storage).roots, storage=storage)
     entries = [entry for entry in generation.sources if entry.name in sizes]

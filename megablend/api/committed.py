@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
-from megablend.api.runs import ConfigLike, open_run, resolve_cache, resolve_run
+from megablend.api.runs import ConfigLike, is_cache, open_run, resolve_cache, resolve_run
+from megablend.caches.find import CacheLike, find_store
 from megablend.config import Config, load_config
 from megablend.errors import CacheError, ConfigError, PlanError
 from megablend.index.snapshot import Snapshot, open_snapshot
@@ -14,7 +15,7 @@ from megablend.index.source_entry import SourceEntry
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.run import Run
-from megablend.plan.stage import SourceShare
+from megablend.plan.stage import SourceShare, Stage
 from megablend.storage.base import Storage
 from megablend.storage.location import escape_wildcards, join
 
@@ -41,8 +42,7 @@ def open_committed(
     Raises: ConfigError, PlanError where the split is not one of the run's; CacheError where the run was not built, or its index
         is gone.
     """
-    is_cache = isinstance(what, str | Path) and Path(what).is_dir()
-    config = None if is_cache else load_config(what, cache=cache)
+    config = None if is_cache(what) else load_config(what, cache=cache)
     if config is not None and run in (None, config.run):
         try:
             return open_run(config, split, storage=storage)
@@ -52,7 +52,7 @@ def open_committed(
     elif split != "train":
         raise ConfigError(f"split {split}: only train is in a run's ledger; give the run's own config for {split}")
     folder, name = (
-        (config.cache, run or config.run) if config is not None else (resolve_cache(what), resolve_run(what, run))
+        (config.cache_store, run or config.run) if config is not None else (resolve_cache(what), resolve_run(what, run))
     )
     ledger = load_ledger(folder, name)
     if ledger is None:
@@ -63,29 +63,30 @@ def open_committed(
     return open_ledger(folder, ledger, storage=storage)
 
 
-def open_ledger(cache: str, ledger: Ledger, *, storage: Storage | None = None) -> Run:
+def open_ledger(cache: CacheLike, ledger: Ledger, *, storage: Storage | None = None) -> Run:
     """Open the train split of a ledger, over the index that it names. Raises CacheError, PlanError."""
     return open_run(make_config(cache, ledger, open_snapshot(cache, ledger.index)), "train", storage=storage)
 
 
-def make_config(cache: str, ledger: Ledger, generation: Snapshot) -> Config:
+def make_config(cache: CacheLike, ledger: Ledger, generation: Snapshot) -> Config:
     """Make a config that requests exactly what a ledger commits to, from the files of its index."""
     blend, entries = ledger.stages[0].blend, {entry.name: entry for entry in generation.sources}
     by_split = any(source.name not in entries for source in blend.sources)
     prefix = "train/" if by_split else ""
+    first_shares = blend.shares if blend.schedule is None else blend.schedule.start
     listed = []
-    for source in blend.sources:
+    for source, share in zip(blend.sources, first_shares, strict=True):
         entry = entries.get(prefix + source.name)
         if entry is None:
             raise CacheError(
                 f"{generation.folder}: lacks source {source.name!r} of run {ledger.run!r}; restore the cache from a backup"
             )
-        listed.append(_source(entry, source))
+        listed.append(_source(entry, replace(source, share=share)))
     has_stages = any(stage.blend != blend or stage.cut is not None for stage in ledger.stages)
     settings: dict[str, Any] = {
-        "cache": str(cache),
+        "cache": find_store(cache).location,
         "run": ledger.run,
-        **({"stages": _list_stages(ledger)} if has_stages else {"samples": ledger.num_samples}),
+        **({"stages": _list_stages(ledger)} if has_stages or blend.schedule else {"samples": ledger.num_samples}),
         "sources": {"train": listed, "valid": []} if by_split else listed,
         "sequence_length": blend.sequence_length,
         "add_extra_token_to_sequence": blend.add_extra_token_to_sequence,
@@ -107,12 +108,19 @@ def _list_stages(ledger: Ledger) -> list[dict[str, Any]]:
         | {
             "samples": stage.end,
             "sequence_length": stage.blend.sequence_length,
+            "order": stage.blend.order,
             "lanes": stage.blend.lanes,
             "shuffle_window": stage.blend.shuffle_window,
             "sources": {source.name: {"weight": source.share} for source in stage.blend.sources},
         }
+        | _schedule(stage)
         for before, stage in zip([None, *ledger.stages], ledger.stages, strict=False)
     ]
+
+
+def _schedule(stage: Stage) -> dict[str, Any]:
+    schedule = stage.blend.schedule
+    return {} if schedule is None else {"schedule": schedule.kind, "steps": len(schedule.done)}
 
 
 def _source(entry: SourceEntry, source: SourceShare) -> dict[str, Any]:

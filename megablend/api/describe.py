@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from megablend.api.describe_index import describe_cache
 from megablend.api.describe_run import Loaders, describe_planned
 from megablend.api.description import Description, FilesDescription
-from megablend.api.runs import ConfigLike
+from megablend.api.runs import ConfigLike, is_cache, resolve_cache
 from megablend.api.what_if import foresee_run, list_files
 from megablend.config import load_config
 from megablend.config.numbers import whole_number
@@ -27,7 +25,7 @@ def describe(
     document_lengths: bool = False,
     storage: Storage | None = None,
 ) -> Description:
-    """Describe what a run reads (for a config), or what a cache contains (for its folder).
+    """Describe what a run reads (for a config), or what a cache contains (for its folder or URL).
 
     Nothing needs to be built: a run that is not committed is described as `build` would commit it, with `committed` False and a
     `note`; where no index has its sources, `files` lists what is there.
@@ -43,10 +41,10 @@ def describe(
         number is out of range, or `memory` too small for the loaders.
     """
     loaders = _check_loaders(micro_batch_size, data_parallel_size, num_workers)
-    if isinstance(what, str | Path) and Path(what).is_dir():
+    if is_cache(what):
         if cache is not None:
             raise ConfigError(f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected one of them")
-        return describe_cache(str(what))
+        return describe_cache(resolve_cache(what))
     config = load_config(what, cache=cache)
     planned = foresee_run(config, storage=storage)
     if isinstance(planned, str):

@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from megablend.api.description import CacheDescription, DamagedIndex, IndexDescription, IndexedSource
-from megablend.api.manage_runs import list_runs
+from megablend.api.manage_runs import list_runs_of
 from megablend.api.runs import newest_snapshot
+from megablend.caches.base import DOCUMENTS, CacheStore
 from megablend.errors import CacheError, ResourceError
-from megablend.fs.atomic_write import list_committed
-from megablend.index.document_table import table_bytes, tables
+from megablend.index.document_table import table_bytes
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.system.failures import translating
 
 
-def describe_cache(cache: str) -> CacheDescription:
+def describe_cache(cache: CacheStore) -> CacheDescription:
     """Indexes and runs of a cache. Those that cannot be read have only a `problem`."""
     digests = list_snapshots(cache)
     if not digests:
         newest_snapshot(cache)  # raises: says what is missing
     return CacheDescription(
-        cache=str(Path(cache).absolute()),
+        cache=cache.location,
         indices=tuple(_describe_readable(cache, digest) for digest in digests),
-        runs=tuple(list_runs(cache)),
+        runs=tuple(list_runs_of(cache)),
     )
 
 
-def _describe_readable(cache: str, digest: str) -> IndexDescription | DamagedIndex:
+def _describe_readable(cache: CacheStore, digest: str) -> IndexDescription | DamagedIndex:
     """An index of a cache, or what is wrong with it."""
     try:
-        with translating(cache):
-            return describe_index(open_snapshot(cache, digest), cache)
+        with translating(cache.location):
+            return describe_index(open_snapshot(cache, digest))
     except (CacheError, ResourceError) as error:
         return DamagedIndex(digest=digest, problem=str(error))
 
 
-def describe_index(snapshot: Snapshot, cache: str) -> IndexDescription:
+def describe_index(snapshot: Snapshot) -> IndexDescription:
     """An index of a cache, with its sources."""
-    folder = Path(cache) / "generations" / snapshot.digest
-    has_tables = bool(list_committed(tables(cache)))  # looking for each costs much where sources are many
+    has_tables = bool(snapshot.store.list_files(DOCUMENTS))  # looking for each costs much where sources are many
     sources = tuple(
         IndexedSource(
             name=entry.name,
@@ -58,7 +55,7 @@ def describe_index(snapshot: Snapshot, cache: str) -> IndexDescription:
     )
     return IndexDescription(
         digest=snapshot.digest,
-        index_bytes=sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+        index_bytes=sum(path.stat().st_size for path in snapshot.folder.iterdir() if path.is_file()),
         files=sum(source.files for source in sources),
         blocks=sum(source.blocks for source in sources),
         rows=sum(source.rows for source in sources),

@@ -58,7 +58,7 @@ def describe_planned(
         stages=tuple(run.ledger.ends),
         skips=tuple(describe_skips(run)),
         lanes=config.lanes,
-        index=describe_index(run.store.generation, config.cache),
+        index=describe_index(run.store.generation),
         splits={split: described for split, (described, _) in splits.items()},
         problems=check_store(config, run.store).problems,
         warnings=tuple(warnings),

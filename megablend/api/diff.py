@@ -148,9 +148,9 @@ def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
     other = next((i for i, each in enumerate(b.sources) if each.name == name), None)
     if other is None or a.store.generation.digest != b.store.generation.digest:
         return False
-    same = (a.ledger.blend.seed, a.ledger.blend.order) == (b.ledger.blend.seed, b.ledger.blend.order)
+    orders = {(blend.seed, blend.order) for run in (a, b) for blend in run.blends}
     eods = a.sources[source].append_eod == b.sources[other].append_eod
-    return bool(same and eods and a.split == b.split and a.parts[source] == b.parts[other])
+    return bool(len(orders) == 1 and eods and a.split == b.split and a.parts[source] == b.parts[other])
 
 
 def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s:

@@ -69,7 +69,7 @@ def find(
     batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
     limit = None if limit is None else whole_number("limit", limit, least=1)
     opened = open_committed(what, run, split, cache=cache)
-    skips = load_skips(opened.config.cache, opened.ledger) if split == "train" else Skips()
+    skips = load_skips(opened.config.cache_store, opened.ledger) if split == "train" else Skips()
     found = []
     for number in match_files(opened, file):
         entry = opened.store.generation.file(number)

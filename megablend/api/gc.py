@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, resolve_cache
+from megablend.caches.base import CacheStore
 from megablend.errors import CacheError, ConfigError
 from megablend.index.cache_folders import external_references_dir
 from megablend.index.gc import collect
@@ -46,7 +46,7 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
     The newest snapshot is kept, and those that runs and Megatron's datasets use.
 
     Args:
-        cache: its folder, or a config that names it.
+        cache: its folder or URL, or a config that names it.
         older_than_days: keep anything used within so many days; set this longer than your longest job that reads an index
             directly (`open_index`).
         dry_run: remove nothing, only report what would be removed.
@@ -56,17 +56,17 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
     if not older_than_days >= 0:
         raise ConfigError(f"found older_than_days={older_than_days!r}, expected 0 or more days")
 
-    folder = resolve_cache(cache)
+    store = resolve_cache(cache)
 
     def needed() -> set[str]:
-        return {ledger.index for ledger in list_runs(folder)} | _pinned(folder)
+        return {ledger.index for ledger in list_runs(store)} | _pinned(store)
 
-    collected = collect(folder, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
+    collected = collect(store, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
     if not dry_run:
         for digest in collected.generations:
-            _LOG.info("%s: removed index %s, which no run uses", folder, digest)
+            _LOG.info("%s: removed index %s, which no run uses", store.location, digest)
     return GcResult(
-        cache=str(Path(folder).absolute()),
+        cache=store.location,
         dry_run=dry_run,
         removed=collected.generations,
         kept=collected.kept,
@@ -75,9 +75,9 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
     )
 
 
-def _pinned(cache: str | Path) -> set[str]:
+def _pinned(cache: CacheStore) -> set[str]:
     found = set()
-    for path in external_references_dir(cache).glob("*.json"):
+    for path in external_references_dir(cache.folder).glob("*.json"):
         try:
             pin = parse_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

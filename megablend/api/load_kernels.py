@@ -12,17 +12,17 @@ from collections.abc import Iterable
 from importlib import import_module
 from queue import Empty, SimpleQueue
 
+from megablend.formats import find_format
 from megablend.jit import load_kernels
+from megablend.order.registry import find_order
 
 _KERNELS = "megablend.kernels."
 PLANNING = ("plan.tree", "plan.strides", "plan.lanes", "plan.bijection", "row_checks", "plan.spans", "reader.gather")
 """Modules whose kernels every blend needs for its first batch."""
 READING = ("file_ranges",)
 """Those that reading any format from local files needs as well."""
-BY_FORMAT = {"parquet": ("parquet.page_headers", "parquet.levels", "parquet.values", "parquet.bodies")}
-"""Those that decoding a format needs as well."""
-BY_ORDER = {"document": ("document_table",)}
-"""Those that an order needs as well."""
+BY_UNIT = {"document": ("document_table",)}
+"""Those that orders which shuffle a unit need as well."""
 
 
 class _Background:
@@ -85,12 +85,13 @@ os.register_at_fork(
 
 def load_planning_kernels(order: str) -> None:
     """Begin to load the kernels that any blend of this order needs."""
-    _background.add((*BY_ORDER.get(order, ()), *PLANNING))
+    _background.add((*BY_UNIT.get(find_order(order).unit, ()), *PLANNING))
 
 
 def load_format_kernels(formats: Iterable[str]) -> None:
     """Begin to load the kernels that decoding these formats needs."""
-    _background.add((*READING, *(module for name in sorted(set(formats)) for module in BY_FORMAT.get(name, ()))))
+    kinds = [find_format(name) for name in sorted(set(formats))]
+    _background.add((*READING, *(module for kind in kinds if kind is not None for module in kind.kernel_modules)))
 
 
 def wait_for_kernels() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.caches.base import RUNS, CacheStore
-from megablend.caches.find import CacheLike, find_store
+from megablend.caches.find import is_remote
 from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
 from megablend.fs.atomic_write import translate_os_errors
@@ -65,11 +65,15 @@ def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
     """The runs of a cache, by name; those whose ledger cannot be read as DamagedRun.
 
     Args:
-        what: folder of the cache, or a config.
+        what: a cache (its folder or URL), or a config.
 
     Raises: ConfigError where there is neither, or the config cannot be read.
     """
-    cache = _cache_of(what)
+    return list_runs_of(_cache_of(what))
+
+
+def list_runs_of(cache: CacheStore) -> list[RunSummary | DamagedRun]:
+    """The same for a cache that is open."""
     indices = set(list_snapshots(cache))
     return [listed for name in run_names(cache) if (listed := _listed(cache, name, indices))]
 
@@ -134,25 +138,24 @@ def remove_run(what: ConfigLike, run: str) -> None:
 
 
 @contextlib.contextmanager
-def _changing(cache: CacheLike, run: str) -> Iterator[CacheStore]:
-    """The store of a run's ledger, while no build runs."""
-    store = find_store(cache)
+def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
+    """The cache, while no build runs."""
     _check_exists(store, run)
     with translate_os_errors(store.folder), store.hold():
         _check_exists(store, run)  # another process may have been faster
         yield store
 
 
-def _cache_of(what: ConfigLike) -> str:
-    """The folder of a cache, which need not be there where a config names it. Raises: ConfigError."""
-    if isinstance(what, str | Path) and not Path(what).exists():
+def _cache_of(what: ConfigLike) -> CacheStore:
+    """A cache, which need not be there where a config names it. Raises: ConfigError."""
+    if isinstance(what, str | Path) and not is_remote(what) and not Path(what).exists():
         raise ConfigError(
             f"{what}: found no such file or folder, expected a config, or a cache that `megablend build CONFIG` filled"
         )
     return resolve_cache(what)
 
 
-def _load(cache: str, run: str) -> Ledger:
+def _load(cache: CacheStore, run: str) -> Ledger:
     _check_exists(cache, run)
     ledger = load_ledger(cache, run)
     if ledger is None:
@@ -160,7 +163,7 @@ def _load(cache: str, run: str) -> Ledger:
     return ledger
 
 
-def _check_exists(cache: CacheLike, run: str) -> None:
+def _check_exists(cache: CacheStore, run: str) -> None:
     check_run_name(run)
     if run not in (names := run_names(cache)):
         raise CacheError(f"{cache}: found no run {run!r} (there are {', '.join(map(repr, names)) or 'none'})")
@@ -175,7 +178,7 @@ def check_run_name(run: str) -> None:
         )
 
 
-def _listed(cache: str, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
+def _listed(cache: CacheStore, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
     """A run, or what is wrong with its ledger; None where it was removed meanwhile."""
     try:
         ledger = load_ledger(cache, run)

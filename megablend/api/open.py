@@ -57,9 +57,10 @@ def open_dataset(
     if stage is not None:
         checked = _settings_of(checked, split, stage)
     taken = None if state is None else State.from_dict(state)
-    load_planning_kernels(checked.order)
+    for each in {checked.order, *(stage.order for stage in checked.stage_configs)}:
+        load_planning_kernels(each)
     run = open_run(checked, split, taken, storage=storage)
-    skips = load_skips(checked.cache, run.ledger) if split == "train" else None
+    skips = load_skips(checked.cache_store, run.ledger) if split == "train" else None
     load_format_kernels(entry.format for entry in run.store.generation.sources)
     dataset = Dataset(run, consumed_samples=consumed_samples or 0, transform=transform, skips=skips)
     if state is not None:

@@ -33,18 +33,20 @@ def repair_kept_index(
     """
     if ledger.index == newest:
         return False
-    damage = launch.bcast(find_damage(config.cache, ledger.index) if launch.rank == 0 else None)
+    damage = launch.bcast(find_damage(config.cache_store, ledger.index) if launch.rank == 0 else None)
     if damage is None:
         return False
     try:
         roots = {name: find_root(source.path) for name, source in config.all_sources.items()}
         is_first, block_bytes = launch.rank == 0, config.block_bytes
         listed = (
-            list_indexed_files(config.cache, ledger.index, roots=roots, block_bytes=block_bytes) if is_first else ()
+            list_indexed_files(config.cache_store, ledger.index, roots=roots, block_bytes=block_bytes)
+            if is_first
+            else ()
         )
     except CacheError:
         raise lost_index(ledger, newest, damage) from None
-    made = build_index(config.cache, launch.bcast(listed), launch=launch, storage=storage, progress=progress)
+    made = build_index(config.cache_store, launch.bcast(listed), launch=launch, storage=storage, progress=progress)
     if made.digest != ledger.index:
         raise lost_index(ledger, newest, damage)
     if is_first:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from megablend.blocks.block_store import BlockStore
+from megablend.caches.base import CacheStore
+from megablend.caches.find import CacheLike, find_store, is_remote
 from megablend.config import SPLITS, Config, load_config
 from megablend.errors import CacheError, ConfigError, StateError
 from megablend.index.list_snapshots import list_snapshots
@@ -27,18 +29,23 @@ from megablend.system.failures import translating
 ConfigLike = str | Path | Mapping[str, Any] | Config
 
 
-def resolve_cache(what: ConfigLike) -> str:
-    """The cache folder, given directly or by a config. Raises ConfigError for a config that cannot be read."""
+def resolve_cache(what: ConfigLike) -> CacheStore:
+    """The cache, given directly or by a config. Raises ConfigError for a config that cannot be read."""
     if isinstance(what, str | Path) and not Path(what).is_file():
-        return str(what)
-    return load_config(what).cache
+        return find_store(what)
+    return load_config(what).cache_store
+
+
+def is_cache(what: object) -> bool:
+    """Whether a cache is given directly: its folder, or its URL."""
+    return is_remote(what) or (isinstance(what, str | Path) and Path(what).is_dir())
 
 
 def resolve_run(what: ConfigLike, run: str | None) -> str:
     """The run's name, by default the config's. Raises ConfigError where a cache is given without a name."""
     if run is not None:
         return run
-    if isinstance(what, str | Path) and Path(what).is_dir():
+    if is_cache(what):
         raise ConfigError(
             f"{what}: found a cache without the name of a run, expected both; `megablend runs list` lists its runs"
         )
@@ -56,7 +63,7 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
     check_sample(config)
-    ledger = load_ledger(config.cache, config.run)
+    ledger = load_ledger(config.cache_store, config.run)
     if state is None:
         if ledger is None:
             raise CacheError(
@@ -64,10 +71,10 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
             )
         run = plan_committed(config, split, ledger, storage)
         return _apply_ledger(run, ledger) if split == "train" else run
-    if state.index not in list_snapshots(config.cache):
+    if state.index not in list_snapshots(config.cache_store):
         raise StateError(
             f"the state was taken with index {state.index}, which {config.cache} does not hold (it has "
-            f"{', '.join(list_snapshots(config.cache)) or 'none'}); open it with the cache that the run was built in, or "
+            f"{', '.join(list_snapshots(config.cache_store)) or 'none'}); open it with the cache that the run was built in, or "
             "build the same data there (`megablend build CONFIG`)"
         )
     if ledger is not None and split == "train" and ledger.index == state.index:
@@ -76,7 +83,7 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
             state.check(split=split, index=ledger.index, stages=ledger.links)
         if _begins_with(ledger, state):
             return _apply_ledger(plan_committed(config, split, ledger, storage), ledger)
-    store = open_block_store(config, open_snapshot(config.cache, state.index), storage)
+    store = open_block_store(config, open_snapshot(config.cache_store, state.index), storage)
     run = plan_run(config, split, store, links=state.stages if split == "train" else ())
     if split == "train":
         run = dataclasses.replace(run, ledger=run.ledger.of_state(state))
@@ -85,7 +92,7 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
 
 def plan_committed(config: Config, split: str, ledger: Ledger, storage: Storage) -> Run:
     """Plan what a config requests over the index of its run's ledger, with what the ledger has fixed. Raises PlanError."""
-    store = open_block_store(config, open_snapshot(config.cache, ledger.index), storage)
+    store = open_block_store(config, open_snapshot(config.cache_store, ledger.index), storage)
     return as_promised(plan_run(config, split, store, links=ledger.links), ledger)
 
 
@@ -94,16 +101,16 @@ def open_index(cache: str | Path, digest: str | None = None, *, storage: Storage
     """Open the blocks of an index, for loaders of your own: `open_index(cache).read_blocks(block_ids)`.
 
     Args:
-        cache: cache folder that `build` filled.
+        cache: a cache that `build` filled: its folder, or its URL in an object store.
         digest: of the index snapshot; by default the newest.
         storage: where files are read, in place of the default one.
 
     Raises: CacheError.
     """
-    return BlockStore(newest_snapshot(str(cache), digest), storage=storage or make_storage())
+    return BlockStore(newest_snapshot(cache, digest), storage=storage or make_storage())
 
 
-def newest_snapshot(cache: str, digest: str | None = None) -> Snapshot:
+def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:
     """The index snapshot with this digest, or the newest. Raises CacheError where there is none."""
     found = list_snapshots(cache)
     if not found:

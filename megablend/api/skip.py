@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from megablend.api.committed import open_committed
 from megablend.api.runs import ConfigLike
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
-from megablend.fs.build_lock import build_lock
 from megablend.plan.run import Run
 from megablend.plan.skips import Skips, load_skips, remove_skips, save_skip
 from megablend.system.failures import translating
@@ -49,10 +47,10 @@ def skip(
         )
     first, last = start // unit * unit, min(-(-stop // unit) * unit, opened.num_samples)
     if dry_run:
-        planned = load_skips(opened.config.cache, opened.ledger).add(first, last)
+        planned = load_skips(opened.config.cache_store, opened.ledger).add(first, last)
         return {"run": opened.ledger.run, "skips": describe_skips(opened, planned)}
-    with build_lock(Path(opened.config.cache)):
-        save_skip(opened.config.cache, opened.ledger, first, last)
+    with opened.config.cache_store.hold():
+        save_skip(opened.config.cache_store, opened.ledger, first, last)
     return list_skips(what, run=run, cache=cache)
 
 
@@ -67,13 +65,13 @@ def list_skips(what: ConfigLike, *, run: str | None = None, cache: str | None = 
 def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> None:
     """Let loaders that are opened from now on skip nothing of a run. Raises as `skip`."""
     opened = open_committed(what, run, cache=cache)
-    with build_lock(Path(opened.config.cache)):
-        remove_skips(opened.config.cache, opened.ledger)
+    with opened.config.cache_store.hold():
+        remove_skips(opened.config.cache_store, opened.ledger)
 
 
 def describe_skips(run: Run, skips: Skips | None = None) -> list[dict[str, Any]]:
     """Of each range that a run skips, or of `skips`: start, stop, samples, tokens, and by_source, the tokens left unread."""
-    skips = load_skips(run.config.cache, run.ledger) if skips is None else skips
+    skips = load_skips(run.config.cache_store, run.ledger) if skips is None else skips
     listed = []
     for start, stop in skips.ranges:
         tokens = (run.plan.count_tokens(stop) - run.plan.count_tokens(start)).tolist()

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from megablend.api.runs import ConfigLike
+from megablend.caches.base import CacheStore
+from megablend.caches.find import find_store
 from megablend.config import load_config
 from megablend.errors import CacheError
 from megablend.index.build import Progress
@@ -64,7 +66,7 @@ def verify(
     """Check all of a cache: the index's fragments and snapshots, and the runs' ledgers.
 
     Args:
-        cache: its folder, or a config that names it.
+        cache: its folder or URL, or a config that names it.
         data: read every block of every data file too, and compare counts and checksums.
         progress: with `data`, called as files are read.
         storage: where data files are read, in place of the one that the config asks for.
@@ -72,16 +74,16 @@ def verify(
     Raises: CacheError where there is no cache.
     """
     if isinstance(cache, str | Path) and not Path(cache).is_file():
-        folder, config_storage = str(cache), None
+        store, config_storage = find_store(cache), None
     else:
         config = load_config(cache)
-        folder, config_storage = config.cache, config.storage
+        store, config_storage = config.cache_store, config.storage
     storage = storage or make_storage(objects=config_storage)
-    problems = (*verify_index(folder, data=data, storage=storage, progress=progress), *_run_problems(folder))
-    return VerifyResult(cache=str(Path(folder).absolute()), data=data, problems=problems)
+    problems = (*verify_index(store, data=data, storage=storage, progress=progress), *_run_problems(store))
+    return VerifyResult(cache=store.location, data=data, problems=problems)
 
 
-def _run_problems(cache: str) -> Iterator[str]:
+def _run_problems(cache: CacheStore) -> Iterator[str]:
     indices = list_snapshots(cache)
     for name in run_names(cache):
         try:
@@ -90,4 +92,4 @@ def _run_problems(cache: str) -> Iterator[str]:
             yield str(error)
             continue
         if ledger is not None and ledger.index not in indices:
-            yield f"{cache}: run {name!r} uses index {ledger.index}, which does not exist: rebuild it from the same data"
+            yield f"{cache.location}: run {name!r} uses index {ledger.index}, which does not exist: rebuild it from the same data"

@@ -41,17 +41,17 @@ def foresee_run(config: Config, *, storage: Storage | None = None) -> Foreseen |
     """
     check_sample(config)
     storage = storage or make_run_storage(config)
-    ledger = load_ledger(config.cache, config.run)
+    ledger = load_ledger(config.cache_store, config.run)
     refusal = None
     if ledger is not None:
         try:
             return _by_ledger(config, ledger, storage)
         except PlanError as error:
             refusal = str(error)
-    generations = list_snapshots(config.cache)
+    generations = list_snapshots(config.cache_store)
     if not generations:
         return f"{config.cache} holds no index, so the numbers of tokens are not known: {_index_it()}"
-    generation = open_snapshot(config.cache, generations[-1])
+    generation = open_snapshot(config.cache_store, generations[-1])
     there = {entry.name for entry in generation.sources}
     if missing := [name for name in config.all_sources if name not in there]:
         return (

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.blocks.block_read import BlockRead, FilePart
+from megablend.blocks.checked_reads import check_reads
 from megablend.blocks.extra_columns import ExtraColumn, read_extra_columns
 from megablend.blocks.open_files import OpenedReader, OpenFiles
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
@@ -76,7 +77,7 @@ class BlockStore:
         *,
         storage: Storage,
     ) -> None:
-        self.storage = storage
+        self.storage = storage = check_reads(generation, roots or {}, storage)
         self.generation = generation
         self.eods = tuple(eods) or (None,) * len(generation.sources)
         self.column_eods = (*self.eods, *[None] * (len(generation.columns) - len(self.eods)))

@@ -23,19 +23,17 @@ import numpy.typing as npt
 
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.document_lengths import count_documents, next_cut
+from megablend.caches.base import DOCUMENTS, CacheStore
 from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, UnsupportedFileError
 from megablend.fs.atomic_write import (
     checksum,
-    flush_folder,
-    remove_leftovers,
     replace_file,
     temp_sibling,
     translate_os_errors,
     write_flushed,
 )
-from megablend.fs.build_lock import build_lock
 from megablend.fs.log_waits import log_slow_wait
 from megablend.index.document_checks import write_group_checks
 from megablend.index.document_table import (
@@ -45,9 +43,9 @@ from megablend.index.document_table import (
     START_COLUMNS,
     STARTS,
     DocumentTable,
+    fetch_table,
     table_bytes,
-    table_folder,
-    tables,
+    table_key,
 )
 from megablend.index.manifest import FORMAT_VERSION, MANIFEST, damaged_tables, dump_with_checksum, read_manifest
 from megablend.index.mapped_table import MappedTable
@@ -59,6 +57,7 @@ STRETCH_BYTES = 256 << 20
 _LONGEST = (1 << 31) - 1
 _DIGEST_BYTES = 16
 _SEEN_SECONDS = 10.0
+_LENGTHS = "lengths"
 Int32s = npt.NDArray[np.int32]
 
 
@@ -80,8 +79,8 @@ class TablesReport:
 class BlockRange(NamedTuple):
     """Blocks of one file."""
 
-    path: Path
-    """The file for the lengths of their documents."""
+    name: str
+    """Of the file for the lengths of their documents."""
     first_block: int
     stop_block: int
     documents: int
@@ -94,20 +93,26 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communica
     Raises: DataError, CacheError.
     """
     start, generation = time.monotonic(), store.generation
-    cache = generation.cache
+    cache = generation.store
+    for kind in (DOCUMENTS, _LENGTHS):
+        with translate_os_errors(cache.folder):
+            (cache.folder / kind).mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         missing: dict[int, list[BlockRange]] | None = None
         if launch.rank == 0:
-            with translate_os_errors(cache):
-                for folder in (tables(cache), _counts(cache)):
-                    folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(build_lock(cache))
-                for folder in (tables(cache), _counts(cache)):
-                    remove_leftovers(folder)
-            for folder in (table_folder(generation, i) for i in sources):
-                if (folder / MANIFEST).is_file() and _is_whole(folder):
+            with translate_os_errors(cache.folder):
+                stack.enter_context(cache.hold())
+                cache.remove_leftovers()
+            needed = {table_key(generation, i) for i in sources}
+            for folder in cache.list_upgradable(DOCUMENTS):
+                if folder.name in needed and _is_whole(folder):
                     DocumentTable(folder).complete()
-            missing = {i: list(stretches(generation, i)) for i in sources if not _is_whole(table_folder(generation, i))}
+            committed = set(cache.list_folders(DOCUMENTS))
+            missing = {
+                i: list(stretches(generation, i))
+                for i in sources
+                if table_key(generation, i) not in committed or not _is_whole(fetch_table(generation, i))
+            }
         missing = launch.bcast(missing)
         assert missing is not None
         counted, scanned_bytes = _count_share(store, [part for parts in missing.values() for part in parts], launch)
@@ -115,7 +120,7 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communica
         report = None
         if launch.rank == 0:
             for source, parts in missing.items():
-                _commit(table_folder(generation, source), parts)
+                _commit(cache, table_key(generation, source), parts)
             report = TablesReport(
                 documents=sum(generation.sources[i].rows for i in sources),
                 counted=sum(n for n, _ in totals),
@@ -138,7 +143,7 @@ def _is_whole(folder: Path) -> bool:
 
 def stretches(generation: Snapshot, source: int) -> Iterator[BlockRange]:
     """Split a source's blocks at file ends, and within files about every STRETCH_BYTES where a document begins."""
-    entry, folder = generation.sources[source], _counts(generation.cache)
+    entry = generation.sources[source]
     for number, key in zip(entry.files, generation.file_keys(entry), strict=True):
         file = generation.file(number)
         blocks = np.arange(file.first_block, file.first_block + file.num_blocks)
@@ -151,14 +156,14 @@ def stretches(generation: Snapshot, source: int) -> Iterator[BlockRange]:
             size = int(
                 stored[stop - 1 - file.first_block] - (stored[first - 1 - file.first_block] if first > cuts[0] else 0)
             )
-            yield BlockRange(folder / f"{key}-{first - file.first_block}", first, stop, rows, size)
+            yield BlockRange(f"{key}-{first - file.first_block}", first, stop, rows, size)
 
 
 def _count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communicator) -> tuple[int, int]:
     """Count this rank's ranges that were not counted yet. Returns: documents counted, and data bytes read."""
-    counted = scanned_bytes = 0
+    counted, scanned_bytes, cache = 0, 0, store.generation.store
     for i in assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank]:
-        if _read(parts[i]) is not None:
+        if _read(cache.fetch_file(_LENGTHS, parts[i].name), parts[i]) is not None:
             continue
         lengths = np.empty(parts[i].documents, np.int32)
         first_document = int(store.generation.running("rows_before", [parts[i].first_block])[0])
@@ -173,14 +178,15 @@ def _count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communi
             scanned_bytes += size
         counted += len(lengths)
         data = lengths.astype("<i4").tobytes()
-        replace_file(parts[i].path, data + _digest(data))
+        replace_file(cache.folder / _LENGTHS / parts[i].name, data + _digest(data))
+        cache.publish_file(_LENGTHS, parts[i].name)
     return counted, scanned_bytes
 
 
-def _read(part: BlockRange) -> Int32s | None:
+def _read(path: Path, part: BlockRange) -> Int32s | None:
     """The lengths of a range's documents; None if they are missing or damaged."""
     try:
-        data = part.path.read_bytes()
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
@@ -189,26 +195,26 @@ def _read(part: BlockRange) -> Int32s | None:
     return np.frombuffer(body, "<i4")
 
 
-def _awaited(part: BlockRange) -> Int32s:
+def _awaited(cache: CacheStore, part: BlockRange) -> Int32s:
     """The lengths that a rank has written; on network file systems they may appear some seconds later."""
     deadline = time.monotonic() + _SEEN_SECONDS
-    while (found := _read(part)) is None:
+    while (found := _read(path := cache.fetch_file(_LENGTHS, part.name), part)) is None:
         if time.monotonic() > deadline:
             raise CacheError(
-                f"{part.path}: a rank wrote these lengths, but rank 0 cannot read them completely: the cache must be on a file "
+                f"{path}: a rank wrote these lengths, but rank 0 cannot read them completely: the cache must be on a file "
                 "system that all ranks share; choose such a directory, or build with the ranks of one node"
             )
         time.sleep(0.1)
     return found
 
 
-def _commit(final: Path, parts: Sequence[BlockRange]) -> None:
-    """Join the ranges' lengths into a table, which is renamed to its final name last."""
-    folder = temp_sibling(final)
+def _commit(cache: CacheStore, name: str, parts: Sequence[BlockRange]) -> None:
+    """Join the ranges' lengths into a table, and commit it."""
+    folder = temp_sibling(cache.folder / DOCUMENTS / name)
     with translate_os_errors(folder):
         folder.mkdir()
         try:
-            _write(folder, parts)
+            _write(cache, folder, parts)
             sizes = {
                 name: {"bytes": (folder / name).stat().st_size, "blake2b": checksum(folder / name)}
                 for name in (LENGTHS, STARTS)
@@ -216,15 +222,12 @@ def _commit(final: Path, parts: Sequence[BlockRange]) -> None:
             mapped = MappedTable(folder / LENGTHS, LENGTH_COLUMNS), MappedTable(folder / STARTS, START_COLUMNS)
             sizes |= write_group_checks(folder, folder, mapped, EVERY)
             write_flushed(folder / MANIFEST, [dump_with_checksum({"format_version": FORMAT_VERSION, "tables": sizes})])
-            flush_folder(folder)
-            shutil.rmtree(final, ignore_errors=True)  # a damaged one
-            folder.rename(final)
-            flush_folder(final.parent)
+            cache.commit_folder(DOCUMENTS, name, folder, {}, lambda earlier, _: _is_whole(earlier))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(folder: Path, parts: Sequence[BlockRange]) -> None:
+def _write(cache: CacheStore, folder: Path, parts: Sequence[BlockRange]) -> None:
     tokens = filled = 0
     left = np.zeros(0, np.int32)
     with (
@@ -232,8 +235,8 @@ def _write(folder: Path, parts: Sequence[BlockRange]) -> None:
         TableWriter(folder / STARTS, START_COLUMNS) as starts,
     ):
         for number, part in enumerate(parts):
-            with log_slow_wait(f"{part.path} to become visible"):
-                found = _awaited(part)
+            with log_slow_wait(f"{part.name} to become visible"):
+                found = _awaited(cache, part)
             lengths.append({"tokens": found})
             left = np.concatenate([left, found])
             whole = len(left) if number + 1 == len(parts) else len(left) // EVERY * EVERY
@@ -247,10 +250,6 @@ def _write(folder: Path, parts: Sequence[BlockRange]) -> None:
         starts.append({"tokens": np.array([tokens]), "filled": np.array([filled])})
         lengths.finish()
         starts.finish()
-
-
-def _counts(cache: Path) -> Path:
-    return cache / "lengths"
 
 
 def _digest(data: bytes) -> bytes:

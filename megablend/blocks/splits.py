@@ -39,7 +39,7 @@ PART_DTYPE = np.dtype(
 """A source's documents of one split."""
 
 
-def parts_of(cache: str, store: BlockStore, shares: Sequence[Fraction], *, keep: bool = False) -> npt.NDArray[np.void]:
+def parts_of(store: BlockStore, shares: Sequence[Fraction], *, keep: bool = False) -> npt.NDArray[np.void]:
     """The splits of all sources of an index, from `splits/` in the cache if a build stored them, otherwise computed.
 
     Args:
@@ -51,7 +51,7 @@ def parts_of(cache: str, store: BlockStore, shares: Sequence[Fraction], *, keep:
     generation = store.generation
     asked = json.dumps([VERSION, generation.digest, [str(share) for share in shares], store.column_eods])
     key = hashlib.blake2b(asked.encode(), digest_size=16).digest()
-    path = splits(cache) / f"{generation.digest}-{key.hex()}"
+    path = splits(generation.cache) / f"{generation.digest}-{key.hex()}"
     shape = (len(generation.columns), len(shares))  # extra columns have rows of zeros
     with contextlib.suppress(OSError):
         data, checksum = (whole := path.read_bytes())[:-16], whole[-16:]

@@ -11,7 +11,7 @@ what others have published is fetched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Protocol
 from megablend.errors import CacheError
 from megablend.fs.build_lock import LockInfo
 
-GENERATIONS, DOCUMENTS = "generations", "documents"
+GENERATIONS, DOCUMENTS, CHECKSUMS = "generations", "documents", "checksums"
 """Kinds of folders."""
 RUNS, SKIPS = "runs", "runs/skips"
 """Kinds of records."""
@@ -108,16 +108,20 @@ class CacheStore(Protocol):
         """
         ...
 
-    def fetch_files(self, kind: str, prefix: str) -> None:
-        """Make all files whose names begin with a prefix available on this node."""
+    def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
+        """Make all files that are called `<owner>-...` available on this node, or with None all of the kind."""
         ...
 
     def publish_file(self, kind: str, name: str) -> None:
         """Make a file that was written in `folder` available to all ranks."""
         ...
 
-    def list_folders(self, kind: str) -> list[Entry]:
-        """Committed folders of a kind, by name."""
+    def publish_files(self, kind: str, owners: Collection[str]) -> None:
+        """The same for all files in `folder` that are called `<owner>-...`."""
+        ...
+
+    def list_folders(self, kind: str) -> list[str]:
+        """Names of the committed folders of a kind, sorted."""
         ...
 
     def has_folder(self, kind: str, name: str) -> bool:

@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
 from megablend.caches.base import CacheStore
 from megablend.caches.local import LocalCacheStore
+from megablend.errors import ConfigError
+from megablend.storage.location import find_scheme
+from megablend.storage.object_options import ObjectOptions
 
 CacheLike: TypeAlias = "str | Path | CacheStore"
+SCHEMES = ("s3", "gs", "az")
+"""Object stores that a cache can be kept in."""
 
 
-def find_store(cache: CacheLike) -> CacheStore:
-    """The store of a cache, given by its folder; a store is returned as it is."""
-    if isinstance(cache, str | Path):
+def find_store(cache: CacheLike, options: ObjectOptions | None = None, local_cache: str | None = None) -> CacheStore:
+    """The store of a cache.
+
+    Args:
+        cache: its folder, or its URL in an object store; a store is returned as it is.
+        options: how object stores are accessed; None for the environment's settings.
+        local_cache: folder of this node's copy of a cache in an object store; None for the default.
+
+    Raises: ConfigError for a URL that cannot be a cache.
+    """
+    if not isinstance(cache, str | Path):
+        return cache
+    if not is_remote(cache):
         return LocalCacheStore(cache)
-    return cache
+    check_location(str(cache))
+    return _open_remote(str(cache).rstrip("/"), options or ObjectOptions(), local_cache)
+
+
+def is_remote(cache: object) -> bool:
+    """Whether the location of a cache is a URL."""
+    return isinstance(cache, str) and bool(find_scheme(cache))
+
+
+def check_location(location: str) -> None:
+    """Refuse URLs that cannot be a cache. Raises: ConfigError."""
+    scheme, expected = find_scheme(location), "expected a folder, or a prefix such as s3://bucket/caches/name"
+    if scheme in ("http", "https"):
+        raise ConfigError(f"{location}: web servers cannot be written; {expected}")
+    if scheme not in SCHEMES:
+        raise ConfigError(f"{location}: {scheme}:// cannot hold a cache; {expected}")
+    if not location.partition("://")[2].strip("/").partition("/")[2]:
+        raise ConfigError(f"{location}: names a whole bucket; {expected}")
+
+
+@lru_cache(maxsize=64)
+def _open_remote(location: str, options: ObjectOptions, local_cache: str | None) -> CacheStore:
+    from megablend.caches.objects.store import ObjectCacheStore
+
+    return ObjectCacheStore(location, options, local_cache)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from megablend.caches.base import GENERATIONS, RUNS, Entry, Record
-from megablend.errors import CacheError
 from megablend.fs.atomic_write import (
     flush_folder,
     list_committed,
@@ -20,17 +19,16 @@ from megablend.fs.atomic_write import (
     translate_os_errors,
     write_flushed,
 )
+from megablend.fs.await_file import await_file
 from megablend.fs.build_lock import LockInfo, build_lock, lock_time, verify_shared_filesystem
 from megablend.fs.log_waits import log_slow_wait
 
 MANIFEST, ROOTS = "manifest.json", "roots.json"
 """Of a folder: written last when it is created; replaced by each commit."""
-FOLDERS = ("fragments", "packs", "generations", "lengths", "documents", "splits", "idx", "runs")
+FOLDERS = ("fragments", "packs", "generations", "lengths", "documents", "splits", "idx", "checksums", "runs")
 """The folders of a cache."""
 SET_ASIDE = "reset"
 """Folder below `runs` of the ledgers of runs that were reset."""
-SEEN_SECONDS = 10.0
-"""Network file systems may show another host's write seconds late."""
 
 
 class LocalCacheStore:
@@ -84,26 +82,29 @@ class LocalCacheStore:
 
     def list_entries(self, kind: str) -> list[Entry]:
         """See CacheStore."""
-        return [_describe(self.folder / kind / name) for name in list_committed(self.folder / kind)]
+        describe = _describe_generation if kind == GENERATIONS else _describe
+        return [describe(self.folder / kind / name) for name in list_committed(self.folder / kind)]
 
     def fetch_file(self, kind: str, name: str, *, is_written: bool = False) -> Path:
         """See CacheStore."""
         path = self.folder / kind / name
         if is_written:
             with log_slow_wait(f"{path} to become visible"):
-                _await(path)
+                await_file(path)
         return path
 
-    def fetch_files(self, kind: str, prefix: str) -> None:
+    def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
         """See CacheStore."""
 
     def publish_file(self, kind: str, name: str) -> None:
         """See CacheStore."""
 
-    def list_folders(self, kind: str) -> list[Entry]:
+    def publish_files(self, kind: str, owners: Collection[str]) -> None:
         """See CacheStore."""
-        names = (name for name in list_committed(self.folder / kind) if self.has_folder(kind, name))
-        return [_describe_folder(self.folder / kind / name) for name in names]
+
+    def list_folders(self, kind: str) -> list[str]:
+        """See CacheStore."""
+        return [name for name in list_committed(self.folder / kind) if self.has_folder(kind, name)]
 
     def has_folder(self, kind: str, name: str) -> bool:
         """See CacheStore; assumed if it cannot be inspected."""
@@ -146,7 +147,7 @@ class LocalCacheStore:
 
     def list_upgradable(self, kind: str) -> list[Path]:
         """See CacheStore: all."""
-        return [self.folder / kind / entry.name for entry in self.list_folders(kind)]
+        return [self.folder / kind / name for name in self.list_folders(kind)]
 
     def remove(self, kind: str, name: str) -> None:
         """See CacheStore. A folder is renamed first, so that it is either complete or absent."""
@@ -225,19 +226,9 @@ def _describe(path: Path) -> Entry:
     return Entry(path.name, size, state.st_mtime, state.st_mtime)
 
 
-def _describe_folder(path: Path) -> Entry:
-    size = sum(file.lstat().st_size for file in path.iterdir())
-    created = (path / MANIFEST).stat().st_mtime
-    roots = path / ROOTS
-    return Entry(path.name, size, created, roots.stat().st_mtime if roots.exists() else created)
-
-
-def _await(path: Path) -> None:
-    deadline = time.monotonic() + SEEN_SECONDS
-    while not path.is_file():
-        if time.monotonic() > deadline:
-            raise CacheError(
-                f"{path}: another rank wrote this file, but rank 0 does not see it: the cache must be on a file system "
-                "that all ranks share; choose such a directory, or build with the ranks of one node"
-            )
-        time.sleep(0.1)
+def _describe_generation(path: Path) -> Entry:
+    """Roots are written by every build that results in a snapshot, the manifest only when the snapshot is created."""
+    entry = _describe(path)
+    times = {name: (path / name).stat().st_mtime for name in (MANIFEST, ROOTS) if (path / name).exists()}
+    created = times.get(MANIFEST, entry.created)
+    return Entry(path.name, entry.bytes, created, times.get(ROOTS, created))

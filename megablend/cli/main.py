@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import traceback
-from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -42,8 +41,13 @@ def cli() -> None:
 @cli.command()
 @click.argument("config")
 @in_cache
+@click.option(
+    "--checksums",
+    is_flag=True,
+    help="Also make checksums of all blocks (reads all data once) for remote reads.",
+)
 @as_json
-def build(config: str, cache: str | None, as_json: bool) -> None:
+def build(config: str, cache: str | None, checksums: bool, as_json: bool) -> None:
     """Index the files that CONFIG lists and write its run's ledger. Under mpirun or srun the ranks share the work."""
     from megablend.api.build import build as build_run
     from megablend.cli.progress import progress_on
@@ -51,7 +55,7 @@ def build(config: str, cache: str | None, as_json: bool) -> None:
 
     launch = detect()
     with progress_on(sys.stderr, quiet=launch.rank != 0) as progress:
-        built = build_run(config, cache=cache, progress=progress, launch=launch)
+        built = build_run(config, cache=cache, progress=progress, launch=launch, checksums=checksums)
     if launch.rank != 0:
         return
     if as_json:
@@ -98,8 +102,8 @@ def verify(what: str, data: bool, as_json: bool) -> None:
     from megablend.cli.progress import progress_on
 
     cache = resolve_cache(what)
-    if not Path(cache).is_dir():
-        raise ConfigError(f"{cache}: found no such folder, expected a cache that `megablend build CONFIG` filled")
+    if not cache.folder.is_dir():
+        raise ConfigError(f"{what}: found no such folder, expected a cache that `megablend build CONFIG` filled")
     with progress_on(sys.stderr, doing="verifying", done="verified") as progress:
         result = verify_cache(what, data=data, progress=progress)
     if as_json:
@@ -107,7 +111,7 @@ def verify(what: str, data: bool, as_json: bool) -> None:
     else:
         for problem in result.problems:
             click.echo(problem)
-        click.echo(f"{cache}: {f'{len(result.problems):,} problems' if result.problems else 'OK'}")
+        click.echo(f"{cache.location}: {f'{len(result.problems):,} problems' if result.problems else 'OK'}")
     if result.problems:
         sys.exit(3)
 
@@ -129,8 +133,8 @@ def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
     from megablend.api.gc import gc as collect
     from megablend.api.runs import resolve_cache
 
-    cache = resolve_cache(what)
-    found = collect(cache, older_than_days=older_than, dry_run=dry_run)
+    cache = resolve_cache(what).location
+    found = collect(what, older_than_days=older_than, dry_run=dry_run)
     if as_json:
         print_json(found.to_dict())
         return

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from megablend.caches.find import check_location, is_remote
 from megablend.config.limited_yaml import compose_and_load, read_limited
 from megablend.config.model import OLD_KEYS, Config, Source
 from megablend.config.other_names import explain_unknown
@@ -39,7 +40,7 @@ def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str |
     Raises: ConfigError, with one line for each problem.
     """
     if cache is not None:
-        cache = _absolute_path(str(cache), Path.cwd(), "--cache")
+        cache = _cache_location(str(cache), Path.cwd(), "--cache")
     if isinstance(config, Config):
         return config if cache is None else config.model_copy(update={"cache": cache})
     if isinstance(config, Mapping):
@@ -220,10 +221,19 @@ def _absolute(config: Config, base: Path, places: _Places) -> Config:
     for split, listed in config.sources.items():
         above = ("sources", split) if config.listed_by_split else ("sources",)
         sources[split] = tuple(placed(source, *above, i) for i, source in enumerate(listed))
-    cache = _absolute_path(config.cache, base, f"{places.line(['cache'])}: cache")
+    cache = _cache_location(config.cache, base, f"{places.line(['cache'])}: cache")
+    local_cache = config.local_cache
+    if local_cache is not None:
+        local_cache = _absolute_path(local_cache, base, f"{places.line(['local_cache'])}: local_cache")
     size = vocab_size(config.vocab_size, places.line(["vocab_size"]))
     objects = dataclasses.replace(config.storage, urls=tuple(urls.items())) if urls else config.storage
-    update = {"cache": cache, "sources": sources, "vocab_size": size, "storage": objects}
+    update = {
+        "cache": cache,
+        "local_cache": local_cache,
+        "sources": sources,
+        "vocab_size": size,
+        "storage": objects,
+    }
     return config.model_copy(update=update)
 
 
@@ -254,6 +264,17 @@ def _absolute_location(location: str, base: Path, place: str) -> str:
             raise ConfigError(f"{place}: found {location!r}; {explain_scheme(scheme)}")
         return location
     return _absolute_path(location, base, place)
+
+
+def _cache_location(location: str, base: Path, place: str) -> str:
+    """The location of a cache: the URL of a prefix of an object store as it is, otherwise an absolute path."""
+    if not is_remote(location) or location.startswith("file://") or "\0" in location:
+        return _absolute_path(location, base, place)
+    try:
+        check_location(location)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    return location.rstrip("/")
 
 
 def _check_one_storage(locations: Sequence[str], place: str) -> None:

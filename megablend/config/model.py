@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from megablend.caches.base import CacheStore
+from megablend.caches.find import find_store
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
 from megablend.config.stages import StageSettings, apply_stages, check_listed
 from megablend.config.values import (
@@ -130,7 +132,11 @@ class Config(_Model):
     """A run: where its tokens are stored, how they are blended, and what its samples contain."""
 
     cache: PathText
-    """Folder of the index, on a path that all ranks can access; created by `build`."""
+    """Where the index is kept: a folder that all ranks can access, or a prefix of an object store (s3://bucket/caches/name);
+    created by `build`."""
+    local_cache: PathText | None = None
+    """Folder on each node's local disk for its copy of a `cache` in an object store; null for MEGABLEND_LOCAL_CACHE, or a folder
+    in ~/.cache."""
     run: Annotated[str, Field(max_length=MAX_RUN_NAME, pattern=RUN_NAME)] = "default"
     """Name of the run's ledger: the past of a run never changes; another name starts a new run on the same cache."""
     sequence_length: Count
@@ -259,6 +265,11 @@ class Config(_Model):
                 config._check_masks()
             except ValueError as error:
                 raise ValueError(f"stages[{i}]: {error}") from None
+            if self.stages[i].schedule is not None and config.on_exhausted == "redistribute":
+                raise ValueError(
+                    f"stages[{i}]: schedule: its shares are given step by step, so nothing can be redistributed; set "
+                    "`on_exhausted: error`, or list stages of constant shares"
+                )
             is_weighted = (config.sources["train"][0].unit or "weight") == "weight"
             ends_with_run = i == len(self.stages) - 1 and bool(given)
             if is_weighted and not self.stages[i].has_end and not ends_with_run:
@@ -282,8 +293,9 @@ class Config(_Model):
     def _check_weights(self) -> None:
         """Check that `weight: size`, `temperature` and `on_exhausted` apply to the sources."""
         listed = [(split, i, source) for split, each in self.sources.items() for i, source in enumerate(each)]
+        sized = {split for split, _, source in listed if source.weight == SIZE}
         for split, i, source in listed:
-            if source.weight is not None and source.weight not in (SIZE, 0) and _has_sizes(self.sources[split]):
+            if split in sized and source.weight is not None and source.weight not in (SIZE, 0):
                 raise ValueError(
                     f"sources.{split}[{i}]: {source.name!r} has weight {float(source.weight):g}, other sources `weight: size`; "
                     "expected `size` for all sources of a blend, or numbers for all; 0 leaves a source out"
@@ -322,6 +334,11 @@ class Config(_Model):
                 raise ValueError(
                     f"{place}: {named}{token} is not in a vocabulary of {size:,}; expected 0 to {size - 1}"
                 )
+
+    @property
+    def cache_store(self) -> CacheStore:
+        """Where the cache is kept."""
+        return find_store(self.cache, self.storage, self.local_cache)
 
     @property
     def needs_eod(self) -> bool:
@@ -371,7 +388,10 @@ class Config(_Model):
     def needs_documents(self, source: Source) -> bool:
         """Whether the index has to contain the source's document boundaries."""
         return (
-            source.append_eod is not None or max(self.shares) != 1 or self.moves_documents or bool(source.extra_columns)
+            source.append_eod is not None
+            or max(self.shares) != 1
+            or self.ever_moves_documents
+            or bool(source.extra_columns)
         )
 
     def read_spec(self, source: Source) -> ReadSpec:
@@ -389,6 +409,11 @@ class Config(_Model):
         """Whether the order arranges single documents, which requires the length of each."""
         return find_order(self.order).unit == "document"
 
+    @property
+    def ever_moves_documents(self) -> bool:
+        """Whether the order of the top level, or that of a stage, arranges single documents."""
+        return any(each.moves_documents for each in (self, *self.stage_configs))
+
     def is_blended(self, split: str) -> bool:
         """Whether a split is a blend, arranged by `order`; otherwise it is one pass over its sources as stored."""
         return split == "train" or getattr(self, f"{split}_samples") is not None
@@ -396,13 +421,9 @@ class Config(_Model):
     @property
     def tabled(self) -> list[str]:
         """Names in the index of the sources for which the length of every document is required."""
-        if not self.moves_documents:
+        if not self.ever_moves_documents:
             return []
         return [name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)]
-
-
-def _has_sizes(sources: Sequence[Source]) -> bool:
-    return any(source.weight == SIZE for source in sources)
 
 
 def _check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:

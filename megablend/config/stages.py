@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from megablend.config.values import Count, Number, Positive, Weight
+from megablend.config.values import Count, Number, OrderName, Positive, Weight
 
 ENDS = ("samples", "tokens", "share")
 """Units of a stage's end."""
@@ -20,10 +20,10 @@ MASKS = (
     "create_attention_mask",
     "inter_document_masking",
 )
-SETTINGS = ("sequence_length", "lanes", "shuffle_window", *MASKS)
+SETTINGS = ("sequence_length", "order", "lanes", "shuffle_window", *MASKS)
 """Keys of the config that a stage may change."""
 _SHARES = ("weight", "tokens", "samples", "epochs")
-_FIXED = ("seed", "split", "order", "interleaving", "add_extra_token_to_sequence", "cache", "run", "epochs")
+_FIXED = ("seed", "split", "interleaving", "add_extra_token_to_sequence", "cache", "run", "epochs")
 _FIXED_IN_SOURCES = ("append_eod", "column", "path", "format", "format_options", "extra_columns", "name")
 _REMEDY = "set it at the top level for a new run (`run:`)"
 
@@ -72,7 +72,13 @@ class StageSettings(_Model):
     """Where it ends, as a share of the run's length."""
     sources: dict[str, StageSource] = {}
     """Sources whose share or limit changes, by name."""
+    schedule: Literal["linear", "cosine"] | None = None
+    """Shares change in steps, over the stage, from those of the stage before to those of `sources`; by default at once."""
+    steps: Annotated[int, Field(ge=2, le=256, strict=True)] = 32
+    """The most steps of a schedule; fewer where they would be shorter than some cycles."""
     sequence_length: Count | None = None
+    order: OrderName | None = None
+    """Each source finishes its epoch in the order of the stage before, and begins the next one in this one."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     reset_position_ids: bool | None = None
@@ -98,6 +104,12 @@ class StageSettings(_Model):
         given = [name for name in ENDS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"the stage's end is given by {' and '.join(given)}; keep one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _steps_of_a_schedule(self) -> StageSettings:
+        if self.schedule is None and "steps" in self.model_fields_set:
+            raise ValueError("steps are those of a schedule; add `schedule: linear` or `cosine`, or remove steps")
         return self
 
     @property

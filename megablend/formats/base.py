@@ -179,6 +179,8 @@ class Format(Protocol):
     """Whether documents are always counted exactly, even if not requested, because it costs nothing."""
     reader_block_bytes: int
     """Approximate memory that a reader uses per block of its file."""
+    kernel_modules: Sequence[str]
+    """Modules below `megablend.kernels` whose compiled kernels decoding needs: `open` loads them in the background."""
     has_row_groups: bool
     """Whether messages about a row also name its row group (`row_group` of the chunks)."""
 
@@ -233,6 +235,7 @@ class BaseFormat:
 
     documents_known: bool = True
     reader_block_bytes: int = 0
+    kernel_modules: Sequence[str] = ()
     has_row_groups: bool = False
 
     def files(self, path: str) -> Sequence[str]:

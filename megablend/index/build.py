@@ -18,13 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
+from megablend.caches.base import CacheStore
+from megablend.caches.find import CacheLike, find_store
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, ConfigError
-from megablend.fs.atomic_write import list_committed, remove_leftovers, translate_os_errors
-from megablend.fs.build_lock import build_lock, verify_shared_filesystem
-from megablend.fs.log_waits import log_slow_wait
+from megablend.fs.atomic_write import translate_os_errors
 from megablend.fs.safe_open import check_folder
 from megablend.index.build_report import BuildReport, Progress, report_waiting
 from megablend.index.cache_folders import folders, fragments, generations
@@ -52,7 +51,7 @@ class _Prepared:
 
 
 def build_index(
-    cache: str,
+    cache: CacheLike,
     sources: Sequence[SourceSpec | SourceListing],
     *,
     launch: Communicator,
@@ -62,7 +61,7 @@ def build_index(
     """Index all files of the sources and commit a snapshot to the cache. Called by all ranks.
 
     Args:
-        cache: directory, created if missing; on a file system that all ranks share.
+        cache: where it is kept: a store, or a directory on a file system that all ranks share; created if missing.
         sources: with unique names; the same on all ranks. For SourceListings the files are not searched again.
         storage: finds and reads the files.
         progress: called on rank 0 at intervals.
@@ -71,14 +70,14 @@ def build_index(
         with its exit code.
     """
     try:
-        with translating(cache):
-            return _build(Path(cache).absolute(), sources, launch, storage, progress or _ignore)
+        with translating(str(cache)):
+            return _build(find_store(cache), sources, launch, storage, progress or _ignore)
     except BaseException as error:
         launch.abort(error)
 
 
 def _build(
-    cache: Path,
+    store: CacheStore,
     sources: Sequence[SourceSpec | SourceListing],
     launch: Communicator,
     storage: Storage,
@@ -90,25 +89,25 @@ def _build(
         packed = Packed()
         waiting = report_waiting(progress)
         columns = tuple(list_columns(listings))
-        prepared = launch.bcast(_prepare(cache, columns, notes, packed, stack, waiting) if launch.rank == 0 else None)
+        prepared = launch.bcast(_prepare(store, columns, notes, packed, stack, waiting) if launch.rank == 0 else None)
         assert prepared is not None
         if launch.rank > 0:
-            with log_slow_wait(f"rank 0's lock file in {cache} to become visible"):
-                verify_shared_filesystem(cache, prepared.nonce)
+            store.verify_shared(prepared.nonce)
+            _make_folders(store)
         items = items_of(prepared.work)
-        done, written = index_share(prepared.columns, prepared.work, items, cache, launch, storage, progress)
+        done, written = index_share(prepared.columns, prepared.work, items, store, launch, storage, progress)
         gathered = launch.gather((done, written))
         report, long_idx = None, tuple[LongIdx, ...]()
         if launch.rank == 0:
             results = {number: result for rank, _ in gathered for number, result in rank.items()}
             for name in chain(*(names for _, names in gathered)):
-                packed.add(await_pack(packs(cache) / name))
+                packed.add(await_pack(store, name))
             report = commit_build(
-                cache, prepared.columns, prepared.work, items, results, packed, prepared.notes, start=start
+                store, prepared.columns, prepared.work, items, results, packed, prepared.notes, start=start
             )
-            long_idx = tuple(find_missing(open_snapshot(cache, report.digest)))
+            long_idx = tuple(find_missing(open_snapshot(store, report.digest)))
         for each in launch.bcast(long_idx)[launch.rank :: launch.size]:
-            make_digests(cache, each, storage)
+            make_digests(store, each, storage)
         launch.barrier()
         report = launch.bcast(report)
         assert report is not None
@@ -154,38 +153,43 @@ def _find(source: SourceSpec | SourceListing, storage: Storage) -> SourceListing
 
 
 def _prepare(
-    cache: Path,
+    store: CacheStore,
     columns: tuple[SourceColumn, ...],
     notes: tuple[str, ...],
     packed: Packed,
     stack: contextlib.ExitStack,
     on_wait: Callable[[str], None] | None,
 ) -> _Prepared:
-    """Lock the cache (until `stack` closes), remove leftovers of killed builds, and plan the work; fills `packed`."""
-    with translate_os_errors(cache):
-        for folder in (fragments(cache), packs(cache), generations(cache), idx_digests(cache)):
-            folder.mkdir(parents=True, exist_ok=True)
-        for folder in folders(cache):
+    """Hold the cache (until `stack` closes), remove leftovers of killed builds, and plan the work; fills `packed`."""
+    _make_folders(store)
+    with translate_os_errors(store.folder):
+        for folder in folders(store.folder):
             check_folder(folder)
-        held = stack.enter_context(build_lock(cache, on_wait=on_wait))
-        for folder in (*folders(cache), *generations(cache).iterdir()):
-            if folder.is_dir():
-                remove_leftovers(folder)
+        held = stack.enter_context(store.hold(on_wait=on_wait))
+        store.remove_leftovers()
     if not held.exclusive:
-        notes = (f"{cache}: the file system has no locks; do not run two builds at once", *notes)
-    damaged = (_open_pack(packed, packs(cache) / name) for name in list_committed(packs(cache)))
+        notes = (f"{store.location}: the file system has no locks; do not run two builds at once", *notes)
+    damaged = (_open_pack(packed, store, name) for name in store.list_files("packs"))
     notes = (*notes, *filter(None, damaged))
-    work = plan_work(columns, fragments(cache), packed)
+    work = plan_work(columns, store.list_files("fragments"), packed)
     return _Prepared(nonce=held.nonce, columns=columns, work=tuple(work), notes=notes)
 
 
-def _open_pack(packed: Packed, path: Path) -> str | None:
+def _make_folders(store: CacheStore) -> None:
+    """Create the folders that indexing writes to."""
+    cache = store.folder
+    with translate_os_errors(cache):
+        for folder in (fragments(cache), packs(cache), generations(cache), idx_digests(cache)):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+def _open_pack(packed: Packed, store: CacheStore, name: str) -> str | None:
     """Add a pack; a damaged one is removed, since its files are indexed again. Returns: what is wrong with it, or None."""
     try:
-        packed.add(Pack(path))
+        packed.add(Pack(store.fetch_file("packs", name)))
     except CacheError as error:
         if error.__cause__ is None:  # damaged, not just temporarily unreadable
-            path.unlink(missing_ok=True)
+            store.remove("packs", name)
         return str(error)
     return None
 

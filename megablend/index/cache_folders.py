@@ -10,6 +10,7 @@
                           token_ranges  smallest and largest token of each file, where known; replaced atomically
     <cache>/documents/, lengths/        tables of single documents, if an order needs them: see document_table.py
     <cache>/splits/<digest>-<what>      boundaries of the splits of a snapshot; token totals of groups of their blocks
+    <cache>/checksums/<digest>/         checksums of a snapshot's blocks, made on request: see block_checksums.py
     <cache>/idx/                        digests of parts of long `.idx` files: see idx_digests.py
     <cache>/runs/<run>.json             the run's ledger
 
@@ -45,5 +46,5 @@ def folders(cache: str | Path) -> list[Path]:
     """The folders of a cache that builds write to."""
     return [
         Path(cache).absolute() / name
-        for name in ("fragments", "packs", "generations", "lengths", "documents", "splits", "idx", "runs")
+        for name in ("fragments", "packs", "generations", "lengths", "documents", "splits", "idx", "checksums", "runs")
     ]

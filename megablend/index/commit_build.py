@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
+from megablend.caches.base import CacheStore
 from megablend.errors import CacheError
 from megablend.index.build_report import BuildReport
-from megablend.index.cache_folders import fragments
 from megablend.index.columns import ColumnsTaken
 from megablend.index.complete_snapshots import complete_generations
 from megablend.index.file_tasks import FileTask, TaskPart, TaskResult, await_fragment
@@ -21,7 +20,7 @@ from megablend.index.source_spec import SourceColumn
 
 
 def commit_build(
-    cache: Path,
+    store: CacheStore,
     columns: Sequence[SourceColumn],
     work: Sequence[FileTask],
     items: Sequence[TaskPart],
@@ -40,12 +39,12 @@ def commit_build(
 
     Raises: ConfigError if the files of a source have their tokens in different columns; CacheError.
     """
-    newest = _newest(cache)
+    newest = _newest(store)
     taken, unused = ColumnsTaken(), list[str]()
     digest, created = write_generation(
-        cache, columns, _load_facts(cache, columns, work, packed, taken, unused), taken.by_name
+        store, columns, _load_facts(store, columns, work, packed, taken, unused), taken.by_name
     )
-    late_notes = complete_generations(cache, digest)
+    late_notes = complete_generations(store, digest)
     sources = [each.source for each in columns if not each.is_extra]
     here = {(listing.spec.name, file.name) for listing in sources for file in listing.files}
     names = {listing.spec.name for listing in sources}
@@ -69,7 +68,7 @@ def commit_build(
 
 
 def _load_facts(
-    cache: Path,
+    store: CacheStore,
     columns: Sequence[SourceColumn],
     work: Sequence[FileTask],
     packed: Packed,
@@ -79,11 +78,7 @@ def _load_facts(
     """The indexing result of each file, in order; fills `taken`, and `unused` with warnings about unused bytes of files."""
     for task in work:
         name, column = task.fragment, columns[task.column]
-        facts = (
-            packed.facts(name.answer)
-            if name.answer in packed
-            else facts_of(await_fragment(fragments(cache) / str(name)))
-        )
+        facts = packed.facts(name.answer) if name.answer in packed else facts_of(await_fragment(store, str(name)))
         taken.add(column, task.file, facts.column)
         warning = column.source.kind.describe_unused_bytes(task.file.path, facts.blocks, task.file.size)
         if warning is not None:
@@ -91,11 +86,11 @@ def _load_facts(
         yield facts
 
 
-def _newest(cache: Path) -> Snapshot | None:
+def _newest(store: CacheStore) -> Snapshot | None:
     """The newest snapshot that can be opened."""
-    for digest in reversed(list_snapshots(cache)):
+    for digest in reversed(list_snapshots(store)):
         with contextlib.suppress(CacheError):
-            return open_snapshot(cache, digest)
+            return open_snapshot(store, digest)
     return None
 
 

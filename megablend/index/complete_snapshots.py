@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
+from megablend.caches.base import GENERATIONS, CacheStore
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import replace_file
-from megablend.index.cache_folders import generations
 from megablend.index.checked_table import complete_checks
 from megablend.index.file_versions import Numbers, seen_bytes
-from megablend.index.list_snapshots import list_snapshots
 from megablend.index.manifest import SEEN
 from megablend.index.snapshot import Snapshot, open_snapshot
 
 
-def complete_generations(cache: Path, newest: str) -> list[str]:
-    """Complete all snapshots except the one just built, since runs may use them. Returns: a note for each damaged one.
+def complete_generations(store: CacheStore, newest: str) -> list[str]:
+    """Complete all snapshots, since runs may use them. Returns: a note for each damaged one.
+
+    Args:
+        newest: the one just built.
 
     Raises: CacheError if the cache cannot be written.
     """
-    notes, built = [], open_snapshot(cache, newest)
-    for digest in list_snapshots(cache):
-        folder = generations(cache) / digest
-        if digest == newest:
-            continue
+    notes, built = [], None
+    for folder in store.list_upgradable(GENERATIONS):
+        lacks_seen = not (folder / SEEN).exists()
+        if lacks_seen and built is None:
+            built = open_snapshot(store, newest)
         try:
             complete_checks(folder)
-            if not (folder / SEEN).exists():
-                replace_file(folder / SEEN, seen_bytes(digest, _seen_of(open_snapshot(cache, digest), built)))
+            if lacks_seen and built is not None:
+                seen = _seen_of(open_snapshot(store, folder.name), built)
+                replace_file(folder / SEEN, seen_bytes(folder.name, seen))
         except CacheError as error:
             notes.append(str(error))
     return notes

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from megablend.caches.base import DOCUMENTS
 from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.fs.atomic_write import checksum, reading
 from megablend.index.checked_table import warn_unchecked
@@ -162,28 +163,31 @@ class PartDocuments:
         return self._table.folder.parent.parent
 
 
-def tables(cache: str | Path) -> Path:
-    """The folder of a cache's document tables."""
-    return Path(cache).absolute() / "documents"
+def table_key(generation: Snapshot, source: int) -> str:
+    """The name of the table of a source of a snapshot, which may not exist."""
+    asked = [VERSION, *generation.file_keys(generation.sources[source])]
+    return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
 
 
-def table_folder(generation: Snapshot, source: int) -> Path:
-    """The folder of the table of a source of a snapshot, which may not exist."""
-    entry = generation.sources[source]
-    asked = [VERSION, *generation.file_keys(entry)]
-    digest = hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
-    return tables(generation.cache) / digest
+def fetch_table(generation: Snapshot, source: int) -> Path:
+    """The folder of the table of a source of a snapshot; if there is none, nothing is at the path. Raises: CacheError."""
+    store, key = generation.store, table_key(generation, source)
+    folder = store.folder / DOCUMENTS / key
+    if not (folder / MANIFEST).is_file():
+        store.fetch_folder(DOCUMENTS, key)
+        store.fetch_files("splits", [key])
+    return folder
 
 
 def table_bytes(generation: Snapshot, source: int) -> int | None:
     """Size of a source's document table in bytes; None if it has none."""
-    folder = table_folder(generation, source)
+    folder = fetch_table(generation, source)
     return sum(path.stat().st_size for path in folder.iterdir()) if (folder / MANIFEST).is_file() else None
 
 
 def open_table(generation: Snapshot, source: int) -> DocumentTable:
     """Open the document table of a source of a snapshot. Raises: CacheError if it is missing or damaged."""
-    entry, folder = generation.sources[source], table_folder(generation, source)
+    entry, folder = generation.sources[source], fetch_table(generation, source)
     if not (folder / MANIFEST).is_file():
         raise CacheError(
             f"{folder}: source {entry.name!r} has no document table; rebuild the index (`megablend build CONFIG`)"

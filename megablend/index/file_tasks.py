@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from megablend.caches.base import CacheStore
 from megablend.errors import CacheError, ChangedFileError, ConfigError
 from megablend.formats.base import is_divisible
-from megablend.fs.atomic_write import list_committed
-from megablend.fs.log_waits import log_slow_wait
 from megablend.index.file_parts import join, num_parts, part_span
 from megablend.index.fragments import (
     Fragment,
@@ -19,9 +16,9 @@ from megablend.index.fragments import (
     fragment_answer,
     fragment_name,
     fragment_names,
-    part_path,
+    part_name,
+    publish_fragment,
     read_fragment,
-    write_fragment,
 )
 from megablend.index.pack_writer import PackWriter
 from megablend.index.packs import Pack, Packed
@@ -35,7 +32,6 @@ _FILE_COST = 1 << 20
 _WHOLE_BYTES = 512 << 10
 """Over a network, a file up to this size is read by one request."""
 _FRAGMENT_COST = 1 << 14
-_SEEN_SECONDS = 10.0
 _REMEDY = "let its writer finish, then build again"
 
 
@@ -83,9 +79,9 @@ class TaskResult:
     """A non-fatal problem of the existing fragment, or of the file."""
 
 
-def plan_work(columns: Sequence[SourceColumn], folder: Path, packed: Packed | None = None) -> list[FileTask]:
-    """Plan the tasks of all files, in column and file order, given the single fragments in `folder` and those in packs."""
-    present, packed = fragment_names(list_committed(folder)), packed or Packed()
+def plan_work(columns: Sequence[SourceColumn], singles: Sequence[str], packed: Packed | None = None) -> list[FileTask]:
+    """Plan the tasks of all files, in column and file order, given the names of the single fragments, and those in packs."""
+    present, packed = fragment_names(singles), packed or Packed()
     answers, places = {name.answer: name for name in present}, packed.places | {name.place for name in present}
     work = []
     for number, column in enumerate(columns):
@@ -126,15 +122,15 @@ def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
 
 
 def ensure_fragment(
-    work: FileTask, part: int, column: SourceColumn, folder: Path, packs: PackWriter, storage: Storage
+    work: FileTask, part: int, column: SourceColumn, store: CacheStore, packs: PackWriter, storage: Storage
 ) -> TaskResult:
-    """Make sure that the file's index is added to `packs`, or that an undamaged fragment of the part is in `folder`.
+    """Make sure that the file's index is added to `packs`, or that an undamaged fragment of the part is in the cache.
 
     Raises: DataError, ConfigError from its format; ChangedFileError if the file changes during indexing; CacheError.
     """
-    path = _path(work, part, folder)
-    note = None
+    name, note = _name(work, part), None
     if work.known or work.num_parts > 1:
+        path = store.fetch_file("fragments", name)
         try:
             fragment = read_fragment(path)
         except FileNotFoundError:
@@ -149,61 +145,42 @@ def ensure_fragment(
     if work.num_parts == 1:
         packs.add(work.fragment, fragment, is_single=False)
     else:
-        write_fragment(path, fragment)
+        publish_fragment(store, name, fragment)
     if fragment.index.note:
         note = "; ".join(filter(None, [note, f"{work.file.path}: {fragment.index.note}"]))
     return TaskResult(read=True, scanned_bytes=fragment.index.scanned_bytes, note=note)
 
 
-def join_parts(work: FileTask, folder: Path) -> None:
+def join_parts(work: FileTask, store: CacheStore) -> None:
     """Make the fragment of a file from those of its parts, and remove these.
 
     Raises: ChangedFileError if they are not of the same version of the file; as `await_fragment` does; CacheError.
     """
-    paths = [_path(work, part, folder) for part in range(work.num_parts)]
-    parts = [await_fragment(path) for path in paths]
+    names = [_name(work, part) for part in range(work.num_parts)]
+    parts = [await_fragment(store, name) for name in names]
     if len({(part.index.structure, part.body) for part in parts}) > 1:
-        for path in paths:
-            path.unlink(missing_ok=True)
+        for name in names:
+            store.remove("fragments", name)
         raise ChangedFileError(work.file.path, f"changed while it was being indexed; {_REMEDY}")
-    write_fragment(
-        folder / str(work.fragment), Fragment(index=join([part.index for part in parts]), body=parts[0].body)
-    )
-    for path in paths:
-        path.unlink(missing_ok=True)
+    joined = Fragment(index=join([part.index for part in parts]), body=parts[0].body)
+    publish_fragment(store, str(work.fragment), joined)
+    for name in names:
+        store.remove("fragments", name)
 
 
-def await_fragment(path: Path) -> Fragment:
-    """Read a fragment that another rank has written; network file systems may show it only after some seconds.
-
-    Raises: CacheError if it does not appear, or is damaged.
-    """
-    with log_slow_wait(f"{path} to become visible"):
-        _await(path)
-    return read_fragment(path)
+def await_fragment(store: CacheStore, name: str) -> Fragment:
+    """Read a fragment that another rank has written. Raises: CacheError if it does not appear, or is damaged."""
+    return read_fragment(store.fetch_file("fragments", name, is_written=True))
 
 
-def await_pack(path: Path) -> Pack:
+def await_pack(store: CacheStore, name: str) -> Pack:
     """Open a pack that another rank has written. Raises: as `await_fragment` does."""
-    with log_slow_wait(f"{path} to become visible"):
-        _await(path)
-    return Pack(path)
+    return Pack(store.fetch_file("packs", name, is_written=True))
 
 
-def _await(path: Path) -> None:
-    deadline = time.monotonic() + _SEEN_SECONDS
-    while not path.is_file():
-        if time.monotonic() > deadline:
-            raise CacheError(
-                f"{path}: another rank wrote this file, but rank 0 does not see it: the cache must be on a file system "
-                "that all ranks share; choose such a directory, or build with the ranks of one node"
-            )
-        time.sleep(0.1)
-
-
-def _path(work: FileTask, part: int, folder: Path) -> Path:
-    whole = folder / str(work.fragment)
-    return whole if work.num_parts == 1 else part_path(whole, part, work.num_parts)
+def _name(work: FileTask, part: int) -> str:
+    whole = str(work.fragment)
+    return whole if work.num_parts == 1 else part_name(whole, part, work.num_parts)
 
 
 def _index(work: FileTask, part: int, column: SourceColumn, storage: Storage) -> Fragment:

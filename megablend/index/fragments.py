@@ -14,13 +14,15 @@ import dataclasses
 import hashlib
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from megablend.caches.base import CacheStore
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.fs.atomic_write import replace_file
@@ -92,9 +94,9 @@ def is_part(name: str) -> bool:
     return _PART in name
 
 
-def part_path(path: Path, part: int, count: int) -> Path:
-    """The path of the fragment of one part, until all `count` parts are joined into the one at `path`."""
-    return path.with_name(f"{path.name}{_PART}{part}-{count}")
+def part_name(name: str, part: int, count: int) -> str:
+    """The name of the fragment of one part, until all `count` parts are joined into the one called `name`."""
+    return f"{name}{_PART}{part}-{count}"
 
 
 def write_fragment(path: Path, fragment: Fragment) -> None:
@@ -119,16 +121,16 @@ def write_fragment(path: Path, fragment: Fragment) -> None:
     replace_file(path, data + hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest())
 
 
+def publish_fragment(store: CacheStore, name: str, fragment: Fragment) -> None:
+    """Store a fragment in a cache. Raises: CacheError if that fails."""
+    write_fragment(store.folder / "fragments" / name, fragment)
+    store.publish_file("fragments", name)
+
+
 def read_fragment(path: Path) -> Fragment:
     """Load a fragment. Raises: FileNotFoundError; CacheError if it is damaged or cannot be read."""
-    try:
+    with _readable(path):
         data = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise CacheError(
-            f"{path}: cannot be read ({cause_of(error)}): {remedy_of(error.errno)}, or remove it"
-        ) from error
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != trailer:
         raise CacheError(
@@ -173,7 +175,7 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
     Raises: FileNotFoundError; CacheError if it cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with _readable(path), path.open("rb") as file:
             start = file.read(len(_MAGIC) + _LENGTH.size)
             if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _LENGTH.size:
                 return None
@@ -181,6 +183,13 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
             return header["structure"], header["body"]
     except (ValueError, KeyError, TypeError):
         return None
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Report a fragment that the system cannot read; one that does not exist as FileNotFoundError."""
+    try:
+        yield
     except FileNotFoundError:
         raise
     except OSError as error:

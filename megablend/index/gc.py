@@ -5,32 +5,34 @@
     packs         without files of a kept snapshot
     documents     document tables (and `lengths`) of files that are in no kept snapshot
     idx           digests of `.idx` files that are in no kept snapshot
+    checksums     of snapshots that no longer exist
     splits        results computed from snapshots and document tables that no longer exist
 
 Nothing is removed until it has been unused for some days: a job may have opened a snapshot while it was the newest, and a killed
-build continues from its fragments. A snapshot is removed by a rename, so that it is either complete or absent; an interrupted
+build continues from its fragments. A snapshot is removed atomically, so that it is either complete or absent; an interrupted
 collection is continued by the next one, or by a build.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore, Entry
+from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
-from megablend.fs.atomic_write import flush_folder, list_committed, remove_leftovers, temp_sibling, translate_os_errors
-from megablend.fs.build_lock import build_lock, lock_time
+from megablend.fs.atomic_write import translate_os_errors
 from megablend.fs.safe_open import check_folder
-from megablend.index.cache_folders import folders, fragments, generations
-from megablend.index.document_table import table_folder
+from megablend.index.cache_folders import folders, fragments
+from megablend.index.document_table import table_key
 from megablend.index.fragments import fragment_content, fragment_names
 from megablend.index.list_snapshots import build_sequence, list_snapshots
-from megablend.index.manifest import MANIFEST, ROOTS
-from megablend.index.packs import Pack, Packed, packs
+from megablend.index.packs import Pack, Packed
 from megablend.index.snapshot import open_snapshot
+
+_KINDS = ("fragments", "packs", DOCUMENTS, CHECKSUMS, "lengths", "splits", "idx")
+"""Files and folders that belong to snapshots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,88 +50,85 @@ class Collected:
 
 
 def collect(
-    cache: str | Path, needed: Callable[[], Collection[str]], *, min_age_seconds: float, dry_run: bool
+    cache: CacheLike, needed: Callable[[], Collection[str]], *, min_age_seconds: float, dry_run: bool
 ) -> Collected:
-    """Remove what is not needed and has not been used for `min_age_seconds`.
+    """Remove what is not needed and has not been used for `min_age_seconds`, by the clock of the cache's store.
 
     Args:
-        needed: called with the cache locked; returns digests of the snapshots to keep, in addition to the newest.
+        needed: called with the cache held; returns digests of the snapshots to keep, in addition to the newest.
         dry_run: remove nothing.
 
     Raises: CacheError if there is no cache, a build is running (or that cannot be determined), or a kept snapshot is damaged; as
         `needed`.
     """
-    cache = Path(cache).absolute()
-    if not generations(cache).is_dir():
-        raise CacheError(f"{cache}: there is no cache here: build one, or specify another directory")
-    with translate_os_errors(cache), build_lock(cache, wait_seconds=0) as lock:
+    store = find_store(cache)
+    if not store.exists():
+        raise CacheError(f"{store.location}: there is no cache here: build one, or specify another location")
+    with translate_os_errors(store.folder), store.hold(wait_seconds=0) as lock:
         if not lock.exclusive:
             raise CacheError(
-                f"{cache}: the file system has no locks, so a running build cannot be detected: copy the cache to one that "
-                f"has locks; or, while no build is running, remove {fragments(cache)}: the next build then reads all files again"
+                f"{store.location}: the file system has no locks, so a running build cannot be detected: copy the cache to one "
+                f"that has locks; or, while no build is running, remove {fragments(store.folder)}: the next build then reads "
+                "all files again"
             )
-        for folder in folders(cache):
+        for folder in folders(store.folder):
             check_folder(folder)
-        before = lock_time(cache) - min_age_seconds
-        old = _old_generations(cache, set(needed()), before)
-        kept = tuple(digest for digest in list_snapshots(cache) if digest not in old)
-        others = [folder / name for folder in _folders(cache) for name in list_committed(folder)]
-        needs = _KeptContents(cache, kept).needs
-        others = [path for path in others if path.lstat().st_mtime < before and not needs(path)]
-        going = [*(generations(cache) / digest for digest in old), *others]
-        found = Collected(
-            generations=tuple(old),
-            kept=kept,
-            others=len(others),
-            bytes=sum(map(_size, going)),
-        )
+        before = store.now() - min_age_seconds
+        generations = {entry.name: entry for entry in store.list_entries(GENERATIONS)}
+        by_arrival = list_snapshots(store)
+        old = _find_old(store, by_arrival, generations, set(needed()), before)
+        kept = tuple(digest for digest in by_arrival if digest not in old)
+        needs = _KeptContents(store, kept).needs
+        others = [
+            (kind, entry)
+            for kind in _KINDS
+            for entry in store.list_entries(kind)
+            if entry.committed < before and not needs(kind, entry.name)
+        ]
+        going = [*((GENERATIONS, generations[digest]) for digest in old), *others]
         if not dry_run:
-            for path in going:
-                _remove(path)
-            for folder in folders(cache):
-                if folder.is_dir():
-                    flush_folder(folder)
-                    remove_leftovers(folder)
-    return found
+            for kind, entry in going:
+                store.remove(kind, entry.name)
+        num_left, bytes_left = store.collect_leftovers(before, dry_run=dry_run)
+    return Collected(
+        generations=tuple(old),
+        kept=kept,
+        others=len(others) + num_left,
+        bytes=sum(entry.bytes for _, entry in going) + bytes_left,
+    )
 
 
-def _folders(cache: Path) -> list[Path]:
-    """The folders of files that belong to snapshots."""
-    return [
-        folder
-        for folder in folders(cache)
-        if folder.name in ("fragments", "packs", "documents", "lengths", "splits", "idx")
-    ]
+def _find_old(
+    store: CacheStore, by_arrival: Sequence[str], entries: Mapping[str, Entry], needed: set[str], before: float
+) -> list[str]:
+    """Digests of snapshots that are not needed, and were no longer the newest at the time `before`.
 
-
-def _old_generations(cache: Path, needed: set[str], before: float) -> list[str]:
-    """Digests of snapshots that are not needed, and were no longer the newest at the time `before`."""
-    found, by_arrival = [], list_snapshots(cache)
+    If the sequence of a snapshot is unknown, it may be the newest.
+    """
+    known = {digest: build_sequence(store, digest) >= 0 for digest in by_arrival}
+    found = []
     for place, digest in enumerate(by_arrival[:-1]):
-        folder = generations(cache) / digest
-        ended = min(_took_over(folder, generations(cache) / newer) for newer in by_arrival[place + 1 :])
-        is_known = build_sequence(folder) >= 0  # otherwise their order is unknown: one of them may be the newest
-        if is_known and digest not in needed and ended < before:
+        newer = (entries[other] for other in by_arrival[place + 1 :])
+        ended = min(_took_over(entries[digest], other, is_known=known[digest]) for other in newer)
+        if known[digest] and digest not in needed and ended < before:
             found.append(digest)
     return found
 
 
-def _took_over(folder: Path, newer: Path) -> float:
+def _took_over(entry: Entry, newer: Entry, *, is_known: bool) -> float:
     """The latest time at which a later snapshot became the newest.
 
-    Roots are written by every build that results in a snapshot, the manifest only when the snapshot is created. If it was created
-    after the last build of the older one, that is the time, no matter how often the newer one was rebuilt since.
+    A snapshot is committed again by every build that results in it. If it was created after the last build of the older one, that
+    is the time, no matter how often the newer one was rebuilt since.
     """
-    made = (newer / MANIFEST).stat().st_mtime
-    if build_sequence(folder) >= 0 and made <= (folder / ROOTS).stat().st_mtime:
-        return (newer / ROOTS).stat().st_mtime
-    return made
+    return newer.committed if is_known and newer.created <= entry.committed else newer.created
 
 
 class _KeptContents:
     """Contents of the kept snapshots, by the names that the other files of the cache are stored under."""
 
-    def __init__(self, cache: Path, kept: Collection[str]) -> None:
+    def __init__(self, store: CacheStore, kept: Collection[str]) -> None:
+        self._store = store
         self._contents: set[tuple[str, str]] = set()
         self._files: set[str] = set()
         self._tables: set[str] = set()
@@ -138,47 +137,32 @@ class _KeptContents:
         self._packs: set[str] = set()
         self._packed = Packed()
         for digest in kept:
-            generation = open_snapshot(cache, digest)
+            generation = open_snapshot(store, digest)
             contents = generation.file_contents()
             self._contents.update(contents)
             self._structures.update(structure for structure, _ in contents)
             for number, source in enumerate(generation.sources):
                 self._files.update(generation.file_keys(source))
-                self._tables.add(table_folder(generation, number).name)
-        for name in list_committed(packs(cache)):
+                self._tables.add(table_key(generation, number))
+        for name in store.list_files("packs"):
             with contextlib.suppress(CacheError):  # a damaged pack is removed
-                pack = Pack(packs(cache) / name)
+                pack = Pack(store.fetch_file("packs", name))
                 if not self._contents.isdisjoint(pack.contents()):
                     self._packs.add(name)
                     self._packed.add(pack)
 
-    def needs(self, path: Path) -> bool:
-        """Whether a kept snapshot needs the file or folder at `path`."""
-        kind, name = path.parent.name, path.name
+    def needs(self, kind: str, name: str) -> bool:
+        """Whether a kept snapshot needs a file or folder."""
         owner = name.partition("-")[0]
         if kind == "fragments":
             single = next(iter(fragment_names([name])), None)
             if single is None or single.answer in self._packed:
                 return False
-            return fragment_content(path) in self._contents
+            return fragment_content(self._store.fetch_file(kind, name)) in self._contents
         if kind == "packs":
             return name in self._packs
         if kind == "idx":
             return name in self._structures
         if kind == "lengths":
             return owner in self._files
-        return owner in self._tables or (kind == "splits" and owner in self._generations)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        aside = temp_sibling(path)
-        path.rename(aside)
-        shutil.rmtree(aside)
-    else:
-        path.unlink()
-
-
-def _size(path: Path) -> int:
-    is_folder = path.is_dir() and not path.is_symlink()
-    return sum(file.lstat().st_size for file in path.iterdir()) if is_folder else path.lstat().st_size
+        return owner in self._tables or (kind in ("splits", CHECKSUMS) and owner in self._generations)

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from megablend.caches.find import CacheLike, find_store
 from megablend.formats import get_format
 from megablend.formats.base import Format, OpenedFile, has_group_digests
-from megablend.fs.atomic_write import list_committed, replace_file
+from megablend.fs.atomic_write import replace_file
 from megablend.index.file_table import FileEntry
 from megablend.index.snapshot import Snapshot
 from megablend.storage.base import Storage
@@ -64,21 +65,24 @@ def find_missing(generation: Snapshot) -> Iterator[LongIdx]:
                     yield LongIdx(generation.path(number), source.format, file.opened)
 
 
-def damaged_digests(cache: str | Path) -> Iterator[str]:
+def damaged_digests(cache: CacheLike) -> Iterator[str]:
     """A line for each file of digests that is damaged."""
-    folder = idx_digests(cache)
-    for name in list_committed(folder):
-        if _read(folder / name) is None:
-            yield f"{folder / name}: damaged digests of an .idx file; `megablend build CONFIG` computes them again"
+    store = find_store(cache)
+    for name in store.list_files("idx"):
+        path = store.fetch_file("idx", name)
+        if _read(path) is None:
+            yield f"{path}: damaged digests of an .idx file; `megablend build CONFIG` computes them again"
 
 
-def make_digests(cache: str | Path, idx: LongIdx, storage: Storage) -> None:
+def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
     """Compute and store the digests of a file. Raises: ChangedFileError if it is not what was indexed; DataError; CacheError."""
     kind = get_format(idx.format)
     assert has_group_digests(kind)
     digests = kind.make_group_digests(idx.path, idx.file, storage=storage)
     data = _MAGIC + digests.astype("<u8").tobytes()
-    replace_file(idx_digests(cache) / idx.file.structure, data + _checksum(data))
+    store = find_store(cache)
+    replace_file(idx_digests(store.folder) / idx.file.structure, data + _checksum(data))
+    store.publish_file("idx", idx.file.structure)
 
 
 def _read(path: Path) -> Digests | None:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from megablend.caches.base import GENERATIONS
+from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
-from megablend.fs.atomic_write import list_committed
-from megablend.index.cache_folders import generations
-from megablend.index.manifest import MANIFEST, read_roots
+from megablend.index.manifest import ROOTS, parse_roots
 
 
-def list_snapshots(cache: str | Path) -> list[str]:
+def list_snapshots(cache: CacheLike) -> list[str]:
     """Digests of a cache's snapshots, the most recently built (or rebuilt) last; empty if there is no cache."""
-    folder = generations(cache)
-    names = [name for name in list_committed(folder) if is_committed(folder / name)]
-    return sorted(names, key=lambda name: (build_sequence(folder / name), name))
+    store = find_store(cache)
+    return sorted(store.list_folders(GENERATIONS), key=lambda name: (build_sequence(store, name), name))
 
 
-def is_committed(folder: Path) -> bool:
-    """Whether a folder contains a snapshot; assumed if it cannot be inspected."""
-    try:
-        return (folder / MANIFEST).is_file()
-    except OSError:
-        return True
-
-
-def build_sequence(folder: Path) -> int:
+def build_sequence(cache: CacheLike, digest: str) -> int:
     """Number of the last build that resulted in a snapshot; -1 if unknown."""
+    store = find_store(cache)
     try:
-        return int(read_roots(folder)["arrival"])
-    except CacheError:
+        data = store.read_member(GENERATIONS, digest, ROOTS)
+        return int(parse_roots(store.folder / GENERATIONS / digest, data)["arrival"])
+    except (CacheError, FileNotFoundError):
         return -1

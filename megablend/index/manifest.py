@@ -37,7 +37,7 @@ _SOURCE_FIELDS: Fields = {
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a snapshot. Raises: CacheError if it is missing, damaged, or of a newer format version."""
-    manifest = _read_json(folder / MANIFEST)
+    manifest = _parse_json(folder / MANIFEST, _read_bytes(folder / MANIFEST))
     version = manifest.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise CacheError(
@@ -94,7 +94,12 @@ def read_roots(folder: Path) -> dict[str, Any]:
 
     Since 0.2 also "columns": {source name: token column, if known}, "skipped": {source name: [path: reason]}.
     """
-    roots = _read_json(folder / ROOTS)
+    return parse_roots(folder, _read_bytes(folder / ROOTS))
+
+
+def parse_roots(folder: Path, data: bytes) -> dict[str, Any]:
+    """Parse the content of a snapshot's roots.json. Raises: CacheError."""
+    roots = _parse_json(folder / ROOTS, data)
     committed = roots.pop("checksum", None)  # version 0.1.0 wrote none
     if not {"arrival", "roots"} <= set(roots) <= _ROOTS_FIELDS or committed not in (None, _checksum(roots)):
         raise CacheError(f"{folder / ROOTS}: damaged (its checksum is wrong); {REPAIR_REMEDY}")
@@ -103,11 +108,18 @@ def read_roots(folder: Path) -> dict[str, Any]:
     return roots
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_bytes(path: Path) -> bytes:
     try:
         with reading(path, apart_from=(FileNotFoundError,)):
-            value = parse_json(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError) as error:
+            return path.read_bytes()
+    except FileNotFoundError as error:
+        raise CacheError(f"{path}: cannot be read ({error}); {REPAIR_REMEDY}") from error
+
+
+def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        value = parse_json(data.decode("utf-8"))
+    except ValueError as error:
         raise CacheError(f"{path}: cannot be read ({error}); {REPAIR_REMEDY}") from error
     if not isinstance(value, dict):
         raise CacheError(f"{path}: damaged (not a JSON object); {REPAIR_REMEDY}")

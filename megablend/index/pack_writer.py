@@ -6,14 +6,14 @@ import hashlib
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
+from megablend.caches.base import CacheStore
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
 from megablend.formats.blocks import join_tables
 from megablend.fs.atomic_write import replace_file
-from megablend.index.fragments import Fragment, FragmentName, write_fragment
+from megablend.index.fragments import Fragment, FragmentName, publish_fragment
 from megablend.index.packs import DIGEST_BYTES, ENTRIES, LENGTH, MAGIC, FileFacts, facts_of
 
 PACK_MIN_FILES = 32
@@ -26,14 +26,13 @@ class PackWriter:
     """Stores indexing results: many files in one pack, fewer than PACK_MIN_FILES as single fragments. Thread-safe.
 
     Args:
-        folder: folder of the packs.
-        singles: folder of the single fragments.
+        store: of the cache.
     """
 
-    def __init__(self, folder: Path, singles: Path) -> None:
+    def __init__(self, store: CacheStore) -> None:
         self.written: list[str] = []
         """Names of the packs written so far."""
-        self._folder, self._singles = folder, singles
+        self._store = store
         self._lock = threading.RLock()
         self._found: list[tuple[FragmentName, Fragment, bool]] = []
         self._bytes, self._since = 0, 0.0
@@ -62,12 +61,13 @@ class PackWriter:
         if len(self._found) >= PACK_MIN_FILES:
             data = _pack([(name, facts_of(fragment)) for name, fragment, _ in self._found])
             name = data[-DIGEST_BYTES:].hex()
-            replace_file(self._folder / name, data)
+            replace_file(self._store.folder / "packs" / name, data)
+            self._store.publish_file("packs", name)
             self.written.append(name)
         else:
             for each, fragment, is_single in self._found:
                 if not is_single:
-                    write_fragment(self._singles / str(each), fragment)
+                    publish_fragment(self._store, str(each), fragment)
         self._found, self._bytes = [], 0
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 
+from megablend.caches.base import GENERATIONS
+from megablend.caches.find import CacheLike, find_store
 from megablend.config.read_spec import ReadSpec
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import checksum
-from megablend.index.cache_folders import generations
 from megablend.index.file_versions import read_seen
-from megablend.index.list_snapshots import list_snapshots
 from megablend.index.manifest import FILES, damaged_tables, read_generation_manifest, read_roots
 from megablend.index.source_spec import SourceListing, SourceSpec
 from megablend.index.tables import FILE_SCHEMA, read_batch
@@ -20,12 +19,13 @@ from megablend.index.token_ranges import read_ranges
 from megablend.storage.location import join
 
 
-def find_damage(cache: str | Path, digest: str) -> str | None:
+def find_damage(cache: CacheLike, digest: str) -> str | None:
     """Read all files of an index in the cache: the first problem, or None."""
-    folder = generations(cache) / digest
-    if digest not in list_snapshots(cache):
-        return f"{folder}: this index does not exist"
+    store = find_store(cache)
+    if not store.has_folder(GENERATIONS, digest):
+        return f"{store.location}/generations/{digest}: this index does not exist"
     try:
+        folder = store.fetch_folder(GENERATIONS, digest)
         manifest = read_generation_manifest(folder)
         read_roots(folder)
         read_seen(folder, manifest["num_files"])
@@ -36,7 +36,7 @@ def find_damage(cache: str | Path, digest: str) -> str | None:
 
 
 def list_indexed_files(
-    cache: str | Path, digest: str, *, roots: Mapping[str, str], block_bytes: int
+    cache: CacheLike, digest: str, *, roots: Mapping[str, str], block_bytes: int
 ) -> tuple[SourceListing, ...]:
     """The sources of an index, with the paths of the files that it was built from, for `build_index`.
 
@@ -46,7 +46,7 @@ def list_indexed_files(
 
     Raises: CacheError if its manifest or its table of files is damaged, too.
     """
-    folder = generations(cache) / digest
+    folder = find_store(cache).fetch_folder(GENERATIONS, digest)
     manifest = read_generation_manifest(folder)
     if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
         raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong")

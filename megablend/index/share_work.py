@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
+from megablend.caches.base import CacheStore
 from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError
 from megablend.index.build_report import Progress
-from megablend.index.cache_folders import fragments
 from megablend.index.file_tasks import FileTask, TaskPart, TaskResult, ensure_fragment, join_parts
 from megablend.index.pack_writer import PackWriter
-from megablend.index.packs import packs
 from megablend.index.source_spec import SourceColumn
 from megablend.storage.base import Storage
 from megablend.storage.prefetched import PrefetchedStorage
@@ -27,7 +25,7 @@ def index_share(
     columns: Sequence[SourceColumn],
     work: Sequence[FileTask],
     items: Sequence[TaskPart],
-    cache: Path,
+    store: CacheStore,
     launch: Communicator,
     storage: Storage,
     progress: Callable[[Progress], None],
@@ -36,7 +34,6 @@ def index_share(
 
     Returns: the result of each item, by its number; names of the packs that this rank wrote.
     """
-    folder = fragments(cache)
     tally = _Tally(work, items)
 
     def report() -> None:
@@ -48,9 +45,9 @@ def index_share(
     unreported: list[int] = []
     posted = time.monotonic()
     assigned = assign_longest_first([item.cost for item in items], launch.size)[launch.rank]
-    writer = PackWriter(packs(cache), folder)
+    writer = PackWriter(store)
     try:
-        for number, result in _index_items(columns, work, items, assigned, folder, writer, storage):
+        for number, result in _index_items(columns, work, items, assigned, store, writer, storage):
             done[number] = result
             unreported.append(number)
             if len(done) == len(assigned) or time.monotonic() > posted + _POST_SECONDS:
@@ -65,7 +62,7 @@ def index_share(
     launch.barrier(report)
     divided = [file for file in work if file.num_parts > 1]
     for file in divided[launch.rank :: launch.size]:
-        join_parts(file, folder)
+        join_parts(file, store)
     return done, writer.written
 
 
@@ -74,7 +71,7 @@ def _index_items(
     work: Sequence[FileTask],
     items: Sequence[TaskPart],
     assigned: Sequence[int],
-    folder: Path,
+    store: CacheStore,
     writer: PackWriter,
     storage: Storage,
 ) -> Iterator[tuple[int, TaskResult]]:
@@ -87,7 +84,7 @@ def _index_items(
         item = items[number]
         file = work[item.number]
         fetched = PrefetchedStorage(storage, reads) if num_files[file.column] > 1 else storage
-        return ensure_fragment(file, item.part, columns[file.column], folder, writer, fetched)
+        return ensure_fragment(file, item.part, columns[file.column], store, writer, fetched)
 
     return run_in_threads(index, assigned, max(num_files.values(), default=1))
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore
+from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError, DataError, ResourceError
 from megablend.formats.base import (
     ENDS_AT_DOCUMENT_END,
@@ -17,15 +19,12 @@ from megablend.formats.base import (
     DecodedBlock,
 )
 from megablend.formats.fetch import read_blocks
-from megablend.fs.atomic_write import list_committed
 from megablend.index.build_report import Progress
-from megablend.index.cache_folders import fragments, generations
-from megablend.index.document_table import tables
 from megablend.index.file_versions import read_seen
 from megablend.index.fragments import read_fragment
 from megablend.index.idx_digests import damaged_digests
 from megablend.index.manifest import damaged_tables, read_generation_manifest, read_manifest, read_roots
-from megablend.index.packs import Pack, packs
+from megablend.index.packs import Pack
 from megablend.index.sampled_digest import sampled_content_digest
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.token_ranges import read_ranges
@@ -36,7 +35,7 @@ _BATCH_BLOCKS = 64
 
 
 def verify(
-    cache: str, *, data: bool, storage: Storage, progress: Callable[[Progress], None] | None = None
+    cache: CacheLike, *, data: bool, storage: Storage, progress: Callable[[Progress], None] | None = None
 ) -> list[str]:
     """Check a whole cache: fragments, packs, document tables, digests of `.idx` files, and checksums and totals of all snapshots.
 
@@ -48,17 +47,19 @@ def verify(
     Returns: one line per problem, with file and place; empty if there are none.
     Raises: CacheError if there is no cache.
     """
-    if not generations(cache).is_dir():
-        raise CacheError(f"{cache}: there is no cache here: build one, or specify another directory")
+    store = find_store(cache)
+    if not store.exists():
+        raise CacheError(f"{store.location}: there is no cache here: build one, or specify another location")
     problems = [
-        *_catch_errors(_fragment_problems(fragments(cache))),
-        *_catch_errors(_pack_problems(packs(cache))),
-        *_catch_errors(_document_problems(tables(cache))),
-        *_catch_errors(iter(damaged_digests(cache))),
+        *_catch_errors(_file_kind_problems(store, "fragments", read_fragment)),
+        *_catch_errors(_file_kind_problems(store, "packs", Pack)),
+        *_catch_errors(_folder_problems(store, DOCUMENTS)),
+        *_catch_errors(_folder_problems(store, CHECKSUMS)),
+        *_catch_errors(damaged_digests(store)),
     ]
     sound: list[Snapshot] = []
-    for digest in list_committed(generations(cache)):
-        problems += _catch_errors(_generation_problems(cache, digest, sound))
+    for entry in store.list_entries(GENERATIONS):
+        problems += _catch_errors(_generation_problems(store, entry.name, sound))
     if data:
         problems += _catch_errors(_all_data_problems(sound, storage, progress))
     return problems
@@ -73,9 +74,9 @@ def _catch_errors(problems: Iterator[str]) -> Iterator[str]:
         yield str(error)
 
 
-def _generation_problems(cache: str, digest: str, sound: list[Snapshot]) -> Iterator[str]:
+def _generation_problems(store: CacheStore, digest: str, sound: list[Snapshot]) -> Iterator[str]:
     """Problems of a snapshot, which is added to `sound` if its tables are undamaged."""
-    folder = generations(cache) / digest
+    folder = store.fetch_folder(GENERATIONS, digest, is_fresh=True)
     manifest = read_generation_manifest(folder)
     damaged = damaged_tables(folder, manifest)
     read_roots(folder)
@@ -84,7 +85,7 @@ def _generation_problems(cache: str, digest: str, sound: list[Snapshot]) -> Iter
     yield from damaged
     if damaged:  # further checks of damaged tables are meaningless
         return
-    generation = open_snapshot(cache, digest)
+    generation = open_snapshot(store, digest)
     for problem in _table_problems(generation):
         yield f"{folder}: {problem}"
     sound.append(generation)
@@ -106,33 +107,24 @@ def _all_data_problems(
                 progress(Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes))
 
 
-def _fragment_problems(folder: Path) -> Iterator[str]:
-    for name in list_committed(folder):
-        problem = _fragment_problem(folder / name, read_fragment)
+def _file_kind_problems(store: CacheStore, kind: str, read: Callable[[Path], object]) -> Iterator[str]:
+    for name in store.list_files(kind):
+        problem = _find_problem(store.fetch_file(kind, name), read)
         if problem is not None:
             yield problem
 
 
-def _pack_problems(folder: Path) -> Iterator[str]:
-    for name in list_committed(folder):
-        problem = _fragment_problem(folder / name, Pack)
-        if problem is not None:
-            yield problem
+def _folder_problems(store: CacheStore, kind: str) -> Iterator[str]:
+    for entry in store.list_entries(kind):
+        yield from _catch_errors(_table_problems_of(store, kind, entry.name))
 
 
-def _document_problems(folder: Path) -> Iterator[str]:
-    for name in list_committed(folder):
-        yield from _table_folder_problems(folder / name)
+def _table_problems_of(store: CacheStore, kind: str, name: str) -> Iterator[str]:
+    folder = store.fetch_folder(kind, name, is_fresh=True)
+    yield from damaged_tables(folder, read_manifest(folder))
 
 
-def _table_folder_problems(folder: Path) -> list[str]:
-    try:
-        return damaged_tables(folder, read_manifest(folder))
-    except CacheError as error:
-        return [str(error)]
-
-
-def _fragment_problem(path: Path, read: Callable[[Path], object]) -> str | None:
+def _find_problem(path: Path, read: Callable[[Path], object]) -> str | None:
     try:
         read(path)
     except FileNotFoundError:  # just removed by another process

@@ -14,6 +14,8 @@ from megablend.megatron.compat import setting
 from megablend.megatron.request.request import GREEDY, SPLITS, Blend, CacheRequest
 from megablend.megatron.request.tokenizer import identifiers_of
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.objects.before_fork import BeforeForkStorage
+from megablend.storage.objects.helper import closing_helper
 
 
 class DatasetConfig(Protocol):
@@ -55,7 +57,9 @@ def prepare(
         request = request_of(config, sizes)
     except BaseException as error:
         job.world.abort(error)
-    return prepare_on_ranks(request, job, storage=make_storage(), shared_fs=shared_fs, max_memory=max_memory)
+    storage = BeforeForkStorage(make_storage())  # training forks its DataLoader's workers
+    with closing_helper():
+        return prepare_on_ranks(request, job, storage=storage, shared_fs=shared_fs, max_memory=max_memory)
 
 
 def request_of(config: DatasetConfig, sizes: Sequence[int | None], *, interleaving: str = GREEDY) -> CacheRequest:

@@ -47,6 +47,12 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
     return totals
 
 
+def divide_residuals(due: Sequence[Fraction], given: Sequence[int], total: int) -> list[int]:
+    """Divide `total` samples in proportion to what each source lacks: `due` less `given`, [D] each, at least 0."""
+    lacking = [max(Fraction(0), owed - had) for owed, had in zip(due, given, strict=True)]
+    return _divide(_whole(lacking), total)
+
+
 def cycles_per_run(block_tokens: int | Fraction, share: int | Fraction, sample_tokens: int, slots: int) -> int:
     """Number of cycles that share each run of a source's ordinals, such that a lane's run spans about BLOCKS_PER_RUN blocks.
 

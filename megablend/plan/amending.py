@@ -29,8 +29,11 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
         )
     number = next(number for number, stop in enumerate(ledger.ends) if sample <= stop)
     stretches = plan.list_stretches()
-    which = next(which for which, each in enumerate(stretches) if each.stage == number)
-    start, stage = stretches[which].start, ledger.stages[number]
+    stage = ledger.stages[number]
+    # the steps of the stage, without a drain after it
+    steps = [which for which, each in enumerate(stretches) if each.stage == number and each.start < stage.stop]
+    which = next((which for which in steps if sample <= stretches[which].stop), steps[-1])
+    start = stretches[which].start
     inner = plan.plan_of(which)
     offset = max(1, sample - start)
     stop = min(stage.stop, start + (inner.round_up(offset) if isinstance(inner, LanePlan) else offset))

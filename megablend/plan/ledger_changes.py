@@ -12,6 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from megablend.plan.schedule import parse_schedule, schedule_record
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.system.limited_json import missing_field
 
@@ -77,6 +78,8 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
     record |= {
         name: getattr(blend, name) for name in _SETTINGS if old is None or getattr(blend, name) != getattr(old, name)
     }
+    if blend.schedule is not None:
+        record["schedule"] = schedule_record(blend.schedule)
     changed = [
         (number, source) for number, source in enumerate(blend.sources) if old is None or source != old.sources[number]
     ]
@@ -101,7 +104,10 @@ def _parse_blend(record: dict[str, Any], before: Blend) -> Blend:
         sources[_whole(number)] = replace(sources[number], share=share, cycles=_whole(cycles))
     if any(source.share is None for source in sources):
         raise ValueError("a source has no share")
-    return replace(before, sources=tuple(sources), **given)
+    schedule = parse_schedule(record["schedule"]) if "schedule" in record else None
+    if schedule is not None and len(schedule.start) != len(sources):
+        raise ValueError("a schedule of other sources")
+    return replace(before, sources=tuple(sources), schedule=schedule, **given)
 
 
 def _whole(value: object) -> int:

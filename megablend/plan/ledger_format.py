@@ -17,6 +17,7 @@ from typing import Any
 from megablend.order.registry import OLD_NAMES, current_name
 from megablend.plan.ledger_changes import VERSION as CHANGES_VERSION
 from megablend.plan.ledger_changes import changes_record, dump_changes, parse_changes
+from megablend.plan.schedule import schedule_record
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.system.limited_json import missing_field
 
@@ -74,16 +75,19 @@ def blend_record(blend: Blend) -> dict[str, Any]:
     record["cycle"] = blend.shuffle_window
     if blend.interleaving != LANES:
         record["interleaving"] = blend.interleaving
+    if blend.schedule is not None:
+        record["schedule"] = schedule_record(blend.schedule)
     return record
 
 
 def ledger_record(run: str, stages: Sequence[Stage]) -> dict[str, Any]:
-    """A ledger as a JSON-serializable dict; of version 1 where all stages have the same blend, as release 0.1.0 reads it.
+    """A ledger as a JSON-serializable dict; of version 1 where all stages have the same shares, as release 0.1.0 reads it.
 
     Raises: ValueError where stages have different sources.
     """
     first = stages[0]
-    if any((stage.index, stage.blend, stage.cut) != (first.index, first.blend, None) for stage in stages):
+    has_changes = any((stage.index, stage.blend, stage.cut) != (first.index, first.blend, None) for stage in stages)
+    if has_changes or first.blend.schedule is not None:
         return changes_record(run, stages, chain_digests(stages))
     return {
         "version": VERSION,

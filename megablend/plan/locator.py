@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,17 @@ import numpy.typing as npt
 from megablend.blocks.splits import SplitBlocks
 from megablend.index.snapshot import Snapshot
 from megablend.order.base import Order, Spans, by_value, join_spans
-from megablend.order.registry import OrderKind
+from megablend.order.changing import ChangingOrder
+from megablend.order.registry import find_order
+
+
+class OrderChange(NamedTuple):
+    """An order, and when the sources begin to use it."""
+
+    order: str
+    """A name of `ORDERS`."""
+    epochs: npt.NDArray[np.int64]
+    """int64 [num_sources]: the first epoch of each source that has it."""
 
 
 class Locator:
@@ -21,7 +32,7 @@ class Locator:
         parts: PART_DTYPE [num_sources], the documents of each source that belong to the split.
         appends_eod: [num_sources], whether an end-of-document token follows each document.
         keys: [num_sources], random keys of the sources' orders.
-        kind: the order.
+        orders: at least one; of each source, epochs ascend from 0.
     """
 
     def __init__(
@@ -30,10 +41,11 @@ class Locator:
         parts: npt.NDArray[np.void],
         appends_eod: Sequence[bool],
         keys: Sequence[int],
-        kind: OrderKind,
+        orders: Sequence[OrderChange],
     ) -> None:
         self._snapshot, self._parts = snapshot, parts
-        self._appends_eod, self._keys, self._kind = tuple(appends_eod), tuple(keys), kind
+        self._appends_eod, self._keys = tuple(appends_eod), tuple(keys)
+        self._changes = tuple(orders)
         self._orders: dict[int, Order] = {}
 
     def blocks(self, source: int) -> SplitBlocks:
@@ -43,8 +55,14 @@ class Locator:
     def order(self, source: int) -> Order:
         """How the source's samples are arranged over its blocks."""
         if source not in self._orders:
-            self._orders[source] = self._kind.make(self.blocks(source), self._keys[source])
+            self._orders[source] = self._make_order(source)
         return self._orders[source]
+
+    def _make_order(self, source: int) -> Order:
+        blocks, key = self.blocks(source), self._keys[source]
+        by_epoch = {int(change.epochs[source]): change.order for change in self._changes}  # the last one for an epoch
+        orders = [(epoch, find_order(name).make(blocks, key)) for epoch, name in by_epoch.items()]
+        return orders[0][1] if len(orders) == 1 else ChangingOrder(blocks, orders)
 
     def locate_tokens(
         self, sources: npt.NDArray[np.int32], starts: npt.NDArray[np.int64], lengths: int | npt.NDArray[np.int64]

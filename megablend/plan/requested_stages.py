@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from megablend.config import Config
 from megablend.config.stages import StageSettings
 from megablend.errors import PlanError
 from megablend.plan.links import Link
 from megablend.plan.shares import shares_of
+
+
+class RequestedSchedule(NamedTuple):
+    """How the shares of a stage change."""
+
+    kind: str
+    steps: int
+    """At most."""
+    start: tuple[Fraction, ...]
+    """[num_sources], sum 1: the shares of the stage before."""
+
 
 CountRead = Callable[[Sequence["RequestedStage"]], Sequence[int]]
 
@@ -30,6 +42,15 @@ class RequestedStage:
     """Sample numbers of the run, [start, end)."""
     cut: int | None = None
     """Where the next stage begins, if that is before the end."""
+    schedule: RequestedSchedule | None = None
+    """How the shares change to `weights`; None where they are constant."""
+
+    @property
+    def mean_weights(self) -> tuple[Fraction, ...]:
+        """The sources' shares of the stage's samples, [num_sources]."""
+        if self.schedule is None:
+            return self.weights
+        return tuple((a + b) / 2 for a, b in zip(self.schedule.start, self.weights, strict=True))
 
     @property
     def stop(self) -> int:
@@ -69,6 +90,9 @@ def request_stages(
             own = own.model_copy(update={"samples": length})
             is_solved = found and own.on_exhausted == "redistribute"
             stage = _request_stage(own, split, tokens, start, count_read(found) if is_solved else None)
+            if settings.schedule is not None:
+                before = found[-1] if found else _request_top_level(config, tokens, length)
+                stage = replace(stage, schedule=RequestedSchedule(settings.schedule, settings.steps, before.weights))
         except PlanError as error:
             raise PlanError(f"{place}: {error}") from None
         if after is not None:
@@ -91,6 +115,12 @@ def _request_stage(
         start=start,
         end=start + shares.num_samples,
     )
+
+
+def _request_top_level(config: Config, tokens: Sequence[int], samples: int) -> RequestedStage:
+    """The stage of train, of this length, that the top level describes."""
+    changes = {"stages": (), "samples": samples, "tokens": None, "epochs": None}
+    return _request_stage(config.model_copy(update=changes), "train", tokens, 0)
 
 
 def _length(

@@ -23,13 +23,13 @@ from megablend.config import SPLITS, Config, Source
 from megablend.config.stages import MASKS
 from megablend.lazy import cached_property
 from megablend.order.base import Order, Spans
-from megablend.order.registry import OrderKind, find_order
+from megablend.order.registry import find_order
 from megablend.plan.check_totals import check_totals
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import digest_of
 from megablend.plan.links import Link
-from megablend.plan.locator import Locator
+from megablend.plan.locator import Locator, OrderChange
 from megablend.plan.specification import Specification, specify
 from megablend.plan.stage import Blend
 from megablend.plan.stage_requests import plan_stages
@@ -144,9 +144,9 @@ class Run:
         return tuple(blend for blend, _ in groupby(blends))
 
     @property
-    def order_kind(self) -> OrderKind:
-        """The order, the same for all sources, and its requirements."""
-        return find_order(self.ledger.blend.order)
+    def consumes_whole_blocks(self) -> bool:
+        """Whether a lane reads a block to its end before it leaves it, in all orders of the run; see OrderKind."""
+        return all(find_order(stage.blend.order).consumes_whole_blocks for stage in self.ledger.stages)
 
     @property
     def has_lanes(self) -> bool:
@@ -167,8 +167,23 @@ class Run:
             self.parts,
             [source.append_eod is not None for source in self.sources],
             [int(digest_of([self.config.seed, self.split, name])[:16], 16) for name in names],
-            self.order_kind,
+            self._list_orders(),
         )
+
+    def _list_orders(self) -> list[OrderChange]:
+        """The orders of the run, and where each source begins to use them."""
+        if len({stage.blend.order for stage in self.ledger.stages}) == 1:
+            return [OrderChange(self.ledger.blend.order, np.zeros(len(self.sources), np.int64))]
+        extra, tokens = int(self.config.add_extra_token_to_sequence), np.array(self.tokens, np.int64)
+        found = list[OrderChange]()
+        for number, stretch in enumerate(self.plan.list_stretches()):
+            name = self.ledger.stages[stretch.stage].blend.order
+            if found and found[-1].order == name:
+                continue
+            begun = self.plan.count_begun(number)
+            epochs = np.where(begun > 0, -(-(begun + extra) // np.maximum(1, tokens)), 0)
+            found.append(OrderChange(name, epochs))
+        return found
 
     def blocks(self, source: int) -> SplitBlocks:
         """The source's blocks in this split."""
@@ -217,7 +232,7 @@ def as_promised(run: Run, ledger: Ledger) -> Run:
 def precompute_orders(config: Config, store: BlockStore) -> None:
     """Store in the cache the totals that the orders of blended splits would otherwise compute on opening. Raises CacheError."""
     entries = {entry.name: number for number, entry in enumerate(store.generation.sources)}
-    parts = parts_of(config.cache, store, config.shares)
+    parts = parts_of(store, config.shares)
     for number, split in enumerate(SPLITS):
         if not config.is_blended(split):
             continue
@@ -226,14 +241,15 @@ def precompute_orders(config: Config, store: BlockStore) -> None:
             if part["tokens"] == 0:
                 continue  # opening the split raises the error
             blocks = SplitBlocks(store.generation, part, eod=source.append_eod is not None)
-            find_order(config.order).make(blocks, 0).precompute()
+            for order in {each.order for each in (config.stage_configs if split == "train" else (config,))}:
+                find_order(order).make(blocks, 0).precompute()
 
 
 def check_run(run: Run) -> None:
     """Raises: PlanError where a source with a share gets no samples of the run, or one exceeds its max_epochs."""
     if not run.is_blended:
         return
-    if len(run.asked.stages) == 1:
+    if len(run.asked.stages) == 1 and run.ledger.blend.schedule is None:
         totals = run.plan.counts(run.num_samples).tolist()
         check_totals(run.config, run.split, run.sources, run.weights, totals, run.tokens)
         return

@@ -19,7 +19,8 @@ from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import PLAN_VERSION
 from megablend.plan.links import Link
-from megablend.plan.requested_stages import RequestedStage, request_stages
+from megablend.plan.requested_stages import RequestedSchedule, RequestedStage, request_stages
+from megablend.plan.schedule import Schedule, make_schedule
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.plan.stage_requests import plan_stages, samples_of_one_pass
 
@@ -50,7 +51,7 @@ class Specification:
     @property
     def weights(self) -> tuple[Fraction, ...]:
         """The sources' shares of all samples, [num_sources], sum 1; empty where the split is not blended."""
-        return self._over_all_stages([stage.weights for stage in self.stages])
+        return self._over_all_stages([stage.mean_weights for stage in self.stages])
 
     @property
     def requested(self) -> tuple[Fraction, ...]:
@@ -79,7 +80,7 @@ class Specification:
     def _blend(self, stage: RequestedStage) -> Blend:
         """The blend of a stage with the newest plan version."""
         config = stage.config
-        shares: Sequence[Fraction | None] = stage.weights or [None] * len(self.sources)
+        shares: Sequence[Fraction | None] = stage.mean_weights or [None] * len(self.sources)
         listed = zip(self.sources, self.parts, shares, strict=True)
         blend = Blend(
             split=f"{self.split} of {','.join(map(str, config.shares))}",
@@ -91,13 +92,32 @@ class Specification:
             return blend
         return replace(
             blend,
+            sources=tuple(
+                replace(source, share=share) for source, share in zip(blend.sources, stage.weights, strict=True)
+            ),
             interleaving=config.interleaving,
             order=current_name(config.order),
             plan_version=PLAN_VERSION,
             seed=config.seed,
             lanes=config.lanes,
             shuffle_window=config.shuffle_window,
+            schedule=None if stage.schedule is None else _make_schedule(stage, stage.schedule, blend),
         )
+
+
+def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: Blend) -> Schedule:
+    """The schedule of a stage whose sources have the cycles of `blend`. Raises: PlanError where the stage is too short."""
+    cycle, samples = stage.config.lanes * stage.config.shuffle_window, stage.end - stage.start
+    longest = max(source.cycles or 1 for source in blend.sources)
+    schedule = make_schedule(
+        requested.kind, requested.steps, requested.start, samples=samples, cycle=cycle, longest=longest
+    )
+    if schedule is None:
+        raise PlanError(
+            f"schedule: the stage from sample {stage.start:,} on has {samples:,} samples, fewer than two cycles of {cycle:,} "
+            "(lanes x shuffle_window), so it cannot have steps; end it later, or leave out schedule"
+        )
+    return schedule
 
 
 def specify(
@@ -119,7 +139,7 @@ def specify(
     if not named:
         raise PlanError(f"the config lists no sources for split {split!r}")
     numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
-    parts = parts_of(config.cache, store, config.shares, keep=keep)
+    parts = parts_of(store, config.shares, keep=keep)
     column = 0 if config.listed_by_split else SPLITS.index(split)
     split_parts = parts[[numbers[name] for name in named], column]
     tokens = [int(n) for n in split_parts["tokens"]]

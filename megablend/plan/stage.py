@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from megablend.plan.schedule import Schedule
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceShare:
@@ -38,6 +40,8 @@ class Blend:
     lanes: int = 1
     shuffle_window: int = 1
     """Samples per lane in a cycle."""
+    schedule: Schedule | None = None
+    """How the shares change to those of `sources`; None where they are constant."""
 
     @property
     def is_blended(self) -> bool:
@@ -48,6 +52,11 @@ class Blend:
     def shares(self) -> tuple[Fraction, ...]:
         """The sources' shares of the samples, [num_sources]; empty where the split is not blended."""
         return tuple(source.share for source in self.sources if source.share is not None)
+
+    @property
+    def largest_shares(self) -> tuple[Fraction, ...]:
+        """The largest share of each source in the stage, [num_sources]; empty where the split is not blended."""
+        return self.shares if self.schedule is None else tuple(map(max, self.schedule.start, self.shares))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,9 @@ from megablend.plan.shares import samples_in
 from megablend.plan.stage import Blend, Stage
 from megablend.plan.stages_plan import PlannedStage, StagesPlan
 
+Step = tuple[int, Int64s]
+"""End of a step, as a sample number of the run; samples of each source in it, int64 [num_sources]."""
+
 
 def plan_stages(stages: Sequence[Stage], tokens: Sequence[int]) -> StagesPlan:
     """The plan of a run.
@@ -36,20 +39,22 @@ def plan_stages(stages: Sequence[Stage], tokens: Sequence[int]) -> StagesPlan:
                 f"stage {number} ends at sample {group[0].end:,}, but the samples that an amendment left in the settings before "
                 f"it, where the length of samples changes, go on to sample {start:,}: end the stage later"
             )
-        for stage, totals in zip(group, _divide(group, start, tokens), strict=True):
-            request = _make_request(blend, totals, start, cursor, tokens)
-            parts = [_plan_stage(stage, request, number)]
-            read = _count_read(parts[0])
-            if (tails := parts[0].tails) is not None:
-                reach = np.maximum(reach, given + tails.stop)
+        for stage, steps in zip(group, _divide(group, start, tokens), strict=True):
+            for end, totals in steps:
+                part = _plan_step(stage, _make_request(blend, totals, start, cursor, tokens), end, number)
+                read = _count_read(part)
+                if part.tails is not None:
+                    reach = np.maximum(reach, given + part.tails.stop)
+                planned.append(part)
+                start, cursor, given = start + part.length, cursor + read * blend.sequence_length, given + read
+                if start == stage.stop:
+                    break
             number += 1
-            left = np.maximum(0, reach - given - read)
+            left = np.maximum(0, reach - given)
             if number < len(stages) and stages[number].blend.sequence_length != blend.sequence_length and left.any():
-                parts.append(_plan_drain(parts[0], left, stage.stop, cursor + read * blend.sequence_length))
-                read = read + left
-            planned += parts
-            start, cursor = stage.stop + sum(each.length for each in parts[1:]), cursor + read * blend.sequence_length
-            given = given + read
+                drain = _plan_drain(planned[-1], left, start, cursor)
+                planned.append(drain)
+                start, cursor, given = start + drain.length, cursor + left * blend.sequence_length, given + left
     return StagesPlan(planned)
 
 
@@ -57,27 +62,30 @@ def _list_groups(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
     """Neighbours of one blend; a stage that was cut is the last of its group."""
     group = list[Stage]()
     for stage in stages:
-        if group and (group[-1].blend != stage.blend or group[-1].cut is not None):
+        if group and (group[-1].blend != stage.blend or group[-1].cut is not None or stage.blend.schedule is not None):
             yield group
             group = []
         group.append(stage)
     yield group
 
 
-def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[Int64s]:
-    """Samples of each source in each stage of one blend, int64 [num_sources] each, had none been cut.
+def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[list[Step]]:
+    """The steps of each stage of one blend, had none been cut; one where its shares are constant.
 
-    They are divided together, so that many short stages give the same as one long one.
+    Stages of constant shares are divided together, so that many short ones give the same as one long one.
 
     Args:
         start: number of the first sample.
     """
-    blend = group[0].blend
+    blend, ends = group[0].blend, [stage.end for stage in group]
+    if blend.schedule is not None:
+        steps = zip(blend.schedule.ends, blend.schedule.totals(blend.shares), strict=True)
+        return [[(start + end, np.array(totals, np.int64)) for end, totals in steps]]
     if blend.is_blended:
-        divided = stage_totals(blend.shares, [stage.end - start for stage in group])
+        divided = stage_totals(blend.shares, [end - start for end in ends])
     else:
         divided = [samples_of_one_pass(tokens, blend.sequence_length, int(blend.add_extra_token_to_sequence))]
-    return [np.array(each, np.int64) for each in divided]
+    return [[(end, np.array(totals, np.int64))] for end, totals in zip(ends, divided, strict=True)]
 
 
 def _make_request(blend: Blend, totals: Int64s, start: int, cursor: Int64s, tokens: Sequence[int]) -> StageRequest:
@@ -94,10 +102,13 @@ def _make_request(blend: Blend, totals: Int64s, start: int, cursor: Int64s, toke
     )
 
 
-def _plan_stage(stage: Stage, request: StageRequest, number: int) -> PlannedStage:
-    """Stage number `number` of the ledger. Raises: PlanError where it was cut and its interleaving cannot stop before its end."""
+def _plan_step(stage: Stage, request: StageRequest, end: int, number: int) -> PlannedStage:
+    """A step of stage number `number` of the ledger, which ends at sample `end` or where the stage was cut.
+
+    Raises: PlanError where it was cut and its interleaving cannot stop before its end.
+    """
     name = stage.blend.interleaving
-    if stage.cut is None:
+    if stage.cut is None or stage.cut >= end:
         return PlannedStage(request=request, interleaving=name, number=number, length=request.num_samples)
     kind, length = find_interleaving(name), stage.cut - request.first_sample
     if kind.find_tails is None:

@@ -26,7 +26,7 @@ from megablend.plan.interleavings.base import (
     sample_numbers,
 )
 from megablend.plan.interleavings.registry import find_interleaving
-from megablend.plan.tails import Tails
+from megablend.plan.interleavings.tails import Tails
 
 
 class Stretch(NamedTuple):
@@ -200,6 +200,17 @@ class StagesPlan:
         stage = self._stage_of(prefix_length(n, self.num_samples))
         tokens: Int64s = self._first_tokens[stage] + (self.counts(n) - self._given[stage]) * self._sample_tokens[stage]
         return tokens
+
+    def count_begun(self, number: int) -> Int64s:
+        """Tokens of each source, from its start on, that planned stages before `number` may have read any of, without extra
+        tokens: int64 [num_sources]. After a cut that is more than they have read."""
+        given, reach = self._given[number], self._given[number].copy()
+        for cut in self._cuts:
+            tails = self._stages[cut].tails
+            if cut < number and tails is not None:
+                np.maximum(reach, self._given[cut] + tails.stop, out=reach)
+        begun: Int64s = self._first_tokens[number] + (reach - given) * self._sample_tokens[max(0, number - 1)]
+        return begun
 
     def list_stretches(self) -> list[Stretch]:
         """The stages, as stretches of samples."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from megablend.blocks.block_store import BLOCK_OVERHEAD_BYTES, BlockStore
 from megablend.formats.base import DecodedBlock
+from megablend.system.after_fork import unlock_in_children
 
 _LOG = logging.getLogger("megablend")
 
@@ -26,8 +27,13 @@ class BlockCache:
         self.store = store
         self.max_bytes = max_bytes
         self._blocks: OrderedDict[int, DecodedBlock] = OrderedDict()
-        self._bytes = 0
+        self.unlock_after_fork()
+        unlock_in_children(self)
+
+    def unlock_after_fork(self) -> None:
+        """Replace the lock, which another thread may have held between counting a block and storing it."""
         self._lock = threading.Lock()
+        self._bytes = sum(map(_bytes, self._blocks.values()))
 
     def get(self, ids: list[int]) -> list[DecodedBlock]:
         """The requested blocks; those that are not cached are read. Raises as `BlockStore.read` does."""

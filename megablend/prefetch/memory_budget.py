@@ -61,7 +61,7 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
         and the block that the lane is in.
     """
     budget = plan_budget(run, micro_batch_size=micro_batch_size, num_batches=num_batches)
-    if not run.has_lanes or not run.order_kind.consumes_whole_blocks:
+    if not run.has_lanes or not run.consumes_whole_blocks:
         return budget  # no lane continues in its block: only one step must fit
     lanes = max(lanes_of(blend.lanes, micro_batch_size, stride) for blend in run.blends)
     source_bytes = blocks_of_lanes(run, lanes)
@@ -148,7 +148,7 @@ def lane_bytes(run: Run) -> Int64s:
     block_tokens = np.maximum(1, run.parts["tokens"]) / _num_blocks(run)
     blocks = np.zeros(len(run.parts))
     for blend in run.blends:
-        shares = np.array([float(share) for share in blend.shares])
+        shares = np.array([float(share) for share in blend.largest_shares])
         cycle_tokens = blend.shuffle_window * blend.sequence_length
         blocks = np.maximum(blocks, shares * cycle_tokens / block_tokens + (shares > 0))
     sizes: Int64s = np.ceil(blocks * (block_tokens * _token_bytes(run) + BLOCK_OVERHEAD_BYTES)).astype(np.int64)

@@ -27,9 +27,11 @@ def find_memory_need(run: Run, *, micro_batch_size: int, data_parallel_size: int
     """The memory of a rank whose loaders have these sizes."""
     processes = max(1, num_workers)
     turn = micro_batch_size * data_parallel_size * processes
-    budget = plan_budget(run, micro_batch_size=micro_batch_size, num_batches=batches_of(num_workers))
+    sizes = {"micro_batch_size": micro_batch_size, "num_batches": batches_of(num_workers)}
+    budgets = [plan_budget(run.view(section), **sizes) for section in run.sections]
+    budget = max(budgets, key=lambda each: each.batches)  # where samples are longest
     needed, most = budget.batches + budget.orders, None
-    if run.has_lanes and run.order_kind.consumes_whole_blocks:
+    if run.has_lanes and run.consumes_whole_blocks:
         most = turn * _count_rounds(run, budget, micro_batch_size, MAX_LANES // turn)
         lanes = max(lanes_of(blend.lanes, micro_batch_size, turn) for blend in run.blends)
         needed += math.ceil(blocks_of_lanes(run, lanes).sum() / SHARES["blocks"] * NUM_SHARES)

@@ -89,8 +89,8 @@ class ReadAhead:
         self._pipeline = ReadPipeline(
             run.store, max_bytes=budget.reads, num_fetching=num_fetching, num_decoding=num_decoding, meter=meter
         )
-        # Also closes when this is garbage-collected, but not at exit, when the interpreter itself waits for threads.
-        self._end = weakref.finalize(self, self._pipeline.close)
+        # Not at exit, when the interpreter itself waits for threads.
+        self._end = weakref.finalize(self, self._pipeline.abandon)
         self._end.atexit = False
         self._coming: Pending[Window | None] = self._pipeline.compute(next, windows, None)
         self._in_flight: deque[InFlightWindow] = deque()
@@ -115,7 +115,8 @@ class ReadAhead:
 
     def close(self) -> None:
         """Stop the threads and release all blocks."""
-        self._end()
+        self._end.detach()
+        self._pipeline.close()
         self._table = BlockTable(np.zeros(0, np.int64))
         self._in_flight.clear()
 

@@ -43,7 +43,7 @@ def read_amplification(
             now = window.forecast
             read += _stored_bytes(run, now.ids[window.reads])
             read += dictionaries.read(*run.store.dictionaries(_as_read(run, now, window.reads)))
-            if not run.order_kind.consumes_whole_blocks:
+            if not run.consumes_whole_blocks:
                 useful += float(_stored(run, now.ids) @ (now.used / run.store.num_tokens(now.ids)))
             else:
                 used.append(np.unique(np.stack([now.stretches.epochs, now.stretches.blocks]), axis=1))

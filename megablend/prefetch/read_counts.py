@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from megablend.storage.retries import retries_since
+from megablend.system.after_fork import unlock_in_children
 
 
 class ReadCounts(NamedTuple):
@@ -32,11 +33,17 @@ class ReadCounts(NamedTuple):
 
 
 class ReadMeter:
-    """Adds up the reads of a process's threads. Safe to share between threads."""
+    """Adds up the reads of a process's threads. Safe to share between threads, and after a fork."""
 
     def __init__(self) -> None:
-        self._counts, self._lock = ReadCounts(), threading.Lock()
+        self._counts = ReadCounts()
+        self.unlock_after_fork()
+        unlock_in_children(self)
         _, self._retries = retries_since(None)
+
+    def unlock_after_fork(self) -> None:
+        """Replace the lock, which another thread may have held."""
+        self._lock = threading.Lock()
 
     def add(self, counts: ReadCounts) -> None:
         """Add counters."""

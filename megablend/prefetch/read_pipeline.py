@@ -76,6 +76,7 @@ class ReadPipeline:
         self._fetching = ThreadPoolExecutor(num_fetching, thread_name_prefix="megablend-fetch")
         self._decoding = ThreadPoolExecutor(num_decoding, thread_name_prefix="megablend-decode")
         self._process = os.getpid()
+        self._is_abandoned = False
 
     def submit(self, ids: Int64s, size: int, *, pieces: bool) -> Future[DecodedBlocks | None]:
         """Request blocks.
@@ -106,11 +107,23 @@ class ReadPipeline:
         for threads in (self._fetching, self._decoding):
             threads.shutdown(wait=True, cancel_futures=True)
 
+    def abandon(self) -> None:
+        """Start no more reads; the threads end when those in progress are done and nobody refers to the pipeline.
+
+        For the garbage collector, which may run in any thread, also one of the pipeline's own, and between any two instructions:
+        it must not need a lock or wait for a thread.
+        """
+        self._is_abandoned = True
+
     def _start_tasks(self) -> None:
         """Start as many of the waiting tasks as memory allows."""
         started = list[_Task]()
         with self._lock:
-            while self._waiting and (not self._bytes or self._bytes + self._waiting[0].size <= self._max_bytes):
+            while (
+                self._waiting
+                and not self._is_abandoned
+                and (not self._bytes or self._bytes + self._waiting[0].size <= self._max_bytes)
+            ):
                 started.append(self._waiting.popleft())
                 self._bytes += started[-1].size
         for task in started:
@@ -118,7 +131,8 @@ class ReadPipeline:
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[_Task], None], task: _Task) -> None:
         def attempt() -> None:
-            if not threading.main_thread().is_alive():  # the interpreter is shutting down and waits for all threads
+            # A thread that is not the main one runs on while the interpreter shuts down, and waits for all threads.
+            if self._is_abandoned or not threading.main_thread().is_alive():
                 return self._give_up(task)
             try:
                 with translating(str(self._store.generation.folder)):

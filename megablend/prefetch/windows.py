@@ -104,7 +104,7 @@ def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) ->
         kept = kept.with_used(now, number)
         ahead = np.zeros(0, np.int64) if after is None else after.ids
         unfinished = (kept.used < run.store.num_tokens(kept.ids)) | (kept.pending_boundary_tokens > 0)
-        if not run.order_kind.consumes_whole_blocks:  # may be needed again at any time: the memory is for reading ahead
+        if not run.consumes_whole_blocks:  # may be needed again at any time: the memory is for reading ahead
             unfinished[:] = False
         kept = kept.select(unfinished | np.isin(kept.ids, ahead))
         keeps = np.isin(now.ids, kept.ids)

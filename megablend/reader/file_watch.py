@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from collections.abc import Sequence
+from queue import Empty, SimpleQueue
 
 from megablend.errors import ChangedFileError, DataError, MissingFileError
 from megablend.index.check_files import FileChecker
@@ -16,7 +18,10 @@ _JOIN_SECONDS = 1.0
 
 
 class FileWatch:
-    """Checks files one after another, repeatedly, from the first `start` until `close`.
+    """Checks files one after another, repeatedly, from `start` until `stop` or `close`; it can be started again.
+
+    It ends also when it is garbage-collected. That may happen in any thread, between any two instructions, so that ending it must
+    not need a lock or wait for the thread: `SimpleQueue.put` needs none.
 
     Args:
         checker: checks files of the index snapshot.
@@ -29,33 +34,44 @@ class FileWatch:
         self._found: list[Exception] = []
         self._place = [0]  # index into `files` of the next one; survives a restart of the thread
         self._end: weakref.finalize[..., FileWatch] | None = None
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
 
     def start(self) -> None:
-        """Start checking, unless it is already running."""
-        if (self._end is not None and self._end.alive) or not self._pause or not self._files or self._found:
+        """Start checking, unless it is already running in this process. What an earlier check found is checked again."""
+        is_running = self._end is not None and self._end.alive and self._process == os.getpid()
+        if is_running or not self._pause or not self._files:
             return
-        stop = threading.Event()
-        arguments = (self._checker, self._files, self._pause, stop, self._found, self._place)
-        thread = threading.Thread(target=_look, args=arguments, name="megablend-watch", daemon=True)
-        self._end = weakref.finalize(self, _shut_down, thread, stop)
-        thread.start()
+        end: SimpleQueue[None] = SimpleQueue()
+        self._found, self._process = [], os.getpid()
+        arguments = (self._checker, self._files, self._pause, end, self._found, self._place)
+        self._thread = threading.Thread(target=_look, args=arguments, name="megablend-watch", daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, end.put, None)
 
     def raise_found(self) -> None:
         """Raise the error that a check found, if any. Raises: MissingFileError, ChangedFileError, CacheError."""
         if self._found:
             raise self._found[0]
 
-    def close(self) -> None:
-        """Stop checking."""
+    def stop(self) -> None:
+        """Stop checking, without waiting for the thread; may be called by the garbage collector."""
         if self._end is not None:
             self._end()
+
+    def close(self) -> None:
+        """Stop checking."""
+        self.stop()
+        thread, self._thread = self._thread, None
+        if thread is not None and self._process == os.getpid():
+            thread.join(_JOIN_SECONDS)  # it may be waiting for a file system that hangs
 
 
 def _look(
     checker: FileChecker,
     files: Sequence[int],
     pause: float,
-    stop: threading.Event,
+    end: SimpleQueue[None],
     found: list[Exception],
     place: list[int],
 ) -> None:
@@ -72,20 +88,23 @@ def _look(
                 found.append(_explained(error))
                 return
             place[0] += 1
-            if stop.wait(pause):
+            if _is_ended(end, pause):
                 return
         place[0] = 0
-        if stop.wait(max(0.0, start + ROUND_SECONDS - time.monotonic())):
+        if _is_ended(end, max(0.0, start + ROUND_SECONDS - time.monotonic())):
             return
+
+
+def _is_ended(end: SimpleQueue[None], seconds: float) -> bool:
+    """Wait until the watch ends, at most `seconds`; whether it does."""
+    try:
+        end.get(timeout=seconds)
+    except Empty:
+        return False
+    return True
 
 
 def _explained(error: DataError) -> DataError:
     remedy = "found by the check of files in the background, before a sample needed it; restore the file and resume; "
     remedy += "`megablend check CONFIG` lists all files that are missing or changed"
     return type(error)(error.path, f"{error.problem}: {remedy}", offset=error.offset)
-
-
-def _shut_down(thread: threading.Thread, stop: threading.Event) -> None:
-    stop.set()
-    if thread is not threading.current_thread() and thread.ident is not None:
-        thread.join(_JOIN_SECONDS)  # it may be waiting for a file system that hangs

@@ -141,8 +141,8 @@ class Loader:
                 self._watch.raise_found()
                 self.consumed_samples = self.sampler.consumed_samples
                 yield ks
-        finally:
-            self._watch.close()
+        finally:  # also when the garbage collector ends this generator, in any thread
+            self._watch.stop()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if len(self) == 0 and self.dataset.run.split != "train":
@@ -157,8 +157,8 @@ class Loader:
         except MegablendError:
             self.close()
             raise
-        finally:
-            self._watch.close()
+        finally:  # also when the garbage collector ends this generator, in any thread
+            self._watch.stop()
         self.close()
 
     def _batches(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""How a DataLoader starts its workers: not by fork if files are in an object store, whose client does not survive a fork."""
+"""How a DataLoader starts its workers: not by fork where files or the cache are in an object store, since its client does not
+survive that."""
 
 from __future__ import annotations
 
@@ -38,4 +39,4 @@ def choose_start_method(options: Mapping[str, Any], config: Config) -> dict[str,
 
 
 def _paths_of(config: Config) -> list[str]:
-    return [path for source in config.all_sources.values() for path in source.path]
+    return [config.cache, *(path for source in config.all_sources.values() for path in source.path)]

@@ -113,10 +113,15 @@ def transformed(
             while len(pending) <= AHEAD and (ks := next(coming, None)) is not None:
                 pending.append((ks, _begin(threads, steps, transform, ks)))
             if not pending:
-                return
+                return threads.close()
             yield pending.popleft()[1].result()
-    finally:
+    except (
+        GeneratorExit
+    ):  # perhaps from the garbage collector, in any thread: it must not wait for threads; `close` does
+        raise
+    except BaseException:
         threads.close()
+        raise
 
 
 def _begin(threads: Threads, steps: torch.utils.data.Dataset[Any], transform: Transform, ks: list[int]) -> Future[Any]:

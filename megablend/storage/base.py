@@ -63,7 +63,10 @@ class Storage(Protocol):
         ...
 
     def find(self, pattern: str) -> Found:
-        """Files that match `pattern` (`*`, `?`, `[]`, `**`), sorted, links resolved; and folders that could not be read."""
+        """Files that match `pattern` (`*`, `?`, `[]`, `**`), sorted, links resolved; and folders that could not be read.
+
+        Readers of this object stay with the version of a file that they read first; `find` accepts the version that is there now.
+        """
         ...
 
     def glob(self, pattern: str) -> list[str]:
@@ -79,7 +82,7 @@ class Storage(Protocol):
         ...
 
     def stat(self, path: str) -> FileStat:
-        """Size and identity. Raises MissingFileError."""
+        """Size and identity. Raises MissingFileError; ChangedFileError where it is not the file that is being read."""
         ...
 
     def stat_opened(self, path: str) -> FileStat:
@@ -98,8 +101,8 @@ class Storage(Protocol):
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`.
 
-        Raises: MissingFileError; ChangedFileError if it was replaced since `stat`, as far as that is detected; CorruptFileError
-            if it ends before.
+        Raises: MissingFileError; ChangedFileError if it was replaced since it was first read, as far as that is detected;
+            CorruptFileError if it ends before.
         """
         ...
 

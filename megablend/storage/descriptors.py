@@ -3,8 +3,9 @@
 A descriptor in use by a thread is never closed: eviction only marks it, and its last user closes
 it. Reads are positioned, so threads, and a forked child, may share a descriptor.
 
-A path that refers to another file when it is opened again is an error, since readers do not know the pool: they would
-continue in the other file. Requesting the path's state, as every new reader does, accepts the new file.
+A descriptor belongs to a path and the file that it referred to when it was opened. Each storage records which file it opened
+at a path first (`OpenedFiles`), and only ever gets descriptors of that one: if the path refers to another file when it is opened
+again, that is an error. Readers of the old file and of the new one do not disturb each other.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 _MAX_DESCRIPTORS = 256
+FileIdentity: TypeAlias = tuple[int, int]
+"""st_dev, st_ino: different for another file under the same path."""
+OpenedFiles: TypeAlias = dict[str, FileIdentity]
+"""By path, the file that a storage opened there."""
 
 
 def default_capacity() -> int:
@@ -30,14 +36,12 @@ def default_capacity() -> int:
 @dataclass(slots=True)
 class _Descriptor:
     fd: int
-    identity: tuple[int, int]
-    """st_dev, st_ino: different for another file under the same path."""
     holders: int = 0
     pooled: bool = True
 
 
 class DescriptorPool:
-    """Read-only descriptors by path, the least recently used closed first.
+    """Read-only descriptors by path and file, the least recently used closed first.
 
     Args:
         capacity: how many are kept open.
@@ -49,8 +53,7 @@ class DescriptorPool:
         self._capacity = capacity
         self._name = name
         self._flags = os.O_RDONLY | os.O_CLOEXEC | flags
-        self._pool: OrderedDict[str, _Descriptor] = OrderedDict()
-        self._identities: dict[str, tuple[int, int]] = {}
+        self._pool: OrderedDict[tuple[str, FileIdentity], _Descriptor] = OrderedDict()
         self.unlock_after_fork()
 
     def __len__(self) -> int:
@@ -78,9 +81,15 @@ class DescriptorPool:
         self._lock = threading.Lock()
 
     @contextmanager
-    def borrow(self, path: str) -> Iterator[int]:
-        """Borrow a descriptor of the file at `path`. Raises OSError if it cannot be opened; ESTALE if it was replaced."""
-        held = self._take(path)
+    def borrow(self, path: str, opened: OpenedFiles) -> Iterator[int]:
+        """Borrow a descriptor of the file at `path`.
+
+        Args:
+            opened: the files that the caller has opened before; the one at `path` is added.
+
+        Raises: OSError if it cannot be opened; ESTALE if it is not the file in `opened`.
+        """
+        held = self._take(path, opened)
         try:
             yield held.fd
         finally:
@@ -90,43 +99,42 @@ class DescriptorPool:
             if unused:
                 os.close(held.fd)
 
-    def invalidate_if_replaced(self, path: str, now: os.stat_result) -> None:
-        """Drop the descriptor of `path` if `now`, the path's current state, is that of another file."""
-        with self._lock:
-            held = self._pool.get(path)
-            closable = [self._retire(path)] if held and held.identity != (now.st_dev, now.st_ino) else []
-            if path in self._identities:
-                self._identities[path] = (now.st_dev, now.st_ino)
-        self._close(closable)
-
-    def _take(self, path: str) -> _Descriptor:
-        with self._lock:
-            if held := self._pool.get(path):
-                self._pool.move_to_end(path)
-                held.holders += 1
-                return held
+    def _take(self, path: str, opened: OpenedFiles) -> _Descriptor:
+        if (identity := opened.get(path)) is not None and (held := self._find(path, identity)):
+            return held
         fd = os.open(path, self._flags)  # outside the lock: slow on a busy network file system
-        state = os.fstat(fd)
-        opened = _Descriptor(fd, (state.st_dev, state.st_ino), holders=1)
+        identity = identity_of(os.fstat(fd))
+        if opened.setdefault(path, identity) != identity:
+            os.close(fd)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        if held := self._find(path, identity):  # another thread was faster, or another storage has opened it
+            os.close(fd)
+            return held
+        new = _Descriptor(fd, holders=1)
         closable: list[_Descriptor | None] = []
         with self._lock:
-            if self._identities.setdefault(path, opened.identity) != opened.identity:
-                os.close(fd)
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-            if path in self._pool:  # another thread was faster; either descriptor will do
-                closable.append(self._retire(path))
-            self._pool[path] = opened
+            if (path, identity) in self._pool:  # another thread was faster; either descriptor will do
+                closable.append(self._retire((path, identity)))
+            self._pool[path, identity] = new
             closable += self._excess()
         self._close(closable)
-        return opened
+        return new
+
+    def _find(self, path: str, identity: FileIdentity) -> _Descriptor | None:
+        """The pool's descriptor of a file, held for the caller."""
+        with self._lock:
+            if held := self._pool.get((path, identity)):
+                self._pool.move_to_end((path, identity))
+                held.holders += 1
+            return held
 
     def _excess(self) -> list[_Descriptor | None]:
         """Evict descriptors above the capacity, least recently used first (the lock is held)."""
         return [self._retire(next(iter(self._pool))) for _ in range(len(self._pool) - self._capacity)]
 
-    def _retire(self, path: str) -> _Descriptor | None:
+    def _retire(self, key: tuple[str, FileIdentity]) -> _Descriptor | None:
         """Remove a descriptor from the pool (the lock is held); returned if it is not in use and can be closed."""
-        retired = self._pool.pop(path)
+        retired = self._pool.pop(key)
         retired.pooled = False
         return None if retired.holders else retired
 
@@ -134,6 +142,11 @@ class DescriptorPool:
     def _close(closable: list[_Descriptor | None]) -> None:
         for retired in filter(None, closable):
             os.close(retired.fd)
+
+
+def identity_of(state: os.stat_result) -> FileIdentity:
+    """Which file this is the state of."""
+    return state.st_dev, state.st_ino
 
 
 _SHARED = {

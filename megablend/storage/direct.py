@@ -15,7 +15,7 @@ import numpy as np
 from megablend.errors import DataError
 from megablend.kernels.file_ranges import read_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits
-from megablend.storage.local import MAX_READS, LocalStorage, data_error, ends_early, file_stat
+from megablend.storage.local import MAX_READS, LocalStorage, data_error, ends_early, file_stat, replaced_error
 
 ALIGNMENT = 4096
 """Bytes; logical blocks have 512 or 4096."""
@@ -33,12 +33,12 @@ class DirectStorage(LocalStorage):
         """See Storage.stat_opened. Pages and footers are read through two descriptors, which must refer to the same file."""
         found = LocalStorage.stat_opened(self, path)
         try:
-            with self.direct_pool.borrow(path) as fd:
+            with self.direct_pool.borrow(path, self.opened) as fd:
                 direct = file_stat(os.fstat(fd))
         except OSError as error:
             raise _direct_error(path, error) from error
         if direct != found:
-            raise data_error(path, OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
+            raise replaced_error(path)
         return found
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
@@ -53,7 +53,7 @@ class DirectStorage(LocalStorage):
         begins = ends - lengths + -out.ctypes.data % ALIGNMENT
         needed = offsets + sizes - starts
         try:
-            with self.direct_pool.borrow(path) as fd:
+            with self.direct_pool.borrow(path, self.opened) as fd:
                 done = 0
                 while True:
                     done += read_ranges(fd, starts[done:], lengths[done:], begins[done:], False, out)

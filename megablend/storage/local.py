@@ -17,7 +17,7 @@ import numpy as np
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError, MissingFileError
 from megablend.kernels.file_ranges import read_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
-from megablend.storage.descriptors import DescriptorPool, shared_pool
+from megablend.storage.descriptors import DescriptorPool, OpenedFiles, identity_of, shared_pool
 from megablend.storage.find import Found, find_files
 from megablend.storage.futures import call_now
 from megablend.system.failures import cause_of, remedy_of
@@ -35,11 +35,19 @@ _LIMITS = ReadLimits(
 
 @dataclass(frozen=True, slots=True)
 class LocalStorage:
-    """Files named by plain paths. Its only state is pools of descriptors: thread-safe, picklable, usable after a fork."""
+    """Files named by plain paths: thread-safe, picklable, usable after a fork.
+
+    It reads the file that it opened first at each path. Another file that replaces it is an error, until `find` returns the path.
+    """
 
     pool: DescriptorPool = field(default_factory=partial(shared_pool, "local"))
     direct_pool: DescriptorPool = field(default_factory=partial(shared_pool, "direct"))
     """Descriptors without the page cache; see `storage.direct`."""
+    opened: OpenedFiles = field(default_factory=dict, compare=False, repr=False)
+    """Which files its readers read."""
+
+    def __reduce__(self) -> tuple[type[LocalStorage], tuple[DescriptorPool, DescriptorPool]]:
+        return type(self), (self.pool, self.direct_pool)  # another process opens files itself
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits."""
@@ -50,12 +58,16 @@ class LocalStorage:
         return _CheckingStorage(shared_pool("checking"))
 
     def find(self, pattern: str) -> Found:
-        """Files that match `pattern`, and folders that could not be read; see Storage.find."""
-        return find_files(pattern)
+        """Files that match `pattern`, and folders that could not be read; see Storage.find. Replaced files are accepted."""
+        found = find_files(pattern)
+        if self.opened:
+            for match in found.files:
+                self.opened.pop(match.path, None)
+        return found
 
     def glob(self, pattern: str) -> list[str]:
         """Paths of files that match `pattern`, sorted; see Storage.glob. Directories are not included."""
-        return [match.path for match in find_files(pattern).files]
+        return [match.path for match in self.find(pattern).files]
 
     def is_folder(self, path: str) -> bool:
         """Whether `path` is an existing folder."""
@@ -66,24 +78,20 @@ class LocalStorage:
         return os.access(path, os.R_OK)
 
     def stat(self, path: str) -> FileStat:
-        """Size and identity of a file. Drops a descriptor of a file to which `path` no longer refers.
+        """Size and identity of a file.
 
-        Raises: MissingFileError; DataError if it is not a file or cannot be accessed.
+        Raises: MissingFileError; ChangedFileError if it replaced the file that is being read; DataError if it is not a file or
+            cannot be accessed.
         """
-        try:
-            state = os.stat(path)  # noqa: PTH116  (of 100,000 files, a Path of each takes as long as its stat)
-        except OSError as error:
-            raise data_error(path, error) from error
-        if not stat.S_ISREG(state.st_mode):
-            raise DataError(path, "is not a regular file")
-        self.pool.invalidate_if_replaced(path, state)
-        self.direct_pool.invalidate_if_replaced(path, state)
+        state = _stat_file(path)
+        if self.opened and self.opened.get(path, identity := identity_of(state)) != identity:
+            raise replaced_error(path)
         return file_stat(state)
 
     def stat_opened(self, path: str) -> FileStat:
         """See Storage.stat_opened."""
         try:
-            with self.pool.borrow(path) as fd:
+            with self.pool.borrow(path, self.opened) as fd:
                 return file_stat(os.fstat(fd))
         except OSError as error:
             raise data_error(path, error) from error
@@ -98,13 +106,13 @@ class LocalStorage:
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`.
 
-        Raises: MissingFileError; ChangedFileError if `path` refers to another file than before, without a `stat`
+        Raises: MissingFileError; ChangedFileError if `path` refers to another file than before, without a `find`
             in between; CorruptFileError if the file ends before; DataError if it cannot be read.
         """
         if offset < 0 or size < 0 or offset + size >= 1 << 63:
             raise CorruptFileError(path, f"invalid range: offset {offset}, length {size}")
         try:
-            with self.pool.borrow(path) as fd:
+            with self.pool.borrow(path, self.opened) as fd:
                 if size > _UNCHECKED_BYTES and os.fstat(fd).st_size < offset + size:
                     raise ends_early(path, offset, size, os.fstat(fd).st_size)
                 data = os.pread(fd, size, offset)
@@ -119,7 +127,7 @@ class LocalStorage:
         ends = np.cumsum(sizes)
         begins, out = ends - sizes, allocate(int(ends[-1]) if len(ends) else 0)
         try:
-            with self.pool.borrow(path) as fd:
+            with self.pool.borrow(path, self.opened) as fd:
                 _fill(path, fd, offsets, sizes, begins, out)
         except OSError as error:
             raise data_error(path, error) from error
@@ -134,7 +142,7 @@ class LocalStorage:
         """The pool's descriptor of a file. Raises: MissingFileError; DataError if it cannot be opened."""
         with ExitStack() as stack:
             try:
-                fd = stack.enter_context(self.pool.borrow(path))
+                fd = stack.enter_context(self.pool.borrow(path, self.opened))
             except OSError as error:
                 raise data_error(path, error) from error
             yield fd
@@ -145,13 +153,22 @@ class _CheckingStorage(LocalStorage):
     """Local files through separate descriptors, so that their readers keep the files that they opened."""
 
     def stat(self, path: str) -> FileStat:
-        """See Storage.stat."""
-        try:
-            state = Path(path).stat()
-        except OSError as error:
-            raise data_error(path, error) from error
-        self.pool.invalidate_if_replaced(path, state)
+        """See Storage.stat: the file that is there now, which is read from then on."""
+        state = _stat_file(path)
+        if self.opened.get(path, identity := identity_of(state)) != identity:
+            self.opened[path] = identity
         return file_stat(state)
+
+
+def _stat_file(path: str) -> os.stat_result:
+    """The state of a regular file. Raises: MissingFileError; DataError if it is not a file or cannot be accessed."""
+    try:
+        state = os.stat(path)  # noqa: PTH116  (of 100,000 files, a Path of each takes as long as its stat)
+    except OSError as error:
+        raise data_error(path, error) from error
+    if not stat.S_ISREG(state.st_mode):
+        raise DataError(path, "is not a regular file")
+    return state
 
 
 def file_stat(state: os.stat_result) -> FileStat:
@@ -199,5 +216,10 @@ def data_error(path: str, error: OSError) -> DataError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE:
-        return ChangedFileError(path, f"was replaced while it was in use; {CHANGED_REMEDY}")
+        return replaced_error(path)
     return DataError(path, f"cannot be read: {cause_of(error)}: {remedy_of(error.errno)}")
+
+
+def replaced_error(path: str) -> ChangedFileError:
+    """The error for a path that refers to another file than the one that is being read."""
+    return ChangedFileError(path, f"was replaced while it was in use; {CHANGED_REMEDY}")

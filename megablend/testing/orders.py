@@ -99,17 +99,18 @@ class OrderContract:
             assert list_tokens(self.make(sizes, key), start, stop) == walk[start:stop], (sizes, start, stop)
 
     def test_many_ranges_at_once_equal_single_ones(self) -> None:
-        """In any sequence, including repeated and overlapping ranges."""
+        """In any sequence, including repeated and overlapping ranges; all of one length, or each of its own."""
         for rng, sizes in self.draw_sizes("many"):
             order, length = self.make(sizes), rng.randrange(1, 9)
             starts = np.array([rng.randrange(3 * sum(sizes)) for _ in range(20)])
-            spans = order.spans(starts, length)
-            assert (np.diff(spans.rows) >= 0).all(), "rows ascend"
-            for row, start in enumerate(starts.tolist()):
-                in_row = spans.rows == row
-                single = order.spans(np.array([start]), length)
-                for column, expected in zip(spans[1:], single[1:], strict=True):
-                    assert column[in_row].tolist() == expected.tolist(), (sizes, start, length)
+            for lengths in (np.full(20, length), np.array([rng.randrange(1, 9) for _ in range(20)])):
+                spans = order.spans(starts, length if (lengths == length).all() else lengths)
+                assert (np.diff(spans.rows) >= 0).all(), "rows ascend"
+                for row, start in enumerate(starts.tolist()):
+                    in_row = spans.rows == row
+                    single = order.spans(np.array([start]), int(lengths[row]))
+                    for column, expected in zip(spans[1:], single[1:], strict=True):
+                        assert column[in_row].tolist() == expected.tolist(), (sizes, start, lengths[row])
 
     def test_find_tokens_is_the_inverse(self) -> None:
         """It gives the position in an epoch of every stored token of a range, each once."""

@@ -90,6 +90,15 @@ class StorageFinding(StorageFiles):
             for path in listed.glob(f"{root}/t/*.bin"):
                 assert listed.stat(path) == storage.stat(path)
 
+    def test_another_process_takes_over_what_is_known(self, tmp_path: Path) -> None:
+        """What a storage knows of files can be pickled, and gives another one the same."""
+        root, storage, other = self.write_all(tmp_path), self.make_storage(), self.make_storage()
+        path = self.locate(root, A_FILE)
+        found = storage.stat(path)
+        other.add_known_files(pickle.loads(pickle.dumps(storage.known_files())))
+        assert other.stat(path) == found
+        assert other.read(path, 0, 10) == storage.read(path, 0, 10)
+
     def test_a_missing_file(self, tmp_path: Path) -> None:
         """The message names it."""
         root, storage = self.write_all(tmp_path), self.make_storage()

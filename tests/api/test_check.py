@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import megablend
 from megablend.errors import CacheError, ChangedFileError, MissingFileError
 from megablend.index.build import Progress
 from megablend.reader import file_watch as watch
+from megablend.storage.descriptors import default_capacity, shared_pool
 from tests.runs import documents, make_config, write_source
+from tests.storage.test_contract import skip_without_direct_reads
 
 
 @pytest.fixture
@@ -183,6 +187,41 @@ def test_a_check_leaves_readers_their_files(config: dict[str, Any], tmp_path: Pa
     assert problem.startswith(str(path))
     dataset.window.resize(0)
     assert [dataset[k]["tokens"].tolist() for k in range(len(dataset))] == expected
+
+
+@pytest.mark.parametrize("direct_io", [False, True])
+def test_a_replaced_file_that_others_open_does_not_reach_open_datasets(tmp_path: Path, direct_io: bool) -> None:
+    """Neither another dataset nor a build makes an open one read the new file by the old index."""
+    path, other = tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(path, np.arange(2000, dtype=np.uint16))
+    source = {"name": "a", "path": str(path), "weight": 1}
+    config = make_config(tmp_path, [source], samples=60, sequence_length=16, file_checks_per_second=0)
+    config["direct_io"] = direct_io
+    if direct_io:
+        skip_without_direct_reads(tmp_path)
+    megablend.build(config)
+    dataset = megablend.open(config)
+    expected = [dataset[k]["tokens"].tolist() for k in range(len(dataset))]
+    loader = megablend.Loader(dataset, micro_batch_size=1)
+    batches = iter(loader)
+    found = [next(batches)["tokens"][0].tolist()]
+    np.save(other, np.full(2000, 7, np.uint16))
+    other.replace(path)
+    with pytest.raises(ChangedFileError, match=re.escape(str(path))):
+        megablend.open(config)[0]
+    megablend.build(config | {"run": "second"})
+    assert megablend.open(config | {"run": "second"})[0]["tokens"].tolist() == [7] * 16
+    found += [batch["tokens"][0].tolist() for batch in batches]
+    assert found == expected
+    dataset.window.resize(0)
+    for pool in ("local", "direct"):
+        shared_pool(pool, 0)
+    try:
+        with pytest.raises(ChangedFileError, match="was replaced while it was in use"):
+            dataset[0]
+    finally:
+        for pool in ("local", "direct"):
+            shared_pool(pool, default_capacity())
 
 
 def test_what_is_replaced_while_training_is_an_error(config: dict[str, Any], tmp_path: Path) -> None:

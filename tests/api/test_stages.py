@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,7 @@ def test_validation_has_the_top_levels_settings_or_those_of_a_stage(tmp_path: Pa
 
 def test_a_cap_holds_over_all_stages(config: dict[str, Any]) -> None:
     tokens = len(stream(0))
-    stages = [{"samples": 160}, {"samples": 1600, "sources": {"s0": {"max_epochs": 1}}}]
+    stages: list[dict[str, Any]] = [{"samples": 160}, {"samples": 1600, "sources": {"s0": {"max_epochs": 1}}}]
     left = (tokens - 1 - 120 * 8) // 8
     with pytest.raises(megablend.PlanError) as error:
         megablend.build(config | {"stages": stages})
@@ -282,3 +283,100 @@ def test_a_ledger_stays_small(tmp_path: Path) -> None:
         sizes.append(len(ledger_path(config["cache"], run).read_bytes()))
     assert sizes[1] - sizes[0] <= 200 + 3 * 40
     assert sizes[2] - sizes[1] <= 3 * 40
+
+
+def test_what_a_source_cannot_give_goes_to_the_others_stage_by_stage(config: dict[str, Any]) -> None:
+    """Each stage is solved once, for what its cap leaves at the stage's start, also where an amendment cuts the one before."""
+    tokens = len(stream(0))
+    settings = {"sources": {"s0": {"max_epochs": 1}}, "samples": 320}
+    stages: list[dict[str, Any]] = [settings, {"samples": 960, "sources": {"s1": {"weight": 2}}}, {"samples": 1200}]
+    capped = config | {"on_exhausted": "redistribute", "stages": stages}
+    capped["sources"] = [
+        source | {"max_epochs": 1} if source["name"] == "s0" else source for source in config["sources"]
+    ]
+    built = megablend.build(capped)
+    plan = megablend.open(capped).run.plan
+    given = [plan.counts(end).tolist() for end in (320, 960, 1200)]
+    assert given[0] == [240, 80, 0]
+    assert given[1] == [(tokens - 1) // 8, 960 - (tokens - 1) // 8, 0]  # s0 to its cap, the rest from s1
+    assert given[2][0] == given[1][0]
+    assert megablend.build(capped).ledger == built.ledger
+    edited = capped | {"stages": [*stages[:2], stages[2] | {"sources": {"s2": {"weight": 1}}}]}
+    at = megablend.amend(edited, at=500).at
+    plan = megablend.open(edited).run.plan
+    left = (tokens - 1) // 8 - plan.counts(at)[0]
+    assert plan.counts(1200)[0] == plan.counts(at)[0] + min(left, (1200 - at) * 3 // 6)
+    assert megablend.build(edited).ledger == megablend.open(edited).run.ledger
+
+
+@pytest.mark.parametrize("amended", [False, True], ids=["planned", "amended"])
+def test_a_source_finishes_its_epoch_in_the_old_order(tmp_path: Path, amended: bool) -> None:
+    first, then = {"samples": 480}, {"samples": 2400, "order": "sequential", "sources": {"s1": {"weight": 2}}}
+    config = config_of(tmp_path, stages=[first])
+    megablend.build(config)
+    old = megablend.open(config)
+    past = [old.sample(k).tokens.tolist() for k in range(480)]
+    changed = config | {"stages": [first, then]}
+    at = megablend.amend(changed, at=100).at if amended else 480
+    megablend.build(changed)
+    dataset = megablend.open(changed)
+    samples = [dataset.sample(k) for k in range(len(dataset))]
+    assert [sample.tokens.tolist() for sample in samples[:at]] == past[:at]
+    for number in (0, 1):
+        tokens, mine = stream(number), sorted((s.ordinal, k) for k, s in enumerate(samples) if s.source == number)
+        assert [ordinal for ordinal, _ in mine] == list(range(len(mine)))
+        read = [token for _, k in mine for token in samples[k].tokens.tolist()[:-1]]
+        epochs = [read[i : i + len(tokens)] for i in range(0, len(read), len(tokens))]
+        assert all(sorted(epoch) == sorted(tokens) for epoch in epochs[:-1])
+        in_order = [epoch == tokens[: len(epoch)] for epoch in epochs]
+        begun = sum(s.source == number for s in samples[:at]) * 8 // len(tokens)
+        switch = in_order.index(True)
+        assert switch in (begun + 1, begun + 2)
+        assert in_order == [False] * switch + [True] * (len(epochs) - switch)
+    loaded = [row for batch in megablend.Loader(dataset, micro_batch_size=8) for row in batch["tokens"].tolist()]
+    assert loaded == [sample.tokens.tolist()[:-1] for sample in samples]
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_a_schedule_changes_shares_in_steps(tmp_path: Path, kind: str) -> None:
+    stages: list[dict[str, Any]] = [
+        {"samples": 64},
+        {"samples": 704, "schedule": kind, "sources": {"s0": {"weight": 0}, "s2": {"weight": 3}}},
+        {"samples": 800},
+    ]
+    config = config_of(tmp_path, stages=stages, shuffle_window=1, block_bytes=4096)
+    built = megablend.build(config)
+    assert built.ledger.ends == (64, 704, 800)  # one entry, one link
+    dataset = megablend.open(config)
+    schedule = built.ledger.stages[1].blend.schedule
+    assert schedule is not None
+    plan, edges = dataset.run.plan, [64, *(64 + end for end in schedule.ends)]
+    shares = [(plan.counts(b) - plan.counts(a))[0] / (b - a) for a, b in pairwise(edges)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.375 > shares[-1]
+    assert (plan.counts(704) - plan.counts(64)).tolist() == pytest.approx([240, 160, 240], abs=2)
+    described = megablend.describe(config).to_dict()["splits"]["train"]["sources"]
+    assert [round(each["requested_share"], 6) for each in described] == [0.36, 0.25, 0.39]
+    assert megablend.build(config).ledger == built.ledger
+    assert megablend.show(config["cache"], 500, run="default") == megablend.show(config, 500)
+    state = dataset.state_dict(300)
+    assert len(state["stages"]) == 3
+    edited = config | {"stages": [*stages[:2], {"samples": 900, "sources": {"s0": {"weight": 9}}}]}
+    at = megablend.amend(edited, at=310).at
+    amended = megablend.open(edited, state=state)
+    assert amended.run.ledger.ends == (64, at, 900)
+    assert [amended.sample(k).tokens.tolist() for k in range(0, at, 9)] == [
+        dataset.sample(k).tokens.tolist() for k in range(0, at, 9)
+    ]
+    assert megablend.show(config["cache"], 500, run="default") == megablend.show(edited, 500)
+    shorter = [stages[0], stages[1] | {"samples": 640}]
+    with pytest.raises(
+        megablend.PlanError, match=rf"schedule was {kind} in . steps over 640 samples from shares 3/4, 1/4, 0"
+    ):
+        megablend.build(config | {"stages": [*shorter, stages[2]]})
+
+
+def test_a_stage_too_short_for_steps_is_refused(tmp_path: Path) -> None:
+    stages = [{"samples": 64}, {"samples": 80, "schedule": "linear", "sources": {"s0": {"weight": 9}}}]
+    with pytest.raises(megablend.PlanError, match="has 16 samples, fewer than two cycles of 16"):
+        megablend.build(config_of(tmp_path, stages=stages))

@@ -151,9 +151,9 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
         (["describe", "{folder}"], 3, "holds no index; run `megablend build CONFIG` first"),
         (["show", "{config}", "--sample", "x"], 2, "'x' is not a valid integer"),
         (
-            ["build", "{config}", "--cache", "s3://b/c"],
+            ["build", "{config}", "--cache", "hf://b/c"],
             2,
-            "--cache: found 's3://b/c'; expected a path on a local or mounted disk",
+            "--cache: hf://b/c: hf:// cannot hold a cache; expected a folder, or a prefix such as s3://bucket/caches/name",
         ),
         (["describe", "{folder}", "--cache", "c"], 2, "found the folder of a cache, "),
         (["verify", "nowhere"], 2, "nowhere: found no such folder"),

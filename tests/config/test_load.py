@@ -125,7 +125,13 @@ BAD = [
     ("max_epochs: 4", "extra_columns: mask", 12, "sources[1].extra_columns", "found 'mask', expected a list"),
     ("cache: cache", "cache: ''", 1, "cache", "found '', expected a path"),
     ("data/docs_text", "file:///data/docs", 12, "sources[1].path", "write it as a plain path: `/data/docs_document`"),
-    ("cache: cache", "cache: s3://bucket/c", 1, "cache", "expected a path on a local or mounted disk"),
+    (
+        "cache: cache",
+        "cache: http://host/c",
+        1,
+        "cache",
+        "web servers cannot be written; expected a folder, or a prefix such as",
+    ),
     ("data/docs_text", "hf://user/docs", 12, "sources[1].path", "hf:// is not supported: download the dataset once"),
     ("run: demo", "run: ../demo", 2, "run", "found '../demo'"),
     ("run: demo", f"run: {'x' * 101}", 2, "run", "expected at most 100 letters, digits"),
@@ -193,8 +199,10 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_a_cache_of_an_object_store(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--cache: found 's3://bucket/c'; expected a path on a local or mounted disk"):
-        load_config(write(tmp_path, YAML), cache="s3://bucket/c")
+    with pytest.raises(ConfigError, match="--cache: s3://bucket: names a whole bucket; expected a folder"):
+        load_config(write(tmp_path, YAML), cache="s3://bucket")
+    loaded = load_config(write(tmp_path, YAML), cache="s3://bucket/caches/c/")
+    assert loaded.cache == loaded.cache_store.location == "s3://bucket/caches/c"
 
 
 def test_paths_may_be_paths(tmp_path: Path) -> None:

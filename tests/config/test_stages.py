@@ -62,7 +62,7 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
     [
         ([{"samples": 8, "seed": 3}], {}, "stages[0]: seed cannot change within a run"),
         ([{"samples": 8}, {"samples": 16, "split": "9,1"}], {}, "stages[1]: split cannot change within a run"),
-        ([{"samples": 8, "order": "document"}], {}, "stages[0]: order cannot change within a run"),
+        ([{"samples": 8, "interleaving": "sequential"}], {}, "stages[0]: interleaving cannot change within a run"),
         (
             [{"samples": 8, "sources": {"web": {"append_eod": 0}}}],
             {},
@@ -95,6 +95,17 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
             [{"samples": 8, "sources": {"web": {"epochs": 1}}}],
             {},
             "stages[0]: sources.train[1]: mixed units ('web' epochs, 'code' weight)",
+        ),
+        ([{"samples": 8, "steps": 4}], {}, "stages[0]: steps are those of a schedule; add `schedule: linear`"),
+        ([{"samples": 8, "schedule": "sine"}], {}, "stages[0].schedule: found 'sine', expected 'linear' or 'cosine'"),
+        ([{"samples": 8, "schedule": "linear", "steps": 257}], {}, "stages[0].steps: found 257, expected at most 256"),
+        (
+            [{"samples": 8, "schedule": "linear", "sources": {"web": {"max_epochs": 1}}}],
+            {
+                "on_exhausted": "redistribute",
+                "sources": [BASE["sources"][0] | {"max_epochs": 2}, BASE["sources"][1]],
+            },
+            "stages[0]: schedule: its shares are given step by step, so nothing can be redistributed",
         ),
         ([{"samples": 8, "eod_mask_loss": True}], {}, "stages[0]: eod_token: missing; eod_mask_loss needs to know"),
         ([{"samples": 8, "sequence_length": 0}], {}, "stages[0].sequence_length: found 0, expected more than 0"),

@@ -73,7 +73,7 @@ def test_the_suite_fails_where_an_order_leaves_out_tokens() -> None:
     from megablend.testing.orders import OrderContract
 
     class Forgetful(SequentialOrder):
-        def spans(self, starts: object, length: int) -> Spans:
+        def spans(self, starts: object, length: object) -> Spans:
             found = super().spans(starts, length)  # type: ignore[arg-type]
             return Spans(*(column[found.blocks > 0] for column in found))
 

@@ -14,6 +14,7 @@ BATCH = 500
 TIMEOUT_S = 280
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "num_mutations", [1000, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )

@@ -3,7 +3,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.index.index_data import driver, generation_bytes, run, write
+
+pytestmark = pytest.mark.long  # each starts several processes under mpirun
 
 
 def test_any_number_of_ranks_makes_the_same_bytes(tmp_path: Path) -> None:

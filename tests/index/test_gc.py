@@ -199,6 +199,7 @@ def test_it_refuses_what_it_cannot_know(cache: Path, tmp_path: Path, monkeypatch
     assert len(list_snapshots(cache)) == 3
 
 
+@pytest.mark.long
 def test_a_collection_killed_at_each_of_its_steps(cache: Path) -> None:
     age(cache, 8)
     third = list_snapshots(cache)[-1]

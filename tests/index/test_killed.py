@@ -21,6 +21,7 @@ from megablend.index.verify import verify
 from tests.index.index_data import ROOT, build, driver, environment, run, spec, write
 from tests.storages import STORAGE
 
+pytestmark = pytest.mark.long  # builds are started, killed and repeated
 NUM_FILES = 24
 CRASH = """
 import os, signal, sys

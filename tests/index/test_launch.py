@@ -10,6 +10,8 @@ from megablend.distributed.launch import detect, detect_launcher
 from megablend.errors import CacheError, LaunchError
 from tests.index.index_data import driver, run, write
 
+pytestmark = pytest.mark.long  # processes are started under mpirun
+
 
 @pytest.mark.parametrize(
     ("environ", "variable", "size"),

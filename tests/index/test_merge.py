@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megablend.caches.local import LocalCacheStore
 from megablend.config.read_spec import ReadSpec
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.index.fragments import Fragment
@@ -61,7 +62,7 @@ def write(cache: Path, root: str = "/data") -> str:
     (cache / "generations").mkdir(parents=True)
     listings = [listing("one", 4, documents=True, root=root), listing("two", 3, documents=False, root=root)]
     found = (facts_of(load(source, file)) for source, each in enumerate(listings) for file in each.files)
-    digest, created = write_generation(cache, list_columns(listings), found, {})
+    digest, created = write_generation(LocalCacheStore(cache), list_columns(listings), found, {})
     assert created
     return digest
 

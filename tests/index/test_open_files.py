@@ -40,6 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_many_files_are_indexed_with_few_open(data: Path, tmp_path: Path) -> None:
     done = build_with(64, tmp_path / "cache", f"a={data}/*.arrow", f"p={data}/*.parquet")
     assert done.returncode == 0, done.stderr

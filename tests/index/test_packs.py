@@ -170,6 +170,7 @@ def test_a_pack_goes_when_no_index_holds_any_of_its_files(data: Path, cache: Pat
     assert len(listed(generations(cache))) == 1
 
 
+@pytest.mark.long
 def test_ranks_write_packs_of_their_own_and_the_same_index(data: Path, cache: Path) -> None:
     for seed in range(NUM_FILES, 2 * NUM_FILES):
         write(cache.parent / "more" / f"{seed}.arrow", seed)

@@ -97,7 +97,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranks_share_one_file(tmp_path: Path, small_parts: None) -> None:
     write_groups(tmp_path / "x.parquet")
-    work = plan_work(list_columns([list_source(spec(tmp_path, "*.parquet"), storage=STORAGE)]), tmp_path / "fragments")
+    work = plan_work(list_columns([list_source(spec(tmp_path, "*.parquet"), storage=STORAGE)]), [])
     items = items_of(work)
     assert len(items) == work[0].num_parts == work[0].file.size // 2500 > 8
     assert sum(item.size for item in items) == work[0].file.size
@@ -175,6 +175,7 @@ def test_parts_of_two_versions_of_a_file_are_never_joined(
     assert path.exists()
 
 
+@pytest.mark.long
 def test_any_number_of_ranks_makes_the_same_bytes_of_one_file(tmp_path: Path) -> None:
     write_groups(tmp_path / "data" / "x.parquet")
     made = []
@@ -193,6 +194,7 @@ def test_any_number_of_ranks_makes_the_same_bytes_of_one_file(tmp_path: Path) ->
     assert all(each == made[0] for each in made[1:])
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_ends_all_and_a_kill_leaves_what_was_done(tmp_path: Path) -> None:
     write_groups(tmp_path / "data" / "x.parquet")
     cache, pattern = tmp_path / "cache", f"a={tmp_path}/data/*.parquet"

@@ -18,7 +18,7 @@ from megablend.errors import CacheError, UnsupportedFileError
 from megablend.formats.base import STARTS_MID_DOCUMENT
 from megablend.index import document_table as documents
 from megablend.index.build import SourceSpec, build_index
-from megablend.index.document_table import PartDocuments, open_table, table_folder
+from megablend.index.document_table import PartDocuments, fetch_table, open_table
 from megablend.index.manifest import dump_with_checksum, read_manifest
 from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
@@ -113,7 +113,7 @@ def test_generations_of_the_same_files_share_a_table(tmp_path: Path) -> None:
     first, _ = make(cache, spec)
     second, report = make(cache, spec, write(tmp_path / "more", "arrow", [5]))
     assert first.generation.digest != second.generation.digest
-    assert table_folder(first.generation, 0) == table_folder(second.generation, 0)
+    assert fetch_table(first.generation, 0) == fetch_table(second.generation, 0)
     assert report.counted == 50
 
 
@@ -153,7 +153,7 @@ def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="'parquet' has no document table; rebuild the index"):
         open_table(generation, 0)
     store, _ = make(cache, spec)
-    lengths = table_folder(generation, 0) / "lengths.arrow"
+    lengths = fetch_table(generation, 0) / "lengths.arrow"
     whole = lengths.read_bytes()
     lengths.write_bytes(whole[:-8])
     with pytest.raises(
@@ -177,7 +177,7 @@ def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
 def test_a_build_mends_a_damaged_table(tmp_path: Path, name: str, size: int | None) -> None:
     source = write(tmp_path / "data", "arrow", [0, 1])
     store, _ = make(tmp_path / "cache", source)
-    damaged = table_folder(store.generation, 0) / name
+    damaged = fetch_table(store.generation, 0) / name
     whole = damaged.read_bytes()
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
@@ -200,7 +200,7 @@ def test_a_table_too_large_for_a_checksum_at_opening_is_never_read_as_other_toke
 ) -> None:
     monkeypatch.setattr(documents, "_CHECKED_BYTES", 0)
     store, _ = make(tmp_path / "cache", write(tmp_path / "data", "arrow", [0, 1, 2]))
-    path = table_folder(store.generation, 0) / name
+    path = fetch_table(store.generation, 0) / name
     with pa.OSFile(str(path)) as file:
         buffer = pa.ipc.open_file(file).get_batch(0).column(column).buffers()[1]
     whole = path.read_bytes()
@@ -243,6 +243,7 @@ if launch.rank == 0:
 """
 
 
+@pytest.mark.long
 def test_any_number_of_ranks_makes_the_same_table(tmp_path: Path) -> None:
     spec = write(tmp_path / "data", "parquet", [0, 1, 2])
     script = tmp_path / "ranks.py"
@@ -256,7 +257,7 @@ def test_any_number_of_ranks_makes_the_same_table(tmp_path: Path) -> None:
         result = run(command)
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout) == [150, 150]
-        folder = table_folder(open_snapshot(cache, digest), 0)
+        folder = fetch_table(open_snapshot(cache, digest), 0)
         made.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert made[0] == made[1] == made[2]
 
@@ -267,7 +268,7 @@ def test_lengths_that_change_places_within_a_large_table_are_noticed(
     """Sums over them stay the same, so that only a checksum tells."""
     spec = write(tmp_path / "data", "arrow", [0, 1, 2])
     store, _ = make(tmp_path / "cache", spec)
-    folder = table_folder(store.generation, 0)
+    folder = fetch_table(store.generation, 0)
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
     table = open_table(store.generation, 0)
     lengths = table.lengths(np.arange(150), eod=False)

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from megablend.caches import local
 from megablend.errors import CacheError
-from megablend.index import file_tasks as work
+from megablend.fs import await_file
+from megablend.fs.atomic_write import list_committed
 from megablend.index.file_tasks import await_fragment, items_of, plan_work
 from megablend.index.source_spec import list_columns
 from megablend.index.sources import list_source
@@ -20,7 +22,9 @@ def test_the_plan_knows_new_kept_and_changed_files(tmp_path: Path) -> None:
     build(tmp_path / "cache", spec(tmp_path))
     write(tmp_path / "b.arrow", 7)
     write(tmp_path / "c.arrow", 8)
-    planned = plan_work(list_columns([list_source(spec(tmp_path), storage=STORAGE)]), tmp_path / "cache" / "fragments")
+    planned = plan_work(
+        list_columns([list_source(spec(tmp_path), storage=STORAGE)]), list_committed(tmp_path / "cache" / "fragments")
+    )
     assert [(item.file.name, item.known, item.changed) for item in planned] == [
         ("a.arrow", True, False),
         ("b.arrow", False, True),
@@ -29,7 +33,8 @@ def test_the_plan_knows_new_kept_and_changed_files(tmp_path: Path) -> None:
     kept, changed, _ = items_of(planned)
     assert kept.cost < changed.cost
     other = plan_work(
-        list_columns([list_source(spec(tmp_path, name="other"), storage=STORAGE)]), tmp_path / "cache" / "fragments"
+        list_columns([list_source(spec(tmp_path, name="other"), storage=STORAGE)]),
+        list_committed(tmp_path / "cache" / "fragments"),
     )
     assert [(item.known, item.changed) for item in other] == [(True, False), (False, False), (False, False)]
 
@@ -49,6 +54,6 @@ def test_files_keep_their_fragments_when_the_folder_moves_or_another_is_added(tm
 
 
 def test_a_fragment_that_rank_0_does_not_see_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_SEEN_SECONDS", 0.2)
+    monkeypatch.setattr(await_file, "SEEN_SECONDS", 0.2)
     with pytest.raises(CacheError, match="must be on a file system that all ranks share"):
-        await_fragment(tmp_path / "missing")
+        await_fragment(local.LocalCacheStore(tmp_path), "missing")

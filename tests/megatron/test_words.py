@@ -37,7 +37,8 @@ def test_reads_what_megatron_reads(prefixes: list[str], weighted: bool, data: st
         (["nan", "a"], r"a has weight nan"),
         (["-1", "a"], r"a has weight -1\.0"),
         (["a.bin"], r"a\.bin: Megatron adds \.bin and \.idx itself"),
-        (["s3://bucket/a"], r"s3://bucket/a: object stores are not supported here"),
+        (["msc://profile/a"], r"msc://profile/a: msc:// is not supported: use the bucket's s3://"),
+        (["hf://user/data"], r"hf://user/data: hf:// is not supported: download the dataset once"),
     ],
 )
 def test_lists_that_megatron_would_misread_are_refused(words: list[str], message: str) -> None:

@@ -44,6 +44,14 @@ def await_held(expected: tuple[int, int]) -> None:
     assert held() == expected
 
 
+def await_end_of_threads() -> None:
+    """Threads of collected loaders end after their current read."""
+    gc.collect()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and any(each.name.startswith("megablend") for each in threading.enumerate()):
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("opens", [300, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 def test_opens_leave_nothing(config: dict[str, Any], opens: int) -> None:
     before = None
@@ -54,6 +62,7 @@ def test_opens_leave_nothing(config: dict[str, Any], opens: int) -> None:
             loader.close()
         if turn == 9:
             del loader
+            await_end_of_threads()
             before = held()
     del loader
     assert before is not None

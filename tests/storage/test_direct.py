@@ -12,7 +12,7 @@ import pytest
 import megablend
 from megablend.errors import CorruptFileError, DataError, MissingFileError
 from megablend.storage.base import Bytes
-from megablend.storage.descriptors import DescriptorPool, shared_pool
+from megablend.storage.descriptors import DescriptorPool, OpenedFiles, shared_pool
 from megablend.storage.direct import DirectStorage
 from megablend.storage.local import LocalStorage
 from tests.runs import documents, make_config, write_source
@@ -58,7 +58,7 @@ def test_a_range_beyond_the_end_is_refused(path: str, storage: LocalStorage) -> 
 
 def test_a_file_system_without_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing(DescriptorPool):
-        def _take(self, path: str) -> Any:
+        def _take(self, path: str, opened: OpenedFiles) -> Any:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
 
     with pytest.raises(DataError, match=r"does not support O_DIRECT; set direct_io: false"):
@@ -74,9 +74,9 @@ def test_a_run_reads_the_same(tmp_path: Path, path: str, monkeypatch: pytest.Mon
     seen: list[str] = []
     borrow = DescriptorPool.borrow
 
-    def counted(pool: DescriptorPool, path: str) -> Any:
+    def counted(pool: DescriptorPool, path: str, opened: OpenedFiles) -> Any:
         seen.append(path) if pool is shared_pool("direct") else None
-        return borrow(pool, path)
+        return borrow(pool, path, opened)
 
     monkeypatch.setattr(DescriptorPool, "borrow", counted)
     plain, direct = (

@@ -68,7 +68,7 @@ def test_what_is_not_there_or_no_file(tmp_path: Path, storage: LocalStorage) -> 
         storage.read(str(tmp_path), 0, 1)
 
 
-def test_stat_tells_versions_apart_and_reads_follow(tmp_path: Path, storage: LocalStorage) -> None:
+def test_stat_tells_versions_apart_and_reads_follow_find(tmp_path: Path, storage: LocalStorage) -> None:
     path, other = tmp_path / "x", tmp_path / "y"
     path.write_bytes(b"old!")
     other.write_bytes(b"new!")
@@ -77,8 +77,30 @@ def test_stat_tells_versions_apart_and_reads_follow(tmp_path: Path, storage: Loc
     assert before.size == 4
     assert storage.read(str(path), 0, 4) == b"old!"
     other.replace(path)
+    with pytest.raises(ChangedFileError, match=f"{path}: was replaced while it was in use"):
+        storage.stat(str(path))
+    assert storage.read(str(path), 0, 4) == b"old!"
+    storage.find(str(path))
     assert storage.stat(str(path)).etag != before.etag
     assert storage.read(str(path), 0, 4) == b"new!"
+
+
+@pytest.mark.parametrize("capacity", [1, 8])
+def test_readers_of_another_storage_do_not_change_which_file_is_read(tmp_path: Path, capacity: int) -> None:
+    pool, path = DescriptorPool(capacity), tmp_path / "x"
+    for name, content in (("x", b"old!"), ("y", b"new!")):
+        (tmp_path / name).write_bytes(content)
+    first, second = LocalStorage(pool), LocalStorage(pool)
+    assert first.read(str(path), 0, 4) == b"old!"
+    (tmp_path / "y").replace(path)
+    assert second.stat(str(path)).size == 4
+    assert second.read(str(path), 0, 4) == b"new!"
+    if capacity > 1:
+        assert first.read(str(path), 0, 4) == b"old!"
+        return
+    with pytest.raises(ChangedFileError, match=f"{path}: was replaced while it was in use"):
+        first.read(str(path), 0, 4)
+    assert second.read(str(path), 0, 4) == b"new!"
 
 
 def test_a_file_replaced_under_its_readers_is_an_error_when_it_is_opened_again(
@@ -94,8 +116,21 @@ def test_a_file_replaced_under_its_readers_is_an_error_when_it_is_opened_again(
     storage.read(str(tmp_path / "z"), 0, 4)  # takes the descriptor's place
     with pytest.raises(ChangedFileError, match=f"{path}: was replaced while it was in use"):
         storage.read(str(path), 0, 4)
-    storage.stat(str(path))
+    storage.find(str(path))
     assert storage.read(str(path), 0, 4) == b"new!"
+
+
+def test_a_storage_for_checking_reads_what_is_there_now(tmp_path: Path, storage: LocalStorage) -> None:
+    path, checking = tmp_path / "x", storage.for_checking()
+    for name, content in (("x", b"old!"), ("y", b"new!")):
+        (tmp_path / name).write_bytes(content)
+    assert storage.read(str(path), 0, 4) == checking.read(str(path), 0, 4) == b"old!"
+    (tmp_path / "y").replace(path)
+    checking.stat(str(path))
+    assert checking.read(str(path), 0, 4) == b"new!"
+    assert storage.read(str(path), 0, 4) == b"old!"
+    with pytest.raises(DataError, match="not a regular file"):
+        checking.stat(str(tmp_path))
 
 
 def test_it_is_picklable_and_works_after_a_fork(tmp_path: Path, storage: LocalStorage) -> None:

@@ -23,6 +23,7 @@ from megablend.formats.base import (
     OpenedFile,
 )
 from megablend.formats.blocks import single_chunk
+from megablend.formats.unchanged import check_size
 from megablend.storage.base import Storage
 
 
@@ -58,9 +59,7 @@ class ArrowFormat(BaseFormat):
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
         """A reader of an indexed file; see Format.open."""
-        size = storage.stat(path).size
-        if size != file.size:
-            raise ChangedFileError(path, f"has {size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}")
+        size = check_size(path, file, storage)
         try:
             footer = read_footer(path, size, storage)
             digest = footer_digest(footer)

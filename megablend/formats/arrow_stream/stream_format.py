@@ -24,6 +24,7 @@ from megablend.formats.arrow_stream.messages import (
 )
 from megablend.formats.base import Array, BaseFormat, BlockReader, FileIndex, OpenedFile
 from megablend.formats.blocks import single_chunk
+from megablend.formats.unchanged import check_size
 from megablend.storage.base import Storage
 
 
@@ -62,9 +63,7 @@ class ArrowStreamFormat(BaseFormat):
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
         """A reader of an indexed stream; see Format.open."""
-        size = storage.stat(path).size
-        if size != file.size:
-            raise ChangedFileError(path, f"has {size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}")
+        size = check_size(path, file, storage)
         places = unpack_places(path, file.meta["batches"], size)
         schema_bytes = storage.read(path, 0, min(size, int(file.meta["schema_bytes"])))
         if (found := _digest(schema_bytes, places)) != file.structure:

@@ -26,6 +26,7 @@ from megablend.formats.raw.boundaries import Separator, count_documents, make_bl
 from megablend.formats.raw.raw_header import Layout, read_layout
 from megablend.formats.raw.raw_options import RawOptions, parse_options
 from megablend.formats.raw.raw_reader import RawReader
+from megablend.formats.unchanged import check_size
 from megablend.storage.base import Storage
 from megablend.storage.prefetched import stream_portions
 
@@ -92,9 +93,7 @@ class RawFormat(BaseFormat):
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
         """A reader of an indexed file; see Format.open."""
-        size = storage.stat(path).size
-        if size != file.size:
-            raise ChangedFileError(path, f"has {size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}")
+        size = check_size(path, file, storage)
         header_bytes, dtype = int(file.meta["header_bytes"]), file.token_dtype
         options = RawOptions(dtype=dtype, header_bytes=header_bytes)
         try:

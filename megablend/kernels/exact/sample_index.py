@@ -15,6 +15,7 @@ import numpy.typing as npt
 from megablend.jit import device, kernel, prefetch
 
 Int32s = npt.NDArray[np.int32]
+Rows = npt.NDArray[Any]
 AHEAD = 128
 """Prefetch distance for lengths, in documents."""
 
@@ -61,14 +62,7 @@ def begun(
 
 @kernel
 def cut(
-    lengths: Int32s,
-    documents: Int32s,
-    first: int,
-    start: int,
-    length: int,
-    extra: int,
-    sample: int,
-    rows: npt.NDArray[Any],
+    lengths: Int32s, documents: Int32s, first: int, start: int, length: int, extra: int, sample: int, rows: Rows
 ) -> tuple[int, int, int]:
     """Fill the rows of samples `sample`, `sample` + 1, ... until rows or documents end.
 
@@ -84,21 +78,6 @@ def cut(
 
     Returns: rows filled; documents passed, -1 if one is outside [0, num_lengths); tokens before the next document.
     """
-    return cut_rows(lengths, documents, first, start, length, extra, sample, rows)
-
-
-@device
-def cut_rows(
-    lengths: Int32s,
-    documents: Int32s,
-    first: int,
-    start: int,
-    length: int,
-    extra: int,
-    sample: int,
-    rows: npt.NDArray[Any],
-) -> tuple[int, int, int]:
-    """`cut`, for other kernels to call."""
     row, end, size = 0, start, len(documents)
     begin, limit = sample * length, np.uint32(len(lengths))
     for i in range(size):
@@ -121,3 +100,7 @@ def cut_rows(
             if begin <= reached:
                 return row, i, start
     return row, size, end
+
+
+cut_rows = device(cut)
+"""`cut`, for other kernels to call."""

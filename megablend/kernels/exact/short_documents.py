@@ -50,24 +50,6 @@ def cut_short_documents(
         limit: those of `short` below it are lengths; the others are looked up.
         far: whether `short` is larger than a core's own caches.
     """
-    return cut_short_rows(short, limit, far, lengths, documents, first, start, length, extra, sample, rows)
-
-
-@device
-def cut_short_rows(
-    short: npt.NDArray[Any],
-    limit: int,
-    far: bool,
-    lengths: Int32s,
-    documents: Int32s,
-    first: int,
-    start: int,
-    length: int,
-    extra: int,
-    sample: int,
-    rows: npt.NDArray[Any],
-) -> tuple[int, int, int]:
-    """`cut_short_documents`, for other kernels to call."""
     row, end, size = 0, start, len(documents)
     begin, num_lengths = sample * length, np.uint32(len(lengths))
     ahead = AHEAD if far else size
@@ -86,3 +68,7 @@ def cut_short_rows(
             if begin <= end - extra:
                 return row, i, start
     return row, size, end
+
+
+cut_short_rows = device(cut_short_documents)
+"""`cut_short_documents`, for other kernels to call."""

@@ -29,6 +29,7 @@ from megablend.kernels.plan.periods import (
     epoch_start,
     fill_period,
     find_period,
+    make_leaf,
     make_stage,
 )
 from megablend.kernels.plan.tree import leaf_counts, least_multiple
@@ -71,14 +72,7 @@ def find_samples(
     parts = np.empty((1, len(leaf_samples), max(leaf_spans), 4), np.int64)
     for i in range(len(ks)):
         rank, missing = int(ranks[i]), int(ordinals[i]) + 1
-        leaf = Leaf(
-            rank,
-            int(leaf_samples[rank]),
-            int(leaf_tokens[rank]),
-            int(leaf_spans[rank]),
-            int(leaf_epochs[rank]),
-            int(sample_tokens),
-        )
+        leaf = make_leaf(rank, leaf_samples, leaf_tokens, leaf_spans, leaf_epochs, sample_tokens)
         ordinal = missing - 1
         if kept != rank or not heads[0, rank, ORDINAL] <= ordinal < kept_stop:
             cycle = least_multiple(left_leaves, left_samples, total, leaf.total, rank, missing, stage.step) - 1

@@ -22,9 +22,9 @@ from megablend.kernels.plan.periods import (
     HEAD,
     PURE_BEGIN,
     PURE_END,
-    Leaf,
     Stage,
     enter_period,
+    make_leaf,
     make_stage,
     ordinal_in_period,
 )
@@ -83,14 +83,7 @@ def locate(
         rank = leaf_at(left_leaves, left_samples, total, low, high, position)
         which = int(latest[rank])
         if not heads[which, rank, PURE_BEGIN] <= cycle < heads[which, rank, PURE_END]:
-            leaf = Leaf(
-                rank,
-                int(leaf_samples[rank]),
-                int(leaf_tokens[rank]),
-                int(leaf_spans[rank]),
-                int(leaf_epochs[rank]),
-                int(sample_tokens),
-            )
+            leaf = make_leaf(rank, leaf_samples, leaf_tokens, leaf_spans, leaf_epochs, sample_tokens)
             which = latest[rank] = enter_period(stage, leaf, cycle, position, heads, parts)
         key = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
         ordinal = ordinal_in_period(lanes, rank, cycle, position, key, which, heads, parts)

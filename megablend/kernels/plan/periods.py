@@ -65,6 +65,21 @@ class Leaf(NamedTuple):
 
 
 @device
+def make_leaf(
+    rank: int, leaf_samples: Int64s, leaf_tokens: Int64s, leaf_spans: Int64s, leaf_epochs: Int64s, sample_tokens: int
+) -> Leaf:
+    """One of the leaves, whose arrays are by rank: int64 [num_leaves] each."""
+    return Leaf(
+        rank,
+        int(leaf_samples[rank]),
+        int(leaf_tokens[rank]),
+        int(leaf_spans[rank]),
+        int(leaf_epochs[rank]),
+        int(sample_tokens),
+    )
+
+
+@device
 def make_stage(left_leaves: Int32s, left_samples: Int64s, total: int, lanes: int, slots: int) -> Stage:
     """A stage of `total` samples, whose lanes have `slots` samples in a full cycle."""
     total, lanes = int(total), int(lanes)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from megablend.jit import device, kernel
 from megablend.kernels.plan.dealing import dealt_below, residue_of
 from megablend.kernels.plan.inverse import fill_period_of
-from megablend.kernels.plan.periods import BEGIN, END, ORDINAL, Leaf, make_stage
+from megablend.kernels.plan.periods import BEGIN, END, ORDINAL, make_leaf, make_stage
 from megablend.kernels.plan.tree import leaf_counts, least_multiple
 
 Int32s = npt.NDArray[np.int32]
@@ -42,14 +42,7 @@ def find_tails(
     total = int(leaf_samples.sum())
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)
     for rank in range(len(leaf_samples)):
-        leaf = Leaf(
-            rank,
-            int(leaf_samples[rank]),
-            int(leaf_tokens[rank]),
-            int(leaf_spans[rank]),
-            int(leaf_epochs[rank]),
-            int(sample_tokens),
-        )
+        leaf = make_leaf(rank, leaf_samples, leaf_tokens, leaf_spans, leaf_epochs, sample_tokens)
         _, read = leaf_counts(left_leaves, left_samples, total, cut * stage.step, rank)
         _, dealt = leaf_counts(left_leaves, left_samples, total, stage.dealt, rank)
         edges[0, rank] = edges[1, rank] = edges[2, rank] = read

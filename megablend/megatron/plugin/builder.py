@@ -33,6 +33,7 @@ from megablend.megatron.cache_builder.build_cache import prepare_cache
 from megablend.megatron.cache_builder.catalog import build_catalog
 from megablend.megatron.cache_builder.completion_marker import Receipt, read_receipt
 from megablend.megatron.cache_builder.document_tables import build_table, pinned_address, table_path
+from megablend.megatron.cache_builder.idx_copies import make_copies
 from megablend.megatron.compat import TRIED, assumes_whole_cache, find_unknown_settings, is_tried
 from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig, Split
 from megablend.megatron.plugin.config import uses_own_plan
@@ -40,6 +41,7 @@ from megablend.megatron.plugin.dataset import (
     MegablendGPTDataset,
     cache_of,
     data_path_entries,
+    idx_folder,
     make_dataset_storage,
     pairs_of,
 )
@@ -48,6 +50,7 @@ from megablend.megatron.plugin.installed import installed_version, misfit
 from megablend.megatron.plugin.pages import build_pages, open_pages
 from megablend.megatron.request.dataset_uri import PAIR, parse_address
 from megablend.megatron.request.request import CacheRequest
+from megablend.storage.objects.helper import closing_helper
 
 _logger = logging.getLogger("megablend")
 
@@ -102,7 +105,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         if all(is_open for _, is_open in answers):
             assert found is not None
             return found
-        with job.members(range(job.size)) as world:
+        with job.members(range(job.size)) as world, closing_helper():
             try:
                 self._build_together(job, world)
                 found = self._open(read_receipt(self._request()) if self._has_receipt else None)
@@ -182,6 +185,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
                 if (address := parse_address(word)).format != PAIR:
                     build_table(cache, address, launch=launch, storage=storage)
             if pairs := pairs_of(self.config):
+                make_copies(pairs, idx_folder(self.config), launch=launch, storage=storage)
                 build_catalog(cache, pairs, launch=launch, storage=storage)
         prepare_cache(self._request(), launch=launch, storage=storage)
 

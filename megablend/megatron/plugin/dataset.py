@@ -9,14 +9,16 @@ from typing import Any
 from megablend.errors import ConfigError
 from megablend.megatron.cache_builder.catalog import catalog_path
 from megablend.megatron.cache_builder.document_tables import pinned_address
+from megablend.megatron.cache_builder.idx_copies import IdxCopies, copies_folder
 from megablend.megatron.cache_builder.pooled_array import PooledArray
 from megablend.megatron.compat import setting
 from megablend.megatron.core import GPTDataset
 from megablend.megatron.plugin.config import MegablendDatasetConfig
 from megablend.megatron.plugin.documents import Documents, PairDocuments, TableDocuments
-from megablend.megatron.request.dataset_uri import PAIR, parse_address
+from megablend.megatron.request.dataset_uri import PAIR, is_in_object_store, parse_address
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.objects.before_fork import BeforeForkStorage
 
 
 class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
@@ -79,8 +81,19 @@ def cache_of(config: Any) -> str:
 
 
 def make_dataset_storage(config: Any) -> Storage:
-    """Make the storage that the config's datasets are read from; it bounds the files that the process keeps open."""
-    return make_storage(max_open_files=getattr(config, "max_open_files", None))
+    """Make the storage that the config's datasets are read from; it bounds the files that the process keeps open.
+
+    Object stores are read in a way that lets Megatron's DataLoader fork this process.
+    """
+    storage = make_storage(max_open_files=getattr(config, "max_open_files", None))
+    if not any(map(is_in_object_store, data_path_entries(config))):
+        return storage
+    return IdxCopies(BeforeForkStorage(storage), idx_folder(config))
+
+
+def idx_folder(config: Any) -> Path:
+    """Where the config's copies of `.idx` files are."""
+    return copies_folder(cache_of(config), getattr(config, "object_storage_cache_path", None))
 
 
 def data_path_entries(config: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -120,7 +121,11 @@ class PairDocuments(Documents):
         """Pointers and document boundaries. Raises: as get does."""
         self._check()
         path = f"{self.path_prefix}.idx"
-        whole = np.memmap(path, mode="r")
+        with self._storage.descriptor(path) as fd:  # the file that was checked, whatever the path refers to now
+            if fd < 0:  # in an object store, without a copy
+                whole: Array = np.frombuffer(self._storage.read(path, 0, self._storage.stat(path).size), np.uint8)
+            else:
+                whole = np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
         header = parse_header(path, whole[:HEADER_BYTES].tobytes(), len(whole))
         pointers, documents = HEADER_BYTES + 4 * len(self), HEADER_BYTES + 12 * len(self)
         return whole[pointers:documents].view("<i8"), whole[documents:][: 8 * header.num_boundaries].view("<i8")
@@ -131,7 +136,7 @@ class PairDocuments(Documents):
         One that was copied or touched is read through, once a process.
         """
         path = f"{self.path_prefix}.idx"
-        self._storage.stat(f"{self.path_prefix}.bin")  # the pool closes a file that was replaced
+        self._storage.stat(f"{self.path_prefix}.bin")
         if self._storage.stat(path).etag != self._etag:
             stored = lengths_of(self.path_prefix, storage=self._storage)
             if not np.array_equal(read_lengths(stored, 0, stored.num_sequences), self.sequence_lengths):

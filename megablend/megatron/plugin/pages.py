@@ -78,7 +78,7 @@ def open_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> l
             found.append(None)
         else:
             run = open_run(checked, name, storage=storage)
-            skips = load_skips(checked.cache, run.ledger) if name == "train" else None
+            skips = load_skips(checked.cache_store, run.ledger) if name == "train" else None
             found.append(PageOrderDataset(Dataset(run, skips=skips), Split(split), config))
     return found
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megablend.errors import ConfigError
-from megablend.storage.location import make_absolute
+from megablend.storage.location import find_scheme, make_absolute
+from megablend.storage.registry import OBJECT_SCHEMES
 
 PAIR = "megatron"
 _SCHEME = re.compile(r"(parquet|arrow):(?!//)")
@@ -57,6 +58,11 @@ def parse_address(text: str) -> DatasetURI:
         append_eod=_token(text, options.get("append_eod")),
         index=options.get("index"),
     )
+
+
+def is_in_object_store(word: str) -> bool:
+    """Whether the files of an address or a prefix are in an object store. Raises: as parse_address does."""
+    return "://" in word and find_scheme(parse_address(word).pattern) in OBJECT_SCHEMES
 
 
 def _options(text: str, query: str) -> Mapping[str, str]:

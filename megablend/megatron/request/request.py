@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megablend.errors import ConfigError
+from megablend.storage.location import find_scheme
+from megablend.storage.registry import explain_scheme, find_storage
 
 SPLITS = ("train", "valid", "test")
 MAX_DATASETS = 32_766
@@ -120,9 +122,8 @@ class CacheRequest:
 
 
 def _check_prefix(prefix: str) -> None:
-    if "://" in prefix or prefix.startswith("msc:"):
-        raise ConfigError(
-            f"{prefix}: object stores are not supported here; copy its .idx to a file system and give that path"
-        )
+    scheme = find_scheme(prefix)
+    if scheme == "msc" or (scheme and find_storage(scheme) is None):
+        raise ConfigError(f"{prefix}: {explain_scheme(scheme)}")
     if prefix.endswith((".bin", ".idx")):
         raise ConfigError(f"{prefix}: Megatron adds .bin and .idx itself; give the path without its suffix")

@@ -105,3 +105,16 @@ def prefix_length(n: int, num_samples: int) -> int:
     if not 0 <= n <= num_samples:
         raise IndexError(f"the first {n} samples requested of a plan that has {num_samples} samples")
     return n
+
+
+class LocatesMany:
+    """A plan's `locate` by its `locate_many`."""
+
+    def locate(self, k: int) -> tuple[int, int]:
+        """See Plan.locate."""
+        sources, ordinals = self.locate_many([k])
+        return int(sources[0]), int(ordinals[0])
+
+    def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
+        """See Plan.locate_many."""
+        raise NotImplementedError

@@ -26,20 +26,21 @@ from megablend.lazy import cached_property
 from megablend.plan.interleavings.base import (
     Int32s,
     Int64s,
+    LocatesMany,
     StageRequest,
     check_places,
     prefix_length,
     sample_numbers,
 )
 from megablend.plan.interleavings.lane_schedule import make_lane_schedule
+from megablend.plan.interleavings.tails import Tails
 from megablend.plan.interleavings.tree import build_tree
-from megablend.plan.tails import Tails
 
 MAX_LANES = MAX_WINDOW = 1 << 20
 _MAX_TOKENS = (1 << 63) - 1
 
 
-class LanePlan:
+class LanePlan(LocatesMany):
     """A stage with exact totals, interleaved evenly in lanes.
 
     Args:
@@ -88,11 +89,6 @@ class LanePlan:
         self._schedules = [make_lane_schedule(lanes, slots) for slots in (window, cut) if slots]
         self._firsts = np.stack([schedule.firsts for schedule in self._schedules])
         self._strides = np.array([schedule.stride for schedule in self._schedules], np.int64)
-
-    def locate(self, k: int) -> tuple[int, int]:
-        """(source, ordinal) of sample k. Raises IndexError outside [0, num_samples)."""
-        sources, ordinals = self.locate_many([k])
-        return int(sources[0]), int(ordinals[0])
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
         """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""

@@ -8,10 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import PlanError
-from megablend.plan.interleavings.base import Int32s, Int64s, StageRequest, check_places, prefix_length, sample_numbers
+from megablend.plan.interleavings.base import (
+    Int32s,
+    Int64s,
+    LocatesMany,
+    StageRequest,
+    check_places,
+    prefix_length,
+    sample_numbers,
+)
 
 
-class SequentialPlan:
+class SequentialPlan(LocatesMany):
     """Sources one after another; sources without samples are skipped.
 
     Args:
@@ -27,11 +35,6 @@ class SequentialPlan:
         self._offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(totals, np.int64))])
         self.num_sources = len(totals)
         self.num_samples = int(self._offsets[-1])
-
-    def locate(self, k: int) -> tuple[int, int]:
-        """(source, ordinal) of sample k. Raises IndexError outside [0, num_samples)."""
-        sources, ordinals = self.locate_many([k])
-        return int(sources[0]), int(ordinals[0])
 
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
         """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections import deque
+from typing import Any
 
 FIRST_REQUESTS = 256
 """In flight at a time in a process, before anything was measured: at 30 ms and 64 KB each, about 500 MB/s."""
@@ -27,9 +28,18 @@ _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 def count_processes() -> int:
     """Processes of the job that read: its ranks, times the workers of this process's DataLoader."""
     ranks = next((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1)
-    data = sys.modules.get("torch.utils.data")  # not imported for this
-    worker = data.get_worker_info() if data is not None else None
+    worker = _find_worker()
     return max(1, ranks) * (worker.num_workers if worker is not None else 1)
+
+
+def is_loader_worker() -> bool:
+    """Whether this process is a worker of a DataLoader."""
+    return _find_worker() is not None
+
+
+def _find_worker() -> Any:
+    data = sys.modules.get("torch.utils.data")  # not imported for this
+    return data.get_worker_info() if data is not None else None
 
 
 class Flow:

@@ -23,7 +23,7 @@ from megablend.storage.objects.listing import is_wild
 from megablend.storage.objects.pins import Pin
 from megablend.storage.objects.urls import split_query
 
-MAX_FILES = 32
+MAX_FILES = 16
 """Files that a process indexes at a time; each has some twenty requests in flight."""
 
 

@@ -1,0 +1,15 @@
+"""A cache in an object store, without locks: what is committed is created once and never changed.
+
+    <location>/fragments/<name>, packs/, splits/ ...   files
+    <location>/generations/<digest>/<nonce>/<file>     files of one commit of a folder, written before the commit
+                                   /commits/0000.json  commits of the folder: which files it has, with their checksums
+    <location>/runs/<run>/0000.json, skips/...         versions of a record
+
+chains   numbered versions, each an object that only one process can create; the last one is the present one
+commits  what a commit of a folder says
+copies   this node's copies of folders
+folders  folders: their commits
+node     this node's folder, and its locks
+probe    does the store let only one of several processes create an object?
+store    `ObjectCacheStore`
+"""

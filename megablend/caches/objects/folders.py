@@ -1,0 +1,184 @@
+"""Folders of a cache in an object store: each commit lists the files of a folder with their checksums.
+
+Files are uploaded below a name of their own (a nonce), so that nobody overwrites them; creating the next version of the folder's
+chain is the commit. What a killed build has uploaded belongs to no commit.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from megablend.caches.base import Entry
+from megablend.caches.objects.chains import Chain, find_last
+from megablend.caches.objects.commits import Commit, StoredFile, describe_files, parse_commit
+from megablend.caches.objects.copies import Copies
+from megablend.caches.objects.node import lock_node
+from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.fs.atomic_write import translate_os_errors
+from megablend.fs.log_waits import log_slow_wait
+from megablend.storage.objects.prefix import ObjectEntry, ObjectPrefix
+
+COMMITS, MANIFEST = "commits", "manifest.json"
+
+
+class Folders:
+    """The folders below a prefix, by their keys such as `generations/<digest>`.
+
+    Args:
+        node: this node's folder.
+    """
+
+    def __init__(self, prefix: ObjectPrefix, node: Path) -> None:
+        self._prefix, self._node, self._copies = prefix, node, Copies(prefix, node)
+        self._commits: dict[str, Commit] = {}
+        """Those that were read, by the keys of their objects, which never change."""
+
+    def describe_all(self, kind: str) -> list[Entry]:
+        """Committed folders of a kind, by name."""
+        by_folder: dict[str, dict[str, ObjectEntry]] = {}
+        for each in self._prefix.list_objects(kind):
+            by_folder.setdefault(_folder_of(each.key), {})[each.key] = each
+        lasts = {folder: find_last(filter(_is_commit, objects)) for folder, objects in by_folder.items()}
+        commits = self._read_commits({folder: number for folder, number in lasts.items() if number >= 0})
+        entries = []
+        for folder, commit in sorted(commits.items()):
+            if commit.files:
+                objects = by_folder[folder]
+                last = objects[self._chain(folder).object_key(commit.number)].modified
+                manifest = commit.files.get(MANIFEST)
+                made = objects.get(f"{folder}/{manifest.at}/{MANIFEST}") if manifest else None
+                size = sum(each.bytes for each in objects.values())
+                entries.append(Entry(folder.rpartition("/")[2], size, made.modified if made else last, last))
+        return entries
+
+    def read(self, folder: str) -> Commit | None:
+        """The last commit of a folder; None if there is none, or the folder was removed."""
+        commit = self._read_last(folder)
+        return commit if commit is not None and commit.files else None
+
+    def read_member(self, folder: str, name: str) -> bytes:
+        """A small file of a folder. Raises: FileNotFoundError; CacheError if it is damaged."""
+        commit = self.read(folder)
+        if commit is None or name not in commit.files:
+            raise FileNotFoundError(f"{self._prefix.location}/{folder}/{name}")
+        return self._copies.read_member(folder, commit, name)
+
+    def fetch(self, folder: str, *, is_fresh: bool) -> Path:
+        """The folder's copy on this node, up to date; nothing may be at the path if there is no such folder."""
+        path = self._node / folder
+        present = None if is_fresh else self._copies.find_complete(folder)
+        if present is not None and not present.replaced:
+            return path
+        with translate_os_errors(path), lock_node(self._node, folder.replace("/", "-")):
+            for is_last in (False, True):
+                if (commit := self.read(folder)) is None:
+                    break
+                try:
+                    self._copies.update(folder, commit, None if is_fresh else self._copies.find_complete(folder))
+                    break
+                except FileNotFoundError as error:  # perhaps committed again meanwhile, and the files of before removed
+                    if is_last:
+                        raise CacheError(f"{error}; {REPAIR_REMEDY}") from None
+        return path
+
+    def commit(
+        self,
+        folder: str,
+        written: Path,
+        replaced: Mapping[str, bytes],
+        is_same: Callable[[Path, Path], bool],
+    ) -> bool:
+        """See CacheStore.commit_folder."""
+        at, uploaded = secrets.token_hex(8), dict[str, StoredFile]()
+        extra = self._upload(folder, at, replaced)
+        while True:
+            last = self._read_last(folder)
+            number = -1 if last is None else last.number
+            reused = None if last is None else self._find_reusable(folder, last, written, is_same)
+            if reused is None and not uploaded:
+                uploaded = self._upload_folder(folder, at, written)
+            files = {**(uploaded if reused is None else reused), **extra}
+            commit = Commit(number + 1, files, frozenset(replaced))
+            if not self._chain(folder).append(commit.make_content(), number):
+                continue  # another build was faster: its files may serve
+            if self._has_all(folder, commit):
+                break
+            uploaded, extra = {}, self._upload(folder, at, replaced)  # removed meanwhile
+        self.fetch(folder, is_fresh=False)
+        return reused is None
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder unless it is committed again meanwhile: the files of its last commit, which nobody uses then."""
+        last = self._read_last(folder)
+        if last is not None and last.files and self._chain(folder).append(None, last.number):
+            self._prefix.remove(list(last.list_keys(folder)))
+
+    def find_leftovers(self, kind: str, before: float) -> Iterator[ObjectEntry]:
+        """Objects that were written before a time and belong to no present commit."""
+        listed = [each for each in self._prefix.list_objects(kind) if not _is_commit(each.key)]
+        used: set[str] = set()
+        for folder in {_folder_of(each.key) for each in listed}:
+            if (commit := self.read(folder)) is not None:
+                used.update(commit.list_keys(folder))
+        return (each for each in listed if each.modified < before and each.key not in used)
+
+    def _chain(self, folder: str) -> Chain:
+        return Chain(self._prefix, f"{folder}/{COMMITS}")
+
+    def _read_last(self, folder: str) -> Commit | None:
+        number = find_last(each.key for each in self._prefix.list_objects(f"{folder}/{COMMITS}"))
+        return None if number < 0 else self._read_commits({folder: number})[folder]
+
+    def _read_commits(self, numbers: Mapping[str, int]) -> dict[str, Commit]:
+        """Commits by their folders, given their numbers."""
+        chains = {folder: self._chain(folder) for folder in numbers}
+        keys = {folder: chains[folder].object_key(number) for folder, number in numbers.items()}
+        missing = [folder for folder, key in keys.items() if key not in self._commits]
+        objects = self._prefix.read_all([keys[folder] for folder in missing])
+        for folder, data in zip(missing, objects, strict=True):
+            place = f"{self._prefix.location}/{keys[folder]}"
+            if data is None:
+                raise CacheError(f"{place}: was removed just now; repeat the command")
+            self._commits[keys[folder]] = parse_commit(place, chains[folder].parse(numbers[folder], data))
+        return {folder: self._commits[key] for folder, key in keys.items()}
+
+    def _find_reusable(
+        self, folder: str, last: Commit, written: Path, is_same: Callable[[Path, Path], bool]
+    ) -> dict[str, StoredFile] | None:
+        """Files of the last commit that need not be uploaded again; None if there are none, or they are damaged."""
+        if last.files and self._has_all(folder, last):
+            with suppress(CacheError):
+                if is_same(self.fetch(folder, is_fresh=False), written):
+                    return {name: file for name, file in last.files.items() if name not in last.replaced}
+        return None
+
+    def _has_all(self, folder: str, commit: Commit) -> bool:
+        """Whether the objects of a commit exist as they were written."""
+        listed = {each.key: each for each in self._prefix.list_objects(folder)}
+        for key, file in commit.list_keys(folder).items():
+            found = listed.get(key)
+            if found is None or found.bytes != file.bytes or (file.etag and found.etag and found.etag != file.etag):
+                return False
+        return True
+
+    def _upload_folder(self, folder: str, at: str, written: Path) -> dict[str, StoredFile]:
+        """Upload all files of a folder, the manifest last."""
+        paths = {path.name: path for path in sorted(written.iterdir())}
+        manifest = {MANIFEST: paths.pop(MANIFEST)} if MANIFEST in paths else {}
+        with log_slow_wait(f"the upload of {self._prefix.location}/{folder}"):
+            return self._upload(folder, at, paths) | self._upload(folder, at, manifest)
+
+    def _upload(self, folder: str, at: str, members: Mapping[str, bytes | Path]) -> dict[str, StoredFile]:
+        etags = self._prefix.write_all({f"{folder}/{at}/{name}": data for name, data in members.items()})
+        return describe_files(at, members, {key.rpartition("/")[2]: etag for key, etag in etags.items()})
+
+
+def _is_commit(key: str) -> bool:
+    return key.split("/")[2] == COMMITS
+
+
+def _folder_of(key: str) -> str:
+    return "/".join(key.split("/")[:2])

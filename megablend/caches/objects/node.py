@@ -1,0 +1,80 @@
+"""This node's folder for a cache in an object store, shared by its processes; and its locks."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from megablend.fs.atomic_write import TEMPORARY, translate_os_errors
+from megablend.fs.log_waits import log_slow_wait
+from megablend.fs.private_folder import find_private_folder
+from megablend.fs.safe_open import check_folder, open_again
+
+VARIABLE = "MEGABLEND_LOCAL_CACHE"
+_LOCKS = ".locks"
+_LEFTOVER_SECONDS = 86400.0
+
+
+@lru_cache(maxsize=64)
+def find_node_folder(location: str, endpoint: str | None, local_cache: str | None) -> Path:
+    """The folder of a cache on this node, created if missing.
+
+    Below `local_cache`, or else MEGABLEND_LOCAL_CACHE; or else below XDG_CACHE_HOME or ~/.cache, where it is private, or else a
+    temporary folder of this process.
+
+    Raises: CacheError if it cannot be created.
+    """
+    key = hashlib.blake2b(f"{location}\n{endpoint or ''}".encode(), digest_size=12).hexdigest()
+    base = local_cache or os.environ.get(VARIABLE)
+    if base:
+        folder = Path(base).absolute() / key
+        with translate_os_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            check_folder(folder)
+        return folder
+    bases = [Path(found).absolute()] if (found := os.environ.get("XDG_CACHE_HOME")) else []
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        bases.append(Path("~/.cache").expanduser())
+    with translate_os_errors(Path(bases[0] if bases else "/tmp")):
+        return find_private_folder(bases, Path("megablend") / "caches" / key, prefix="megablend-cache-")[0]
+
+
+@contextlib.contextmanager
+def lock_node(folder: Path, name: str) -> Iterator[None]:
+    """Keep other processes of this node from doing the same work, such as downloading a folder."""
+    with _open_lock(folder, name) as fd:
+        with log_slow_wait(f"another process of this node that holds {folder / _LOCKS / name}"):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+
+
+def remove_old_leftovers(folder: Path) -> None:
+    """Remove unfinished files of killed processes: those that are older than any process takes to finish one."""
+    before = time.time() - _LEFTOVER_SECONDS
+    for path in folder.rglob(f"{TEMPORARY}*"):
+        with contextlib.suppress(FileNotFoundError):  # just finished by its process
+            if path.lstat().st_mtime >= before:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def _open_lock(folder: Path, name: str) -> Iterator[int]:
+    path = folder / _LOCKS / name
+    with translate_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = open_again(path, os.O_RDWR | os.O_CREAT)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

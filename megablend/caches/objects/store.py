@@ -1,0 +1,251 @@
+"""`ObjectCacheStore`: a cache below a prefix of an object store."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, RUNS, SKIPS, Entry, OvertakenError, Record
+from megablend.caches.objects.chains import Chain, Version, find_last
+from megablend.caches.objects.folders import Folders
+from megablend.caches.objects.node import find_node_folder, remove_old_leftovers
+from megablend.caches.objects.probe import PROBES, check_creates_once
+from megablend.errors import CacheError
+from megablend.fs.atomic_write import list_committed, replace_file, translate_os_errors
+from megablend.fs.build_lock import LockInfo
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.prefix import ObjectPrefix
+
+_FOLDERS = (GENERATIONS, DOCUMENTS, CHECKSUMS)
+_COPIED = ("packs", "splits", "idx")
+"""Kinds of files of which a node's copy is as good as the store's: their names say what they contain."""
+_KEYS = {RUNS: "runs", SKIPS: "skips"}
+"""Keys of the kinds of records."""
+_CLOCK = ".clock"
+
+
+class ObjectCacheStore:
+    """See CacheStore. There are no locks: what is committed is created once, see `chains`.
+
+    Args:
+        location: such as s3://bucket/caches/x.
+        options: how the bucket is accessed.
+        local_cache: folder of this node's copies; None for the default, see `node`.
+    """
+
+    def __init__(self, location: str, options: ObjectOptions, local_cache: str | None = None) -> None:
+        self._options, self._local_cache = options, local_cache
+        self._prefix = ObjectPrefix(location, options)
+        self._is_checked = False
+
+    def __reduce__(self) -> tuple[type[ObjectCacheStore], tuple[str, ObjectOptions, str | None]]:
+        return ObjectCacheStore, (self.location, self._options, self._local_cache)
+
+    def __repr__(self) -> str:
+        return f"ObjectCacheStore({self.location!r})"
+
+    def __str__(self) -> str:
+        return self.location
+
+    @property
+    def location(self) -> str:
+        """See CacheStore."""
+        return self._prefix.location
+
+    @cached_property
+    def folder(self) -> Path:
+        """See CacheStore: this node's copy."""
+        return find_node_folder(self.location, self._options.find(self.location).endpoint, self._local_cache)
+
+    @cached_property
+    def _folders(self) -> Folders:
+        return Folders(self._prefix, self.folder)
+
+    def exists(self) -> bool:
+        """See CacheStore."""
+        return bool(self._prefix.list_objects(GENERATIONS))
+
+    @contextmanager
+    def hold(
+        self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
+    ) -> Iterator[LockInfo]:
+        """See CacheStore: nobody is kept out. Raises: CacheError if the store cannot be written safely."""
+        if not self._is_checked:
+            check_creates_once(self._prefix)
+            self._is_checked = True
+        yield LockInfo(nonce=secrets.token_hex(8), exclusive=True)
+
+    def verify_shared(self, nonce: str) -> None:
+        """See CacheStore: each node has a folder of its own."""
+
+    def remove_leftovers(self) -> None:
+        """See CacheStore: those of other processes of this node that must be dead by now."""
+        remove_old_leftovers(self.folder)
+
+    def now(self) -> float:
+        """See CacheStore."""
+        key = f"{_CLOCK}/{secrets.token_hex(8)}"
+        self._prefix.write(key, b"")
+        try:
+            return next(each.modified for each in self._prefix.list_objects(_CLOCK) if each.key == key)
+        finally:
+            self._prefix.remove([key])
+
+    def list_files(self, kind: str) -> list[str]:
+        """See CacheStore."""
+        return [each.name for each in self.list_entries(kind)]
+
+    def list_entries(self, kind: str) -> list[Entry]:
+        """See CacheStore."""
+        if kind in _FOLDERS:
+            return self._folders.describe_all(kind)
+        listed = ((each.key.split("/", 1)[1], each) for each in self._prefix.list_objects(kind))
+        return [Entry(name, each.bytes, each.modified, each.modified) for name, each in listed if "/" not in name]
+
+    def fetch_file(self, kind: str, name: str, *, is_written: bool = False) -> Path:
+        """See CacheStore."""
+        path = self._path(kind, name)
+        if kind in _COPIED and path.is_file():
+            return path
+        data = self._prefix.read(f"{kind}/{name}")
+        if data is not None:
+            replace_file(path, data)
+        elif is_written:
+            raise CacheError(f"{self.location}/{kind}/{name}: was written by a rank, but does not exist; build again")
+        else:
+            path.unlink(missing_ok=True)
+        return path
+
+    def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
+        """See CacheStore."""
+        here = set(list_committed(self.folder / kind))
+        names = [name for name in self.list_files(kind) if name not in here and _belongs(name, owners)]
+        for name, data in zip(names, self._prefix.read_all([f"{kind}/{name}" for name in names]), strict=True):
+            if data is not None:
+                replace_file(self._path(kind, name), data)
+
+    def publish_file(self, kind: str, name: str) -> None:
+        """See CacheStore."""
+        self._prefix.write(f"{kind}/{name}", self.folder / kind / name)
+
+    def publish_files(self, kind: str, owners: Collection[str]) -> None:
+        """See CacheStore."""
+        there = set(self.list_files(kind))
+        here = list_committed(self.folder / kind)
+        names = [name for name in here if name not in there and _belongs(name, owners)]
+        self._prefix.write_all({f"{kind}/{name}": self.folder / kind / name for name in names})
+
+    def list_folders(self, kind: str) -> list[str]:
+        """See CacheStore."""
+        return [entry.name for entry in self._folders.describe_all(kind)]
+
+    def has_folder(self, kind: str, name: str) -> bool:
+        """See CacheStore."""
+        return self._folders.read(f"{kind}/{name}") is not None
+
+    def fetch_folder(self, kind: str, name: str, *, is_fresh: bool = False) -> Path:
+        """See CacheStore."""
+        return self._folders.fetch(f"{kind}/{name}", is_fresh=is_fresh)
+
+    def read_member(self, kind: str, name: str, member: str) -> bytes:
+        """See CacheStore."""
+        return self._folders.read_member(f"{kind}/{name}", member)
+
+    def commit_folder(
+        self, kind: str, name: str, written: Path, replaced: Mapping[str, bytes], is_same: Callable[[Path, Path], bool]
+    ) -> bool:
+        """See CacheStore."""
+        return self._folders.commit(f"{kind}/{name}", written, replaced, is_same)
+
+    def list_upgradable(self, kind: str) -> list[Path]:
+        """See CacheStore: no older version wrote to object stores."""
+        return []
+
+    def remove(self, kind: str, name: str) -> None:
+        """See CacheStore."""
+        if kind in _FOLDERS:
+            self._folders.remove(f"{kind}/{name}")
+        else:
+            self._prefix.remove([f"{kind}/{name}"])
+            with contextlib.suppress(FileNotFoundError):
+                (self.folder / kind / name).unlink()
+
+    def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
+        """See CacheStore: what killed builds uploaded, and files of earlier commits."""
+        found = [each for kind in _FOLDERS for each in self._folders.find_leftovers(kind, before)]
+        found += [
+            each for kind in (PROBES, _CLOCK) for each in self._prefix.list_objects(kind) if each.modified < before
+        ]
+        if not dry_run:
+            self._prefix.remove([each.key for each in found])
+        return len(found), sum(each.bytes for each in found)
+
+    def list_records(self, kind: str) -> list[str]:
+        """See CacheStore."""
+        numbers: dict[str, int] = {}
+        for each in self._prefix.list_objects(_KEYS[kind]):
+            if len(parts := each.key.split("/")) == 3:
+                numbers[parts[1]] = max(numbers.get(parts[1], -1), find_last([each.key]))
+        chains = {name: self._chain(kind, name) for name, number in numbers.items() if number >= 0}
+        data = self._prefix.read_all([chain.object_key(numbers[name]) for name, chain in chains.items()])
+        found = zip(chains.items(), data, strict=True)
+        return sorted(
+            name for (name, chain), each in found if each and chain.parse(numbers[name], each).content is not None
+        )
+
+    def describe_record(self, kind: str, name: str) -> str:
+        """See CacheStore."""
+        return f"{self.location}/{_KEYS[kind]}/{name}"
+
+    def read_record(self, kind: str, name: str) -> Record | None:
+        """See CacheStore."""
+        last = self._read_version(kind, name)
+        return None if last is None or last.content is None else Record(str(last.content), last.number)
+
+    def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
+        """See CacheStore."""
+        number = -1 if after is None else after.number
+        if after is None and (last := self._read_version(kind, name)) is not None:
+            number = last.number
+            if last.content not in (None, data):
+                raise self._overtaken(kind, name)
+        if not self._chain(kind, name).append(data, number):
+            raise self._overtaken(kind, name)
+
+    def remove_record(self, kind: str, name: str) -> None:
+        """See CacheStore: its versions are kept, followed by one that says that it was removed."""
+        self.set_aside_record(kind, name)
+
+    def set_aside_record(self, kind: str, name: str) -> str:
+        """See CacheStore: without the version that follows it is restored."""
+        last, chain = self._read_version(kind, name), self._chain(kind, name)
+        if last is None:
+            return self.describe_record(kind, name)
+        if last.content is not None and not chain.append(None, last.number):
+            raise self._overtaken(kind, name)
+        return f"{self.location}/{chain.object_key(last.number)}"
+
+    def _read_version(self, kind: str, name: str) -> Version | None:
+        return self._chain(kind, name).read_last()
+
+    def _chain(self, kind: str, name: str) -> Chain:
+        return Chain(self._prefix, f"{_KEYS[kind]}/{name}")
+
+    def _overtaken(self, kind: str, name: str) -> OvertakenError:
+        return OvertakenError(
+            f"{self.describe_record(kind, name)}: another process has changed it meanwhile; repeat the command"
+        )
+
+    def _path(self, kind: str, name: str) -> Path:
+        path = self.folder / kind / name
+        with translate_os_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def _belongs(name: str, owners: Collection[str] | None) -> bool:
+    return owners is None or name.partition("-")[0] in owners

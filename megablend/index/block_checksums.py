@@ -1,0 +1,141 @@
+"""CRC-32 of the ranges of bytes that are read for each block: made by `build` on request, with one pass over all data.
+
+    <cache>/checksums/<digest>/   ranges.arrow   a row for each range of each file: its first byte, its size, its CRC-32
+                                  files.arrow    the number of the first range of each file, and the total
+                                  manifest.json  sizes and checksums of these tables
+
+They are not part of the snapshot's digest. Reads from elsewhere than a local disk are compared with them, see
+`blocks.checked_reads`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.caches.base import CHECKSUMS
+from megablend.errors import CacheError
+from megablend.formats.fetch import BATCH_BYTES, FileRead, fetch_all
+from megablend.fs.atomic_write import checksum, temp_sibling, translate_os_errors, write_flushed
+from megablend.index.manifest import FORMAT_VERSION, MANIFEST, damaged_tables, dump_with_checksum, read_manifest
+from megablend.index.mapped_table import MappedTable
+from megablend.index.snapshot import Snapshot
+from megablend.index.tables import TableWriter
+from megablend.storage.base import Bytes, Storage
+from megablend.storage.ranges import portions
+
+RANGES, FILES = "ranges.arrow", "files.arrow"
+RANGE_COLUMNS = np.dtype([("offset", "<i8"), ("size", "<u4"), ("crc32", "<u4")])
+FILE_COLUMNS = np.dtype([("first_range", "<i8")])
+Int64s = npt.NDArray[np.int64]
+Sums = npt.NDArray[np.void]
+"""RANGE_COLUMNS [n], by offset."""
+
+
+class WrongRange(NamedTuple):
+    """A range whose bytes are not those that were indexed."""
+
+    offset: int
+    size: int
+
+
+def find_wrong(sums: Sums, start: int, data: Bytes) -> list[WrongRange]:
+    """The ranges that differ, among those within `data`, the bytes of the file from `start` on."""
+    stop, wrong = start + len(data), []
+    first, last = np.searchsorted(sums["offset"], [start, stop]).tolist()
+    for offset, size, crc in sums[first:last].tolist():
+        if offset + size <= stop and zlib.crc32(data[offset - start : offset - start + size].data) != crc:
+            wrong.append(WrongRange(offset, size))
+    return wrong
+
+
+def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -> Sums:
+    """Read all blocks of a file as readers do. Raises: as BlockReader.byte_ranges and Storage.read do."""
+    file = snapshot.file(number)
+    column = snapshot.columns[file.column]
+    reader = column.kind.open(path, column.column, file.opened, storage=storage)
+    blocks, chunks = (
+        snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks)),
+        snapshot.chunks(file),
+    )
+    blocks = blocks[np.argsort(blocks["offset"], kind="stable")]
+    found = list[tuple[int, int, int]]()
+    for part in portions(blocks["decoded_bytes"], BATCH_BYTES):
+        read = FileRead(reader, blocks[part], chunks)
+        fetch_all([read], storage)
+        for fetched in read.fetched:
+            if fetched.ranges.path == path:
+                places = zip(fetched.ranges.offsets.tolist(), fetched.ranges.sizes.tolist(), strict=True)
+                found += [(offset, size, zlib.crc32(fetched[i].data)) for i, (offset, size) in enumerate(places)]
+    return np.unique(np.array(found, RANGE_COLUMNS))
+
+
+def commit_sums(snapshot: Snapshot, sums: Sequence[Sums]) -> None:
+    """Store the results of `compute_sums` for all files of a snapshot. Raises: CacheError."""
+    store = snapshot.store
+    folder = temp_sibling(store.folder / CHECKSUMS / snapshot.digest)
+    with translate_os_errors(folder):
+        folder.mkdir(parents=True)
+        try:
+            with (
+                TableWriter(folder / RANGES, RANGE_COLUMNS) as ranges,
+                TableWriter(folder / FILES, FILE_COLUMNS) as files,
+            ):
+                for each in (*sums, np.zeros(1, RANGE_COLUMNS)):  # a table is never empty
+                    ranges.append({name: each[name] for name in RANGE_COLUMNS.names or ()})
+                files.append({"first_range": np.cumsum([0, *map(len, sums)])})
+                ranges.finish()
+                files.finish()
+            tables = {name: _describe(folder / name) for name in (RANGES, FILES)}
+            manifest = {"format_version": FORMAT_VERSION, "tables": tables}
+            write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
+            store.commit_folder(CHECKSUMS, snapshot.digest, folder, {}, lambda earlier, _: is_whole(earlier))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder of checksums is complete and undamaged."""
+    try:
+        return not damaged_tables(folder, read_manifest(folder))
+    except CacheError:
+        return False
+
+
+class BlockChecksums:
+    """The checksums of a snapshot. Raises: CacheError if they are damaged."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        folder = find_folder(snapshot)
+        if problems := damaged_tables(folder, read_manifest(folder)):
+            raise CacheError(
+                f"{problems[0]}; remove {folder}, and `megablend build CONFIG --checksums` makes them again"
+            )
+        self._ranges = MappedTable(folder / RANGES, RANGE_COLUMNS)
+        self._firsts = MappedTable(folder / FILES, FILE_COLUMNS)["first_range"]
+
+    def of_files(self, numbers: Sequence[int]) -> Sums:
+        """The ranges of one file, by its numbers in the snapshot: one for each column that is indexed of it."""
+        return np.unique(np.concatenate([self._of_file(number) for number in numbers]))
+
+    def _of_file(self, number: int) -> Sums:
+        rows = np.arange(self._firsts[number], self._firsts[number + 1])
+        found = np.empty(len(rows), RANGE_COLUMNS)
+        for name in RANGE_COLUMNS.names or ():
+            found[name] = self._ranges.take(name, rows)
+        return found
+
+
+def find_folder(snapshot: Snapshot) -> Path:
+    """The folder of a snapshot's checksums on this node, which may not exist."""
+    return snapshot.store.folder / CHECKSUMS / snapshot.digest
+
+
+def _describe(path: Path) -> dict[str, object]:
+    return {"bytes": path.stat().st_size, "blake2b": checksum(path)}

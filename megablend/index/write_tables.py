@@ -1,0 +1,121 @@
+"""Writing the tables of a snapshot from the indexing results of its files, a batch of files at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from megablend.formats.base import CHUNK_DTYPE
+from megablend.formats.blocks import join_tables
+from megablend.fs.atomic_write import checksum
+from megablend.index.checked_table import write_checks
+from megablend.index.manifest import BLOCKS, CHUNKS, FILES, FORMAT_VERSION, TABLES
+from megablend.index.packs import FileFacts
+from megablend.index.running_totals import FileBatch, RunningTotals, columns_of_rows
+from megablend.index.source_spec import SourceColumn, SourceFile
+from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, TableWriter, write_batch
+
+_BATCH_FILES, _BATCH_BLOCKS = 1 << 12, 1 << 16
+"""Files per batch of writing tables, or blocks, whichever is reached first."""
+
+
+def write_tables(folder: Path, indexed: Sequence[SourceColumn], facts: Iterator[FileFacts]) -> dict[str, Any]:
+    """Write the three tables; returns the manifest."""
+    totals = RunningTotals()
+    files: list[dict[str, Any]] = []
+    sources: list[dict[str, Any]] = []
+    with TableWriter(folder / BLOCKS, BLOCK_COLUMNS) as blocks, TableWriter(folder / CHUNKS, CHUNK_COLUMNS) as chunks:
+        for number, column in enumerate(indexed):
+            first_file = len(files)
+            for batch in _batches(column.source.files, facts):
+                first_chunks = totals.chunk_numbers(batch)
+                chunks.append(_chunk_columns(batch, len(files)))
+                first_blocks, columns = totals.block_columns(batch, first_chunks, documents=column.read.count_documents)
+                blocks.append(columns)
+                firsts = zip(first_blocks.tolist(), first_chunks.tolist(), strict=True)
+                files += [_file_row(number, *each, *first) for each, first in zip(batch, firsts, strict=True)]
+            extra = {"extra_of": column.source.spec.name} if column.is_extra else {}
+            sources.append(
+                {
+                    **extra,
+                    **column.read.record(),
+                    "name": column.name,
+                    "first_file": first_file,
+                    "num_files": len(column.source.files),
+                    "rows": sum(file["rows"] for file in files[first_file:]),
+                }
+            )
+        blocks.append(totals.last_row())
+        values = {BLOCKS: blocks.finish(), CHUNKS: chunks.finish()}
+    table = [pa.array([file[name] for file in files], FILE_SCHEMA.field(name).type) for name in FILE_SCHEMA.names]
+    write_batch(folder / FILES, pa.RecordBatch.from_arrays(table, schema=FILE_SCHEMA))
+    content = {"format_version": FORMAT_VERSION, "sources": sources, "values": values}
+    return {
+        **content,
+        "digest": _digest({**content, "files": files}),
+        "written_by": f"megablend {_version()}",
+        "num_files": len(files),
+        "num_blocks": totals.blocks,
+        "num_chunks": totals.chunks,
+        "tables": {
+            **{name: {"bytes": (folder / name).stat().st_size, "blake2b": checksum(folder / name)} for name in TABLES},
+            **write_checks(folder, folder),
+        },
+    }
+
+
+def _batches(files: Sequence[SourceFile], facts: Iterator[FileFacts]) -> Iterator[FileBatch]:
+    """The files with their indexing results, in batches."""
+    batch: FileBatch = []
+    num_blocks = 0
+    for file in files:
+        batch.append((file, next(facts)))
+        num_blocks += len(batch[-1][1].blocks)
+        if len(batch) == _BATCH_FILES or num_blocks >= _BATCH_BLOCKS:
+            yield batch
+            batch, num_blocks = [], 0
+    if batch:
+        yield batch
+
+
+def _chunk_columns(batch: FileBatch, first_file: int) -> dict[str, npt.NDArray[Any]]:
+    """The columns of all chunks of a batch of files, the first of which has number `first_file`."""
+    chunks = join_tables((facts.chunks for _, facts in batch), CHUNK_DTYPE)
+    files = np.repeat(np.arange(first_file, first_file + len(batch)), [len(facts.chunks) for _, facts in batch])
+    return columns_of_rows(chunks) | {"file": files}
+
+
+def _file_row(source: int, file: SourceFile, facts: FileFacts, first_block: int, first_chunk: int) -> dict[str, Any]:
+    return {
+        "source": source,
+        "name": file.name,
+        "size": file.size,
+        "rows": facts.rows,
+        "tokens": facts.tokens,
+        "token_dtype": facts.token_dtype,
+        "first_block": first_block,
+        "first_chunk": first_chunk,
+        "structure": facts.structure,
+        "body": facts.body,
+        "meta": facts.meta,
+    }
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _version() -> str:
+    try:
+        return metadata.version("megablend")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

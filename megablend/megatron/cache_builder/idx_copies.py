@@ -1,0 +1,112 @@
+"""Local copies of the `.idx` files of pairs in object stores: a sample needs eight bytes of one for each of its documents.
+
+<folder>/<bucket>/<key>.idx        as Megatron itself places them in `object_storage_cache_path`
+<folder>/<bucket>/<key>.idx.seen   which version of the object it is a copy of; written last
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from megablend.distributed.base import Communicator
+from megablend.errors import ChangedFileError
+from megablend.fs.atomic_write import replace_file, translate_os_errors
+from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, Storage
+from megablend.storage.location import find_scheme
+from megablend.storage.parallel_map import parallel_map
+from megablend.storage.wrapper import WrapperStorage
+
+_COPY_BYTES = 64 << 20
+"""Read at a time."""
+_FOLDER = "megablend-idx"
+
+
+def copies_folder(cache: str, object_storage_cache_path: str | None) -> Path:
+    """Where a config's copies are."""
+    return Path(object_storage_cache_path or Path(cache, _FOLDER)).absolute()
+
+
+class IdxCopies(WrapperStorage):
+    """Reads each `.idx` of an object store from its local copy, if that is of the present version; stats are the store's."""
+
+    def __init__(self, inner: Storage, folder: Path) -> None:
+        super().__init__(inner)
+        self._folder = folder
+        self._places: dict[str, str] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IdxCopies, (self.inner, self._folder)
+
+    def place(self, path: str) -> str:
+        """Where a file is read: the copy of an `.idx`, or `path` itself."""
+        if not path.endswith(".idx") or not find_scheme(path):
+            return path
+        if path not in self._places:
+            copy = copy_path(self._folder, path)
+            is_present = _read_seen(copy) == self.inner.stat(path)
+            if is_present:
+                self.inner.stat(str(copy))  # the pool of descriptors closes a copy that was replaced
+            self._places[path] = str(copy) if is_present else path
+        return self._places[path]
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """See Storage.read."""
+        return self.inner.read(self.place(path), offset, size)
+
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        """See Storage.read_ranges."""
+        return self.inner.read_ranges(self.place(path), offsets, sizes, allocate)
+
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
+        """See Storage.descriptor."""
+        return self.inner.descriptor(self.place(path))
+
+
+def copy_path(folder: Path, path: str) -> Path:
+    """Path of the copy of an `.idx`."""
+    return folder / path.partition("://")[2]
+
+
+def make_copies(prefixes: Sequence[str], folder: Path, *, launch: Communicator, storage: Storage) -> None:
+    """Copy the `.idx` files of pairs in object stores that have no copy. Called by all ranks; each copies its share.
+
+    Raises: DataError where one cannot be read; CacheError where the copy cannot be written.
+    """
+    paths = sorted(f"{prefix}.idx" for prefix in prefixes if find_scheme(prefix))
+    mine = paths[launch.rank :: launch.size]
+    if mine:
+        parallel_map(lambda path: _copy(path, folder, storage), mine, storage.limits(mine[0]).max_files)
+    launch.barrier()
+
+
+def _copy(path: str, folder: Path, storage: Storage) -> None:
+    copy, state = copy_path(folder, path), storage.stat(path)
+    if _read_seen(copy) == state:
+        return
+    starts = range(0, state.size, _COPY_BYTES)
+    data = b"".join(storage.read(path, start, min(_COPY_BYTES, state.size - start)) for start in starts)
+    if storage.stat(path) != state:
+        raise ChangedFileError(path, "changed while it was being copied; build again when its writer has finished")
+    with translate_os_errors(copy):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        _seen_path(copy).unlink(missing_ok=True)
+        replace_file(copy, data)
+        replace_file(_seen_path(copy), json.dumps(dataclasses.asdict(state)).encode())
+
+
+def _seen_path(copy: Path) -> Path:
+    return copy.with_name(f"{copy.name}.seen")
+
+
+def _read_seen(copy: Path) -> FileStat | None:
+    """The version that a copy is of; None if it is missing or incomplete."""
+    try:
+        seen = FileStat(**json.loads(_seen_path(copy).read_text(encoding="utf-8")))
+        return seen if copy.stat().st_size == seen.size else None
+    except (OSError, ValueError, TypeError):
+        return None

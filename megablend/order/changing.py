@@ -1,0 +1,47 @@
+"""An order that changes with an epoch: a source finishes its epoch in one order and begins the next in another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from megablend.order.base import Blocks, Int64s, Order, Placed, Spans, join_spans
+
+_FOREVER = 1 << 62
+
+
+class ChangingOrder:
+    """Other orders, each for some epochs.
+
+    Args:
+        blocks: of the source.
+        orders: (first epoch, order) each; first epochs ascend from 0.
+    """
+
+    def __init__(self, blocks: Blocks, orders: Sequence[tuple[int, Order]]) -> None:
+        self._blocks, self._orders = blocks, tuple(orders)
+        self.memory_bytes = sum(order.memory_bytes for _, order in orders)
+
+    def precompute(self) -> None:
+        """Store with the index what is slow to compute when a run is opened. Raises CacheError."""
+        for _, order in self._orders:
+            order.precompute()
+
+    def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
+        """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
+        stops, parts = starts + length, list[Spans]()
+        edges = [epoch * self._blocks.num_tokens for epoch, _ in self._orders]
+        for (low, high), (_, order) in zip(pairwise([*edges, _FOREVER]), self._orders, strict=True):
+            firsts, ends = np.maximum(starts, low), np.minimum(stops, high)
+            rows = np.flatnonzero(firsts < ends)
+            if len(rows):
+                inside = order.spans(firsts[rows], ends[rows] - firsts[rows])
+                parts.append(inside._replace(rows=rows[inside.rows]))
+        return join_spans(parts)
+
+    def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
+        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see Order.find_tokens."""
+        order = next(order for first, order in reversed(self._orders) if epoch >= first)
+        return order.find_tokens(epoch, starts, stops)

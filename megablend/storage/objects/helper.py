@@ -1,0 +1,153 @@
+"""Object stores read by a helper process, for programs that fork workers later: this process never has a client.
+
+The client does not work in a child that is forked after its first use, and Megatron's DataLoader forks its workers. Its
+parent reads little (it builds caches), so that these reads may go through a pipe. Workers read by themselves. The helper is a new
+Python process, not a fork, and does not import the program's main module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+from megablend.errors import DataError
+from megablend.storage.base import Storage
+
+_THREADS = 64
+_CODE = "import sys; from megablend.storage.objects.helper import serve; serve(int(sys.argv[1]))"
+
+
+class Helper:
+    """A process that calls methods of storages."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = Pipe()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", _CODE, str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+        theirs.close()
+        self._lock, self._numbers = threading.Lock(), itertools.count()
+        self._pending: dict[int, tuple[str, Future[Any]]] = {}
+        self._reader = threading.Thread(target=self._receive, name="megablend-helper", daemon=True)
+        self._reader.start()
+
+    def call(self, storage: Storage, method: str, *arguments: Any) -> Future[Any]:
+        """Call a method of a storage, whose first argument is a location.
+
+        Returns: a future of its result or error; DataError where the process has ended.
+        """
+        number, found = next(self._numbers), Future[Any]()
+        with self._lock:
+            self._pending[number] = (arguments[0], found)
+            try:
+                self._connection.send_bytes(pickle.dumps((number, pickle.dumps(storage), method, arguments)))
+            except OSError:
+                self._pending.pop(number)[1].set_exception(self._ended(arguments[0]))
+        return found
+
+    def close(self) -> None:
+        """End the process; requests in flight fail."""
+        with self._lock, contextlib.suppress(OSError):  # it has ended
+            self._connection.send_bytes(b"")
+        self._reader.join(timeout=10)
+        self._process.wait(timeout=10)
+        self._connection.close()
+
+    def forget(self) -> None:
+        """In a forked child: leave the process to the parent."""
+        self._connection.close()
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                number, is_error, result = pickle.loads(self._connection.recv_bytes())
+                found = self._pending.pop(number)[1]
+                found.set_exception(result) if is_error else found.set_result(result)
+        except (EOFError, OSError):
+            with self._lock:
+                pending = list(self._pending.values())
+                self._pending.clear()
+            for path, found in pending:
+                found.set_exception(self._ended(path))
+
+    @staticmethod
+    def _ended(path: str) -> DataError:
+        return DataError(path, "cannot be read: the helper process for object stores has ended; see its messages above")
+
+
+_lock = threading.Lock()
+_helper: Helper | None = None
+
+
+def get_helper() -> Helper:
+    """The process's helper, started on first use."""
+    global _helper
+    with _lock:
+        if _helper is None:
+            _helper = Helper()
+        return _helper
+
+
+def close_helper() -> None:
+    """End the process's helper, if there is one; the next read starts another."""
+    global _helper
+    with _lock:
+        ended, _helper = _helper, None
+    if ended is not None:
+        ended.close()
+
+
+@contextlib.contextmanager
+def closing_helper() -> Iterator[None]:
+    """End the process's helper afterwards."""
+    try:
+        yield
+    finally:
+        close_helper()
+
+
+def serve(descriptor: int) -> None:
+    """Run in the helper: answer calls until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    connection, storages, lock = Connection(descriptor), dict[bytes, Storage](), threading.Lock()
+
+    def answer(message: bytes) -> None:
+        number, pickled, method, arguments = pickle.loads(message)
+        try:
+            with lock:
+                storage = storages.setdefault(pickled, pickle.loads(pickled))
+            result = pickle.dumps((number, False, getattr(storage, method)(*arguments)), protocol=5)
+        except Exception as error:
+            result = pickle.dumps((number, True, error))
+        with lock:
+            connection.send_bytes(result)
+
+    threads = ThreadPoolExecutor(_THREADS)
+    try:
+        while message := connection.recv_bytes():
+            threads.submit(answer, message)
+    except EOFError:
+        pass
+    os._exit(0)  # without waiting for requests in flight
+
+
+def _forget_after_fork() -> None:
+    global _helper, _lock
+    _lock = threading.Lock()
+    if _helper is not None:
+        _helper.forget()
+        _helper = None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

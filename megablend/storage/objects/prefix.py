@@ -1,0 +1,249 @@
+"""`ObjectPrefix`: whole objects below a prefix of a bucket, read, written, listed and removed. Requests are tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from megablend.errors import CacheError, DataError
+from megablend.storage.object_options import ObjectOptions, StoreOptions
+from megablend.storage.objects import loop
+from megablend.storage.objects.address import Address, check_key, parse_location
+from megablend.storage.objects.clients import check_installed, get_lister, get_source
+from megablend.storage.objects.failures import Failure, Kind, read_failure
+from megablend.storage.objects.pins import normalise_etag
+from megablend.storage.objects.requests import Source
+
+S = TypeVar("S")
+T = TypeVar("T")
+PART_BYTES = 8 << 20
+"""Larger objects are written and read in parts."""
+_MOST_REQUESTS = 32
+"""Requests of one call that are in flight."""
+_LEAST_BYTES_PER_SECOND = 100_000
+_PUT_SECONDS = 30.0
+_WRITE_ACCESS = "get permission to read, write, list and delete objects there"
+
+
+class ObjectEntry(NamedTuple):
+    """An object of a listing."""
+
+    key: str
+    """Relative to the prefix."""
+    bytes: int
+    modified: float
+    """Seconds since 1970, by the store's clock."""
+    etag: str
+    """Without quotes; "" if the store gives none, or a weak one."""
+
+
+class ObjectPrefix:
+    """Objects by their keys below a prefix. Picklable; safe between threads.
+
+    Raises, from any call: ConfigError if the client is missing or this process was forked after using it; CacheError if a request
+    is refused, or failed for `give_up_after`.
+
+    Args:
+        location: such as s3://bucket/caches/x.
+        options: how the bucket is accessed.
+    """
+
+    def __init__(self, location: str, options: ObjectOptions) -> None:
+        self.location, self._options = location.rstrip("/"), options
+        self._address: Address = parse_location(self.location)
+        check_key(self.location, self._address.key)
+
+    def __reduce__(self) -> tuple[type[ObjectPrefix], tuple[str, ObjectOptions]]:
+        return ObjectPrefix, (self.location, self._options)
+
+    def read(self, key: str) -> bytes | None:
+        """The whole object; None if there is none."""
+        return self.read_all([key])[0]
+
+    def read_all(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Several whole objects, read at the same time."""
+
+        async def read(key: str) -> bytes | None:
+            return await self._persist(key, lambda store: _read(store, self._key(key)))
+
+        return self._map(read, keys)
+
+    def download(self, key: str, size: int, path: Path) -> None:
+        """Copy an object of `size` bytes to a new file. Raises: FileNotFoundError if there is none of that size."""
+
+        async def read(start: int) -> bytes | None:
+            stop = min(size, start + PART_BYTES)
+            return await self._persist(key, lambda store: _read_range(store, self._key(key), start, stop), PART_BYTES)
+
+        with path.open("xb") as file:
+            starts = range(0, size, PART_BYTES)
+            for first in range(0, len(starts), _MOST_REQUESTS):
+                for part in self._map(read, starts[first : first + _MOST_REQUESTS]):
+                    if part is None:
+                        raise FileNotFoundError(f"{self.location}/{key}: no such object of {size} bytes")
+                    file.write(part)
+
+    def write(self, key: str, data: bytes | Path) -> None:
+        """Write an object, in place of one that is there."""
+        self.write_all({key: data})
+
+    def write_all(self, objects: Mapping[str, bytes | Path]) -> dict[str, str]:
+        """Write several objects at the same time. Returns: the etag of each, "" where the store gives none."""
+
+        async def write(key: str, data: bytes | Path) -> str:
+            size = data.stat().st_size if isinstance(data, Path) else len(data)
+            return await self._persist(key, lambda store: _put(store, self._key(key), data, size), size)
+
+        etags = self._map(lambda each: write(*each), list(objects.items()))
+        return dict(zip(objects, etags, strict=True))
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write an object unless there is one. Returns: whether it was written.
+
+        False also if an earlier attempt of this call wrote it, and the answer was lost: compare what is there.
+        """
+        return self.create_each(key, [data]) == 1
+
+    def create_each(self, key: str, data: Sequence[bytes]) -> int:
+        """Let several requests try to create the same object at the same time. Returns: how many wrote it."""
+
+        async def create(each: bytes) -> bool:
+            return await self._persist(key, lambda store: _create(store, self._key(key), each), len(each))
+
+        return sum(self._map(create, data))
+
+    def list_objects(self, folder: str = "") -> list[ObjectEntry]:
+        """All objects below a folder, by key."""
+        import obstore
+
+        check_installed(self.location)
+        lister = get_lister(self._address, self._find_options())
+        below = self._key(folder) if folder else self._address.key
+
+        async def attempt(_: Any) -> Any:
+            return await obstore.list(lister, below, chunk_size=1000).collect_async()
+
+        skip = len(self._address.key) + 1
+        listed = loop.run(self._persist(folder, attempt))
+        return sorted(
+            ObjectEntry(
+                each["path"][skip:], each["size"], each["last_modified"].timestamp(), normalise_etag(each["e_tag"])
+            )
+            for each in listed
+        )
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove objects; it does not matter if they do not exist."""
+        import obstore
+
+        async def remove(key: str) -> None:
+            async def attempt(store: Any) -> None:
+                try:
+                    await obstore.delete_async(store, self._key(key))
+                except FileNotFoundError as error:
+                    _check_missing(error)
+
+            await self._persist(key, attempt)
+
+        self._map(remove, keys)
+
+    def _key(self, key: str) -> str:
+        return f"{self._address.key}/{key}"
+
+    def _find_options(self) -> StoreOptions:
+        return self._options.find(self.location)
+
+    def _source(self) -> Source:
+        loop.check_fork()
+        check_installed(self.location)
+        return get_source(self._address, self._find_options(), "")
+
+    async def _persist(self, key: str, request: Callable[[Any], Awaitable[T]], size: int = 0) -> T:
+        """Send a request until it succeeds or is refused."""
+        source, place = self._source(), f"{self.location}/{key}" if key else self.location
+        seconds = _PUT_SECONDS + source.options.read_timeout + size / _LEAST_BYTES_PER_SECOND
+
+        async def attempt() -> tuple[T] | Failure:
+            try:
+                return (await asyncio.wait_for(request(source.store), seconds),)
+            except asyncio.TimeoutError:
+                return Failure(Kind.AGAIN, f"no answer for {seconds:.0f} s", "")
+            except Exception as error:  # of the client: whatever it is
+                return read_failure(error)
+
+        try:
+            found = await source.persist(place, attempt)
+        except DataError as error:
+            raise CacheError(str(error)) from None
+        if isinstance(found, Failure):
+            remedy = _WRITE_ACCESS if "access is denied" in found.cause else found.remedy
+            raise CacheError(f"{place}: cannot access the cache: {found.cause}: {remedy}")
+        return found[0]
+
+    def _map(self, call: Callable[[S], Awaitable[T]], items: Sequence[S]) -> list[T]:
+        """Call a coroutine function for each item, some at a time; the results in order."""
+        self._source()
+
+        async def run() -> list[T]:
+            free = asyncio.Semaphore(_MOST_REQUESTS)
+
+            async def limited(item: S) -> T:
+                async with free:
+                    return await call(item)
+
+            tasks = [asyncio.ensure_future(limited(item)) for item in items]
+            try:
+                return list(await asyncio.gather(*tasks))
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+        return loop.run(run())
+
+
+async def _read(store: Any, key: str) -> bytes | None:
+    import obstore
+
+    try:
+        return bytes(await (await obstore.get_async(store, key)).bytes_async())
+    except FileNotFoundError as error:
+        _check_missing(error)
+        return None
+
+
+async def _read_range(store: Any, key: str, start: int, stop: int) -> bytes | None:
+    """None if there is no such object, or it ends before."""
+    import obstore
+
+    try:
+        data = bytes(await obstore.get_range_async(store, key, start=start, end=stop))
+    except FileNotFoundError as error:
+        _check_missing(error)
+        return None
+    return data if len(data) == stop - start else None
+
+
+def _check_missing(error: FileNotFoundError) -> None:
+    """Raises: the error if it is the bucket that is missing."""
+    if read_failure(error).kind is not Kind.MISSING:
+        raise error
+
+
+async def _put(store: Any, key: str, data: bytes | Path, size: int) -> str:
+    import obstore
+
+    result = await obstore.put_async(store, key, data, use_multipart=size > PART_BYTES, chunk_size=PART_BYTES)
+    return normalise_etag(result["e_tag"])
+
+
+async def _create(store: Any, key: str, data: bytes) -> bool:
+    import obstore
+    from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+    try:
+        await obstore.put_async(store, key, data, mode="create")
+    except (AlreadyExistsError, PreconditionError):
+        return False
+    return True

@@ -1,0 +1,138 @@
+"""A cache in an object store (Azurite): the same index, the same samples, the same commands as for one in a folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megablend
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.prefix import ObjectPrefix
+from tests.runs import documents, make_config, write_source
+
+
+def configs(folder: Path, remote: str, **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A run with a cache in a folder, and the same run with one in an object store."""
+    kinds = ("parquet", "megatron")
+    sources = [
+        write_source(folder / "data", number, kind, documents(number, 40, 20, seed=1)) | {"weight": 1 + number}
+        for number, kind in enumerate(kinds)
+    ]
+    config = make_config(folder, sources, samples=40, append_eod=None, **settings)
+    config.pop("append_eod")
+    return config, config | {"cache": remote}
+
+
+def samples(config: dict[str, Any], **options: Any) -> list[list[int]]:
+    dataset = megablend.open(config, **options)
+    return [dataset[k]["tokens"].tolist() for k in range(len(dataset))]
+
+
+@pytest.mark.parametrize("order", ["block", "document"])
+def test_index_and_samples_are_those_of_a_folder(
+    tmp_path: Path, remote: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, config = configs(tmp_path, remote, order=order)
+    expected, found = megablend.build(local), megablend.build(config)
+    assert found.index.digest == expected.index.digest
+    assert found.ledger == expected.ledger
+    assert samples(config) == samples(local)
+    monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "another node"))
+    assert samples(config) == samples(local)
+    again = megablend.build(config)
+    assert (again.index.read, again.index.created, again.index.digest) == (0, False, expected.index.digest)
+
+
+def test_runs_are_extended_renamed_reset_and_removed(tmp_path: Path, remote: str) -> None:
+    local, config = configs(tmp_path, remote, run="demo")
+    for each in (local, config):
+        megablend.build(each)
+        megablend.build(each | {"samples": 60})
+    longer = config | {"samples": 60}
+    assert samples(longer) == samples(local | {"samples": 60})
+    state = {"consumed": megablend.open(longer, consumed_samples=50).state_dict()}["consumed"]
+    megablend.skip(remote, 8, 12, batch_size=4, run="demo")
+    megablend.rename_run(remote, "demo", "other")
+    (listed,) = (each.to_dict() for each in megablend.list_runs(remote))
+    assert (listed["run"], listed["stages"]) == ("other", [40, 60])
+    renamed = longer | {"run": "other"}
+    assert [(each["start"], each["stop"]) for each in megablend.list_skips(renamed)["skips"]] == [(8, 12)]
+    aside = megablend.reset_run(renamed, "other")
+    assert str(aside) == f"{remote}/runs/other/0000.json"
+    assert megablend.list_runs(remote) == []
+    with pytest.raises(megablend.CacheError, match="run 'other' was not built there"):
+        megablend.open(renamed)
+    assert megablend.build(config | {"run": "other"}).ledger.ends == (40,)
+    assert megablend.open(longer, state=state).consumed_samples == 50
+    megablend.remove_run(remote, "other")
+    assert megablend.list_runs(remote) == []
+
+
+def test_commands_take_its_url(tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, config = configs(tmp_path, remote)
+    with pytest.raises(megablend.CacheError, match="there is no cache here"):
+        megablend.verify(remote)
+    digest = megablend.build(config).index.digest
+    monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "another node"))
+    described = megablend.describe(remote).to_dict()
+    assert [each["digest"] for each in described["indices"]] == [digest]
+    assert megablend.describe(config).to_dict()["index"]["digest"] == digest
+    assert megablend.verify(remote, data=True).problems == ()
+    assert megablend.check(config).problems == ()
+    assert megablend.show(remote, 3, run="default").tokens == megablend.show(config, 3).tokens
+    assert megablend.open_index(remote).generation.digest == digest
+
+
+def test_verify_names_damaged_and_missing_objects_and_build_repairs_them(tmp_path: Path, remote: str) -> None:
+    _, config = configs(tmp_path, remote)
+    megablend.build(config)
+    expected = samples(config)
+    prefix = ObjectPrefix(remote, ObjectOptions())
+    keys = [each.key for each in prefix.list_objects("generations")]
+    blocks = next(key for key in keys if key.endswith("/blocks.arrow"))
+    data = prefix.read(blocks)
+    assert data is not None
+    prefix.write(blocks, data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    (problem,) = megablend.verify(remote).problems
+    assert f"{remote}/{blocks}: damaged: its blake2b is" in problem
+    assert megablend.build(config).index.created
+    assert megablend.verify(remote).problems == ()
+    prefix.remove([each.key for each in prefix.list_objects("generations") if each.key.endswith("/files.arrow")])
+    (problem,) = megablend.verify(remote).problems
+    assert "files.arrow: no such object" in problem
+    assert megablend.build(config).index.created
+    assert megablend.verify(remote).problems == ()
+    assert samples(config) == expected
+
+
+def test_gc_keeps_what_runs_need_and_removes_the_rest_by_the_clock_of_the_store(tmp_path: Path, remote: str) -> None:
+    _, config = configs(tmp_path, remote)
+    first = megablend.build(config | {"run": "first"}).index.digest
+    write_source(tmp_path / "data" / "more", 0, "parquet", documents(0, 9, 9, seed=2))
+    for path in (tmp_path / "data" / "more" / "source0").iterdir():
+        path.rename(tmp_path / "data" / "source0" / f"more-{path.name}")
+    second = megablend.build(config | {"run": "second"}).index.digest
+    assert first != second
+    prefix = ObjectPrefix(remote, ObjectOptions())
+    prefix.write(f"generations/{second}/dead/blocks.arrow", b"of a killed build")
+    time.sleep(1.1)  # the store's clock counts seconds
+    assert megablend.gc(remote, older_than_days=0).removed == ()
+    assert not any("/dead/" in each.key for each in prefix.list_objects("generations"))
+    megablend.remove_run(remote, "first")
+    assert megablend.gc(remote, older_than_days=1).removed == ()
+    time.sleep(1.1)
+    assert megablend.gc(remote, older_than_days=0, dry_run=True).removed == (first,)
+    collected = megablend.gc(remote, older_than_days=0)
+    assert (collected.removed, collected.kept) == ((first,), (second,))
+    left = [each.key for each in prefix.list_objects(f"generations/{first}")]
+    assert [key.split("/")[2] for key in left] == ["commits", "commits"]
+    assert megablend.verify(remote).problems == ()
+    assert len(samples(config | {"run": "second"})) == 40
+    for path in (tmp_path / "data" / "source0").glob("more-*"):
+        path.unlink()
+    again = megablend.build(config | {"run": "first"}).index  # after it was removed
+    assert (again.digest, again.created) == (first, True)
+    assert len(samples(config | {"run": "first"})) == 40

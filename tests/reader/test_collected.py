@@ -1,0 +1,140 @@
+"""A loader in a reference cycle is collected by whichever thread allocates at that moment, also by one of its own."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import megablend
+from tests.runs import documents, make_config, write_source
+
+SECONDS = 30
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    sources = [write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4)) | {"weight": 1}]
+    config = make_config(tmp_path, sources, samples=240, file_checks_per_second=1000)
+    megablend.build(config)
+    return config
+
+
+@pytest.fixture(autouse=True)
+def _without_collections() -> Iterator[None]:
+    """But for those that a test asks for."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Trainer:
+    """Refers to itself."""
+
+    def __init__(self, config: dict[str, Any], **options: Any) -> None:
+        self.loader = megablend.Loader(megablend.open(config), micro_batch_size=4, **options)
+        self.batches = iter(self.loader)
+        next(self.batches)
+        self.me = self
+
+    @property
+    def pipeline(self) -> Any:
+        steps = self.loader._steps
+        assert steps is not None
+        assert steps._ahead is not None
+        return steps._ahead._pipeline
+
+
+def threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("megablend")]
+
+
+def await_end_of_threads() -> None:
+    deadline = time.monotonic() + SECONDS
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threads() == []
+
+
+@pytest.mark.parametrize("pool", ["_fetching", "_decoding"])
+def test_in_a_thread_that_reads(config: dict[str, Any], pool: str) -> None:
+    trainer = Trainer(config)
+    executor, collected = getattr(trainer.pipeline, pool), weakref.ref(trainer)
+    del trainer
+    assert executor.submit(gc.collect).result(SECONDS) > 0
+    assert collected() is None
+    del executor
+    await_end_of_threads()
+
+
+def test_in_a_thread_that_transforms(config: dict[str, Any]) -> None:
+    trainer = Trainer(config, transform=dict)
+    executor, collected = trainer.loader._threads._pool, weakref.ref(trainer)
+    assert executor is not None
+    del trainer
+    assert executor.submit(gc.collect).result(SECONDS) > 0
+    assert collected() is None
+    del executor
+    await_end_of_threads()
+
+
+def test_while_the_locks_of_reading_ahead_are_held(config: dict[str, Any]) -> None:
+    trainer = Trainer(config)
+    pipeline, collected = trainer.pipeline, weakref.ref(trainer)
+    del trainer
+
+    def collect(pipeline: Any) -> None:
+        with pipeline._lock, pipeline._claiming, pipeline._fetching._shutdown_lock:
+            gc.collect()
+
+    thread = threading.Thread(target=collect, args=[pipeline], daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert collected() is None
+    del pipeline, thread
+    await_end_of_threads()
+
+
+def test_in_the_thread_that_checks_files_while_it_waits(config: dict[str, Any]) -> None:
+    armed, done = threading.Event(), threading.Event()
+
+    def collect(frame: FrameType, event: str, _: object) -> None:
+        if armed.is_set() and event == "c_call" and frame.f_code.co_name in ("wait", "_is_ended"):
+            armed.clear()
+            gc.collect()
+            done.set()
+
+    trainer = Trainer(config)
+    trainer.loader._watch.close()
+    watch, collected = trainer.loader._watch, weakref.ref(trainer)
+    threading.setprofile(collect)
+    try:
+        watch.start()
+    finally:
+        threading.setprofile(None)
+    del trainer, watch
+    armed.set()
+    assert done.wait(SECONDS)
+    assert collected() is None
+    await_end_of_threads()
+
+
+def test_reading_stops_when_the_loader_is_collected(config: dict[str, Any]) -> None:
+    trainer = Trainer(config)
+    pipeline = trainer.pipeline
+    del trainer
+    gc.collect()
+    with pipeline._lock:
+        pipeline._waiting.clear()
+    found = pipeline.submit([0], 1, pieces=False)
+    assert not found.done()
+    assert len(pipeline._waiting) == 1  # it starts nothing more

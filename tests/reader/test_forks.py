@@ -1,0 +1,61 @@
+"""A forked child reads on, whatever other threads did at that moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megablend
+from tests.runs import documents, make_config, write_source
+
+SECONDS = 60
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    sources = [write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4)) | {"weight": 1}]
+    config = make_config(tmp_path, sources, samples=240)
+    megablend.build(config)
+    return config
+
+
+def run_in_child(work: Callable[[], bool]) -> int:
+    """The wait status of a forked child that does some work."""
+    child = os.fork()
+    if child == 0:  # no assertion leaves it
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(SECONDS)
+        try:
+            os._exit(0 if work() else 1)
+        finally:
+            os._exit(2)
+    return os.waitpid(child, 0)[1]
+
+
+def test_while_other_threads_hold_the_locks(config: dict[str, Any]) -> None:
+    dataset = megablend.open(config)
+    expected = dataset[5]["tokens"].tolist()
+    loader = megablend.Loader(dataset, micro_batch_size=4)
+    next(iter(loader))
+    loader.close()
+    assert loader._steps is not None
+
+    def read() -> bool:
+        same = dataset[5]["tokens"].tolist() == expected and dataset[200]["tokens"].shape == (8,)
+        return same and len(list(loader)) == 59
+
+    with dataset.window._lock, loader._steps.meter._lock:
+        assert run_in_child(read) == 0
+
+
+def test_a_block_that_another_thread_stores_is_counted(config: dict[str, Any]) -> None:
+    dataset = megablend.open(config)
+    dataset[5]
+    size, dataset.window._bytes = dataset.window._bytes, 0  # forked after it was stored and before it was counted
+    assert size > 0
+    assert run_in_child(lambda: dataset.window._bytes == size) == 0

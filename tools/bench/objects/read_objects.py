@@ -1,0 +1,116 @@
+"""How fast ranges of an object are read with latency, against bare obstore with 256 requests in flight; and the first batch.
+
+Goals: at least 0.8 of bare obstore at 30 ms of latency, interleaved in one process; the first batch of 100 sources less than 5 s
+after `open`. Medians of --rounds. The source is a Python server on the same CPUs.
+
+    python tools/bench/objects/read_objects.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import obstore
+from index_objects import write_parquet
+from source import BUCKET, serving, set_keys
+
+import megablend.reader  # torch, whose import is not measured
+from megablend.config import load_config
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.object_options import parse_options
+from megablend.storage.objects.address import parse_location
+from megablend.storage.objects.clients import get_source
+
+IN_FLIGHT = 256
+
+
+def read_ours(url: str, path: str, offsets: np.ndarray, size: int) -> float:
+    """Seconds that `read_ranges` takes."""
+    storage = make_storage(objects=parse_options({"s3://": {"endpoint": url}}))
+    storage.stat(path)
+    begin = time.perf_counter()
+    storage.read_ranges(path, offsets, np.full(len(offsets), size), lambda total: np.empty(total, np.uint8))
+    return time.perf_counter() - begin
+
+
+def read_bare(url: str, path: str, offsets: np.ndarray, size: int) -> float:
+    """Seconds that obstore takes for the same, with a semaphore."""
+    address = parse_location(path)
+    store = get_source(address, parse_options({"s3://": {"endpoint": url}}).find(path), "").store
+
+    async def read_all() -> None:
+        slots = asyncio.Semaphore(IN_FLIGHT)
+
+        async def read(offset: int) -> None:
+            async with slots:
+                result = await obstore.get_async(store, address.key, options={"range": (offset, offset + size)})
+                await result.bytes_async()
+
+        await asyncio.gather(*map(read, offsets.tolist()))
+
+    begin = time.perf_counter()
+    asyncio.run(read_all())
+    return time.perf_counter() - begin
+
+
+def read_first(url: str, scratch: str, num_sources: int) -> tuple[float, float]:
+    """Seconds that `open` takes, and the first batch of a blend after it."""
+    sources = [
+        {"name": f"s{i}", "path": f"s3://{BUCKET}/{i:05d}-*.parquet", "column": "input_ids", "weight": 1}
+        for i in range(num_sources)
+    ]
+    config = load_config(
+        {
+            "cache": f"{scratch}/cache",
+            "sequence_length": 1024,
+            "samples": 10_000,
+            "memory": "2GiB",
+            "sources": sources,
+            "storage": {"s3://": {"endpoint": url}},
+        }
+    )
+    megablend.build(config)
+    begin = time.perf_counter()
+    dataset = megablend.open(config)
+    opened = time.perf_counter()
+    next(iter(megablend.Loader(dataset, micro_batch_size=8)))
+    return opened - begin, time.perf_counter() - opened
+
+
+def main() -> None:
+    """Print medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--latency", type=float, default=0.03)
+    parser.add_argument("--size", type=int, default=16 << 10, help="bytes of a range")
+    parser.add_argument("--ranges", type=int, default=5000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sources", type=int, default=100)
+    options = parser.parse_args()
+    set_keys()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, "data")
+        folder.mkdir()
+        write_parquet(folder / "x.parquet", 2_000_000, page_index=True)
+        path, size = f"s3://{BUCKET}/00000-x.parquet", (folder / "x.parquet").stat().st_size
+        offsets = np.random.default_rng(0).integers(0, size - options.size, options.ranges)
+        with serving(folder, latency=options.latency, names=options.sources) as url:
+            rates: dict[str, list[float]] = {"megablend": [], "bare obstore": []}
+            for _ in range(options.rounds):
+                for name, read in (("megablend", read_ours), ("bare obstore", read_bare)):
+                    rates[name].append(options.ranges / read(url, path, offsets, options.size))
+            for name, measured in rates.items():
+                print(f"{name}: {statistics.median(measured):,.0f} ranges/s of {options.size:,} bytes")
+            pairs = zip(*rates.values(), strict=True)
+            print(f"megablend / bare obstore: {statistics.median(a / b for a, b in pairs):.2f}")
+            opened, first = read_first(url, scratch, options.sources)
+            print(f"{options.sources} sources: open {opened:.2f} s, first batch {first:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
