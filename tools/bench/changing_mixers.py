@@ -45,8 +45,9 @@ def megablend_plan(weights: list[Doubles], samples: int) -> Run:
 
     def stage(number: int) -> Stage:
         parts = [Fraction(weight) for weight in weights[number]]
+        total = sum(parts)
         shares = [
-            SourceShare(name=str(d), append_eod=None, share=part / sum(parts), cycles=1) for d, part in enumerate(parts)
+            SourceShare(name=str(d), append_eod=None, share=part / total, cycles=1) for d, part in enumerate(parts)
         ]
         blend = Blend(
             split="train",
@@ -97,7 +98,7 @@ def hugging_face(weights: list[Doubles], samples: int) -> Run:
     """datasets.interleave_datasets of what is left of each dataset."""
     import datasets
 
-    size = samples * len(weights)
+    size = 3 * samples * len(weights) // len(weights[0]) + 100  # more than any dataset gives
     whole = [
         datasets.Dataset.from_dict({"dataset": np.full(size, d), "number": np.arange(size)})
         for d in range(len(weights[0]))
@@ -116,7 +117,7 @@ def grain(weights: list[Doubles], samples: int) -> Run:
     """grain.MapDataset.mix of what is left of each dataset."""
     from grain import MapDataset
 
-    size = samples * len(weights)
+    size = 3 * samples * len(weights) // len(weights[0]) + 100  # more than any dataset gives
     edges = [d * size for d in range(len(weights[0]) + 1)]
 
     def stage(i: int, used: list[int]) -> tuple[Ids, Ids]:
