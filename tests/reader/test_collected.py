@@ -17,6 +17,8 @@ import megablend
 from tests.runs import documents, make_config, write_source
 
 SECONDS = 30
+NAMES = tuple(f"megablend-{what}" for what in ("fetch", "decode", "transform", "watch"))
+"""Threads of a loader; those for kernels and object stores belong to the process."""
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ class Trainer:
 
 
 def threads() -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name.startswith("megablend")]
+    return [each.name for each in threading.enumerate() if each.name.startswith(NAMES)]
 
 
 def await_end_of_threads() -> None:

@@ -48,7 +48,8 @@ def await_end_of_threads() -> None:
     """Threads of collected loaders end after their current read."""
     gc.collect()
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and any(each.name.startswith("megablend") for each in threading.enumerate()):
+    names = ("megablend-fetch", "megablend-decode", "megablend-watch")
+    while time.monotonic() < deadline and any(each.name.startswith(names) for each in threading.enumerate()):
         time.sleep(0.01)
 
 
