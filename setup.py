@@ -33,6 +33,7 @@ setup(
         "prometheus": ["prometheus-client>=0.20"],
         "test": [
             "accelerate>=1.0",
+            "coverage>=7.4",
             "hypothesis>=6.100",
             "matplotlib>=3.8",
             "megatron-core==0.16.1",
@@ -43,6 +44,7 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.5",
             "ruff>=0.6",
+            "setuptools>=68",
             "tokenizers>=0.20",
             "torchdata>=0.11",
             "types-PyYAML",

@@ -115,6 +115,10 @@ def amend(
     run = _plan_amended(checked, cut)
     if not dry_run:
         with checked.cache_store.hold():
+            if load_ledger(checked.cache_store, checked.run) != ledger:
+                raise CacheError(
+                    f"{checked.cache}: run {checked.run!r} was changed by another process just now; try again"
+                )
             save_ledger(checked.cache_store, run.ledger, replaces=ledger)
     return _describe(run, plan_stages(ledger.stages, tokens), ledger, cut.num_samples, sample, committed=not dry_run)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from megablend.api.runs import ConfigLike, is_cache, open_run, resolve_cache, resolve_run
+from megablend.api.runs import ConfigLike, is_cache, make_run_storage, open_run, resolve_cache, resolve_run
 from megablend.caches.find import CacheLike, find_store
 from megablend.config import Config, load_config
 from megablend.errors import CacheError, ConfigError, PlanError
@@ -60,6 +60,8 @@ def open_committed(
             f"{folder}: run {name!r} was not built there; run `megablend build CONFIG` first, or choose one of the runs that "
             f"`megablend runs list {folder}` lists"
         )
+    if storage is None and config is not None:
+        storage = make_run_storage(config)  # with its credentials and the queries of its URLs, which no ledger has
     return open_ledger(folder, ledger, storage=storage)
 
 

@@ -18,6 +18,7 @@ from megablend.config import SPLITS, Config
 from megablend.errors import PlanError
 from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
 from megablend.plan.run import Run, as_promised, plan_run
+from megablend.prefetch.estimate_transfer import estimate_transfer
 from megablend.prefetch.memory_need import find_memory_need
 from megablend.prefetch.read_amplification import read_amplification
 from megablend.storage.base import Storage
@@ -62,6 +63,7 @@ def describe_planned(
         splits={split: described for split, (described, _) in splits.items()},
         problems=check_store(config, run.store).problems,
         warnings=tuple(warnings),
+        transfer=estimate_transfer(run, [source.epochs for source in splits["train"][0].sources]),
         opening_seconds=_measure_opening(config, run.store.storage),
         full_share_stages=write_full_share_stages(config, run),
     )

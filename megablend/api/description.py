@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from megablend.api.manage_runs import DamagedRun, RunSummary
 from megablend.api.result_base import Result
+from megablend.storage.transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -168,6 +169,7 @@ class RunDescription(Result):
             "memory_limit_per_rank",
             "most_lanes",
             "full_share_stages",
+            "transfer",
         }
     )
     cache: str
@@ -198,6 +200,8 @@ class RunDescription(Result):
     """YAML of `stages` in which sources keep their shares until they run out, where `on_exhausted: redistribute` changes them."""
     read_amplification: float | None = None
     """Bytes that loaders read for each byte that they use, where `micro_batch_size` was given."""
+    transfer: Transfer | None = None
+    """Requests, bytes and cost of reading train from object stores, each block once an epoch; None where all files are local."""
     fitting_lanes: int | None = None
     """Least number of lanes, from the config's on, that suits the loaders, where `micro_batch_size` was given."""
     memory_per_rank: int | None = None

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from megablend.api.committed import open_ledger
 from megablend.api.what_if import foresee_run
+from megablend.caches.base import GENERATIONS, RUNS
 from megablend.config import load_config
 from megablend.errors import ConfigError
 from megablend.plan.ledger import Ledger
@@ -191,16 +192,28 @@ def _read(path: str | Path) -> Run | State:
         raise ConfigError(f"{path}: is a folder; give a config, a run's ledger (runs/NAME.json of a cache) or a state")
     record = _json_of(path)
     if record is not None and ({"blend", "ends"} <= record.keys() or {"run", "sources", "stages"} <= record.keys()):
-        cache = str(path.absolute().parent.parent)
-        ledger = load_ledger(cache, path.stem)
-        assert ledger is not None
-        return open_ledger(cache, ledger)
+        return _open_ledger_file(path)
     if record is not None and {"consumed_samples", "stages"} <= record.keys():
         return State.from_dict(record)
     foreseen = foresee_run(load_config(path))
     if isinstance(foreseen, str):
         raise ConfigError(f"{path}: {foreseen}")
     return foreseen.run
+
+
+def _open_ledger_file(path: Path) -> Run:
+    """The run of a ledger in its cache. Raises: ConfigError for one outside a cache, whose index is not known."""
+    path = path.absolute()
+    cache = path.parent.parent
+    if path.parent.name != RUNS or not (cache / GENERATIONS).is_dir():
+        raise ConfigError(
+            f"{path}: is a run's ledger, but not in its cache; give the ledger in the cache that has its index "
+            f"(CACHE/{RUNS}/{path.name})"
+        )
+    ledger = load_ledger(str(cache), path.stem)
+    if ledger is None:
+        raise ConfigError(f"{path}: is not a run's ledger; the cache has none of run {path.stem!r}")
+    return open_ledger(str(cache), ledger)
 
 
 def _json_of(path: Path) -> dict[str, Any] | None:

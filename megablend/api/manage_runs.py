@@ -25,7 +25,7 @@ from megablend.index.list_snapshots import list_snapshots
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, run_names, save_ledger
 from megablend.plan.ledger_format import blend_record
-from megablend.plan.skips import forget_skips, rename_skips
+from megablend.plan.skips import copy_skips, forget_skips
 from megablend.storage.location import find_scheme
 
 
@@ -102,12 +102,14 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
     cache = _cache_of(what)
     check_run_name(new)
     with _changing(cache, run) as store:
-        renamed, there = dataclasses.replace(_load(cache, run), run=new), new in run_names(cache)
+        ledger, there = _load(cache, run), new in run_names(cache)
+        renamed = dataclasses.replace(ledger, run=new)
         if run == new or (there and load_ledger(cache, new) != renamed):  # the same one: a rename that was interrupted
             raise ConfigError(f"{cache}: there is a run {new!r} already; remove it first, or choose another name")
         if not there:
+            copy_skips(store, ledger, new)  # before the ledger, so that a run of the new name never lacks them
             save_ledger(cache, renamed)
-        rename_skips(store, run, new)
+        forget_skips(store, run)
         store.remove_record(RUNS, run)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from megablend.cli.tables import new_console, print_problems, print_table, print_warnings
+from megablend.cli.tables import format_transfer, new_console, print_problems, print_table, print_warnings
 from megablend.order.registry import find_order
 from megablend.prefetch.memory_budget import format_bytes
 
@@ -41,6 +41,8 @@ def print_description(found: dict[str, Any]) -> None:
     if found["note"] is not None:
         console.print(f"note: {found['note']}", markup=False)
     console.print(f"opening train takes {found['opening_seconds'] * 1e3:,.1f} ms, apart from imports and kernels")
+    if "transfer" in found:
+        console.print(f"train reads about {format_transfer(**found['transfer'])} from object stores", markup=False)
     if "read_amplification" in found:
         console.print(f"read amplification: {found['read_amplification']:.3f}")
         _print_memory(console, found)

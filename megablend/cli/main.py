@@ -40,6 +40,9 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("config")
+@click.option(
+    "--dry-run", is_flag=True, help="Report what indexing would request from object stores, without building."
+)
 @in_cache
 @click.option(
     "--checksums",
@@ -47,8 +50,11 @@ def cli() -> None:
     help="Also make checksums of all blocks (reads all data once) for remote reads.",
 )
 @as_json
-def build(config: str, cache: str | None, checksums: bool, as_json: bool) -> None:
+def build(config: str, dry_run: bool, cache: str | None, checksums: bool, as_json: bool) -> None:
     """Index the files that CONFIG lists and write its run's ledger. Under mpirun or srun the ranks share the work."""
+    if dry_run:
+        _print_dry_run(config, cache, as_json)
+        return
     from megablend.api.build import build as build_run
     from megablend.cli.progress import progress_on
     from megablend.distributed.launch import detect
@@ -66,6 +72,21 @@ def build(config: str, cache: str | None, checksums: bool, as_json: bool) -> Non
         print_built(built, ranks=launch.size)
     if built.problems:
         sys.exit(3)
+
+
+def _print_dry_run(config: str, cache: str | None, as_json: bool) -> None:
+    from megablend.api.dry_run import dry_run
+    from megablend.distributed.launch import detect
+
+    if detect().rank != 0:
+        return
+    found = [each.to_dict() for each in dry_run(config, cache=cache)]
+    if as_json:
+        print_json({"sources": found})
+    else:
+        from megablend.cli.tables import print_dry_run
+
+        print_dry_run(found)
 
 
 @cli.command()

@@ -29,6 +29,20 @@ def new_console() -> Console:
     return console
 
 
+def format_transfer(requests: int, bytes: int, cost: float | None) -> str:
+    """Requests, bytes and cost in words."""
+    price = "" if cost is None else f", which costs {cost:,.2f}"
+    return f"{requests:,} requests, {bytes / 1e9:,.2f} GB{price}"
+
+
+def print_dry_run(found: Sequence[dict[str, Any]]) -> None:
+    """Print what indexing would request."""
+    for each in found:
+        transfer = format_transfer(each["requests"], each["source_bytes"], each["cost"])
+        files = f"{each['name']}: {each['files']:,} files, {each['bytes'] / 1e9:,.2f} GB"
+        print(f"{files}; indexing requests about {transfer}" if each["requests"] else f"{files}, on local disks")
+
+
 def print_table(
     console: Console,
     title: str,

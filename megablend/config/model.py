@@ -293,8 +293,9 @@ class Config(_Model):
     def _check_weights(self) -> None:
         """Check that `weight: size`, `temperature` and `on_exhausted` apply to the sources."""
         listed = [(split, i, source) for split, each in self.sources.items() for i, source in enumerate(each)]
+        sized = {split for split, _, source in listed if source.weight == SIZE}
         for split, i, source in listed:
-            if source.weight is not None and source.weight not in (SIZE, 0) and _has_sizes(self.sources[split]):
+            if split in sized and source.weight is not None and source.weight not in (SIZE, 0):
                 raise ValueError(
                     f"sources.{split}[{i}]: {source.name!r} has weight {float(source.weight):g}, other sources `weight: size`; "
                     "expected `size` for all sources of a blend, or numbers for all; 0 leaves a source out"
@@ -423,10 +424,6 @@ class Config(_Model):
         if not self.ever_moves_documents:
             return []
         return [name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)]
-
-
-def _has_sizes(sources: Sequence[Source]) -> bool:
-    return any(source.weight == SIZE for source in sources)
 
 
 def _check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megablend.errors import PlanError
+from megablend.lazy import cached_property
 from megablend.plan.ledger_format import chain_digests
 from megablend.plan.links import Link
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.plan.state import State
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ledger:
     """The committed stages of a run."""
 
@@ -41,7 +42,7 @@ class Ledger:
         """Number of samples of the run."""
         return self.stages[-1].stop
 
-    @property
+    @cached_property
     def digests(self) -> tuple[str, ...]:
         """The plan's digest after each stage."""
         return chain_digests(self.stages)

@@ -101,7 +101,8 @@ def _parse_blend(record: dict[str, Any], before: Blend) -> Blend:
     sources = list(before.sources)
     for number, numerator, cycles in record.get("shares", ()):
         share = Fraction(_whole(numerator), _whole(record["of"]))
-        sources[_whole(number)] = replace(sources[number], share=share, cycles=_whole(cycles))
+        old = sources[_whole(number)]
+        sources[number] = SourceShare(name=old.name, append_eod=old.append_eod, share=share, cycles=_whole(cycles))
     if any(source.share is None for source in sources):
         raise ValueError("a source has no share")
     schedule = parse_schedule(record["schedule"]) if "schedule" in record else None

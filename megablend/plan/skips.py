@@ -79,12 +79,11 @@ def save_skip(cache: CacheLike, ledger: Ledger, start: int, stop: int) -> None:
     _write(store, ledger.run, [*skips, (start, stop, plan)], record)
 
 
-def rename_skips(cache: CacheLike, run: str, new: str) -> None:
-    """Move a run's skips to the run's new name. Raises CacheError."""
+def copy_skips(cache: CacheLike, ledger: Ledger, new: str) -> None:
+    """Give another run name the skips of a run's plan, in place of what an earlier run of that name left. Raises CacheError."""
     store = find_store(cache)
-    if (skips := _read(store, run)[0]) and new not in store.list_records(SKIPS):
-        _write(store, new, skips, None)
-    forget_skips(store, run)
+    skips = [each for each in _read(store, ledger.run)[0] if each[2] in ledger.digests]
+    _write_or_remove(store, new, skips, store.read_record(SKIPS, new))
 
 
 def forget_skips(cache: CacheLike, run: str) -> None:
@@ -98,7 +97,7 @@ def remove_skips(cache: CacheLike, ledger: Ledger) -> None:
     """Remove all skipped ranges of a run's plan. Raises CacheError."""
     store = find_store(cache)
     skips, record = _read(store, ledger.run)
-    _write(store, ledger.run, [each for each in skips if each[2] not in ledger.digests], record)
+    _write_or_remove(store, ledger.run, [each for each in skips if each[2] not in ledger.digests], record)
 
 
 def _read(store: CacheStore, run: str) -> tuple[list[tuple[int, int, str]], Record | None]:
@@ -129,3 +128,11 @@ def _read(store: CacheStore, run: str) -> tuple[list[tuple[int, int, str]], Reco
 
 def _write(store: CacheStore, run: str, skips: Sequence[tuple[int, int, str]], after: Record | None) -> None:
     store.write_record(SKIPS, run, json.dumps({"version": VERSION, "skips": list(skips)}, indent=1), after)
+
+
+def _write_or_remove(store: CacheStore, run: str, skips: Sequence[tuple[int, int, str]], after: Record | None) -> None:
+    """Write the ranges; without any, the record is removed."""
+    if skips:
+        _write(store, run, skips, after)
+    elif after is not None:
+        store.remove_record(SKIPS, run)

@@ -9,7 +9,7 @@ import numpy as np
 
 from megablend.errors import PlanError
 from megablend.plan.allocate import stage_totals
-from megablend.plan.interleavings.base import Int64s, StageRequest
+from megablend.plan.interleavings.base import Int64s, StageRequest, check_tokens
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.shares import samples_in
 from megablend.plan.stage import Blend, Stage
@@ -89,6 +89,8 @@ def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[l
 
 
 def _make_request(blend: Blend, totals: Int64s, start: int, cursor: Int64s, tokens: Sequence[int]) -> StageRequest:
+    """The request of a stage. Raises: PlanError where the tokens that it reaches cannot be counted in 64 bits."""
+    check_tokens(totals.tolist(), cursor.tolist(), tokens, blend.sequence_length)
     return StageRequest(
         totals=totals,
         first_sample=start,

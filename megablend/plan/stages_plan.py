@@ -26,7 +26,7 @@ from megablend.plan.interleavings.base import (
     sample_numbers,
 )
 from megablend.plan.interleavings.registry import find_interleaving
-from megablend.plan.tails import Tails
+from megablend.plan.interleavings.tails import Tails
 
 
 class Stretch(NamedTuple):

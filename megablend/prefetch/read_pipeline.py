@@ -6,6 +6,7 @@ returns at once, so that these threads only open files. There is one decoding th
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import deque
@@ -18,13 +19,14 @@ from typing import Any, TypeVar
 
 from megablend.blocks.block_read import BlockRead
 from megablend.blocks.block_store import BlockStore
+from megablend.errors import MegablendError
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.fetch import FileRead, start_fetch
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.storage.base import Int64s
 from megablend.storage.futures import forward_result, gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges
-from megablend.system.failures import translating
+from megablend.system.failures import translate, translating
 
 T = TypeVar("T")
 
@@ -130,7 +132,11 @@ class ReadPipeline:
             self._submit(self._fetching, self._fetch, task)
 
     def _submit(self, threads: ThreadPoolExecutor, work: Callable[[_Task], None], task: _Task) -> None:
+        turns = itertools.count()  # whoever takes the first one handles the task
+
         def attempt() -> None:
+            if next(turns):
+                return None
             # A thread that is not the main one runs on while the interpreter shuts down, and waits for all threads.
             if self._is_abandoned or not threading.main_thread().is_alive():
                 return self._give_up(task)
@@ -142,16 +148,22 @@ class ReadPipeline:
 
         try:
             threads.submit(attempt)
-        except RuntimeError:  # closed in the meantime, or the interpreter is shutting down
-            self._give_up(task)
+        except (
+            RuntimeError
+        ) as error:  # closed in the meantime, the interpreter is shutting down, or no thread can be started
+            if not next(turns):  # unless a thread has begun
+                self._give_up(task, translate(error, str(self._store.generation.folder)))
 
-    def _give_up(self, task: _Task) -> None:
-        """Drop this task and all waiting ones."""
+    def _give_up(self, task: _Task, error: MegablendError | None = None) -> None:
+        """Drop this task and all waiting ones; with an error, that is what their blocks are awaited with."""
         with self._lock:
             tasks = [task, *self._waiting]
             self._waiting.clear()
         for each in tasks:
-            each.blocks.set_result(None)
+            if error is None:
+                each.blocks.set_result(None)
+            else:
+                each.blocks.set_exception(error)
 
     def _fetch(self, task: _Task, fetched_ranges: _RequestedRanges | None = None) -> None:
         """Fetch all ranges that are known to be needed; called in a thread that may block.

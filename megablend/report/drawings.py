@@ -68,6 +68,7 @@ def draw_epochs(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool
     """How often each source is read, with a line at once."""
     _draw_bars(axes, sources, [each.epochs for each in sources], narrow=narrow)
     axes.axvline(1, color=_ORANGE, linewidth=1.5)
+    axes.set_xlim(0, 1.05 * max(1.0, *(each.epochs for each in sources)))
     axes.set_xlabel("epochs")
 
 

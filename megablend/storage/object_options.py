@@ -45,6 +45,10 @@ class StoreOptions:
     """Limit of requests in flight for the whole job."""
     max_source_rate: int | None = None
     """Limit of bytes per second for the whole job."""
+    price_per_1000_requests: float | None = None
+    """For estimates of cost, in any currency."""
+    price_per_gb: float | None = None
+    """The same for a GB (10^9 bytes) that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,7 @@ def _parse_value(place: str, kind: str, value: object) -> object:
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         unit = "bytes per second" if place.endswith(": max_source_rate") else "seconds"
+        unit = "a price" if ": price_per_" in place else unit
         raise ValueError(
             f"{place}: found {value!r}, expected a number above 0{f' ({unit})' if 'int =' not in kind else ''}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from megablend.config import load_config
 from megablend.errors import ConfigError
 from megablend.reader import Dataset
 from tests.api.test_find import make_run
-from tests.runs import documents, write_source
+from tests.runs import documents, make_config, write_source
 
 
 def saved(folder: Path, name: str, config: dict[str, Any]) -> Path:
@@ -134,3 +135,16 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     empty = saved(tmp_path, "empty", config | {"cache": str(tmp_path / "none")})
     with pytest.raises(ConfigError, match=r"empty.yaml: .*holds no index"):
         megablend.diff(path, empty)
+
+
+def test_a_ledger_outside_its_cache_is_refused(tmp_path: Path) -> None:
+    source = write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4)) | {"weight": 1}
+    config = make_config(tmp_path, [source], samples=40)
+    megablend.build(config)
+    ledger = tmp_path / "cache" / "runs" / "default.json"
+    (tmp_path / "elsewhere" / "runs").mkdir(parents=True)
+    for copy in (tmp_path / "copy.json", tmp_path / "elsewhere" / "runs" / "default.json"):
+        shutil.copy(ledger, copy)
+        with pytest.raises(ConfigError, match=rf"{copy}: is a run's ledger, but not in its cache; give the ledger in"):
+            megablend.diff(ledger, copy)
+    assert megablend.diff(ledger, ledger)["parts_at"] is None

@@ -46,6 +46,13 @@ def test_a_build_names_file_and_row(tmp_path: Path, token: int, command: Any) ->
     command(given)
 
 
+def test_a_file_of_one_token_only(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "a.parquet", ROWS)
+    write(tmp_path / "data" / "b.parquet", [[100] * 5] * 10)
+    with pytest.raises(DataError, match=r"b\.parquet: row 0 \(row group 0\): token 100, expected 0 to 99"):
+        build(config(tmp_path, {"path": f"{tmp_path}/data/*.parquet"}, vocab_size=100))
+
+
 def test_negative_ids_need_no_vocabulary(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", [*ROWS, [-100]])
     with pytest.raises(DataError, match=r"row 200 \(row group 3\): token -100, expected 0 to 4294967295; 1 tokens"):

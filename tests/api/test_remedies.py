@@ -244,7 +244,7 @@ def test_where_no_length_fits_that_is_said(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet")
     sources = {"path": path, "weight": 1, "max_epochs": 1}, {"path": path, "weight": 0.00001}
     message = refused(config(tmp_path, *sources))
-    assert "No length fits: all sources get at least one from 100,001 samples on, but max_epochs allow" in message
+    assert "No length fits: all sources get at least one from 100,001 samples on, but the caps allow" in message
     tiny = {"path": path, "weight": "1e-18"}
     message = refused(config(tmp_path, {"path": path, "weight": 1}, tiny))
     assert "but a plan can have at most" in message

@@ -137,3 +137,21 @@ def test_skips_belong_to_a_plan_and_move_with_the_run(config: dict[str, Any]) ->
     assert megablend.open(replanned).skips.ranges == ()
     megablend.remove_run(config, "other")
     assert not Path(config["cache"], "runs", "skips", "other.json").exists()
+
+
+def test_a_renamed_run_keeps_its_skips_and_gets_no_others(config: dict[str, Any]) -> None:
+    """Whatever an earlier run of the new name has left."""
+    other = config | {"run": "other"}
+    megablend.build(other)
+    megablend.skip(other, 0, 16, batch_size=4)
+    megablend.skip(config, 32, 48, batch_size=4)
+    megablend.reset_run(config, "other")
+    megablend.rename_run(config, "demo", "other")
+    assert megablend.open(other).skips.ranges == ((32, 48),)
+    megablend.build(config)
+    megablend.skip(config, 0, 16, batch_size=4)
+    megablend.reset_run(config, "demo")
+    megablend.unskip(other)
+    assert not Path(config["cache"], "runs", "skips", "other.json").exists()
+    megablend.rename_run(config, "other", "demo")
+    assert megablend.open(config).skips.ranges == ()

@@ -249,11 +249,6 @@ FAULTS: dict[str, Fault] = {
         r"the seed is -1; numpy's RandomState takes 0 to ([\d,]+)",
         [then_give(seed=0), then_give(seed=2**32 - 1)],
     ),
-    "an object": Fault(
-        lambda call: call.give(data_path=["s3://bucket/x"]),
-        "object stores are not supported here; copy its .idx to a file system and give that path",
-        [lambda call, _: call.give(data_path=[call.a])],
-    ),
 }
 
 

@@ -1,10 +1,13 @@
 import pickle
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from megablend.errors import PlanError
 from megablend.plan.interleavings.sequential import SequentialPlan
+from megablend.plan.stage import Blend, SourceShare, Stage
+from megablend.plan.stage_requests import plan_stages
 
 COUNTS = [3, 0, 2, 0]
 
@@ -36,3 +39,22 @@ def test_outside_is_refused() -> None:
         plan.counts(6)
     with pytest.raises(PlanError, match="source 1 has -2 samples"):
         SequentialPlan([1, -2])
+
+
+@pytest.mark.parametrize("interleaving", ["sequential", "lanes"])
+@pytest.mark.parametrize("plan_version", [1, 2])
+def test_more_tokens_than_64_bits_count_are_refused(interleaving: str, plan_version: int) -> None:
+    blend = Blend(
+        split="train of 1,0,0",
+        sources=(SourceShare(name="a", append_eod=None, share=Fraction(1), cycles=1),),
+        sequence_length=16384,
+        add_extra_token_to_sequence=True,
+        interleaving=interleaving,
+        plan_version=plan_version,
+    )
+    stages = [Stage(index="", blend=blend, end=end) for end in (1 << 48, 1 << 49)]
+    with pytest.raises(PlanError, match="a plan can count at most 9223372036854775807 tokens of a source"):
+        plan_stages(stages, [99_950])
+    assert plan_stages(stages[:1], [99_950]).token_ranges(np.zeros(1, np.int32), np.array([(1 << 48) - 1]))[0] == (
+        ((1 << 48) - 1) * 16384
+    )

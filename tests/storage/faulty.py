@@ -11,7 +11,7 @@ import hashlib
 import random
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import TracebackType
@@ -63,7 +63,8 @@ class _Round:
 class FaultySource:
     """Serves `files` (`bucket/key` to bytes) on loopback while it is entered.
 
-    Set `faults`, `is_down` and `ignores_conditions` at any time. Counts: `requests` and `faulty` (by kind), `bytes` sent,
+    Set `faults`, `is_down`, `ignores_conditions`, and `is_expired` (of an access key) at any time. Counts: `requests` and
+    `faulty` (by kind), `bytes` sent,
     `most_in_flight`, `rounds` by file.
     """
 
@@ -71,6 +72,7 @@ class FaultySource:
         self.files, self.faults = files, faults or Faults()
         self.is_down = self.ignores_conditions = False
         self.weak_etags = self.no_etags = False
+        self.is_expired: Callable[[str], bool] | None = None
         self.body = b""
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
@@ -142,6 +144,10 @@ class FaultySource:
         for status, share in faults.status.items():
             if self._draw(str(status), share):
                 return await self._send(writer, method, status, {}, self.body)
+        key = headers.get("authorization", "").partition("Credential=")[2].partition("/")[0]
+        if self.is_expired is not None and self.is_expired(key):
+            self.faulty["expired"] += 1
+            return await self._send(writer, method, 400, {}, b"<Error><Code>ExpiredToken</Code></Error>")
         url = urlsplit(target)
         path, query = unquote(url.path).removeprefix("/"), parse_qs(url.query, keep_blank_values=True)
         if "list-type" in query:

@@ -72,6 +72,15 @@ def test_mixers_that_are_not_there_are_named(
     assert not any("does not run" in line for line in lines[2:4])
 
 
+def test_mixers_of_a_blend_that_changes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    load("mixers", monkeypatch, ["--changes", "--scale", "1e-6", "--datasets", "3"], "__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert lines[2].split()[:3] == ["megablend,", "plan", "192"]
+    assert lines[2].split()[-2:] == ["0", "0"]  # nothing read again, nothing left out
+    assert lines[3].split()[:2] == ["Megatron-core", "192"]
+
+
 def test_worst_prefix_error_is_that_of_every_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     worst = load("mixers", monkeypatch, [], "mixers")["worst_prefix_error"]
     rng = np.random.default_rng(0)

@@ -29,6 +29,9 @@ import pyarrow.parquet as pq
 DOCUMENT = 512
 """Tokens of a document."""
 LOCATED = 200_000
+SAMPLES_READ = 15_000
+BLOCK = 1 << 16
+"""Bytes of a block of a `.bin`, and of a page."""
 Times = dict[str, float]
 
 
@@ -91,7 +94,7 @@ def write_parquet(path: Path, tokens: np.ndarray[Any, Any]) -> None:
     path.parent.mkdir(exist_ok=True)
     edges = np.arange(0, len(tokens) + 1, DOCUMENT, dtype=np.int32)
     table = pa.table({"input_ids": pa.ListArray.from_arrays(edges, tokens)})
-    options: dict[str, Any] = {"data_page_size": 1 << 16, "write_batch_size": 16, "use_dictionary": False}
+    options: dict[str, Any] = {"data_page_size": BLOCK, "write_batch_size": 16, "use_dictionary": False}
     pq.write_table(table, path, compression="zstd", write_page_index=True, **options)
 
 
@@ -99,7 +102,7 @@ def config_of(folder: Path, name: str, *patterns: str, **settings: Any) -> dict[
     """A run of one pass over these files, each a source; the corpus is in the folder above."""
     shares = {} if len(patterns) == 1 else {"weight": 1}
     sources = [{"name": f"s{i}", "path": str(folder.parent / each), **shares} for i, each in enumerate(patterns)]
-    return {"cache": str(folder / name), "sequence_length": DOCUMENT, "samples": 4000, "sources": sources, **settings}
+    return {"cache": str(folder / name), "sequence_length": DOCUMENT, "samples": 2000, "sources": sources, **settings}
 
 
 def cpu(work: Callable[..., Any], *arguments: Any) -> float:
@@ -201,13 +204,13 @@ def measure_reading(folder: Path) -> Times:
     warm(folder)
     times = {}
     for name in ("large.parquet", "pair.bin"):
-        config = config_of(folder, name, name)
+        config = config_of(folder, name, name, block_bytes=BLOCK, samples=SAMPLES_READ)
         megablend.build(config)
         dataset = megablend.open(config)
         loader = megablend.Loader(dataset, micro_batch_size=8)
         seconds = cpu(list, (None for _ in loader))
         times[f"batches of {name}, ns a token"] = 1e9 * seconds / (len(dataset) * DOCUMENT)
-        store, count = dataset.run.store, 400
+        store, count = dataset.run.store, (folder.parent / "pair.bin").stat().st_size // BLOCK
         blocks = np.random.default_rng(0).permutation(count)
         store.read(blocks[:50])
         seconds = cpu(read_all, store, blocks)

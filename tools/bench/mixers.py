@@ -8,7 +8,8 @@ own, at a size that it bears; nothing here reads data. Time and memory of the ot
     python -m venv peers && peers/bin/pip install datasets grain mosaicml-streaming
     python tools/bench/mixers.py --peers peers/bin/python [--datasets 1000] [--scale 1]
 
-A mixer that cannot be imported is named, with the reason.
+A mixer that cannot be imported is named, with the reason. `--changes` measures runs whose blend changes twice: see
+changing_mixers.py.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from changing_mixers import CHANGING_MIXERS, count_misread, split_stages
 
 Doubles = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.integer[Any]]
@@ -163,6 +165,32 @@ def measure(name: str, num_datasets: int, scale: float) -> dict[str, float]:
     }
 
 
+def measure_changes(name: str, num_datasets: int, scale: float) -> dict[str, float]:
+    """Run a mixer of a blend that changes twice in this process: twice, the first time small."""
+    mixer, most, _ = CHANGING_MIXERS[name]
+    rng = np.random.default_rng(0)
+    weights = [each / each.sum() for each in rng.random((3, num_datasets))]
+    mixer(weights, 64)
+    samples = max(64, int(most * scale))
+    run = mixer(weights, samples)
+    parts = zip(split_stages(run.datasets, len(weights)), weights, strict=True)
+    again, left_out = count_misread(run)
+    return {
+        "samples": samples * len(weights),
+        "init s": run.init,
+        "restart s": run.restart,
+        "worst error": max(worst_prefix_error(ids, blend) for ids, blend in parts),
+        "again": again,
+        "left out": left_out,
+    }
+
+
+def format_changes(found: dict[str, float]) -> str:
+    """The columns of a mixer of a blend that changes."""
+    times = f"{found['init s']:10.4f}{found['restart s']:11.4f}"
+    return f"{found['samples']:15,}{times}{found['worst error']:13.2f}{found['again']:12,}{found['left out']:10,}"
+
+
 def main() -> None:
     """Print a table; or be one of its mixers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -171,15 +199,19 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of samples")
     parser.add_argument("--limit", type=float, default=100, help="seconds for each mixer")
     parser.add_argument("--mixer", help=argparse.SUPPRESS)
+    parser.add_argument("--changes", action="store_true", help="a blend that changes twice")
     options = parser.parse_args()
     if options.mixer:
-        print(json.dumps(measure(options.mixer, options.datasets, options.scale)))
+        run = measure_changes if options.changes else measure
+        print(json.dumps(run(options.mixer, options.datasets, options.scale)))
         return
-    print(
-        f"{options.datasets:,} datasets\n{'':20}{'samples':>15}{'ready s':>10}{'MiB':>8}{'ns/sample':>11}  worst error"
-    )
-    for name, (_, _, is_peer) in MIXERS.items():
+    columns = f"{'samples':>15}{'ready s':>10}{'MiB':>8}{'ns/sample':>11}  worst error"
+    if options.changes:
+        columns = f"{'samples':>15}{'init s':>10}{'restart s':>11}{'worst error':>13}{'read again':>12}{'left out':>10}"
+    print(f"{options.datasets:,} datasets\n{'':20}{columns}")
+    for name, (_, _, is_peer) in (CHANGING_MIXERS if options.changes else MIXERS).items():
         own = ["--mixer", name, "--datasets", str(options.datasets), "--scale", str(options.scale)]
+        own += ["--changes"] if options.changes else []
         command = [options.peers if is_peer else sys.executable, str(Path(__file__).absolute()), *own]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit, check=False)
@@ -190,6 +222,9 @@ def main() -> None:
             print(f"{name:20}does not run: {done.stderr.strip().splitlines()[-1]}", flush=True)
             continue
         found = json.loads(done.stdout.strip().splitlines()[-1])
+        if options.changes:
+            print(f"{name:20}{format_changes(found)}", flush=True)
+            continue
         columns = (
             f"{found['samples']:15,}{found['ready s']:10.3f}{found['memory MiB']:8.0f}{found['ns a sample']:11.0f}"
         )

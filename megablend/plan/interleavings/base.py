@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from megablend.errors import PlanError
+
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 MAX_SAMPLES = (1 << 50) - 1
 """The most samples that a plan can have: the limit of its exact arithmetic in float64 and int64."""
+MAX_TOKENS = (1 << 63) - 1
+"""The most tokens of a source that a plan can count, over all epochs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +123,26 @@ class LocatesMany:
     def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
         """See Plan.locate_many."""
         raise NotImplementedError
+
+
+def check_tokens(
+    samples: Sequence[int], first_tokens: Sequence[int], epoch_tokens: Sequence[int], sample_tokens: int
+) -> None:
+    """Check that the tokens of each source, [num_sources], can be counted in 64 bits. Raises: PlanError.
+
+    Args:
+        samples: samples of each source in a stage.
+        first_tokens: first token of each source's first sample, counted over all epochs.
+        epoch_tokens: tokens per epoch of each source.
+        sample_tokens: tokens from one sample's start to the next one's.
+    """
+    if sample_tokens < 1:
+        raise PlanError(f"samples are {sample_tokens} tokens apart; expected at least 1")
+    for source, (tokens, first, read) in enumerate(zip(epoch_tokens, first_tokens, samples, strict=True)):
+        if tokens < (read > 0):
+            raise PlanError(f"source {source} has epochs of {tokens} tokens; expected at least 1")
+        if first + (read + 4) * sample_tokens + tokens > MAX_TOKENS:  # estimates overshoot the end by less
+            raise PlanError(
+                f"source {source} has {read} samples of {sample_tokens} tokens from token {first} on and epochs of {tokens} "
+                f"tokens; a plan can count at most {MAX_TOKENS} tokens of a source, including one epoch after the last sample"
+            )

@@ -29,15 +29,15 @@ from megablend.plan.interleavings.base import (
     LocatesMany,
     StageRequest,
     check_places,
+    check_tokens,
     prefix_length,
     sample_numbers,
 )
 from megablend.plan.interleavings.lane_schedule import make_lane_schedule
+from megablend.plan.interleavings.tails import Tails
 from megablend.plan.interleavings.tree import build_tree
-from megablend.plan.tails import Tails
 
 MAX_LANES = MAX_WINDOW = 1 << 20
-_MAX_TOKENS = (1 << 63) - 1
 
 
 class LanePlan(LocatesMany):
@@ -75,7 +75,7 @@ class LanePlan(LocatesMany):
         first = zeros if first_tokens is None else np.asarray(first_tokens, np.int64)
         _check(lanes, window, cycles)
         if epoch_tokens is not None:
-            _check_epochs(totals.tolist(), first.tolist(), [int(tokens) for tokens in epoch_tokens], sample_tokens)
+            check_tokens(totals.tolist(), first.tolist(), [int(tokens) for tokens in epoch_tokens], sample_tokens)
         self.num_sources, self.num_samples = len(totals), int(totals.sum())
         self._lanes, self._window, self._seed, self._start = lanes, window, seed & MASK, first_sample
         self._cycle_samples = lanes * window
@@ -263,18 +263,3 @@ def _check(lanes: int, window: int, cycles: Int64s) -> None:
     if (cycles < 1).any():
         source = int(np.flatnonzero(cycles < 1)[0])
         raise PlanError(f"source {source} has {cycles[source]} cycles per run; expected at least 1")
-
-
-def _check_epochs(
-    samples: Sequence[int], first_tokens: Sequence[int], epoch_tokens: Sequence[int], sample_tokens: int
-) -> None:
-    if sample_tokens < 1:
-        raise PlanError(f"samples are {sample_tokens} tokens apart; expected at least 1")
-    for source, (tokens, first, read) in enumerate(zip(epoch_tokens, first_tokens, samples, strict=True)):
-        if tokens < (read > 0):
-            raise PlanError(f"source {source} has epochs of {tokens} tokens; expected at least 1")
-        if first + (read + 4) * sample_tokens + tokens > _MAX_TOKENS:  # estimates overshoot the end by less
-            raise PlanError(
-                f"source {source} has {read} samples of {sample_tokens} tokens from token {first} on and epochs of {tokens} "
-                f"tokens; a plan can count at most {_MAX_TOKENS} tokens of a source, including one epoch after the last sample"
-            )

@@ -13,7 +13,7 @@ from typing import Any
 from megablend.plan.interleavings.base import Plan, StageRequest
 from megablend.plan.interleavings.lanes import LanePlan, plan_lanes
 from megablend.plan.interleavings.sequential import plan_one_after_another
-from megablend.plan.tails import Tails
+from megablend.plan.interleavings.tails import Tails
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ clients      obstore's stores, by bucket and options
 loop         the process's event loop, and what happens after a fork
 flow         how many requests are in flight, and at which rate
 timing       how long a request may take, learned from those before
+watch        all requests in flight, which one timer looks at
 requests     one ranged GET: its conditions, retries, time-outs and hedges
 listing      patterns by LIST
 store        `ObjectStorage`
+helper       a process that reads for programs which fork later; before_fork is the storage that uses it
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 import os
 import pickle
@@ -13,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -26,6 +25,77 @@ from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.conftest import READER_KEYS, S3Server
 
 CANARY = "CANARYsecretCANARY"
+
+
+def replace_object(source: FaultySource) -> None:
+    source.files["b/x"] = b"9876543210"
+
+
+def replace_silently(source: FaultySource) -> None:
+    source.ignores_conditions = True
+    replace_object(source)
+
+
+def delete_object(source: FaultySource) -> None:
+    source.files = {"b/other": b""}
+
+
+def truncate_object(source: FaultySource) -> None:
+    source.files["b/x"] = b"0123"
+    source.ignores_conditions = True
+
+
+def let_keys_expire(source: FaultySource) -> None:
+    source.body = b"<Error><Code>ExpiredToken</Code></Error>"
+    source.faults = Faults(status={400: 1.0})
+
+
+def close_to_all(source: FaultySource) -> None:
+    source.body = b"<Error><Code>AccessDenied</Code></Error>"
+    source.faults = Faults(status={403: 1.0})
+
+
+def break_down(source: FaultySource) -> None:
+    source.faults = Faults(status={500: 1.0})
+
+
+def go_away(source: FaultySource) -> None:
+    source.is_down = True
+    source.faults = Faults(reset=1.0)
+
+
+WHILE_READING = {
+    "replaced": (replace_object, r"s3://b/x: was replaced while it was in use; restore", 3),
+    "replaced, conditions ignored": (replace_silently, r"was replaced while it was in use \(its etag is \w+, was", 3),
+    "deleted": (delete_object, r"s3://b/x: was deleted while it was in use; restore", 3),
+    "truncated": (truncate_object, r"was replaced while it was in use \(it has 4 bytes, had 10\)", 3),
+    "keys expired": (let_keys_expire, r"the credentials have expired \(ExpiredToken\): renew", 3),
+    "access taken away": (close_to_all, r"cannot be read: access is denied \(AccessDenied\): get permission", 3),
+    "broken": (break_down, r"the source failed \(HTTP 500\); tried \d+ times in \d s", 3),
+    "gone": (go_away, r"(the connection broke|no connection to the server); tried \d+ times in \d s", 3),
+}
+"""What happens to an object while a run reads it: the message of the next read, and its exit code; `give_up_after` is 1 s."""
+
+
+@pytest.mark.usefixtures("obstore")
+@pytest.mark.parametrize(("happens", "message", "code"), WHILE_READING.values(), ids=WHILE_READING)
+def test_each_failure_while_reading_has_its_message_and_exit_code(
+    happens: Callable[[FaultySource], None], message: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
+    with FaultySource({"b/x": b"0123456789"}) as source:
+        options = parse_options({"s3://": {"endpoint": source.url, "give_up_after": 1.0}})
+        storage = make_storage(objects=options)
+        assert [each.path for each in storage.find("s3://b/*").files] == ["s3://b/x"]  # sizes and etags of the listing
+        assert storage.read("s3://b/x", 0, 4) == b"0123"
+        happens(source)
+        begin = time.monotonic()
+        with pytest.raises(DataError, match=message) as caught:
+            storage.read("s3://b/x", 0, 4)
+        assert time.monotonic() - begin < 1 + 20  # and what a loaded machine takes more
+    assert caught.value.exit_code == code
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
 
 
 def fail(location: str, seconds: float, **settings: object) -> MegablendError:
@@ -163,41 +233,3 @@ def test_a_secret_is_in_no_pickle_repr_or_log(swift: S3Server, caplog: pytest.Lo
         assert storage.read("s3://failures/a", 0, 4) == b"0123"
     for shown in (repr(storage), str(vars(storage)), pickle.dumps(storage).decode("latin-1"), caplog.text):
         assert os.environ["AWS_SECRET_ACCESS_KEY"] not in shown
-
-
-@pytest.mark.usefixtures("obstore")
-def test_credentials_that_expire_soon_are_asked_for_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As a container's are: the server gives others each time, which are valid for 2 seconds."""
-    given: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            given.append(f"KEY{len(given)}")
-            end = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=2)
-            body = (
-                f'{{"AccessKeyId": "{given[-1]}", "SecretAccessKey": "s", "Token": "t", '
-                f'"Expiration": "{end:%Y-%m-%dT%H:%M:%SZ}"}}'
-            ).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    (tmp_path / "token").write_text("x")
-    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
-    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{server.server_port}/keys")
-    with FaultySource({"b/x": b"0123"}) as source:
-        storage = make_storage(objects=parse_options({"s3://b": {"endpoint": source.url}}))
-        for _ in range(4):
-            assert storage.read("s3://b/x", 0, 4) == b"0123"
-            time.sleep(0.8)
-        used = {headers["authorization"].split("Credential=")[1].split("/")[0] for headers in source.headers}
-    server.shutdown()
-    server.server_close()
-    assert len(used) >= 2
-    assert used <= set(given)

@@ -50,7 +50,11 @@ def test_pages_are_right_through_a_fifth_of_each_fault(faults: Faults) -> None:
         assert source.most_in_flight > 8
 
 
-def test_a_run_is_the_same_through_faults(tmp_path: Path) -> None:
+MIXED = Faults(status={503: 0.08, 429: 0.04}, reset=0.04, truncated=0.04, latency=0.001, seed=3)
+
+
+@pytest.mark.parametrize("faults", [MIXED, *(pytest.param(each, marks=pytest.mark.slow) for each in FAULTS.values())])
+def test_a_run_is_the_same_through_faults(faults: Faults, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     sources = [
@@ -58,27 +62,29 @@ def test_a_run_is_the_same_through_faults(tmp_path: Path) -> None:
     ]
     weighted = [source | {"weight": 1} for source in sources]
     plain = make_config(tmp_path, weighted, samples=10, cache=str(tmp_path / "plain"))
-    digest = megablend.build(plain).ledger.digest
+    built = megablend.build(plain)
     files = {f"d/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    faults = Faults(status={503: 0.08, 429: 0.04}, reset=0.04, truncated=0.04, latency=0.001, seed=3)
     with FaultySource(files, faults) as source:
         remote = [
             each | {"path": [path.replace(str(folder), f"{source.url}/d") for path in list_files(each)]}
             for each in weighted
         ]
-        config = make_config(tmp_path, remote, samples=10, cache=str(tmp_path / "remote"))
-        assert megablend.build(config).ledger.digest == digest
+        settings = {"storage": {"http://": {"read_timeout": 0.5}}}
+        config = make_config(tmp_path, remote, samples=10, cache=str(tmp_path / "remote"), **settings)
+        again = megablend.build(config)
+        assert (again.ledger.digest, again.index.digest) == (built.ledger.digest, built.index.digest)
         expected, found = megablend.open(plain), megablend.open(config)
         assert all(expected[k]["tokens"].equal(found[k]["tokens"]) for k in range(10))
-        assert sum(source.faulty.values()) > 5
+        assert sum(source.faulty.values()) >= 2
 
 
-def test_an_outage_is_waited_for_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_an_outage_is_waited_for_and_said_once(seconds: float, caplog: pytest.LogCaptureFixture) -> None:
     with FaultySource({"b/x": DATA}) as source:
         storage, url = make_storage(), f"{source.url}/b/x"
         read_pages(storage, url, 4)
         source.is_down = True
-        timer = threading.Timer(3, lambda: setattr(source, "is_down", False))
+        timer = threading.Timer(seconds, lambda: setattr(source, "is_down", False))
         timer.start()
         with caplog.at_level(logging.WARNING, "megablend"):
             read_pages(storage, url, 50)

@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import megablend
+from megablend.api.description import RunDescription
+from megablend.api.dry_run import dry_run
 from megablend.errors import CorruptFileError
 from tests.formats.writers import KINDS
 from tests.index.index_data import LAUNCHERS
@@ -85,7 +87,9 @@ def test_a_file_is_indexed_in_three_rounds(kind: str, tmp_path: Path) -> None:
     with FaultySource(files, Faults(round=ROUND)) as source:
         plain, remote = build(folder, source)
         listings = source.rounds.pop("b")
-    assert min(map(len, files.values())) > 1 << 19  # smaller ones are read whole
+    assert (
+        min(len(data) for name, data in files.items() if not name.endswith(".idx")) > 1 << 19
+    )  # smaller ones are read whole
     assert plain == remote
     assert listings == 1  # sizes and etags are those of the listing
     assert set(source.rounds) == set(files)
@@ -169,3 +173,34 @@ def test_ranks_request_each_file_once(tmp_path: Path) -> None:
     states = Counter(p for h, p in zip(source.headers, source.paths, strict=True) if h.get("range") == "bytes=0-0")
     assert set(states.values()) == {1}  # a stat of each .bin and .idx, on one rank
     assert len(states) == len(files)
+
+
+def test_a_dry_run_and_describe_tell_requests_bytes_and_cost(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for i in range(4):
+        WRITERS["page index"](folder / f"{i}.parquet")
+    files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    with FaultySource(files) as source:
+        prices = {"price_per_1000_requests": 0.5, "price_per_gb": 2.0}
+        made = {"name": "s", "weight": 1, "path": "s3://b/*.parquet", "column": "input_ids"}
+        config = make_config(tmp_path, [made], samples=5) | {"storage": {"s3://": {"endpoint": source.url} | prices}}
+        (told,) = dry_run(config)
+        assert not Path(config["cache"]).exists()
+        assert (told.files, told.bytes) == (4, sum(map(len, files.values())))
+        before, sent = source.requests, source.bytes
+        megablend.build_index(config)
+        assert source.requests - before == pytest.approx(told.requests, rel=0.1)
+        assert source.bytes - sent == pytest.approx(told.source_bytes, rel=0.1)
+        assert told.cost == pytest.approx(told.requests / 1000 * 0.5 + told.source_bytes / 1e9 * 2.0)
+        megablend.build(config)
+        described = megablend.describe(config)
+        assert isinstance(described, RunDescription)
+        train, transfer = described.splits["train"].sources[0], described.transfer
+        assert transfer is not None
+        assert transfer.requests == round(train.blocks * train.epochs)
+        assert transfer.cost == pytest.approx(transfer.requests / 1000 * 0.5 + transfer.bytes / 1e9 * 2.0)
+    plain = make_config(tmp_path, [made | {"path": f"{folder}/*.parquet"}], samples=5, cache=str(tmp_path / "plain"))
+    assert [each.requests for each in dry_run(plain)] == [0]
+    megablend.build(plain)
+    assert "transfer" not in megablend.describe(plain)

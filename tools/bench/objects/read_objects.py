@@ -1,7 +1,7 @@
 """How fast ranges of an object are read with latency, against bare obstore with 256 requests in flight; and the first batch.
 
-Goals: at least 0.8 of bare obstore at 30 ms of latency, interleaved in one process; the first batch of 100 sources less than 5 s
-after `open`. Medians of --rounds. The source is a Python server on the same CPUs.
+Goals: at least 0.8 of bare obstore at 30 ms of latency, interleaved in one process; the first batch of 100 sources
+under 5 s after `open`. Medians of --rounds. The source is a Python server on the same CPUs.
 
     python tools/bench/objects/read_objects.py
 """
