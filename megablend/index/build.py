@@ -139,7 +139,7 @@ def _share_known_files(launch: Communicator, storage: Storage) -> None:
 
 
 def _find_all(sources: Sequence[SourceSpec | SourceListing], storage: Storage) -> tuple[SourceListing, ...]:
-    patterns = [_spec_of(each).patterns[0] for each in sources]
+    patterns = [each.patterns[0] for each in sources if isinstance(each, SourceSpec)]  # others were found before
     threads = max((storage.limits(each).max_files for each in patterns), default=1)
     return tuple(parallel_map(lambda each: _find(each, storage), sources, threads))
 

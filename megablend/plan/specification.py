@@ -56,7 +56,9 @@ class Specification:
     @property
     def requested(self) -> tuple[Fraction, ...]:
         """As `weights`, before `on_exhausted: redistribute` changes them."""
-        return self._over_all_stages([stage.requested for stage in self.stages])
+        return self._over_all_stages(
+            [stage.requested if stage.schedule is None else stage.mean_weights for stage in self.stages]
+        )
 
     def _over_all_stages(self, shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:
         if len(shares) == 1:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import secrets
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.storage.objects.conftest import azurite, obstore, plain_environment, swift, swift_server
 from tests.storage.objects.servers.fill import AzureContainer
+from tests.storage.objects.servers.start import find_free_port, make_environment, running, wait_for_port
 
 __all__ = ["azurite", "obstore", "plain_environment", "swift", "swift_server"]
 
@@ -14,6 +17,30 @@ __all__ = ["azurite", "obstore", "plain_environment", "swift", "swift_server"]
 @pytest.fixture(scope="session")
 def container(azurite: str) -> AzureContainer:
     return AzureContainer(azurite, "caches")
+
+
+@pytest.fixture(scope="session")
+def moto(obstore: None, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[str]:
+    """The URL of an imitation of S3, in which one of several conditional PUTs wins."""
+    folder = Path(pytestconfig.cache.mkdir("megablend-servers"))
+    program = make_environment(folder, "moto", ["moto[server]==5.2.5"]) / "moto_server"
+    log, port = tmp_path_factory.mktemp("moto") / "log", find_free_port()
+    with running([str(program), "-H", "127.0.0.1", "-p", str(port)], log) as process:
+        wait_for_port(port, process, log)
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def remote_s3(moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same in a bucket."""
+    settings = {"AWS_ACCESS_KEY_ID": "canary-key", "AWS_SECRET_ACCESS_KEY": "canary-secret", "AWS_REGION": "us-east-1"}
+    for name, value in (settings | {"AWS_ENDPOINT_URL": moto}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "node"))
+    bucket = f"caches-{secrets.token_hex(4)}"
+    request = urllib.request.Request(f"{moto}/{bucket}", method="PUT")
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
+    return f"s3://{bucket}/of/x"
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_ranks_without_a_common_folder_make_the_same_index(
         command,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         env=environment(MEGABLEND_KERNEL_CACHE=kernels(), PYTHONWARNINGS="default"),
         check=False,
         cwd=ROOT,

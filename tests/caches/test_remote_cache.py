@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -136,3 +138,20 @@ def test_gc_keeps_what_runs_need_and_removes_the_rest_by_the_clock_of_the_store(
     again = megablend.build(config | {"run": "first"}).index  # after it was removed
     assert (again.digest, again.created) == (first, True)
     assert len(samples(config | {"run": "first"})) == 40
+
+
+@pytest.mark.slow
+def test_a_bucket_of_s3_and_no_secrets_anywhere(
+    tmp_path: Path, remote_s3: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    local, config = configs(tmp_path, remote_s3)
+    with caplog.at_level(logging.DEBUG):
+        assert megablend.build(config).index.digest == megablend.build(local).index.digest
+        assert samples(config) == samples(local)
+        assert megablend.verify(remote_s3).problems == ()
+        dataset = megablend.open(config)
+    prefix = ObjectPrefix(remote_s3, ObjectOptions())
+    stored = [prefix.read(each.key) or b"" for each in prefix.list_objects()]
+    kept = [path.read_bytes() for path in (tmp_path / "node").rglob("*") if path.is_file()]
+    shown = [caplog.text.encode(), repr(dataset.run.store.generation.store).encode(), pickle.dumps(dataset.run.store)]
+    assert not any(b"canary" in each for each in (*stored, *kept, *shown))
