@@ -28,14 +28,12 @@ def read_or_replace(store: BlockStore, ids: Int64s, *, pieces: bool) -> DecodedB
     return DecodedBlocks.of([_read_or_replace(store, block, pieces=pieces) for block in ids.tolist()])
 
 
-def find_masked(store: BlockStore, rows: Int64s, blocks: Int64s, num_samples: int) -> npt.NDArray[np.bool_] | None:
-    """Which samples draw on a damaged block: bool [num_samples]; None where no block is damaged.
+def find_masked(store: BlockStore, rows: Int64s, blocks: Int64s, num_samples: int) -> npt.NDArray[np.bool_]:
+    """Which samples draw on a damaged block: bool [num_samples].
 
     Args:
         rows, blocks: int64 [m], the samples' stretches: number of the sample, number of the block.
     """
-    if not store.damaged:
-        return None
     masked = np.zeros(num_samples, np.bool_)
     masked[rows[np.isin(blocks, list(store.damaged))]] = True
     return masked

@@ -40,6 +40,8 @@ class Skips:
 
     def next_sample(self, position: int) -> int:
         """The first sample from `position` on that is not skipped."""
+        if not self.ranges:  # called for each batch
+            return position
         return next((stop for start, stop in self.ranges if start <= position < stop), position)
 
     def position(self, trained: int) -> int:
@@ -59,6 +61,8 @@ class Skips:
 
     def cutting(self, start: int, stop: int) -> tuple[int, int] | None:
         """The first range that begins inside samples [start, stop), after `start`; or None."""
+        if not self.ranges:
+            return None
         return next((each for each in self.ranges if start < each[0] < stop), None)
 
 

@@ -132,6 +132,9 @@ class StagesPlan:
     def counts(self, n: int) -> Int64s:
         """How many of the first n samples come from each source: int64 [num_sources]. Raises IndexError."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
+        if n == self.num_samples:  # known without a plan
+            totals: Int64s = self._given[-1].copy()
+            return totals
         counts: Int64s = self._given[stage] + self.plan_of(stage).counts(n - self._starts[stage])
         return counts
 

@@ -29,14 +29,19 @@ class ReadCounts(NamedTuple):
 
     def plus(self, other: ReadCounts) -> ReadCounts:
         """The sum of both."""
+        if other is NOTHING_READ:  # as most batches, whose blocks are there already
+            return self
         return ReadCounts(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
+
+
+NOTHING_READ = ReadCounts()
 
 
 class ReadMeter:
     """Adds up the reads of a process's threads. Safe to share between threads, and after a fork."""
 
     def __init__(self) -> None:
-        self._counts = ReadCounts()
+        self._counts = NOTHING_READ
         self.unlock_after_fork()
         unlock_in_children(self)
         _, self._retries = retries_since(None)
@@ -58,6 +63,6 @@ class ReadMeter:
     def take(self) -> ReadCounts:
         """Return the counters since the last call, and reset them."""
         with self._lock:
-            counts, self._counts = self._counts, ReadCounts()
+            counts, self._counts = self._counts, NOTHING_READ
             retries, self._retries = retries_since(self._retries)
-        return counts.plus(ReadCounts(retries=retries))
+        return counts.plus(ReadCounts(retries=retries)) if retries else counts

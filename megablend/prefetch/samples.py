@@ -120,7 +120,9 @@ def gather(
     columns = run.extra_columns
     size = len(sources), width
     extra = {each.column: table.gather_extra(i, each.dtype, places, stretches, size) for i, each in enumerate(columns)}
-    masked = find_masked(run.store, stretches.rows - stretches.rows[0], stretches.blocks, len(sources))
+    masked = None
+    if run.store.damaged:
+        masked = find_masked(run.store, stretches.rows - stretches.rows[0], stretches.blocks, len(sources))
     if continues is None:
         return Samples(sources, tokens, labels, None, extra, masked)
     begins = table.begins(places, stretches, len(sources) * width, width, continues).reshape(len(sources), width)
