@@ -19,8 +19,9 @@ from pydantic import ValidationError
 
 from megablend.caches.find import check_location, is_remote
 from megablend.config.limited_yaml import compose_and_load, read_limited
-from megablend.config.model import OLD_KEYS, Config, Source
+from megablend.config.model import OLD_KEYS, Config
 from megablend.config.other_names import explain_unknown
+from megablend.config.source import Source
 from megablend.config.stages import StageSettings, StageSource
 from megablend.errors import ConfigError
 from megablend.storage.location import check_schemes, find_scheme, make_absolute
