@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import megablend
 from megablend.prefetch.read_amplification import read_amplification
 from megablend.storage.base import Allocate, Bytes, Int64s
 from megablend.storage.wrapper import WrapperStorage
+from tests.reader.loader_threads import LoaderThreads
 from tests.runs import EOD, documents, make_config, write_source
 from tests.storages import STORAGE
 
@@ -35,10 +35,6 @@ def make(folder: Path, **settings: Any) -> dict[str, Any]:
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
     return make(tmp_path)
-
-
-def threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("megablend")}
 
 
 FLAGS: list[dict[str, Any]] = [
@@ -100,7 +96,9 @@ def test_too_little_memory_is_refused_with_what_is_needed(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_errors_of_threads_reach_the_loop(tmp_path: Path, config: dict[str, Any], workers: int) -> None:
+def test_errors_of_threads_reach_the_loop(
+    tmp_path: Path, config: dict[str, Any], workers: int, threads: LoaderThreads
+) -> None:
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4, num_workers=workers)
     place = int(loader.dataset.run.store.generation.blocks([0])["offset"][0])
     for path in tmp_path.glob("source0/*.parquet"):
@@ -109,28 +107,30 @@ def test_errors_of_threads_reach_the_loop(tmp_path: Path, config: dict[str, Any]
         path.write_bytes(data)
     with pytest.raises(megablend.DataError, match=r"source0/\d\.parquet: changed since it was indexed"):
         list(loader)
-    assert not threads()
+    threads.await_end()
 
 
-def test_the_end_of_a_run_leaves_no_threads(config: dict[str, Any]) -> None:
+def test_the_end_of_a_run_leaves_no_threads(config: dict[str, Any], threads: LoaderThreads) -> None:
     list(megablend.Loader(megablend.open(config), micro_batch_size=4))
-    assert not threads()
+    threads.await_end()
 
 
-def test_a_loop_that_is_left_leaves_no_threads_when_its_loader_goes(config: dict[str, Any]) -> None:
+def test_a_loop_that_is_left_leaves_no_threads_when_its_loader_goes(
+    config: dict[str, Any], threads: LoaderThreads
+) -> None:
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
     next(iter(loader))
-    assert threads()
+    assert threads.running()
     del loader
     gc.collect()
-    assert not threads()
+    threads.await_end()
 
 
-def test_closing_stops_threads_and_going_on_starts_them_again(config: dict[str, Any]) -> None:
+def test_closing_stops_threads_and_going_on_starts_them_again(config: dict[str, Any], threads: LoaderThreads) -> None:
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
     seen = [next(iter(loader))["tokens"]]
     loader.close()
-    assert not threads()
+    threads.await_end()
     seen += [batch["tokens"] for batch in loader]
     assert torch.equal(
         torch.cat(seen),
@@ -138,7 +138,9 @@ def test_closing_stops_threads_and_going_on_starts_them_again(config: dict[str, 
     )
 
 
-def test_an_interrupt_loses_no_batch(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_loses_no_batch(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, threads: LoaderThreads
+) -> None:
     whole = [batch["tokens"] for batch in megablend.Loader(megablend.open(config), micro_batch_size=4)]
     loader, seen = megablend.Loader(megablend.open(config), micro_batch_size=4), []
     for _, batch in zip(range(5), loader, strict=False):
@@ -151,7 +153,7 @@ def test_an_interrupt_loses_no_batch(config: dict[str, Any], monkeypatch: pytest
     with pytest.raises(KeyboardInterrupt):
         next(iter(loader))
     monkeypatch.undo()
-    assert not threads()
+    threads.await_end()
     seen += [batch["tokens"] for batch in loader]
     assert torch.equal(torch.cat(seen), torch.cat(whole))
 

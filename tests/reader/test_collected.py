@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +13,10 @@ from typing import Any
 import pytest
 
 import megablend
+from tests.reader.loader_threads import LoaderThreads
 from tests.runs import documents, make_config, write_source
 
 SECONDS = 30
-NAMES = tuple(f"megablend-{what}" for what in ("fetch", "decode", "transform", "watch"))
-"""Threads of a loader; those for kernels and object stores belong to the process."""
 
 
 @pytest.fixture
@@ -55,29 +53,18 @@ class Trainer:
         return steps._ahead._pipeline
 
 
-def threads() -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name.startswith(NAMES)]
-
-
-def await_end_of_threads() -> None:
-    deadline = time.monotonic() + SECONDS
-    while threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threads() == []
-
-
 @pytest.mark.parametrize("pool", ["_fetching", "_decoding"])
-def test_in_a_thread_that_reads(config: dict[str, Any], pool: str) -> None:
+def test_in_a_thread_that_reads(config: dict[str, Any], pool: str, threads: LoaderThreads) -> None:
     trainer = Trainer(config)
     executor, collected = getattr(trainer.pipeline, pool), weakref.ref(trainer)
     del trainer
     assert executor.submit(gc.collect).result(SECONDS) > 0
     assert collected() is None
     del executor
-    await_end_of_threads()
+    threads.await_end()
 
 
-def test_in_a_thread_that_transforms(config: dict[str, Any]) -> None:
+def test_in_a_thread_that_transforms(config: dict[str, Any], threads: LoaderThreads) -> None:
     trainer = Trainer(config, transform=dict)
     executor, collected = trainer.loader._threads._pool, weakref.ref(trainer)
     assert executor is not None
@@ -85,10 +72,10 @@ def test_in_a_thread_that_transforms(config: dict[str, Any]) -> None:
     assert executor.submit(gc.collect).result(SECONDS) > 0
     assert collected() is None
     del executor
-    await_end_of_threads()
+    threads.await_end()
 
 
-def test_while_the_locks_of_reading_ahead_are_held(config: dict[str, Any]) -> None:
+def test_while_the_locks_of_reading_ahead_are_held(config: dict[str, Any], threads: LoaderThreads) -> None:
     trainer = Trainer(config)
     pipeline, collected = trainer.pipeline, weakref.ref(trainer)
     del trainer
@@ -103,10 +90,10 @@ def test_while_the_locks_of_reading_ahead_are_held(config: dict[str, Any]) -> No
     assert not thread.is_alive()
     assert collected() is None
     del pipeline, thread
-    await_end_of_threads()
+    threads.await_end()
 
 
-def test_in_the_thread_that_checks_files_while_it_waits(config: dict[str, Any]) -> None:
+def test_in_the_thread_that_checks_files_while_it_waits(config: dict[str, Any], threads: LoaderThreads) -> None:
     armed, done = threading.Event(), threading.Event()
 
     def collect(frame: FrameType, event: str, _: object) -> None:
@@ -127,7 +114,7 @@ def test_in_the_thread_that_checks_files_while_it_waits(config: dict[str, Any]) 
     armed.set()
     assert done.wait(SECONDS)
     assert collected() is None
-    await_end_of_threads()
+    threads.await_end()
 
 
 def test_reading_stops_when_the_loader_is_collected(config: dict[str, Any]) -> None:

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import megablend
-from megablend.api.load_kernels import wait_for_kernels
 from megablend.errors import MissingFileError
 from megablend.prefetch.read_pipeline import ReadPipeline
 from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits
 from megablend.storage.wrapper import WrapperStorage
+from tests.reader.loader_threads import LoaderThreads
 from tests.runs import make_config, write_source
 from tests.storages import STORAGE
 
@@ -143,13 +143,12 @@ def test_requests_wait_together_and_give_the_same_tokens(
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("after", [0, 200])
 def test_what_a_request_raises_reaches_the_loop(
-    config: dict[str, Any], asynchronous: LateAsynchronous, after: int
+    config: dict[str, Any], asynchronous: LateAsynchronous, after: int, threads: LoaderThreads
 ) -> None:
     asynchronous.fails_after = after
     with pytest.raises(MissingFileError, match="went away"):
         tokens(config, storage=asynchronous)
-    wait_for_kernels()  # these are loaded in the background of `open`
-    assert not [each for each in threading.enumerate() if each.name.startswith("megablend")]
+    threads.await_end()
 
 
 @pytest.mark.timeout(120)

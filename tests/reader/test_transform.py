@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 
 import megablend
 from megablend.errors import ChangedFileError, ConfigError, TransformError
+from tests.reader.loader_threads import LoaderThreads
 from tests.runs import documents, make_config, write_source
 
 
@@ -96,7 +97,7 @@ def test_what_cannot_be_collated_is_said(config: dict[str, Any]) -> None:
         list(megablend.Loader(megablend.open(config), micro_batch_size=4, transform=ragged))
 
 
-def test_it_runs_in_threads_ahead_of_the_loop_and_leaves_none(config: dict[str, Any]) -> None:
+def test_it_runs_in_threads_ahead_of_the_loop_and_leaves_none(config: dict[str, Any], threads: LoaderThreads) -> None:
     names, numbers = set[str](), list[int]()
 
     def watched(sample: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def test_it_runs_in_threads_ahead_of_the_loop_and_leaves_none(config: dict[str, 
     assert loader.state_dict()["consumed_samples"] == 1
     del batches
     loader.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("megablend")]
+    threads.await_end()
     rest = list(loader)
     assert len(rest) == 98  # what was read ahead and not handed out comes again
     assert torch.equal(rest[0]["tokens"][0], megablend.open(config)[1]["tokens"])
@@ -163,12 +164,12 @@ def test_a_forked_child_goes_on_in_the_middle(config: dict[str, Any]) -> None:
     assert [batch["first"].tolist() for batch in batches] == [first.tolist() for first in expected[1:]]
 
 
-def test_a_loader_closed_in_the_middle_goes_on_where_it_was(config: dict[str, Any]) -> None:
+def test_a_loader_closed_in_the_middle_goes_on_where_it_was(config: dict[str, Any], threads: LoaderThreads) -> None:
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4, transform=doubled)
     batches = iter(loader)
     found = [next(batches)["first"].tolist() for _ in range(3)]
     loader.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("megablend")]
+    threads.await_end()
     found += [batch["first"].tolist() for batch in batches]
     again = megablend.Loader(megablend.open(config, transform=doubled), micro_batch_size=4)
     assert found == [batch["first"].tolist() for batch in again]

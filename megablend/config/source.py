@@ -1,0 +1,122 @@
+"""A source of a config: its files, and its share of the blend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+
+from megablend.config.read_spec import OptionValue
+from megablend.config.values import Count, Number, Positive, Token, VocabSize, Weight, parse_path
+
+UNITS = ("weight", "tokens", "samples", "epochs")
+"""Units of a source's share; all sources of a blend use the same one."""
+
+
+class Model(BaseModel):
+    """A part of a config: frozen, and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Source(Model):
+    """Files read as one dataset, and its share of the blend."""
+
+    name: Annotated[str, Field(pattern=r"^[^\s/]+$")]
+    """Unique among the sources of a split."""
+    path: tuple[str, ...]
+    """Files, globs (`**` too) or Megatron prefixes."""
+    format: Annotated[str, Field(min_length=1)] | None = None
+    """Format of the files: `parquet`, `arrow`, `arrow-stream`, `megatron`, `raw`, or one that another package adds. If absent,
+    determined by the suffix of the file names."""
+    format_options: dict[str, OptionValue] = {}
+    """Options of the format, such as `dtype`; each format's documentation lists its own."""
+    column: str | None = None
+    """Token column of Parquet and Arrow files; dotted path for nested ones. If absent, the only plausible
+    column: see megablend.formats.choose."""
+    weight: Weight | None = None
+    """Share of the samples, relative to the other sources' weights; `size`: the source's number of tokens in the split."""
+    tokens: Number | None = None
+    """Share given as tokens."""
+    samples: Number | None = None
+    """Share given as samples."""
+    epochs: Number | None = None
+    """Share given as passes over the source's documents in the split."""
+    max_epochs: Positive | None = None
+    """Cap: how often the source may be read; see `on_exhausted`."""
+    max_tokens: Count | None = None
+    """Cap: how many tokens of the source may be read, over all its epochs; the smaller cap counts."""
+    append_eod: Token | None = None
+    """End-of-document token appended on reading to each document that has tokens."""
+    vocab_size: VocabSize | None = None
+    """Like the config's `vocab_size`, for this source."""
+    extra_columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Additional columns: one number per document, or per token."""
+    _place: str = PrivateAttr("")
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _paths(cls, value: object) -> object:
+        given = value if isinstance(value, (list, tuple)) else [value]
+        paths = tuple(parse_path(path) for path in given)
+        if not paths or not all(isinstance(path, str) and path for path in paths):
+            raise ValueError(f"found {value!r}, expected a path, a glob or a list of them")
+        return paths
+
+    @property
+    def place(self) -> str:
+        """Where the config defines the source, for messages: `demo.yaml:12: sources[1]`."""
+        return self._place
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether the source has a cap."""
+        return self.max_epochs is not None or self.max_tokens is not None
+
+    @property
+    def unit(self) -> str | None:
+        """The unit in which the share is given."""
+        return next((unit for unit in UNITS if getattr(self, unit) is not None), None)
+
+    @model_validator(mode="after")
+    def _one_unit(self) -> Source:
+        given = [unit for unit in UNITS if getattr(self, unit) is not None]
+        if len(given) > 1:
+            raise ValueError(f"source {self.name!r} has {' and '.join(given)}; expected one of {', '.join(UNITS)}")
+        return self
+
+
+def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:
+    """Check that the sources of a split go together; those of a `blended` one need shares in one unit. Raises: ValueError."""
+    seen: set[str] = set()
+    for source in sources:
+        if len(set(source.extra_columns)) < len(source.extra_columns):
+            raise ValueError(f"sources: source {source.name!r} has a duplicate name in extra_columns; keep one")
+        if set(source.extra_columns) != set(sources[0].extra_columns):
+            raise ValueError(
+                f"sources: {source.name!r} has extra_columns {', '.join(source.extra_columns) or 'none'}, {sources[0].name!r} "
+                f"{', '.join(sources[0].extra_columns) or 'none'}; expected the same for all sources of {split}, whose samples "
+                "share batches"
+            )
+        if source.name in seen:
+            raise ValueError(f"sources: two sources of {split} are named {source.name!r}; names must differ")
+        seen.add(source.name)
+    if not blended:
+        return
+    units = {source.unit for source in sources}
+    if len(sources) == 1 and units == {None}:
+        return
+    if None in units:
+        i, bare = next((i, source.name) for i, source in enumerate(sources) if source.unit is None)
+        raise ValueError(
+            f"sources.{split}[{i}]: {bare!r} has no share; expected one of {', '.join(UNITS)}, the same for all sources"
+        )
+    if len(units) > 1:
+        found = ", ".join(f"{source.name!r} {source.unit}" for source in sources)
+        i = next(i for i, source in enumerate(sources) if source.unit != sources[0].unit)
+        raise ValueError(
+            f"sources.{split}[{i}]: mixed units ({found[:200]}); expected one unit for all sources of a blend"
+        )
+    if all(getattr(source, source.unit or "") == 0 for source in sources):
+        raise ValueError(f"sources: every {sources[0].unit} of {split} is 0; expected at least one above 0")
