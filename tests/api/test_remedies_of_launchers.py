@@ -48,7 +48,7 @@ def test_a_launcher_of_another_mpi(tmp_path: Path) -> None:
     says = r"Open MPI's mpirun started 2 processes .* another MPI library \(MPICH.*\); start with that library's own mpirun"
     assert re.search(says, done.stderr), done.stderr
     project.add(1)
-    done = run([str(MPIRUN), "-n", "2", *build(project)])  # which is that library's
+    done = run([str(MPIRUN), "-n", "2", *build(project)], COLUMNS="200")  # which is that library's
     assert done.returncode == 0, done.stderr
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("│")]
     assert row.split("│")[8].strip() == "2", "the ranks of the build"

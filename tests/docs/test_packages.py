@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -44,7 +45,7 @@ def run(command: list[str], folder: Path, **environment: str) -> str:
 
 def install(folder: Path) -> str:
     """Install a package into an environment of its own, which also sees what this one has; its Python."""
-    if importlib.util.find_spec("setuptools") is None or importlib.util.find_spec("pip") is None:
+    if not {"setuptools", "pip"} <= {each.name for each in importlib.metadata.distributions()}:
         pytest.skip("pip and setuptools are needed to install a package")
     venv.create(folder / "env", with_pip=False, symlinks=True)
     python = str(folder / "env" / "bin" / "python")

@@ -7,7 +7,7 @@ import pytest
 from tests.megatron.reference import process_group
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def distributed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A torch.distributed job of this process alone."""
     with process_group(tmp_path_factory.mktemp("store")):
