@@ -16,9 +16,11 @@ import pytest
 import torch
 
 import megablend
+from megablend.blocks.block_read import BlockRead
 from megablend.errors import MissingFileError
+from megablend.formats.decoded import DecodedBlocks
 from megablend.prefetch.read_pipeline import ReadPipeline
-from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits
+from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits, Storage
 from megablend.storage.wrapper import WrapperStorage
 from tests.reader.loader_threads import LoaderThreads
 from tests.runs import make_config, write_source
@@ -156,6 +158,25 @@ def test_threads_wait_together_where_a_storage_is_synchronous(config: dict[str, 
     storage = LateSynchronous()
     assert torch.equal(tokens(config, storage=storage), tokens(config))
     assert 2 * DECODING < storage.most <= MAX_READS
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("storage", "pool"), [(STORAGE, "fetch"), (LateSynchronous(), "decode")], ids=["local", "late"]
+)
+def test_local_blocks_are_decoded_by_the_thread_that_fetched_them(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, storage: Storage, pool: str
+) -> None:
+    decode, names = BlockRead.decode, set[str]()
+
+    def decode_noting_the_thread(read: BlockRead) -> DecodedBlocks:
+        names.add(threading.current_thread().name)
+        return decode(read)
+
+    monkeypatch.setattr(BlockRead, "decode", decode_noting_the_thread)
+    tokens(config, storage=storage)
+    assert names
+    assert all(name.startswith(f"megablend-{pool}") for name in names)
 
 
 @pytest.mark.timeout(120)
