@@ -176,7 +176,10 @@ def _explain_amending(reason: str) -> str:
     """How to change from some sample on what a run can change; empty where it cannot."""
     if not reason.startswith(("share of", "lanes", "shuffle_window", "sequence_length")):
         return ""
-    return ", or change the blend from where training is (`megablend amend CONFIG --at SAMPLE`)"
+    return (
+        ", or change it from where training is: list it in a further entry of `stages`, after one for the run as it was, and "
+        "commit that (`megablend amend CONFIG --at SAMPLE`)"
+    )
 
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:

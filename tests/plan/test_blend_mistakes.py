@@ -309,7 +309,8 @@ NOTES = [
     Mistake(
         "the way to another mix",
         {"run": "built", "s0": {"weight": 7}},
-        "or change the blend from where training is (`megablend amend CONFIG --at SAMPLE`)",
+        "or change it from where training is: list it in a further entry of `stages`, after one for the run as it was, and "
+        "commit that (`megablend amend CONFIG --at SAMPLE`)",
         "NVIDIA/Megatron-LM#457",
     ),
     Mistake(
