@@ -51,6 +51,7 @@ def test_checksums_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> 
     assert bench["in_pieces"]("x", greedy(weights, 400_000), 1) == bench["in_pieces"]("x", greedy(weights, 400_000), 3)
 
 
+@pytest.mark.slow
 def test_a_whole_build_races_against_megatrons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -172,6 +172,7 @@ def test_tables_have_medians_dashes_and_the_reasons_for_what_is_not_there(tmp_pa
     assert plot(rows, ["a", "b"], tmp_path / "x.png") == (tmp_path / "x.png").exists() == installed("matplotlib")
 
 
+@pytest.mark.slow
 def test_the_whole_race_on_a_few_tokens(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools/bench/read/peers.py"), "--tokens", "100000", "--rounds", "1"]
     command += [

@@ -155,6 +155,7 @@ def test_a_twentieth_of_the_documents_is_held_out_and_must_be_a_sequence(tmp_pat
         make_corpus(sequence_length=4000, **wanted)
 
 
+@pytest.mark.slow
 def test_the_whole_table_on_a_little_text_and_going_on_where_it_stopped(tmp_path: Path) -> None:
     text, folder = tmp_path / "text", tmp_path / "data"
     write_text(text)
