@@ -20,7 +20,24 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-class Source(Model):
+class Share(Model):
+    """How much of a source is read: its share, in one of UNITS, and its caps."""
+
+    weight: Weight | None = None
+    """Share of the samples, relative to the other sources' weights; `size`: the source's number of tokens in the split."""
+    tokens: Number | None = None
+    """Share given as tokens."""
+    samples: Number | None = None
+    """Share given as samples."""
+    epochs: Number | None = None
+    """Share given as passes over the source's documents in the split."""
+    max_epochs: Positive | None = None
+    """Cap: how often the source may be read; see `on_exhausted`."""
+    max_tokens: Count | None = None
+    """Cap: how many tokens of the source may be read, over all its epochs; the smaller cap counts."""
+
+
+class Source(Share):
     """Files read as one dataset, and its share of the blend."""
 
     name: Annotated[str, Field(pattern=r"^[^\s/]+$")]
@@ -35,18 +52,6 @@ class Source(Model):
     column: str | None = None
     """Token column of Parquet and Arrow files; dotted path for nested ones. If absent, the only plausible
     column: see megablend.formats.choose."""
-    weight: Weight | None = None
-    """Share of the samples, relative to the other sources' weights; `size`: the source's number of tokens in the split."""
-    tokens: Number | None = None
-    """Share given as tokens."""
-    samples: Number | None = None
-    """Share given as samples."""
-    epochs: Number | None = None
-    """Share given as passes over the source's documents in the split."""
-    max_epochs: Positive | None = None
-    """Cap: how often the source may be read; see `on_exhausted`."""
-    max_tokens: Count | None = None
-    """Cap: how many tokens of the source may be read, over all its epochs; the smaller cap counts."""
     append_eod: Token | None = None
     """End-of-document token appended on reading to each document that has tokens."""
     vocab_size: VocabSize | None = None

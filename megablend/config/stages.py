@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
-from megablend.config.values import Count, Number, OrderName, Positive, Weight
+from megablend.config.source import UNITS, Model, Share
+from megablend.config.values import Count, OrderName, Positive
 
 ENDS = ("samples", "tokens", "share")
 """Units of a stage's end."""
@@ -22,7 +23,6 @@ MASKS = (
 )
 SETTINGS = ("sequence_length", "order", "lanes", "shuffle_window", *MASKS)
 """Keys of the config that a stage may change."""
-_SHARES = ("weight", "tokens", "samples", "epochs")
 _FIXED = ("seed", "split", "interleaving", "add_extra_token_to_sequence", "cache", "run", "epochs")
 _FIXED_IN_SOURCES = ("append_eod", "column", "path", "format", "format_options", "extra_columns", "name")
 _REMEDY = "set it at the top level for a new run (`run:`)"
@@ -32,19 +32,8 @@ C = TypeVar("C", bound=BaseModel)
 """The config's class."""
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)
-
-
-class StageSource(_Model):
+class StageSource(Share):
     """What a stage changes of a source; what is absent stays as it was in the stage before."""
-
-    weight: Weight | None = None
-    tokens: Number | None = None
-    samples: Number | None = None
-    epochs: Number | None = None
-    max_epochs: Positive | None = None
-    max_tokens: Count | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -54,12 +43,12 @@ class StageSource(_Model):
     def find_changes(self) -> dict[str, Any]:
         """The fields of a `Source` to update. A share replaces the source's share, whatever its unit was."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        if any(given.get(name) is not None for name in _SHARES):
-            given = dict.fromkeys(_SHARES) | given
+        if any(given.get(name) is not None for name in UNITS):
+            given = dict.fromkeys(UNITS) | given
         return given
 
 
-class StageSettings(_Model):
+class StageSettings(Model):
     """A stage of train. What is absent stays as in the stage before; the first stage begins with the top level's settings."""
 
     from_: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, alias="from")
@@ -70,7 +59,7 @@ class StageSettings(_Model):
     """Where it ends, in tokens from the start of the run."""
     share: Positive | None = None
     """Where it ends, as a share of the run's length."""
-    sources: dict[str, StageSource] = {}
+    sources: dict[str, StageSource] = Field(default_factory=dict)
     """Sources whose share or limit changes, by name."""
     schedule: Literal["linear", "cosine"] | None = None
     """Shares change in steps, over the stage, from those of the stage before to those of `sources`; by default at once."""
