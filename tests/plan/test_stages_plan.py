@@ -170,6 +170,16 @@ def test_only_the_stages_that_are_read_are_made() -> None:
     assert [made is not None for made in plan._plans] == [False, False, True, False, False]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_counts_belong_to_the_caller(seed: int) -> None:
+    plan = draw_history(random.Random(seed)).plan
+    for n in (0, plan.num_samples // 2, plan.num_samples):
+        counts = plan.counts(n)
+        expected = counts.tolist()
+        counts += 1
+        assert plan.counts(n).tolist() == expected
+
+
 def test_the_first_sample_chooses_the_order() -> None:
     def order(first_sample: int = 0) -> bytes:
         return (
