@@ -7,11 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.objects.conftest import azurite, obstore, plain_environment, swift, swift_server
+from tests.storage.objects.conftest import (
+    S3Server,
+    azurite,
+    ceph,
+    ceph_server,
+    obstore,
+    plain_environment,
+    swift,
+    swift_server,
+)
 from tests.storage.objects.servers.fill import AzureContainer
 from tests.storage.objects.servers.start import find_free_port, make_environment, running, wait_for_port
 
-__all__ = ["azurite", "obstore", "plain_environment", "swift", "swift_server"]
+__all__ = ["azurite", "ceph", "ceph_server", "obstore", "plain_environment", "swift", "swift_server"]
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +40,8 @@ def moto(obstore: None, tmp_path_factory: pytest.TempPathFactory, pytestconfig: 
 
 
 @pytest.fixture
-def remote_s3(moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The same in a bucket."""
+def remote_moto(moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a cache in a bucket of this imitation in which nothing is built yet."""
     settings = {"AWS_ACCESS_KEY_ID": "canary-key", "AWS_SECRET_ACCESS_KEY": "canary-secret", "AWS_REGION": "us-east-1"}
     for name, value in (settings | {"AWS_ENDPOINT_URL": moto}).items():
         monkeypatch.setenv(name, value)
@@ -41,6 +50,21 @@ def remote_s3(moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
     request = urllib.request.Request(f"{moto}/{bucket}", method="PUT")
     urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
     return f"s3://{bucket}/of/x"
+
+
+@pytest.fixture
+def remote_ceph(ceph: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same in a bucket of Ceph."""
+    monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "node"))
+    bucket = f"caches-{secrets.token_hex(4)}"
+    ceph.admin.make_bucket(bucket)
+    return f"s3://{bucket}/of/x"
+
+
+@pytest.fixture(params=["azurite", pytest.param("ceph", marks=pytest.mark.slow)])
+def each_remote(request: pytest.FixtureRequest) -> str:
+    """The URL of a cache in each store."""
+    return str(request.getfixturevalue("remote" if request.param == "azurite" else f"remote_{request.param}"))
 
 
 @pytest.fixture

@@ -74,8 +74,8 @@ def kernels() -> str:
     return os.environ.get("MEGABLEND_KERNEL_CACHE") or str(Path("~/.cache").expanduser())
 
 
-def test_of_two_builds_that_race_both_are_right(tmp_path: Path, remote: str) -> None:
-    local, config = configs(tmp_path, remote)
+def test_of_two_builds_that_race_both_are_right(tmp_path: Path, each_remote: str) -> None:
+    local, config = configs(tmp_path, each_remote)
     longer = config | {"samples": 60}
     processes = []
     for name, each in (("one", config), ("two", config), ("three", longer)):
@@ -97,7 +97,7 @@ def test_of_two_builds_that_race_both_are_right(tmp_path: Path, remote: str) -> 
             assert report["index"]["digest"] == digest
     assert megablend.build(longer).ledger.ends in ((60,), (40, 60))
     assert samples(longer)[:40] == samples(local)[:40]
-    assert megablend.verify(remote).problems == ()
+    assert megablend.verify(each_remote).problems == ()
 
 
 class _Killed(BaseException):
@@ -173,8 +173,8 @@ def test_a_store_whose_conditional_writes_race_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_killed_builds_leave_nothing_invalid(tmp_path: Path, remote: str) -> None:
-    _, config = configs(tmp_path, remote)
+def test_killed_builds_leave_nothing_invalid(tmp_path: Path, each_remote: str) -> None:
+    _, config = configs(tmp_path, each_remote)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
     count = os.environ.get("MEGABLEND_TEST_KILLS", "200")

@@ -141,16 +141,18 @@ def test_gc_keeps_what_runs_need_and_removes_the_rest_by_the_clock_of_the_store(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("server", ["moto", "ceph"])
 def test_a_bucket_of_s3_and_no_secrets_anywhere(
-    tmp_path: Path, remote_s3: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, server: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    local, config = configs(tmp_path, remote_s3)
+    url = str(request.getfixturevalue(f"remote_{server}"))
+    local, config = configs(tmp_path, url)
     with caplog.at_level(logging.DEBUG):
         assert megablend.build(config).index.digest == megablend.build(local).index.digest
         assert samples(config) == samples(local)
-        assert megablend.verify(remote_s3).problems == ()
+        assert megablend.verify(url).problems == ()
         dataset = megablend.open(config)
-    prefix = ObjectPrefix(remote_s3, ObjectOptions())
+    prefix = ObjectPrefix(url, ObjectOptions())
     stored = [prefix.read(each.key) or b"" for each in prefix.list_objects()]
     kept = [path.read_bytes() for path in (tmp_path / "node").rglob("*") if path.is_file()]
     shown = [caplog.text.encode(), repr(dataset.run.store.generation.store).encode(), pickle.dumps(dataset.run.store)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from megablend.storage.objects.clients import forget_sources
+from tests.storage.objects.servers.ceph import serving_ceph
 from tests.storage.objects.servers.s3_admin import S3Admin
 from tests.storage.objects.servers.start import find_free_port, make_environment, running, unavailable, wait_for_port
 
@@ -70,6 +71,21 @@ def swift_server(
             unavailable(f"swift did not start: {(data / 'log').read_text()[-500:]}")
         url = f"http://127.0.0.1:{port}"
         yield S3Server(url, S3Admin(url, *KEYS))
+
+
+@pytest.fixture(scope="session")
+def ceph_server(obstore: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with serving_ceph(tmp_path_factory.mktemp("ceph")) as admin:
+        yield S3Server(admin.endpoint, admin)
+
+
+@pytest.fixture
+def ceph(ceph_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """Ceph's S3 server, with its keys and address in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ceph_server.admin.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", ceph_server.admin.secret_key)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", ceph_server.url)
+    return ceph_server
 
 
 @pytest.fixture

@@ -42,6 +42,14 @@ class TestS3(ObjectContract):
         return make_storage()
 
 
+@pytest.mark.slow
+class TestCeph(TestS3):
+    @pytest.fixture(autouse=True)
+    def _server(self, ceph: S3Server) -> None:
+        self.server, self.bucket = ceph.admin, f"contract-{next(NUMBERS)}"
+        self.server.make_bucket(self.bucket)
+
+
 class TestGoogle(ObjectContract):
     @pytest.fixture(autouse=True)
     def _server(self, fake_gcs: str) -> None:

@@ -65,12 +65,12 @@ def find_free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_for_port(port: int, process: subprocess.Popen[str], log: Path) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[str], log: Path, host: str = "127.0.0.1") -> None:
     end = time.monotonic() + 60
     while time.monotonic() < end:
         with socket.socket() as probe:
             probe.settimeout(1)
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
+            if probe.connect_ex((host, port)) == 0:
                 return
         if process.poll() is not None:
             break
