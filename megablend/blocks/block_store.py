@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.blocks.block_read import BlockRead, FilePart
-from megablend.blocks.checked_reads import check_reads
 from megablend.blocks.extra_columns import ExtraColumn, read_extra_columns
 from megablend.blocks.open_files import OpenedReader, OpenFiles
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
@@ -77,7 +76,7 @@ class BlockStore:
         *,
         storage: Storage,
     ) -> None:
-        self.storage = storage = check_reads(generation, roots or {}, storage)
+        self.storage = storage
         self.generation = generation
         self.eods = tuple(eods) or (None,) * len(generation.sources)
         self.column_eods = (*self.eods, *[None] * (len(generation.columns) - len(self.eods)))
@@ -136,7 +135,7 @@ class BlockStore:
                 numbers[here],
                 opened,
                 self._extra_of(opened.column),
-                FileRead(opened.reader, mine, opened.chunks),
+                FileRead(opened.reader, mine, opened.chunks, check=opened.check),
             )
             for here, opened, mine in self._by_reader(numbers, rows)
         ]
@@ -189,7 +188,7 @@ class BlockStore:
         found: list[npt.NDArray[np.int64]] = [None] * len(numbers)  # type: ignore[list-item]
         scanned_bytes = 0
         for here, opened, rows in self._by_reader(numbers, self.generation.blocks(numbers)):
-            offsets, size = read_pieces(opened.reader, rows, opened.chunks, self.storage)
+            offsets, size = read_pieces(opened.reader, rows, opened.chunks, self.storage, opened.check)
             scanned_bytes += size
             for i, block in zip(here.tolist(), offsets, strict=True):
                 found[i] = block

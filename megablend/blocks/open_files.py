@@ -6,14 +6,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from megablend.blocks.check_fetched import FetchedCheck, open_again, open_checksums
 from megablend.formats.base import Array, BlockReader
+from megablend.formats.fetch import Check
+from megablend.index.block_checksums import BlockChecksums
 from megablend.index.file_table import FileEntry
 from megablend.index.file_versions import check_body, join_etags, number_of, tell_moved
 from megablend.index.idx_digests import read_digests
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import ColumnEntry
+from megablend.lazy import cached_property
 from megablend.lru import LRUCache
 from megablend.storage.base import Storage
+from megablend.storage.location import find_scheme
 
 MIN_OPEN_FILES, MAX_OPEN_FILES = 1 << 10, 1 << 14
 """Number of readers that are always kept, since opening a file reads its footer; the storage limits descriptors."""
@@ -31,6 +36,8 @@ class OpenedReader(NamedTuple):
     """CHUNK_DTYPE [num_chunks], the file's."""
     eod: int | None
     column: ColumnEntry
+    check: Check | None
+    """Compares what was fetched with checksums."""
 
 
 class OpenFiles:
@@ -58,13 +65,26 @@ class OpenFiles:
             path, kind, chunks = self._generation.path(file, self._roots), column.kind, self._generation.chunks(entry)
             digests = read_digests(self._generation.cache, kind, entry)
             checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
+            check = None
+            if self._checksums is not None and find_scheme(path):
+                sums = self._checksums.of_file(file)
+                checks_bytes += sums.nbytes
+                check = FetchedCheck(kind.files(path), sums, self._storage)
             self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
             known = dataclasses.replace(entry.opened, group_digests=digests)
-            reader = kind.open(path, column.column, known, storage=self._storage)
-            self._check_version(file, entry, path)
-            return OpenedReader(reader, chunks, self._eods[entry.column], column)
+
+            def open_reader() -> BlockReader:
+                reader = kind.open(path, column.column, known, storage=self._storage)
+                self._check_version(file, entry, path)
+                return reader
+
+            return OpenedReader(open_again(path, open_reader), chunks, self._eods[entry.column], column, check)
 
         return self._opened.get(file, enter)
+
+    @cached_property
+    def _checksums(self) -> BlockChecksums | None:
+        return open_checksums(self._generation, self._roots)
 
     def _check_version(self, number: int, file: FileEntry, path: str) -> None:
         """Check that the opened file is the one that was indexed. Raises: ChangedFileError; as Storage.read does."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from megablend.storage.base import Bytes, Int64s, Storage
 from megablend.storage.futures import gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges, MergedRanges, merge_ranges, portions
 
+Check: TypeAlias = Callable[[FetchedRanges], None]
 BATCH_BYTES = 32 << 20
 """Decoded size of the blocks fetched together if a caller waits for all: the memory a call needs beyond its result."""
 
@@ -44,12 +46,20 @@ class FileRead:
     """CHUNK_DTYPE [m], the file's."""
     tokens: bool = True
     """Whether tokens will be decoded; otherwise only their documents are needed."""
+    check: Check | None = None
+    """Called with all that was fetched."""
     fetched: list[FetchedRanges] = field(default_factory=list)
     """The fetched ranges, in the order of the requests."""
 
     def next_ranges(self) -> Sequence[FileRanges]:
         """The ranges to fetch next; empty when everything is there. Raises as BlockReader.byte_ranges does."""
         return self.reader.byte_ranges(self.blocks, self.chunks, self.fetched, tokens=self.tokens)
+
+    def add(self, fetched: FetchedRanges) -> None:
+        """Add the ranges that were requested next, once they are checked. Raises: as `check`."""
+        if self.check is not None:
+            self.check(fetched)
+        self.fetched.append(fetched)
 
     def decode(self, *, pieces: bool = True) -> DecodedBlocks:
         """See BlockReader.decode."""
@@ -65,7 +75,7 @@ def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
     while asked := [(read, ranges) for read in reads for ranges in read.next_ranges()]:
         pending = [start_fetch(ranges, storage) for _, ranges in asked]
         for (read, _), each in zip(asked, pending, strict=True):
-            read.fetched.append(each.result())
+            read.add(each.result())
 
 
 def read_blocks(
@@ -81,13 +91,13 @@ def read_blocks(
 
 
 def read_pieces(
-    reader: BlockReader, blocks: Array, chunks: Array, storage: Storage
+    reader: BlockReader, blocks: Array, chunks: Array, storage: Storage, check: Check | None = None
 ) -> tuple[list[npt.NDArray[np.int64]], int]:
     """Fetch and find the documents in blocks of one file; see BlockReader.find_pieces."""
     found, scanned_bytes = list[npt.NDArray[np.int64]](), 0
     order = np.argsort(blocks["offset"], kind="stable")
     for mine in _batches(blocks, order):
-        read = FileRead(reader, mine, chunks, tokens=False)
+        read = FileRead(reader, mine, chunks, tokens=False, check=check)
         fetch_all([read], storage)
         offsets, size = read.find_pieces()
         found += offsets

@@ -1,11 +1,12 @@
 """CRC-32 of the ranges of bytes that are read for each block: made by `build` on request, with one pass over all data.
 
-    <cache>/checksums/<digest>/   ranges.arrow   a row for each range of each file: its first byte, its size, its CRC-32
+    <cache>/checksums/<digest>/   ranges.arrow   a row for each range of each file: its place, its size, its CRC-32
                                   files.arrow    the number of the first range of each file, and the total
                                   manifest.json  sizes and checksums of these tables
 
+The place is the first byte, for further files of a pair (an `.idx`) with its position in `Format.files` in the upper bits.
 They are not part of the snapshot's digest. Reads from elsewhere than a local disk are compared with them, see
-`blocks.checked_reads`.
+`blocks.check_fetched`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from megablend.storage.ranges import portions
 
 RANGES, FILES = "ranges.arrow", "files.arrow"
 RANGE_COLUMNS = np.dtype([("offset", "<i8"), ("size", "<u4"), ("crc32", "<u4")])
+_POSITION_SHIFT = 56
 FILE_COLUMNS = np.dtype([("first_range", "<i8")])
 Int64s = npt.NDArray[np.int64]
 Sums = npt.NDArray[np.void]
@@ -41,17 +43,24 @@ Sums = npt.NDArray[np.void]
 class WrongRange(NamedTuple):
     """A range whose bytes are not those that were indexed."""
 
-    offset: int
+    start: int
+    """Its first byte among those that were compared."""
     size: int
 
 
+def place_in_sums(position: int, offset: int) -> int:
+    """The place of a byte of one of the files that belong together, by its position among these."""
+    return position << _POSITION_SHIFT | offset
+
+
 def find_wrong(sums: Sums, start: int, data: Bytes) -> list[WrongRange]:
-    """The ranges that differ, among those within `data`, the bytes of the file from `start` on."""
+    """The ranges that differ, among those within `data`, the bytes from the place `start` on."""
     stop, wrong = start + len(data), []
     first, last = np.searchsorted(sums["offset"], [start, stop]).tolist()
-    for offset, size, crc in sums[first:last].tolist():
-        if offset + size <= stop and zlib.crc32(data[offset - start : offset - start + size].data) != crc:
-            wrong.append(WrongRange(offset, size))
+    for place, size, crc in sums[first:last].tolist():
+        begin = place - start
+        if place + size <= stop and zlib.crc32(data[begin : begin + size].data) != crc:
+            wrong.append(WrongRange(begin, size))
     return wrong
 
 
@@ -59,7 +68,7 @@ def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -
     """Read all blocks of a file as readers do. Raises: as BlockReader.byte_ranges and Storage.read do."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
-    reader = column.kind.open(path, column.column, file.opened, storage=storage)
+    reader, paths = column.kind.open(path, column.column, file.opened, storage=storage), column.kind.files(path)
     blocks, chunks = (
         snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks)),
         snapshot.chunks(file),
@@ -70,9 +79,12 @@ def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -
         read = FileRead(reader, blocks[part], chunks)
         fetch_all([read], storage)
         for fetched in read.fetched:
-            if fetched.ranges.path == path:
-                places = zip(fetched.ranges.offsets.tolist(), fetched.ranges.sizes.tolist(), strict=True)
-                found += [(offset, size, zlib.crc32(fetched[i].data)) for i, (offset, size) in enumerate(places)]
+            position = paths.index(fetched.ranges.path)
+            ranges = zip(fetched.ranges.offsets.tolist(), fetched.ranges.sizes.tolist(), strict=True)
+            found += [
+                (place_in_sums(position, offset), size, zlib.crc32(fetched[i].data))
+                for i, (offset, size) in enumerate(ranges)
+            ]
     return np.unique(np.array(found, RANGE_COLUMNS))
 
 
@@ -120,11 +132,8 @@ class BlockChecksums:
         self._ranges = MappedTable(folder / RANGES, RANGE_COLUMNS)
         self._firsts = MappedTable(folder / FILES, FILE_COLUMNS)["first_range"]
 
-    def of_files(self, numbers: Sequence[int]) -> Sums:
-        """The ranges of one file, by its numbers in the snapshot: one for each column that is indexed of it."""
-        return np.unique(np.concatenate([self._of_file(number) for number in numbers]))
-
-    def _of_file(self, number: int) -> Sums:
+    def of_file(self, number: int) -> Sums:
+        """The ranges of a file, by its number in the snapshot."""
         rows = np.arange(self._firsts[number], self._firsts[number + 1])
         found = np.empty(len(rows), RANGE_COLUMNS)
         for name in RANGE_COLUMNS.names or ():

@@ -181,7 +181,7 @@ class ReadPipeline:
         while True:
             if fetched_ranges is not None:
                 for file, fetched in zip(fetched_ranges.files, fetched_ranges.fetched.result(), strict=True):
-                    file.fetched.append(fetched)
+                    file.add(fetched)
             with self._claiming:
                 needed = [(file, ranges) for file in task.read.files for ranges in file.next_ranges()]
                 claims = [self._claim(task, ranges) for _, ranges in needed]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import megablend
-from megablend.errors import CorruptFileError
+from megablend.blocks import check_fetched
+from megablend.errors import ChangedFileError, CorruptFileError
+from megablend.index.block_checksums import WrongRange, find_wrong
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.test_http import list_files
@@ -34,25 +37,35 @@ def tokens(dataset: Any) -> list[list[int]]:
     return [dataset[k]["tokens"].tolist() for k in range(len(dataset))]
 
 
-def open_files(config: dict[str, Any]) -> Any:
-    """A dataset that has read footers and `.idx` files, which have digests of their own, but no blocks."""
-    dataset = megablend.open(config)
+def test_what_is_damaged_each_time_is_an_error(source: Any) -> None:
+    server, config = source
+    megablend.build(config, checksums=True)
+    dataset, other = megablend.open(config), megablend.open(config)
     store = dataset.run.store
     for number in range(store.generation.num_files):
-        store._files.get(number)
-    return dataset
-
-
-def test_flipped_bits_never_become_tokens(source: Any) -> None:
-    server, config = source
-    index = megablend.build(config).index
-    expected = tokens(megablend.open(config))
-    assert megablend.build(config, checksums=True).index.digest == index.digest
-    dataset, damaged = open_files(config), open_files(config)
-    server.faults = Faults(flip=0.2)
-    assert tokens(dataset) == expected
-    assert server.faulty["flip"] > 5
+        store._files.get(number)  # footers have digests of their own
     server.faults = Faults(flip=1.0)
-    with pytest.raises(CorruptFileError, match="bytes differ from their checksum in the index, 4 times in a row"):
-        tokens(damaged)
+    with pytest.raises(CorruptFileError, match="bytes differ from their checksum in the index, 8 times in a row"):
+        tokens(dataset)
+    with pytest.raises((CorruptFileError, ChangedFileError)):
+        tokens(other)
+    server.faults = Faults()
     assert megablend.verify(config["cache"]).problems == ()
+
+
+def test_checksums_are_not_computed_in_the_event_loop_of_the_client(
+    source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, config = source
+    megablend.build(config, checksums=True)
+    threads = list[str]()
+
+    def find(*arguments: Any) -> list[WrongRange]:
+        threads.append(threading.current_thread().name)
+        return find_wrong(*arguments)
+
+    monkeypatch.setattr(check_fetched, "find_wrong", find)
+    for _ in zip(range(3), megablend.Loader(megablend.open(config), micro_batch_size=2), strict=False):
+        pass
+    assert threads
+    assert not any(name.startswith("megablend-objects") for name in threads)

@@ -1,17 +1,43 @@
-"""A source over HTTP with latency, in a process of its own: the tests' server with a folder's files under many names."""
+"""A source over HTTP with latency, in a process of its own: nginx, or the tests' server in Python, which is slower.
+
+nginx waits by its Lua module (Debian: `apt install nginx libnginx-mod-http-lua`), serves a folder's files under many names, and
+one listing of them as S3 would write it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent.parent
 BUCKET = "bench"
+MODULES = Path("/usr/lib/nginx/modules")
+_NEEDED = ("ndk_http_module.so", "ngx_http_lua_module.so")
+_CONFIG = """
+daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/errors; {modules} {user}
+events {{ worker_connections 8192; }}
+http {{
+  access_log off; sendfile on; tcp_nopush on; keepalive_requests 100000000; keepalive_timeout 600; {temporary}
+  open_file_cache max=20000 inactive=600s; open_file_cache_valid 600s;
+  server {{
+    listen 127.0.0.1:{port} backlog=8192;
+    root {folder}/files;
+    access_by_lua_block {{ ngx.sleep({latency}) }}
+    location /status {{ access_by_lua_block {{ }} stub_status; }}
+    location = /list.xml {{ access_by_lua_block {{ }} }}
+    location ~ ^/{bucket}/?$ {{ access_by_lua_block {{ ngx.sleep({latency}); ngx.exec("/list.xml") }} }}
+  }}
+}}
+"""
 
 
 @contextlib.contextmanager
@@ -21,6 +47,91 @@ def serving(folder: Path, *, latency: float, names: int = 1) -> Iterator[str]:
     Args:
         latency: seconds before each answer.
     """
+    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    is_nginx = program is not None and all((MODULES / each).exists() for each in _NEEDED)
+    with (
+        _serving_nginx(str(program), folder, latency, names)
+        if is_nginx
+        else _serving_python(folder, latency, names) as url
+    ):
+        yield url
+
+
+def set_keys() -> None:
+    """Credentials that the source does not look at."""
+    os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_REGION": "us-east-1"}
+
+
+@contextlib.contextmanager
+def _serving_nginx(program: str, folder: Path, latency: float, names: int) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as scratch:
+        here, port = Path(scratch), _find_free_port()
+        (here / "files" / BUCKET).mkdir(parents=True)
+        here.chmod(0o755)
+        links = [(f"{i:05d}-{path.name}", path) for i in range(names) for path in sorted(folder.iterdir())]
+        for name, path in links:
+            (here / "files" / BUCKET / name).symlink_to(path.resolve())
+        (here / "files/list.xml").write_text(_list_objects(links))
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        (here / "conf").write_text(
+            _CONFIG.format(
+                folder=here,
+                port=port,
+                bucket=BUCKET,
+                latency=latency,
+                modules=" ".join(f"load_module {MODULES / each};" for each in _NEEDED),
+                user="user root;" if os.geteuid() == 0 else "",
+                temporary=" ".join(f"{kind}_temp_path {here}/{kind};" for kind in kinds),
+            )
+        )
+        with subprocess.Popen([program, "-c", str(here / "conf"), "-e", str(here / "errors")]) as process:
+            try:
+                _wait_for(port)
+                yield f"http://127.0.0.1:{port}"
+                print(f"  source: nginx, {_read_cpu_seconds(process.pid):.2f} s of CPU")
+            finally:
+                process.terminate()
+
+
+def _list_objects(links: list[tuple[str, Path]]) -> str:
+    """An answer to ListObjectsV2, with the etags that nginx makes of times and sizes."""
+    contents = []
+    for name, path in links:
+        stat = path.stat()
+        etag = f"&quot;{int(stat.st_mtime):x}-{stat.st_size:x}&quot;"
+        modified = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(stat.st_mtime))
+        fields = {"Key": name, "LastModified": modified, "ETag": etag, "Size": stat.st_size}
+        contents.append(f"<Contents>{''.join(f'<{key}>{value}</{key}>' for key, value in fields.items())}</Contents>")
+    start = f"<ListBucketResult><Name>{BUCKET}</Name><IsTruncated>false</IsTruncated>"
+    return f"{start}{''.join(contents)}</ListBucketResult>"
+
+
+def _find_free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(200):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise SystemExit("nginx did not start")
+
+
+def _read_cpu_seconds(parent: int) -> float:
+    """CPU time of a process's children."""
+    seconds = 0.0
+    for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+@contextlib.contextmanager
+def _serving_python(folder: Path, latency: float, names: int) -> Iterator[str]:
+    print("  nginx with its Lua module is not installed: the source is a Python server")
     command = [sys.executable, __file__, str(folder), str(latency), str(names)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -32,13 +143,8 @@ def serving(folder: Path, *, latency: float, names: int = 1) -> Iterator[str]:
             print(f"  source: {process.stdout.readline().strip()}")
 
 
-def set_keys() -> None:
-    """Credentials that the source does not look at."""
-    os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_REGION": "us-east-1"}
-
-
 def main() -> None:
-    """Serve until standard input is closed, then print what was requested."""
+    """Serve by the tests' server until standard input is closed, then print what was requested."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("latency", type=float)

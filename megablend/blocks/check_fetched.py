@@ -1,0 +1,91 @@
+"""Fetched bytes compared with the index's checksums of blocks, where it has some; what differs is read again.
+
+Only for files that are not on a local disk: a bit that flipped in transit does not flip again. Done by the threads that fetch and
+decode, not by the storage's event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import numpy as np
+
+from megablend.errors import ChangedFileError, CorruptFileError
+from megablend.index.block_checksums import BlockChecksums, Sums, find_folder, find_wrong, place_in_sums
+from megablend.index.manifest import MANIFEST
+from megablend.index.snapshot import Snapshot
+from megablend.storage.base import Bytes, Storage
+from megablend.storage.location import find_scheme
+from megablend.storage.ranges import FetchedRanges
+
+MAX_READS = 8
+"""Times that a range is read before it counts as damaged."""
+MAX_OPENS = 20
+"""Times that a file is opened whose description differs from the index's: that takes several reads."""
+_LOG = logging.getLogger("megablend")
+T = TypeVar("T")
+
+
+def open_checksums(snapshot: Snapshot, roots: Mapping[str, str]) -> BlockChecksums | None:
+    """The checksums of an index; None if it has none, or all its files are on local disks. Raises: CacheError."""
+    is_remote = any(find_scheme(roots.get(column.source_name, column.root)) for column in snapshot.columns)
+    return BlockChecksums(snapshot) if is_remote and (find_folder(snapshot) / MANIFEST).is_file() else None
+
+
+def open_again(path: str, open_file: Callable[[], T]) -> T:
+    """Open a file; again if its description is not what was indexed, and it is not on a local disk.
+
+    Raises: as `open_file` does, after MAX_OPENS times.
+    """
+    for _ in range(MAX_OPENS - 1 if find_scheme(path) else 0):
+        with suppress(ChangedFileError, CorruptFileError):
+            return open_file()
+    return open_file()
+
+
+class FetchedCheck:
+    """Compares what was fetched of an indexed file, and replaces ranges that differ.
+
+    Args:
+        paths: of the files that belong to it, see `Format.files`.
+        sums: their ranges.
+        storage: reads ranges again.
+    """
+
+    def __init__(self, paths: Sequence[str], sums: Sums, storage: Storage) -> None:
+        self._paths, self._sums, self._storage = list(paths), sums, storage
+
+    def __call__(self, fetched: FetchedRanges) -> None:
+        """Raises: CorruptFileError if a range differs each time it is read; as Storage.read does."""
+        path = fetched.ranges.path
+        position, wrong = self._paths.index(path), list[tuple[int, Bytes]]()
+        for i, offset in enumerate(fetched.ranges.offsets.tolist()):
+            wrong += self._find_wrong(position, offset, fetched[i])
+        for _ in range(MAX_READS - 1):
+            if not wrong:
+                return
+            _LOG.info("%s: %d ranges differ from their checksums; reading them again", path, len(wrong))
+            self._read_again(path, wrong)
+            wrong = [each for part in wrong for each in self._find_wrong(position, *part)]
+        if wrong:
+            offset, data = wrong[0]
+            raise CorruptFileError(
+                path,
+                f"{len(data)} bytes differ from their checksum in the index, {MAX_READS} times in a row: restore the file; or, "
+                "if it was damaged already when the index was built, build the index and the checksums again",
+                offset=offset,
+            )
+
+    def _find_wrong(self, position: int, offset: int, data: Bytes) -> list[tuple[int, Bytes]]:
+        """Ranges that differ, with their bytes."""
+        found = find_wrong(self._sums, place_in_sums(position, offset), data)
+        return [(offset + start, data[start : start + size]) for start, size in found]
+
+    def _read_again(self, path: str, parts: Sequence[tuple[int, Bytes]]) -> None:
+        offsets, sizes = (np.array(each, np.int64) for each in zip(*((o, len(data)) for o, data in parts), strict=True))
+        data, begins = self._storage.read_ranges(path, offsets, sizes, lambda total: np.empty(total, np.uint8))
+        for (_, part), begin in zip(parts, begins.tolist(), strict=True):
+            part[:] = data[begin : begin + len(part)]

@@ -1,0 +1,120 @@
+"""Whole runs over a source that fails: built and read as from local files."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megablend
+from tests.runs import documents, make_config, write_source
+from tests.storage.faulty import Faults, FaultySource
+from tests.storage.objects.test_http import list_files
+
+pytestmark = pytest.mark.usefixtures("obstore")
+KINDS = ("parquet", "arrow", "megatron")
+FAULTS = {
+    "latency": Faults(latency=0.002, tail=0.2),
+    "503": Faults(status={503: 0.2}),
+    "429": Faults(status={429: 0.2}),
+    "500": Faults(status={500: 0.2}),
+    "reset": Faults(reset=0.2),
+    "truncated": Faults(truncated=0.2),
+    "stall": Faults(stall=0.2),
+}
+MIXED = Faults(status={503: 0.08, 429: 0.04}, reset=0.04, truncated=0.04, latency=0.001, seed=3)
+
+
+@dataclass
+class Run:
+    """A run over local files, built, and the same one over a source that has these files."""
+
+    source: FaultySource
+    plain: dict[str, Any]
+    remote: dict[str, Any]
+    built: Any
+
+    def build(self, **options: Any) -> None:
+        """Build the remote run, and compare its digests."""
+        built = megablend.build(self.remote, **options)
+        assert (built.ledger.digest, built.index.digest) == (self.built.ledger.digest, self.built.index.digest)
+
+    def check(self) -> None:
+        """Compare the batches of both."""
+        assert read_digests(megablend.open(self.remote)) == read_digests(megablend.open(self.plain))
+
+
+def read_digests(dataset: Any) -> list[bytes]:
+    """Digests of the batches that a Loader gives."""
+    batches = megablend.Loader(dataset, micro_batch_size=4)
+    return [hashlib.blake2b(batch["tokens"].numpy().tobytes()).digest() for batch in batches]
+
+
+def make_run(folder: Path, source: FaultySource, *, scale: int, **settings: Any) -> Run:
+    data = folder / "data"
+    listed = [
+        write_source(data, i, kind, documents(i, 120 * scale, 40, seed=i), num_files=4 * scale) | {"weight": 1}
+        for i, kind in enumerate(KINDS)
+    ]
+    config = {"sequence_length": 64, "block_bytes": 2048, "samples": 25 * scale, **settings}
+    plain = make_config(folder, listed, cache=str(folder / "plain"), **config)
+    source.files = {f"d/{path.relative_to(data)}": path.read_bytes() for path in data.rglob("*") if path.is_file()}
+    urls = [
+        each | {"path": [path.replace(str(data), f"{source.url}/d") for path in list_files(each)]} for each in listed
+    ]
+    remote = make_config(
+        folder, urls, cache=str(folder / "remote"), storage={"http://": {"read_timeout": 0.5}}, **config
+    )
+    return Run(source, plain, remote, megablend.build(plain))
+
+
+@pytest.mark.parametrize(
+    ("faults", "scale"),
+    [pytest.param(MIXED, 1, id="mixed")]
+    + [pytest.param(each, 8, id=name, marks=pytest.mark.slow) for name, each in FAULTS.items()],
+)
+@pytest.mark.timeout(600)
+def test_a_run_is_the_same_through_faults(faults: Faults, scale: int, tmp_path: Path) -> None:
+    with FaultySource({}, faults) as source:
+        run = make_run(tmp_path, source, scale=scale)
+        run.build()
+        run.check()
+        assert sum(source.faulty.values()) >= 5 * scale
+
+
+@pytest.mark.parametrize(
+    ("seconds", "scale"), [(2, 1), pytest.param(60, 8, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
+def test_a_run_goes_on_after_an_outage(
+    seconds: float, scale: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FaultySource({}, Faults(latency=0.002)) as source, caplog.at_level(logging.WARNING, "megablend"):
+        run = make_run(tmp_path, source, scale=scale)
+        run.build()
+        dataset = megablend.open(run.remote)
+        assert dataset[0]["tokens"].equal(megablend.open(run.plain)[0]["tokens"])
+        source.is_down = True
+        threading.Timer(seconds, lambda: setattr(source, "is_down", False)).start()
+        found = read_digests(dataset)
+        assert not source.is_down
+        assert found == read_digests(megablend.open(run.plain))
+    assert len([each for each in caplog.records if "are being tried again" in each.getMessage()]) <= 2
+
+
+@pytest.mark.parametrize(
+    ("share", "scale"),
+    [(0.2, 1), *(pytest.param(share, 8, marks=pytest.mark.slow) for share in (0.02, 0.2))],
+)
+@pytest.mark.timeout(600)
+def test_no_flipped_bit_becomes_a_token_where_there_are_checksums(share: float, scale: int, tmp_path: Path) -> None:
+    with FaultySource({}) as source:
+        run = make_run(tmp_path, source, scale=scale)
+        run.build(checksums=True)
+        source.faults = Faults(flip=share)
+        run.check()
+        assert source.faulty["flip"] >= 5
