@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from megablend.errors import DataError, MissingFileError, UnsupportedFileError
 from megablend.storage.base import Bytes, Int64s
 from megablend.storage.objects.address import Address
@@ -80,23 +78,22 @@ class Bucket:
 
         Raises: ChangedFileError, MissingFileError, DataError.
         """
-        parts = plan_requests(offsets, sizes, begins)
+        parts, view = plan_requests(offsets, sizes, begins), out.data
         if len(parts) == 1:
-            return await self._read_part(path, key, pin, parts[0], out)
-        tasks = [asyncio.ensure_future(self._read_part(path, key, pin, part, out)) for part in parts]
+            return await self._read_part(path, key, pin, parts[0], view)
+        tasks = [asyncio.ensure_future(self._read_part(path, key, pin, part, view)) for part in parts]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _read_part(self, path: str, key: str, pin: Pin, part: tuple[int, int, int], out: Bytes) -> None:
+    async def _read_part(self, path: str, key: str, pin: Pin, part: tuple[int, int, int], out: memoryview) -> None:
         start, stop, begin = part
         answer = await self.source.get(path, key, start, stop, pin)
-        for each in answer.parts:
-            data = np.frombuffer(each, np.uint8)
-            out[begin : begin + len(data)] = data
-            begin += len(data)
+        for each in answer.parts:  # not by numpy, which would release the lock of the interpreter for each
+            out[begin : begin + len(each)] = each
+            begin += len(each)
 
     async def find(self, pattern: str, address: Address) -> FoundKeys:
         """Find the keys that match a pattern. Raises: MissingFileError, DataError."""

@@ -50,6 +50,14 @@ class Pin:
         return None
 
 
+def pin_answer(meta: Mapping[str, Any], expected: Pin | None, *, versions: bool) -> Pin:
+    """The version that an answer is of; `expected` itself where that is the one, which most answers are."""
+    etag = normalise_etag(meta["e_tag"])
+    if etag and expected is not None and (etag, meta["size"]) == (expected.etag, expected.size):
+        return expected
+    return make_pin(meta, versions=versions)
+
+
 def make_pin(meta: Mapping[str, Any], *, versions: bool = False) -> Pin:
     """The version that obstore's metadata of an object describes; `versions`: keep the store's name of it."""
     return Pin(

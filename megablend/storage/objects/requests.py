@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
 from megablend.errors import (
@@ -20,22 +18,15 @@ from megablend.errors import (
     UnsupportedFileError,
 )
 from megablend.storage.object_options import StoreOptions
+from megablend.storage.objects.attempts import Attempts, Counts
 from megablend.storage.objects.failures import Failure, Kind, read_failure
 from megablend.storage.objects.flow import Flow
-from megablend.storage.objects.pins import Pin, make_pin
+from megablend.storage.objects.pins import Pin, pin_answer
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
-from megablend.storage.objects.watch import Request, Watch
-from megablend.storage.retries import count_retry
+from megablend.storage.objects.watch import Request, Wanted, Watch
 
 T = TypeVar("T")
 _LOG = logging.getLogger("megablend")
-_LOG_SECONDS = 60.0
-_QUIET_ATTEMPTS = 3
-"""Before anything is said of a request: single failures are ordinary."""
-_FIRST_CONTACT_SECONDS = 10.0
-"""A source that has never answered is given up sooner: its name, port or certificate is probably wrong."""
-_EXPIRED_ATTEMPTS = 3
-_MOST_SECONDS = 10.0
 _MOST_PATIENCE = 16.0
 _HEDGES = 0.005
 _STREAM_BYTES = 1 << 20
@@ -49,17 +40,6 @@ class Answer(NamedTuple):
     start: int
     stop: int
     pin: Pin
-
-
-@dataclass(slots=True)
-class Counts:
-    """What a source was asked for."""
-
-    requests: int = 0
-    bytes: int = 0
-    """Asked for, with those that were asked for again."""
-    failures: int = 0
-    hedges: int = 0
 
 
 class Source:
@@ -76,134 +56,56 @@ class Source:
         self.root, self.store, self.options = root, store, options
         self.flow = Flow(options.max_requests, options.max_source_rate, processes)
         self.timing = Timing(options.read_timeout)
-        self.counts = Counts()
-        self._answered = False
-        self._logged_at = -_LOG_SECONDS
-        self._failing = 0
+        self._attempts = Attempts(root, options.give_up_after, self.flow)
         self._said_weak = False
         self._watch = Watch(self.timing, self.flow, options.read_timeout, self._hedge)
+
+    @property
+    def counts(self) -> Counts:
+        """What was requested so far."""
+        return self._attempts.counts
 
     async def get(self, location: str, key: str, start: int, stop: int, pin: Pin | None) -> Answer:
         """Bytes `start` to `stop` of one version of an object; of whichever there is where `pin` is None.
 
         Raises: MissingFileError; ChangedFileError; CorruptFileError where it ends before; DataError.
         """
-
-        patience = 1.0
-
-        async def attempt() -> Answer | Failure:
-            nonlocal patience
-            await self.flow.enter(stop - start)
-            answers = self.timing.num_answers
-            try:
-                return await self._send(key, start, stop, pin, patience)
-            finally:
-                self.flow.leave(stop - start)
-                if answers == self.timing.num_answers:  # slow for all: nothing is learned from what is not waited for
-                    patience = min(_MOST_PATIENCE, 2 * patience)
-
-        found = await self.persist(location, attempt)
+        wanted = Wanted(key, start, stop, pin)
+        found = await self._attempt(wanted)
         if isinstance(found, Failure):
-            raise _error_of(location, found, pin, start, stop)
+            found = await self._attempts.persist(location, lambda: self._attempt(wanted), found)
+            if isinstance(found, Failure):
+                raise _error_of(location, found, pin, start, stop)
+        else:
+            self._attempts.note_success()
         return found
 
     async def persist(self, location: str, attempt: Callable[[], Awaitable[T | Failure]]) -> T | Failure:
-        """Call `attempt` until it succeeds, or fails in a way that trying again does not change.
+        """See Attempts.persist: for other requests than ranged GETs."""
+        return await self._attempts.persist(location, attempt)
 
-        Raises: DataError where it was tried for `give_up_after`.
-        """
-        loop = asyncio.get_running_loop()
-        attempts, failed_at = 0, 0.0
+    async def _attempt(self, wanted: Wanted) -> Answer | Failure:
+        """One attempt: a request, and a second one where it is late."""
+        await self.flow.enter(wanted.size)
+        answers = self.timing.num_answers
+        request = self._start(wanted, self._hedge_after(wanted.size))
         try:
-            while True:
-                found = await attempt()
-                attempts += 1
-                if not isinstance(found, Failure):
-                    self._answered = True
-                    self.flow.speed_up()
-                    return found
-                now = loop.time()
-                if attempts == 1:
-                    failed_at = now
-                    self._failing += 1
-                self._check_patience(location, found, attempts, now - failed_at)
-                if self._is_final(found, attempts):
-                    return found
-                if found.kind is Kind.BUSY:
-                    self.flow.slow_down(now)
-                if attempts > _QUIET_ATTEMPTS:
-                    self._log(found, now)
-                count_retry()
-                longest = min(_MOST_SECONDS, 0.1 * 2 ** min(attempts, 20))
-                await asyncio.sleep(longest * random.uniform(0.5, 1) + (found.kind is Kind.EXPIRED) * 0.5)
-        finally:
-            if failed_at:
-                self._failing -= 1
-
-    def _is_final(self, failure: Failure, attempts: int) -> bool:
-        """Whether trying again changes nothing."""
-        self.counts.failures += 1
-        self._answered = self._answered or failure.kind not in (Kind.CONNECT, Kind.AGAIN)
-        if failure.kind is Kind.EXPIRED:
-            return attempts >= _EXPIRED_ATTEMPTS
-        return failure.kind not in (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
-
-    def _check_patience(self, location: str, failure: Failure, attempts: int, seconds: float) -> None:
-        if failure.kind not in (Kind.AGAIN, Kind.BUSY, Kind.CONNECT):
-            return
-        patience = self.options.give_up_after
-        if failure.kind is Kind.CONNECT and not self._answered:
-            patience = min(patience, _FIRST_CONTACT_SECONDS)
-        if seconds >= patience:
-            remedy = failure.remedy or "see to the source or the network, or set `give_up_after` higher"
-            raise DataError(
-                location, f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s: {remedy}"
-            )
-
-    def _log(self, failure: Failure, now: float) -> None:
-        if now - self._logged_at >= _LOG_SECONDS:
-            self._logged_at = now
-            _LOG.warning(
-                "%s: %s; %d requests are being tried again, each for %.0f s at most (%d of %d failed so far)",
-                self.root,
-                failure.cause,
-                self._failing,
-                self.options.give_up_after,
-                self.counts.failures,
-                self.counts.requests,
-            )
-
-    async def _send(self, key: str, start: int, stop: int, pin: Pin | None, patience: float) -> Answer | Failure:
-        """One attempt: a request, and a second one where it is late; `patience`: times the usual time that it may take."""
-        request = self._start(stop - start, patience, self._hedge_after(stop - start))
-
-        def send_again() -> None:
-            second = self._start(stop - start, patience)
-            request.hedge = asyncio.get_running_loop().create_task(self._receive(second, key, start, stop, pin))
-            request.hedge.add_done_callback(lambda done: _take_hedge(request, done))
-
-        request.send_again = send_again
-        try:
-            found = await self._receive(request, key, start, stop, pin)
+            found = await self._receive(request)
             if isinstance(found, Failure) and request.hedge is not None:
                 return cast("Answer | Failure", await request.hedge)
             return found
         finally:
             if request.hedge is not None:
                 request.hedge.cancel()
+            self.flow.leave(wanted.size)
+            if answers == self.timing.num_answers:  # slow for all: nothing is learned from what is not waited for
+                wanted.patience = min(_MOST_PATIENCE, 2 * wanted.patience)
 
-    def _start(self, size: int, patience: float, hedge_after: float = math.inf) -> Request:
+    def _start(self, wanted: Wanted, hedge_after: float = math.inf) -> Request:
         now = asyncio.get_running_loop().time()
-        request = Request(
-            now,
-            size=size,
-            num_answers=self.timing.num_answers,
-            patience=patience,
-            late_at=now + hedge_after,
-        )
         self.counts.requests += 1
-        self.counts.bytes += size
-        return request
+        self.counts.bytes += wanted.size
+        return Request(now, wanted, num_answers=self.timing.num_answers, late_at=now + hedge_after)
 
     def _hedge_after(self, size: int) -> float:
         """Seconds after which a request is sent a second time; never where few bytes or requests may be sent."""
@@ -213,15 +115,16 @@ class Source:
 
     def _hedge(self, request: Request) -> None:
         """Send a late request a second time, unless too many were."""
-        if request.send_again is not None and self.counts.hedges < _HEDGES * self.counts.requests:
+        if self.counts.hedges < _HEDGES * self.counts.requests:
             self.counts.hedges += 1
-            request.send_again()
+            request.hedge = asyncio.get_running_loop().create_task(self._receive(self._start(request.wanted)))
+            request.hedge.add_done_callback(lambda done: _take_hedge(request, done))
 
-    async def _receive(self, request: Request, key: str, start: int, stop: int, pin: Pin | None) -> Answer | Failure:
+    async def _receive(self, request: Request) -> Answer | Failure:
         """The answer of a request, or that of its second one if that comes first."""
         self._watch.add(request)
         try:
-            return await self._exchange(request, key, start, stop, pin)
+            return await self._exchange(request)
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
@@ -237,35 +140,22 @@ class Source:
         finally:
             self._watch.remove(request)
 
-    async def _exchange(self, request: Request, key: str, start: int, stop: int, pin: Pin | None) -> Answer | Failure:
+    async def _exchange(self, request: Request) -> Answer | Failure:
         import obstore
 
-        loop = asyncio.get_running_loop()
+        loop, wanted = asyncio.get_running_loop(), request.wanted
+        pin, start, stop = wanted.pin, wanted.start, wanted.stop
         options: Any = {"range": (start, stop), **(pin.conditions if pin is not None else {})}
-        request.waits_for = cast("asyncio.Future[Any]", obstore.get_async(self.store, key, options=options))
+        request.waits_for = cast("asyncio.Future[Any]", obstore.get_async(self.store, wanted.key, options=options))
         result = await request.waits_for
         request.first = request.last = loop.time()
-        there = make_pin(result.meta, versions=self.options.versions)
+        there = pin_answer(result.meta, pin, versions=self.options.versions)
         if pin is not None and (difference := pin.find_difference(there)) is not None:
             return Failure(Kind.CHANGED, difference, "")
         begin, end = result.range
-        parts: list[Any] = []
-        if request.is_large:
-            stream = result.stream(min_chunk_size=_STREAM_BYTES).__aiter__()
-            with contextlib.suppress(StopAsyncIteration):
-                while True:
-                    request.waits_for = stream.__anext__()
-                    parts.append(await request.waits_for)
-                    request.last = loop.time()
-        else:
-            request.waits_for = result.bytes_async()
-            parts.append(await request.waits_for)
+        parts = await _take_body(request, result)
         if not there.etag and not self._said_weak:
-            self._said_weak = True
-            _LOG.warning(
-                "%s: gives no strong etags: whether an object was replaced is told by its size and the second it was modified in",
-                self.root,
-            )
+            self._say_weak()
         if begin != start or sum(map(len, parts)) != end - begin:
             return Failure(Kind.AGAIN, "the answer was not as long as it should be", "")
         if end != stop and end != there.size:
@@ -273,6 +163,28 @@ class Source:
         self.timing.note(request.began, loop.time() - request.began, stop - start)
         self.flow.note_latency(request.first - request.began, request.first)
         return Answer(parts, begin, end, there)
+
+    def _say_weak(self) -> None:
+        self._said_weak = True
+        _LOG.warning(
+            "%s: gives no strong etags: whether an object was replaced is told by its size and the second it was modified in",
+            self.root,
+        )
+
+
+async def _take_body(request: Request, result: Any) -> list[Any]:
+    """The body of an answer; a large one in parts."""
+    if not request.is_large:
+        request.waits_for = body = result.bytes_async()
+        return [await body]
+    parts: list[Any] = []
+    stream = result.stream(min_chunk_size=_STREAM_BYTES).__aiter__()
+    with contextlib.suppress(StopAsyncIteration):
+        while True:
+            request.waits_for = part = stream.__anext__()
+            parts.append(await part)
+            request.last = asyncio.get_running_loop().time()
+    return parts
 
 
 def _is_cancelled() -> bool:

@@ -8,12 +8,32 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from megablend.storage.objects.flow import Flow
+from megablend.storage.objects.pins import Pin
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
 
 _TICK_SECONDS = 0.05
+
+
+@dataclass(slots=True)
+class Wanted:
+    """Bytes of an object that are requested, once or several times."""
+
+    key: str
+    start: int
+    stop: int
+    pin: Pin | None
+    """The version; None for any."""
+    patience: float = 1.0
+    """Times the usual time that a request may take."""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return self.stop - self.start
 
 
 class Request:
@@ -29,18 +49,15 @@ class Request:
         "last",
         "late_at",
         "num_answers",
-        "patience",
-        "send_again",
         "size",
         "waits_for",
+        "wanted",
     )
 
-    def __init__(self, now: float, *, size: int, num_answers: int, patience: float, late_at: float = math.inf) -> None:
-        self.size = size
+    def __init__(self, now: float, wanted: Wanted, *, num_answers: int, late_at: float = math.inf) -> None:
+        self.wanted, self.size = wanted, wanted.stop - wanted.start
         self.num_answers = num_answers
         """The source's answers when it was sent."""
-        self.patience = patience
-        """Times the usual time that it may take."""
         self.began = self.last = now
         """When something of its answer last arrived."""
         self.check_at = 0.0
@@ -51,7 +68,6 @@ class Request:
         self.is_stalled = False
         self.late_at = late_at
         """When it is sent a second time, by what was known when it was sent first."""
-        self.send_again: Callable[[], None] | None = None
         self.hedge: asyncio.Task[Any] | None = None
         """The second request."""
         self.hedge_answer: Any = None
@@ -120,4 +136,4 @@ class Watch:
         size = 0 if request.first is None or request.is_large else request.size
         if self._timing.is_overtaken(request.began, self._flow.requests):
             return self._timing.allow_stalled(size)
-        return request.patience * self._timing.allow(size)
+        return request.wanted.patience * self._timing.allow(size)

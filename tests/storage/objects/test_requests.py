@@ -9,15 +9,14 @@ import pytest
 
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.failures import Failure
-from megablend.storage.objects.pins import Pin
 from megablend.storage.objects.requests import Answer, Source
-from megablend.storage.objects.watch import Request
+from megablend.storage.objects.watch import Request, Wanted
 
 
 class SilentSource(Source):
     """Never answers."""
 
-    async def _exchange(self, request: Request, key: str, start: int, stop: int, pin: Pin | None) -> Answer | Failure:
+    async def _exchange(self, request: Request) -> Answer | Failure:
         request.waits_for = asyncio.get_running_loop().create_future()
         answer: Answer = await request.waits_for
         return answer
@@ -26,8 +25,8 @@ class SilentSource(Source):
 async def end_request(*, cancel: bool) -> Answer | Failure:
     """Interrupt a stalled request, at the same moment as its caller cancels it or not."""
     source = SilentSource("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
-    request = source._start(4, 1.0)
-    task = asyncio.create_task(source._receive(request, "key", 0, 4, None))
+    request = source._start(Wanted("key", 0, 4, None))
+    task = asyncio.create_task(source._receive(request))
     await asyncio.sleep(0)
     request.is_stalled = True
     request.interrupt()

@@ -1,0 +1,133 @@
+"""Trying again: whatever is requested of a source, until it succeeds, is refused, or has failed for too long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from megablend.errors import DataError
+from megablend.storage.objects.failures import Failure, Kind
+from megablend.storage.objects.flow import Flow
+from megablend.storage.retries import count_retry
+
+T = TypeVar("T")
+_LOG = logging.getLogger("megablend")
+_LOG_SECONDS = 60.0
+_QUIET_ATTEMPTS = 3
+"""Before anything is logged about a request: single failures are ordinary."""
+_FIRST_CONTACT_SECONDS = 10.0
+"""A source that has never answered is given up sooner: its name, port or certificate is probably wrong."""
+_EXPIRED_ATTEMPTS = 3
+_MOST_SECONDS = 10.0
+_TRIED_AGAIN = (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was requested of a source."""
+
+    requests: int = 0
+    bytes: int = 0
+    """Requested, including those that were requested again."""
+    failures: int = 0
+    hedges: int = 0
+
+
+class Attempts:
+    """Attempts at requests to one source; used in the event loop only.
+
+    Args:
+        root: for messages, such as s3://bucket.
+        give_up_after: seconds.
+        flow: sends fewer requests where the source is busy.
+    """
+
+    def __init__(self, root: str, give_up_after: float, flow: Flow) -> None:
+        self._root, self._give_up_after, self._flow = root, give_up_after, flow
+        self.counts = Counts()
+        self._has_answered = False
+        self._logged_at = -_LOG_SECONDS
+        self._failing = 0
+
+    def note_success(self) -> None:
+        """A request was answered."""
+        self._has_answered = True
+        self._flow.speed_up()
+
+    async def persist(
+        self, location: str, attempt: Callable[[], Awaitable[T | Failure]], first: Failure | None = None
+    ) -> T | Failure:
+        """Call `attempt` until it succeeds, or fails in a way that trying again does not change.
+
+        Args:
+            first: what an attempt before has failed with.
+
+        Raises: DataError where it was tried for `give_up_after`.
+        """
+        now, failed_at = asyncio.get_running_loop().time, 0.0
+        found: T | Failure = first if first is not None else await attempt()
+        if not isinstance(found, Failure):
+            self.note_success()
+            return found
+        self._failing += 1
+        try:
+            attempts, failed_at = 1, now()
+            while True:
+                self._check_patience(location, found, attempts, now() - failed_at)
+                if self._is_final(found, attempts):
+                    return found
+                await self._pause(found, attempts, now())
+                found = await attempt()
+                attempts += 1
+                if not isinstance(found, Failure):
+                    self.note_success()
+                    return found
+        finally:
+            self._failing -= 1
+
+    async def _pause(self, failure: Failure, attempts: int, now: float) -> None:
+        """Wait before the next attempt: longer after each, and not as long as others wait."""
+        if failure.kind is Kind.BUSY:
+            self._flow.slow_down(now)
+        if attempts > _QUIET_ATTEMPTS:
+            self._log(failure, now)
+        count_retry()
+        longest = min(_MOST_SECONDS, 0.1 * 2 ** min(attempts, 20))
+        await asyncio.sleep(longest * random.uniform(0.5, 1) + (failure.kind is Kind.EXPIRED) * 0.5)
+
+    def _is_final(self, failure: Failure, attempts: int) -> bool:
+        """Whether trying again changes nothing."""
+        self.counts.failures += 1
+        self._has_answered = self._has_answered or failure.kind not in (Kind.CONNECT, Kind.AGAIN)
+        if failure.kind is Kind.EXPIRED:
+            return attempts >= _EXPIRED_ATTEMPTS
+        return failure.kind not in _TRIED_AGAIN
+
+    def _check_patience(self, location: str, failure: Failure, attempts: int, seconds: float) -> None:
+        if failure.kind not in _TRIED_AGAIN:
+            return
+        patience = self._give_up_after
+        if failure.kind is Kind.CONNECT and not self._has_answered:
+            patience = min(patience, _FIRST_CONTACT_SECONDS)
+        if seconds >= patience:
+            remedy = failure.remedy or "see to the source or the network, or set `give_up_after` higher"
+            raise DataError(
+                location, f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s: {remedy}"
+            )
+
+    def _log(self, failure: Failure, now: float) -> None:
+        if now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
+            _LOG.warning(
+                "%s: %s; %d requests are being tried again, each for %.0f s at most (%d of %d failed so far)",
+                self._root,
+                failure.cause,
+                self._failing,
+                self._give_up_after,
+                self.counts.failures,
+                self.counts.requests,
+            )
