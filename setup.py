@@ -33,6 +33,7 @@ setup(
         "prometheus": ["prometheus-client>=0.20"],
         "test": [
             "accelerate>=1.0",
+            "botocore>=1.34",
             "coverage>=7.4",
             "hypothesis>=6.100",
             "matplotlib>=3.8",

@@ -86,6 +86,8 @@ def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_l
         if address.scheme == "az":
             return AzureStore(address.bucket, **common, **_drop_none(account_name=options.account, endpoint=given))
         return S3Store(address.bucket, **common, **_s3_settings(address, options, given))
+    except ConfigError:
+        raise
     except (BaseError, ValueError) as error:
         problem = type(error).__name__  # its text may contain settings of the environment
     remedies = {
