@@ -32,9 +32,10 @@ class Campaign:
         self.expected = tokens_of(local)
         self.killed, self.nodes = 0, 0
         self.problems: list[str] = []
-        began = time.monotonic()
-        assert self.run(self._check, f"{config['cache']}/first") == 0, self.output.read_text()
-        self.seconds = time.monotonic() - began
+        for name in ("first", "second"):  # the first also compiles
+            began = time.monotonic()
+            assert self.run(megablend.build, f"{config['cache']}/{name}") == 0, self.output.read_text()
+            self.seconds = time.monotonic() - began
 
     def begin(self, work: Callable[[dict[str, Any]], object], cache: str) -> int:
         """Start work on a cache, on a new node."""
@@ -52,7 +53,7 @@ class Campaign:
         if chance.random() < 0.3:
             self.run(megablend.build, cache)
         pids = [self.begin(megablend.build, cache) for _ in range(chance.choice([1, 2]))]
-        time.sleep(chance.uniform(0, 0.8 * self.seconds))
+        time.sleep(chance.uniform(0, 0.9 * self.seconds))
         os.kill(pids[0], signal.SIGKILL)
         ends = [wait(pid) for pid in pids]
         self.killed += ends.count(-signal.SIGKILL)
@@ -79,6 +80,8 @@ def main() -> None:
     while campaign.killed < int(sys.argv[4]):
         campaign.round(seed)
         seed += 1
+        progress = f"{seed - first} rounds, {campaign.killed} killed; {campaign.problems}"
+        campaign.folder.with_name("progress").write_text(progress)
     print(json.dumps({"rounds": seed - first, "killed": campaign.killed, "problems": campaign.problems}))
 
 

@@ -11,5 +11,6 @@ copies   this node's copies of folders
 folders  folders: their commits
 node     this node's folder, and its locks
 probe    does the store let only one of several processes create an object?
+unused_copies  removing copies that a node does not use
 store    `ObjectCacheStore`
 """

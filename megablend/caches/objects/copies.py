@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from megablend.caches.objects.chains import Version
 from megablend.caches.objects.commits import Commit, parse_commit
+from megablend.caches.objects.unused_copies import RECEIPTS, UNUSED_SECONDS, note_use, remove_unused
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import checksum, flush_folder, replace_file, temp_sibling
 from megablend.fs.log_waits import log_slow_wait
 from megablend.storage.objects.prefix import ObjectPrefix
-
-RECEIPTS = ".commits"
 
 
 class Copies:
@@ -28,13 +28,13 @@ class Copies:
         self._prefix, self._node = prefix, node
 
     def find_complete(self, folder: str) -> Commit | None:
-        """The commit that this node has a complete copy of."""
+        """The commit that this node has a complete copy of, which then counts as used."""
         with suppress(OSError, ValueError, KeyError, TypeError, CacheError):
             record = json.loads(self._receipt(folder).read_bytes())
             commit = parse_commit(folder, Version(record["number"], record["content"]))
             sizes = {name: (self._node / folder / name).stat().st_size for name in commit.files}
             if commit.files and sizes == {name: file.bytes for name, file in commit.files.items()}:
-                return commit
+                return commit if note_use(self._receipt(folder)) else None
         return None
 
     def update(self, folder: str, commit: Commit, present: Commit | None) -> None:
@@ -54,6 +54,7 @@ class Copies:
                 return
         self._download_all(folder, commit)
         self._write_receipt(folder, commit)
+        remove_unused(self._node, time.time() - UNUSED_SECONDS)
 
     def read_member(self, folder: str, commit: Commit, name: str) -> bytes:
         """A small file of a commit. Raises: as `update`."""

@@ -55,6 +55,18 @@ def lock_node(folder: Path, name: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def try_lock_node(folder: Path, name: str) -> Iterator[bool]:
+    """The same without waiting: yields False if another process does the work."""
+    with _open_lock(folder, name) as fd:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 def remove_old_leftovers(folder: Path) -> None:
     """Remove unfinished files of killed processes: those that are older than any process takes to finish one."""
     before = time.time() - _LEFTOVER_SECONDS

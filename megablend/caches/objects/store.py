@@ -14,6 +14,7 @@ from megablend.caches.objects.chains import Chain, Version, find_last
 from megablend.caches.objects.folders import Folders
 from megablend.caches.objects.node import find_node_folder, remove_old_leftovers
 from megablend.caches.objects.probe import PROBES, check_creates_once
+from megablend.caches.objects.unused_copies import remove_unused
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import list_committed, replace_file, translate_os_errors
 from megablend.fs.build_lock import LockInfo
@@ -175,7 +176,8 @@ class ObjectCacheStore:
                 (self.folder / kind / name).unlink()
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """See CacheStore: what killed builds uploaded, and files of earlier commits."""
+        """See CacheStore: what killed builds uploaded, and files of earlier commits; and unused copies of this node."""
+        remove_unused(self.folder, before, dry_run=dry_run)
         found = [each for kind in _FOLDERS for each in self._folders.find_leftovers(kind, before)]
         found += [
             each for kind in (PROBES, _CLOCK) for each in self._prefix.list_objects(kind) if each.modified < before
