@@ -9,11 +9,12 @@ from megablend.caches.base import CHECKSUMS
 from megablend.config import Config
 from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import Communicator
-from megablend.index.block_checksums import commit_sums, compute_sums, is_whole
+from megablend.index.block_checksums import Sums, commit_sums, compute_sums, is_whole
 from megablend.index.build import Progress
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
+from megablend.storage.requested_reads import RequestedReads, run_in_threads
 
 _LOG = logging.getLogger("megablend")
 
@@ -43,12 +44,18 @@ def make_checksums(
             "%s: reading up to %d bytes of %d files for checksums of blocks", store.location, sum(sizes), len(sizes)
         )
     mine = assign_longest_first(sizes, launch.size)[launch.rank]
-    found, done = {}, 0
-    for count, number in enumerate(mine):
-        if progress is not None and launch.rank == 0:
-            progress(Progress(files=count, num_files=len(mine), bytes=done, num_bytes=sum(sizes[i] for i in mine)))
-        found[number] = compute_sums(snapshot, number, _path_of(config, snapshot, number), storage)
+    paths = {number: _path_of(config, snapshot, number) for number in mine}
+    num_threads = max((storage.limits(path).max_files for path in paths.values()), default=1)
+    found, done = dict[int, Sums](), 0
+
+    def compute(number: int, _: RequestedReads) -> Sums:
+        return compute_sums(snapshot, number, paths[number], storage)
+
+    for number, sums in run_in_threads(compute, mine, num_threads):
+        found[number] = sums
         done += sizes[number]
+        if progress is not None and launch.rank == 0:
+            progress(Progress(files=len(found), num_files=len(mine), bytes=done, num_bytes=sum(sizes[i] for i in mine)))
     gathered = launch.gather(found)
     if launch.rank == 0:
         by_number = {number: sums for each in gathered for number, sums in each.items()}

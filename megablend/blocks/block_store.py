@@ -23,7 +23,7 @@ from megablend.formats.parquet.decoding.values import is_by_dictionary
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import ColumnEntry, SourceEntry
 from megablend.lazy import cached_property
-from megablend.storage.base import Storage
+from megablend.storage.base import ReadLimits, Storage
 from megablend.storage.ranges import portions
 from megablend.system.failures import translating
 
@@ -92,9 +92,17 @@ class BlockStore:
     @cached_property
     def max_reads(self) -> int:
         """Number of reads that the storages of all sources prefer to have in flight."""
+        return max((each.max_reads for each in self._limits), default=1)
+
+    @cached_property
+    def max_files(self) -> int:
+        """Number of files that the storages of all sources prefer to have read at a time where whole files are."""
+        return max((each.max_files for each in self._limits), default=1)
+
+    @cached_property
+    def _limits(self) -> list[ReadLimits]:
         files = np.unique(self.generation.file_columns, return_index=True)[1].tolist()  # one of each source
-        limits = [self.storage.limits(self.generation.path(file, self.roots)) for file in files]
-        return max((each.max_reads for each in limits), default=1)
+        return [self.storage.limits(self.generation.path(file, self.roots)) for file in files]
 
     def read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> DecodedBlocks:
         """Decode blocks.

@@ -1,35 +1,30 @@
-"""Building document tables: ranks divide the files, large ones by ranges of blocks; rank 0 joins and commits.
-
-    <cache>/lengths/<file>-<stretch>   int32, lengths of the documents of a range of blocks; a blake2b digest (16 bytes)
-
-Counts are kept, so that a killed build resumes, and adding one file to ten thousand counts only that one.
-Tokens of `.bin/.idx` and Arrow files are not read; Parquet pages are, since rows are encoded in their levels.
-"""
+"""Building document tables: ranks divide the files, large ones by ranges of blocks (`count_ranges`); rank 0 joins and commits."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from megablend.blocks.block_store import BlockStore
-from megablend.blocks.document_lengths import count_documents, next_cut
+from megablend.blocks.count_ranges import (
+    LENGTHS_KIND,
+    BlockRange,
+    await_lengths,
+    count_share,
+    owners_of,
+    split_into_ranges,
+)
 from megablend.caches.base import DOCUMENTS, CacheStore
-from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import Communicator
-from megablend.errors import CacheError, UnsupportedFileError
+from megablend.errors import CacheError
 from megablend.fs.atomic_write import (
     checksum,
-    replace_file,
     temp_sibling,
     translate_os_errors,
     write_flushed,
@@ -49,16 +44,7 @@ from megablend.index.document_table import (
 )
 from megablend.index.manifest import FORMAT_VERSION, MANIFEST, damaged_tables, dump_with_checksum, read_manifest
 from megablend.index.mapped_table import MappedTable
-from megablend.index.snapshot import Snapshot
 from megablend.index.tables import TableWriter
-
-STRETCH_BYTES = 256 << 20
-"""Stored bytes of a file's blocks that one rank counts at a time."""
-_LONGEST = (1 << 31) - 1
-_DIGEST_BYTES = 16
-_SEEN_SECONDS = 10.0
-_LENGTHS = "lengths"
-Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +62,6 @@ class TablesReport:
     seconds: float
 
 
-class BlockRange(NamedTuple):
-    """Blocks of one file."""
-
-    name: str
-    """Of the file for the lengths of their documents."""
-    first_block: int
-    stop_block: int
-    documents: int
-    stored_bytes: int
-
-
 def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communicator) -> TablesReport:
     """Build the document tables of sources (by number) of an index whose documents were counted. Called by all ranks.
 
@@ -94,7 +69,7 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communica
     """
     start, generation = time.monotonic(), store.generation
     cache = generation.store
-    for kind in (DOCUMENTS, _LENGTHS):
+    for kind in (DOCUMENTS, LENGTHS_KIND):
         with translate_os_errors(cache.folder):
             (cache.folder / kind).mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -109,13 +84,13 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communica
                     DocumentTable(folder).complete()
             committed = set(cache.list_folders(DOCUMENTS))
             missing = {
-                i: list(stretches(generation, i))
+                i: list(split_into_ranges(generation, i))
                 for i in sources
                 if table_key(generation, i) not in committed or not _is_whole(fetch_table(generation, i))
             }
         missing = launch.bcast(missing)
         assert missing is not None
-        counted, scanned_bytes = _count_share(store, [part for parts in missing.values() for part in parts], launch)
+        counted, scanned_bytes = count_share(store, [part for parts in missing.values() for part in parts], launch)
         totals = launch.gather((counted, scanned_bytes))
         report = None
         if launch.rank == 0:
@@ -141,73 +116,6 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def stretches(generation: Snapshot, source: int) -> Iterator[BlockRange]:
-    """Split a source's blocks at file ends, and within files about every STRETCH_BYTES where a document begins."""
-    entry = generation.sources[source]
-    for number, key in zip(entry.files, generation.file_keys(entry), strict=True):
-        file = generation.file(number)
-        blocks = np.arange(file.first_block, file.first_block + file.num_blocks)
-        stored = np.cumsum(generation.blocks(blocks)["stored_bytes"], dtype=np.int64)
-        edges = file.first_block + 1 + np.flatnonzero(np.diff(stored // STRETCH_BYTES))
-        end = file.first_block + file.num_blocks
-        cuts = sorted({file.first_block, *(next_cut(generation, int(edge), end) for edge in edges), end})
-        for first, stop in pairwise(cuts):
-            rows = int(np.diff(generation.running("rows_before", [first, stop]))[0])
-            size = int(
-                stored[stop - 1 - file.first_block] - (stored[first - 1 - file.first_block] if first > cuts[0] else 0)
-            )
-            yield BlockRange(f"{key}-{first - file.first_block}", first, stop, rows, size)
-
-
-def _count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communicator) -> tuple[int, int]:
-    """Count this rank's ranges that were not counted yet. Returns: documents counted, and data bytes read."""
-    counted, scanned_bytes, cache = 0, 0, store.generation.store
-    for i in assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank]:
-        if _read(cache.fetch_file(_LENGTHS, parts[i].name), parts[i]) is not None:
-            continue
-        lengths = np.empty(parts[i].documents, np.int32)
-        first_document = int(store.generation.running("rows_before", [parts[i].first_block])[0])
-        for first, found, size in count_documents(store, parts[i].first_block, parts[i].stop_block):
-            if found.max(initial=0) > _LONGEST:
-                file = int(store.generation.file_of([parts[i].first_block])[0])
-                raise UnsupportedFileError(
-                    store.generation.path(file, store.roots),
-                    f"a document has {found.max():,} tokens; document tables support up to {_LONGEST:,}: split it",
-                )
-            lengths[first - first_document :][: len(found)] = found
-            scanned_bytes += size
-        counted += len(lengths)
-        data = lengths.astype("<i4").tobytes()
-        replace_file(cache.folder / _LENGTHS / parts[i].name, data + _digest(data))
-        cache.publish_file(_LENGTHS, parts[i].name)
-    return counted, scanned_bytes
-
-
-def _read(path: Path, part: BlockRange) -> Int32s | None:
-    """The lengths of a range's documents; None if they are missing or damaged."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if len(body) != 4 * part.documents or _digest(body) != trailer:
-        return None
-    return np.frombuffer(body, "<i4")
-
-
-def _awaited(cache: CacheStore, part: BlockRange) -> Int32s:
-    """The lengths that a rank has written; on network file systems they may appear some seconds later."""
-    deadline = time.monotonic() + _SEEN_SECONDS
-    while (found := _read(path := cache.fetch_file(_LENGTHS, part.name), part)) is None:
-        if time.monotonic() > deadline:
-            raise CacheError(
-                f"{path}: a rank wrote these lengths, but rank 0 cannot read them completely: the cache must be on a file "
-                "system that all ranks share; choose such a directory, or build with the ranks of one node"
-            )
-        time.sleep(0.1)
-    return found
-
-
 def _commit(cache: CacheStore, name: str, parts: Sequence[BlockRange]) -> None:
     """Join the ranges' lengths into a table, and commit it."""
     folder = temp_sibling(cache.folder / DOCUMENTS / name)
@@ -228,6 +136,7 @@ def _commit(cache: CacheStore, name: str, parts: Sequence[BlockRange]) -> None:
 
 
 def _write(cache: CacheStore, folder: Path, parts: Sequence[BlockRange]) -> None:
+    cache.fetch_files(LENGTHS_KIND, owners_of(parts))
     tokens = filled = 0
     left = np.zeros(0, np.int32)
     with (
@@ -236,7 +145,7 @@ def _write(cache: CacheStore, folder: Path, parts: Sequence[BlockRange]) -> None
     ):
         for number, part in enumerate(parts):
             with log_slow_wait(f"{part.name} to become visible"):
-                found = _awaited(cache, part)
+                found = await_lengths(cache, part)
             lengths.append({"tokens": found})
             left = np.concatenate([left, found])
             whole = len(left) if number + 1 == len(parts) else len(left) // EVERY * EVERY
@@ -250,7 +159,3 @@ def _write(cache: CacheStore, folder: Path, parts: Sequence[BlockRange]) -> None
         starts.append({"tokens": np.array([tokens]), "filled": np.array([filled])})
         lengths.finish()
         starts.finish()
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

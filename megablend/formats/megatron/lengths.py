@@ -15,6 +15,7 @@ import numpy.typing as npt
 from megablend.errors import CHANGED_REMEDY, ChangedFileError
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.storage.base import Bytes, Int64s, Storage
+from megablend.storage.portions import read_portions
 
 GROUP_BYTES = 1 << 14
 WHOLE_BYTES = 1 << 20
@@ -113,8 +114,7 @@ def digest_idx(path: str, idx_bytes: int, storage: Storage) -> tuple[str, Digest
     """
     whole, digests = hashlib.blake2b(digest_size=16), list[int]()
     end = 0
-    for start in range(0, idx_bytes, _READ_BYTES):
-        data = memoryview(storage.read(path, start, min(_READ_BYTES, idx_bytes - start)))
+    for start, data in read_portions(storage, path, idx_bytes, _READ_BYTES):
         whole.update(data)
         if not start:
             end = HEADER_BYTES + 4 * parse_header(path, bytes(data[:HEADER_BYTES]), idx_bytes).num_sequences

@@ -19,6 +19,8 @@ import megablend
 from megablend.api.description import RunDescription
 from megablend.api.dry_run import dry_run
 from megablend.errors import CorruptFileError
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.portions import read_portions
 from tests.formats.writers import KINDS
 from tests.index.index_data import LAUNCHERS
 from tests.runs import make_config
@@ -204,3 +206,34 @@ def test_a_dry_run_and_describe_tell_requests_bytes_and_cost(tmp_path: Path) -> 
     assert [each.requests for each in dry_run(plain)] == [0]
     megablend.build(plain)
     assert "transfer" not in megablend.describe(plain)
+
+
+def test_documents_of_several_files_are_counted_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for i in range(6):
+        WRITERS["page index"](folder / f"{i}.parquet")
+    files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    with FaultySource(files, Faults(latency=0.05)) as source:
+        made = {"name": "s", "weight": 1, "path": "s3://b/*.parquet", "column": "input_ids", "append_eod": 0}
+        config = make_config(tmp_path, [made], samples=5) | {"storage": {"s3://": {"endpoint": source.url}}}
+        config |= {"order": "document", "block_bytes": 1 << 20}
+        megablend.build_index(config | {"order": "block"})
+        source.paths.clear()
+        built = megablend.build(config)
+        firsts = list(dict.fromkeys(path for path in source.paths if path.endswith(".parquet")))
+        last_of_first = len(source.paths) - source.paths[::-1].index(firsts[0])
+    assert built.documents is not None
+    assert built.documents.counted == 6 * len(DOCUMENTS)
+    assert {f"/{name}" for name in files} <= set(source.paths[:last_of_first])  # before the first one is done
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 1 << 20, (3 << 20) + 5])
+def test_portions_of_a_file_are_requested_at_the_same_time(size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
+    with FaultySource({"b/x": data}, Faults(latency=0.1)) as source:
+        storage = make_storage()
+        found = list(read_portions(storage, f"{source.url}/b/x", size, 1 << 18))
+        assert b"".join(part for _, part in found) == data
+        assert [start for start, _ in found] == list(range(0, size, 1 << 18))
+        assert source.most_in_flight >= min(12, len(found))

@@ -1,0 +1,38 @@
+"""A file from its beginning to its end, in portions, of which several are requested at a time where reads wait for a network."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import numpy as np
+
+from megablend.storage.base import Bytes, Int64s, Storage
+
+PORTIONS_AHEAD = 16
+
+
+def read_portions(storage: Storage, path: str, size: int, portion_bytes: int) -> Iterator[tuple[int, memoryview]]:
+    """Read the `size` bytes of a file in order.
+
+    Yields: the first byte of each portion, and its bytes.
+    Raises: as Storage.read does.
+    """
+    ahead = PORTIONS_AHEAD if storage.limits(path).max_files > 1 else 1
+    starts, pending = deque(range(0, size, portion_bytes)), deque[tuple[int, Future[tuple[Bytes, Int64s]]]]()
+    try:
+        while starts or pending:
+            while starts and len(pending) < ahead:
+                start = starts.popleft()
+                length = min(portion_bytes, size - start)
+                read = storage.fetch(
+                    path, np.array([start]), np.array([length]), lambda total: np.empty(total, np.uint8)
+                )
+                pending.append((start, read))
+            start, read = pending.popleft()
+            data, begins = read.result()
+            yield start, data.data[int(begins[0]) :][: min(portion_bytes, size - start)]
+    finally:
+        for _, read in pending:
+            read.cancel()
