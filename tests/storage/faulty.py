@@ -63,7 +63,8 @@ class _Round:
 class FaultySource:
     """Serves `files` (`bucket/key` to bytes) on loopback while it is entered.
 
-    Set `faults`, `is_down`, `ignores_conditions`, and `is_expired` (of an access key) at any time. Counts: `requests` and
+    Set `faults`, `is_down`, `ignores_conditions`, `is_expired` (of an access key), and `listed_bytes` (sizes in listings) at any
+    time. Counts: `requests` and
     `faulty` (by kind), `bytes` sent,
     `most_in_flight`, `rounds` by file.
     """
@@ -73,6 +74,7 @@ class FaultySource:
         self.is_down = self.ignores_conditions = False
         self.weak_etags = self.no_etags = False
         self.is_expired: Callable[[str], bool] | None = None
+        self.listed_bytes: int | None = None
         self.body = b""
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
@@ -233,7 +235,7 @@ class FaultySource:
                 data = self.files[f"{bucket}/{key}"]
                 objects.append(
                     f"<Contents><Key>{escape(key)}</Key><LastModified>2015-10-21T07:28:00.000Z</LastModified>"
-                    f"<ETag>&quot;{_md5(data)}&quot;</ETag><Size>{len(data)}</Size></Contents>"
+                    f"<ETag>&quot;{_md5(data)}&quot;</ETag><Size>{self.listed_bytes or len(data)}</Size></Contents>"
                 )
         prefixes = [f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in sorted(folders)]
         return (

@@ -1,0 +1,48 @@
+"""Settings of object stores: the client is missing, credentials in configs, secrets that are shown nowhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+
+import pytest
+
+from megablend.errors import ConfigError
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.object_options import parse_options
+from tests.storage.objects.conftest import S3Server
+
+
+def test_without_the_client_one_line_tells_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(
+        ConfigError, match=r"^s3://b/x: reading object stores needs obstore: install megablend\[objects\]"
+    ):
+        make_storage().stat("s3://b/x")
+
+
+def test_credentials_and_unknown_settings_are_refused_in_configs() -> None:
+    for settings, message in (
+        ({"secret_access_key": "x"}, "credentials do not belong in configs"),
+        ({"endpont": "http://x"}, "unknown setting; did you mean endpoint"),
+        ({"endpoint": "http://u:p@h"}, "contains a user or password"),
+        ({"endpoint": "h:80"}, "expected a URL"),
+        ({"read_timeout": 0}, "expected a number above 0"),
+        ({"anonymous": "yes"}, "expected true or false"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parse_options({"s3://b": settings})
+    with pytest.raises(ValueError, match=r"b: expected a URL prefix such as s3://bucket/"):
+        parse_options({"b": {}})
+
+
+def test_a_secret_is_in_no_pickle_repr_or_log(swift: S3Server, caplog: pytest.LogCaptureFixture) -> None:
+    swift.admin.make_bucket_if_missing("failures")
+    swift.admin.put("failures", "a", b"0123")
+    with caplog.at_level(logging.DEBUG):
+        storage = make_storage()
+        assert storage.read("s3://failures/a", 0, 4) == b"0123"
+    for shown in (repr(storage), str(vars(storage)), pickle.dumps(storage).decode("latin-1"), caplog.text):
+        assert os.environ["AWS_SECRET_ACCESS_KEY"] not in shown
