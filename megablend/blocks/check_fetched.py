@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from megablend.errors import ChangedFileError, CorruptFileError
+from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
 from megablend.index.block_checksums import BlockChecksums, Sums, find_folder, find_wrong, place_in_sums
 from megablend.index.manifest import MANIFEST
 from megablend.index.snapshot import Snapshot
@@ -41,7 +41,7 @@ def open_again(path: str, open_file: Callable[[], T]) -> T:
     Raises: as `open_file` does, after MAX_OPENS times.
     """
     for _ in range(MAX_OPENS - 1 if find_scheme(path) else 0):
-        with suppress(ChangedFileError, CorruptFileError):
+        with suppress(ChangedFileError, CorruptFileError, UnsupportedFileError):
             return open_file()
     return open_file()
 

@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import megablend
 from megablend.errors import ConfigError
 from tests.runs import documents, make_config, write_source
-from tests.storage.faulty import FaultySource
+from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.test_http import list_files
 
 pytestmark = pytest.mark.usefixtures("obstore")
@@ -66,3 +69,29 @@ def test_a_script_without_a_main_guard_is_told_so(remote: Any, tmp_path: Path) -
     )
     assert done.returncode != 0
     assert "put its code under `if __name__ == '__main__':`" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_first_batch_is_there_when_one_percent_of_the_data_has_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    values = np.random.default_rng(0).integers(0, 1 << 20, 4_000_000, dtype=np.int32)
+    rows = pa.ListArray.from_arrays(np.arange(0, len(values) + 1, 1000, dtype=np.int32), values)
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"ids": rows}), path, use_dictionary=False, data_page_size=64 << 10, write_page_index=True)
+    data = path.read_bytes()
+    with FaultySource({f"b/{i}.parquet": data for i in range(80)}) as server:
+        source = {"name": "s", "path": "s3://b/*.parquet", "column": "ids", "weight": 1}
+        storage = {"s3://": {"endpoint": server.url}}
+        config = make_config(tmp_path, [source], samples=10_000, sequence_length=2048, storage=storage)
+        del config["block_bytes"]
+        megablend.build(config)
+        server.faults, server.bytes = Faults(latency=0.03), 0
+        loader = iter(megablend.Loader(megablend.open(config), micro_batch_size=4))
+        tokens = next(loader)["tokens"]
+        arrived = server.bytes
+        assert tokens.shape == (4, 2048)
+        assert arrived <= 0.01 * 80 * len(data), f"{arrived:,} bytes"
