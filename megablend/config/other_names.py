@@ -59,4 +59,4 @@ def explain_mapping(keys: Collection[object], keys_of_sources: Collection[str]) 
         ", ".join(repr(key) for key in islice(keys, 3)) + (", ..." if len(keys) > 3 else ""),
     )
     entry = f"- {first}: ..." if first in keys_of_sources else f"- name: {first}"
-    return f"found the keys {shown}, expected a list of sources; begin each with a dash, as in `{entry}`"
+    return f"found {shown}, expected a list of sources; begin each with a dash, as in `{entry}`"

@@ -203,7 +203,7 @@ def test_weights_without_a_length(tmp_path: Path) -> None:
 )
 def test_sources_as_a_mapping(tmp_path: Path, sources: str, expected: str) -> None:
     """One line that says how to write a list, not one for each key."""
-    with pytest.raises(ConfigError, match=f"^[^\n]*:6: sources: found the keys {expected}[^\n]*$"):
+    with pytest.raises(ConfigError, match=f"^[^\n]*:6: sources: found {expected}[^\n]*$"):
         load_config(write(tmp_path, YAML[: YAML.index("split")] + "sources:\n" + sources))
 
 
