@@ -10,9 +10,12 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -20,11 +23,13 @@ import megablend
 from tests.caches.test_processes import MPIRUN, ROOT
 from tests.caches.test_remote_cache import configs
 from tests.index.index_data import environment
+from tests.storage.objects.servers.ceph import serving_ceph
 from tests.storage.objects.servers.fill import AzureContainer
 from tests.storage.objects.servers.start import find_free_port, running, unavailable, wait_for_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 NUM_NODES = 4
+StoreAt: TypeAlias = "Callable[[str, Path], AbstractContextManager[Store]]"
 READ = """
 import hashlib, json, sys
 import megablend
@@ -102,8 +107,17 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         made.stop()
 
 
+@dataclass(frozen=True)
+class Store:
+    """An object store that the nodes reach, with one bucket."""
+
+    root: str
+    environment: dict[str, str]
+    put: Callable[[str, bytes], object]
+
+
 @contextlib.contextmanager
-def azurite_at(address: str, folder: Path) -> Iterator[AzureContainer]:
+def azurite_at(address: str, folder: Path) -> Iterator[Store]:
     program = shutil.which("azurite-blob")
     if program is None:
         unavailable("azurite is not installed")
@@ -112,7 +126,17 @@ def azurite_at(address: str, folder: Path) -> Iterator[AzureContainer]:
     command = [program, "--blobHost", "0.0.0.0", "--blobPort", str(port), *options]
     with running(command, folder / "azurite.log") as process:
         wait_for_port(port, process, folder / "azurite.log")
-        yield AzureContainer(f"http://{address}:{port}/devstoreaccount1", "box")
+        container = AzureContainer(f"http://{address}:{port}/devstoreaccount1", "box")
+        yield Store("az://box", container.environment | {"AZURE_STORAGE_ENDPOINT": container.url}, container.put)
+
+
+@contextlib.contextmanager
+def ceph_at(address: str, folder: Path) -> Iterator[Store]:
+    (folder / "ceph").mkdir()
+    with serving_ceph(folder / "ceph", address) as admin:
+        admin.make_bucket("box")
+        keys = {"AWS_ACCESS_KEY_ID": admin.access_key, "AWS_SECRET_ACCESS_KEY": admin.secret_key}
+        yield Store("s3://box", keys | {"AWS_ENDPOINT_URL": admin.endpoint}, partial(admin.put, "box"))
 
 
 def run(command: list[str], env: dict[str, str]) -> dict[str, Any]:
@@ -121,22 +145,22 @@ def run(command: list[str], env: dict[str, str]) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.parametrize("store_at", [azurite_at, ceph_at], ids=["azurite", "ceph"])
 def test_nodes_without_a_common_folder(
-    obstore: None, tmp_path: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    store_at: StoreAt, obstore: None, tmp_path: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = os.environ.get("MEGABLEND_KERNEL_CACHE") or str(Path("~/.cache").expanduser())
-    with azurite_at(nodes.address, tmp_path) as container:
-        for name, value in container.environment.items():
+    with store_at(nodes.address, tmp_path) as store:
+        for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", container.url)
         monkeypatch.setenv("MEGABLEND_KERNEL_CACHE", kernels)
-        local, config = configs(tmp_path, "az://box/caches/x")
+        local, config = configs(tmp_path, f"{store.root}/caches/x")
         data = tmp_path / "data"
         for path in filter(Path.is_file, data.rglob("*")):
-            container.put(f"data/{path.relative_to(data)}", path.read_bytes())
+            store.put(f"data/{path.relative_to(data)}", path.read_bytes())
         for source in config["sources"] if isinstance(config["sources"], list) else []:
-            source["path"] = source["path"].replace(str(data), "az://box/data")
-        local = json.loads(json.dumps(local).replace("az://box/data", str(data)))
+            source["path"] = source["path"].replace(str(data), f"{store.root}/data")
+        local = json.loads(json.dumps(local).replace(f"{store.root}/data", str(data)))
         file = tmp_path / "config.json"
         file.write_text(json.dumps(config))
         env = environment()

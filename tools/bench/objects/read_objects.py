@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import obstore
 from index_objects import write_parquet
-from source import BUCKET, serving, set_keys
+from source import BUCKET, serving, serving_ceph, set_keys
 
 import megablend.reader  # torch, whose import is not measured
 from megablend.config import load_config
@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--ranges", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sources", type=int, default=100)
+    parser.add_argument("--ceph", action="store_true", help="from Ceph, without latency; no first batch")
     options = parser.parse_args()
     set_keys()
     with tempfile.TemporaryDirectory() as scratch:
@@ -100,17 +101,26 @@ def main() -> None:
         write_parquet(folder / "x.parquet", 2_000_000, page_index=True)
         path, size = f"s3://{BUCKET}/00000-x.parquet", (folder / "x.parquet").stat().st_size
         offsets = np.random.default_rng(0).integers(0, size - options.size, options.ranges)
+        if options.ceph:
+            with serving_ceph(folder) as url:
+                compare_rates(url, path, offsets, options)
+            return
         with serving(folder, latency=options.latency, names=options.sources) as url:
-            rates: dict[str, list[float]] = {"megablend": [], "bare obstore": []}
-            for _ in range(options.rounds):
-                for name, read in (("megablend", read_ours), ("bare obstore", read_bare)):
-                    rates[name].append(options.ranges / read(url, path, offsets, options.size))
-            for name, measured in rates.items():
-                print(f"{name}: {statistics.median(measured):,.0f} ranges/s of {options.size:,} bytes")
-            pairs = zip(*rates.values(), strict=True)
-            print(f"megablend / bare obstore: {statistics.median(a / b for a, b in pairs):.2f}")
+            compare_rates(url, path, offsets, options)
             opened, first = read_first(url, scratch, options.sources)
             print(f"{options.sources} sources: open {opened:.2f} s, first batch {first:.2f} s")
+
+
+def compare_rates(url: str, path: str, offsets: np.ndarray, options: argparse.Namespace) -> None:
+    """Read by both, one after the other; print medians."""
+    rates: dict[str, list[float]] = {"megablend": [], "bare obstore": []}
+    for _ in range(options.rounds):
+        for name, read in (("megablend", read_ours), ("bare obstore", read_bare)):
+            rates[name].append(options.ranges / read(url, path, offsets, options.size))
+    for name, measured in rates.items():
+        print(f"{name}: {statistics.median(measured):,.0f} ranges/s of {options.size:,} bytes")
+    pairs = zip(*rates.values(), strict=True)
+    print(f"megablend / bare obstore: {statistics.median(a / b for a, b in pairs):.2f}")
 
 
 if __name__ == "__main__":

@@ -57,8 +57,22 @@ def serving(folder: Path, *, latency: float, names: int = 1) -> Iterator[str]:
         yield url
 
 
+@contextlib.contextmanager
+def serving_ceph(folder: Path) -> Iterator[str]:
+    """Serve a folder's files as `bench/00000-<file>` by Ceph, whose keys are set; yields the URL."""
+    sys.path.insert(0, str(ROOT))
+    from tests.storage.objects.servers.ceph import serving_ceph as serving
+
+    with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch)) as admin:
+        os.environ |= {"AWS_ACCESS_KEY_ID": admin.access_key, "AWS_SECRET_ACCESS_KEY": admin.secret_key}
+        admin.make_bucket(BUCKET)
+        for path in folder.iterdir():
+            admin.put(BUCKET, f"00000-{path.name}", path.read_bytes())
+        yield admin.endpoint
+
+
 def set_keys() -> None:
-    """Credentials that the source does not look at."""
+    """Credentials that nginx and the tests' server do not look at."""
     os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_REGION": "us-east-1"}
 
 
