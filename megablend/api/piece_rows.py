@@ -32,9 +32,10 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
             run.blocks(source),
             generation.running("rows_before", [generation.sources[number].blocks.start]),
         )
-        local = spans.blocks[positions] - blocks.first_block
+        local = blocks.local_blocks(spans.blocks[positions])
         stored = blocks.before(local) + spans.starts[positions] - blocks.clips(local)
-        documents = _find_documents(blocks.documents, stored) + int(run.parts[source]["first_document"])
+        listed = blocks.documents
+        documents = listed.table_rows(_find_documents(listed, stored))
         files = generation.file_of(spans.blocks[positions])
         first_blocks = np.array([generation.file(file).first_block for file in files.tolist()], np.int64)
         rows[positions] = documents - (generation.running("rows_before", first_blocks) - first_row)

@@ -18,7 +18,7 @@ from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.ledger_format import PLAN_VERSION
 from megablend.plan.links import agree_until, find_parting
-from megablend.plan.open_store import open_block_store
+from megablend.plan.open_store import open_stores
 from megablend.plan.run import Run, as_promised, plan_run
 from megablend.plan.state import State
 from megablend.prefetch.memory_budget import check_sample
@@ -71,28 +71,49 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
             )
         run = plan_committed(config, split, ledger, storage)
         return _apply_ledger(run, ledger) if split == "train" else run
-    if state.index not in list_snapshots(config.cache_store):
+    known = list_snapshots(config.cache_store)
+    if missing := [index for index in state.indices if index not in known]:
         raise StateError(
-            f"the state was taken with index {state.index}, which {config.cache} does not hold (it has "
-            f"{', '.join(list_snapshots(config.cache_store)) or 'none'}); open it with the cache that the run was built in, or "
+            f"the state was taken with index {missing[0]}, which {config.cache} does not hold (it has "
+            f"{', '.join(known) or 'none'}); open it with the cache that the run was built in, or "
             "build the same data there (`megablend build CONFIG`)"
         )
-    if ledger is not None and split == "train" and ledger.index == state.index:
+    if ledger is not None and split == "train" and ledger.indices[: len(state.indices)] == state.indices:
         parting = find_parting(ledger.links, state.stages)
         if parting is not None and parting.by_cut:
-            state.check(split=split, index=ledger.index, stages=ledger.links)
+            state.check(split=split, indices=ledger.indices, stages=ledger.links)
         if _begins_with(ledger, state):
             return _apply_ledger(plan_committed(config, split, ledger, storage), ledger)
-    store = open_block_store(config, open_snapshot(config.cache_store, state.index), storage)
-    run = plan_run(config, split, store, links=state.stages if split == "train" else ())
+    run = plan_run(
+        config,
+        split,
+        _open_for_state(config, split, state, ledger, storage),
+        links=state.stages if split == "train" else (),
+    )
     if split == "train":
         run = dataclasses.replace(run, ledger=run.ledger.of_state(state))
     return _in_version_of(run, state)
 
 
-def plan_committed(config: Config, split: str, ledger: Ledger, storage: Storage) -> Run:
-    """Plan what a config requests over the index of its run's ledger, with what the ledger has fixed. Raises PlanError."""
-    store = open_block_store(config, open_snapshot(config.cache_store, ledger.index), storage)
+def _open_for_state(config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage) -> BlockStore:
+    """The blocks of the snapshots that a state names. Of valid and test a state names one, which the config gives its number."""
+    if split != "train" and ledger is not None and state.index in ledger.indices:
+        return open_stores(config, ledger.indices, storage)
+    return open_stores(config, state.indices, storage)
+
+
+def plan_committed(config: Config, split: str, ledger: Ledger, storage: Storage, newest: str | None = None) -> Run:
+    """Plan what a config requests over the snapshots of its run's ledger, with what the ledger has fixed.
+
+    Args:
+        newest: the snapshot that a stage reads which is not committed yet, and has `new_data`.
+
+    Raises: PlanError; CacheError.
+    """
+    indices = list(ledger.indices)
+    if newest is not None and max(each.snapshot for each in config.stage_configs) == len(indices):
+        indices.append(newest)
+    store = open_stores(config, indices, storage)
     return as_promised(plan_run(config, split, store, links=ledger.links), ledger)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from megablend.caches.base import CacheStore
 from megablend.caches.find import find_store
@@ -143,6 +143,10 @@ class Config(Model):
                     stacklevel=2,
                 )
         return {OLD_KEYS.get(key, key): value for key, value in data.items()}
+
+    _snapshot: int = PrivateAttr(0)
+    _withdrawn: frozenset[str] = PrivateAttr(frozenset())
+    """Of a stage's settings: the sources that any stage withdraws."""
 
     @field_validator("sources", mode="before")
     @classmethod
@@ -309,6 +313,18 @@ class Config(Model):
     def all_sources(self) -> dict[str, Source]:
         """The sources of all splits, by their names in the index."""
         return {name: source for split in SPLITS for name, source in self.sources_of(split).items()}
+
+    @property
+    def withdrawn(self) -> frozenset[str]:
+        """Names in the index of the sources that a stage withdraws."""
+        prefix = "train/" if self.listed_by_split else ""
+        named = self._withdrawn.union(*(stage.withdraw for stage in self.stages))
+        return frozenset(prefix + name for name in named)
+
+    @property
+    def snapshot(self) -> int:
+        """Which snapshot of the index a stage reads, or the top level: its number among those of the run."""
+        return self._snapshot
 
     def needs_documents(self, source: Source) -> bool:
         """Whether the index has to contain the source's document boundaries."""

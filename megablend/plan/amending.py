@@ -48,11 +48,11 @@ def rewind_to(ledger: Ledger, state: State) -> Ledger:
     """
     parting = find_parting(ledger.links, state.stages)
     if parting is None or not parting.by_cut or state.consumed_samples <= parting.sample:
-        state.check(split="train", index=ledger.index, stages=ledger.links)
+        state.check(split="train", indices=ledger.indices, stages=ledger.links)
         return ledger
     number = next(i for i, (x, y) in enumerate(zip(ledger.links, state.stages, strict=False)) if x != y)
     if ledger.ends[number] != parting.sample:  # the state is of another amendment, which this ledger does not have
-        state.check(split="train", index=ledger.index, stages=ledger.links)
+        state.check(split="train", indices=ledger.indices, stages=ledger.links)
     known = dataclasses.replace(ledger.stages[number], cut=state.stages[number].cut)
     rewound = dataclasses.replace(ledger, stages=(*ledger.stages[:number], known))
     if state.consumed_samples > rewound.num_samples:
@@ -78,8 +78,8 @@ def amend_ledger(cut: Ledger, requested: Ledger) -> Ledger:
             f"the config lists no stage that begins at sample {at:,}{listed}; add one to `stages` after the stage that has this "
             f"sample, with what changes and `from: {at}`"
         )
-    added = [dataclasses.replace(stage, index=cut.index) for stage in requested.stages if stage.stop > at]
-    if describe_difference(cut.blend, added[0].blend) is None:
+    added = [stage for stage in requested.stages if stage.stop > at]
+    if describe_difference(cut.blend, added[0].blend) is None and cut.index == added[0].index:
         raise PlanError(
             f"run {cut.run!r}: the order from sample {at:,} on would be as it is; change what decides it (masks do not, and "
             "need no amendment)"

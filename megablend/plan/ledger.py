@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from megablend.errors import PlanError
 from megablend.lazy import cached_property
@@ -63,6 +64,11 @@ class Ledger:
         return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
 
     @property
+    def indices(self) -> tuple[str, ...]:
+        """Digests of the index snapshots that the stages read, in order."""
+        return tuple(index for index, _ in groupby(stage.index for stage in self.stages))
+
+    @property
     def index(self) -> str:
         """Digest of the index snapshot that the last stage reads."""
         return self.stages[-1].index
@@ -119,11 +125,8 @@ class Ledger:
                 f"run {self.run!r} was built for {self.num_samples:,} samples, now {requested.num_samples:,} are requested; a "
                 f"run can only be extended: {self._remedy}"
             )
-        index = self.index
         added = [stage for stage in requested.stages if stage.stop > self.num_samples]
-        return dataclasses.replace(
-            self, stages=(*self.stages, *(dataclasses.replace(stage, index=index) for stage in added))
-        )
+        return dataclasses.replace(self, stages=(*self.stages, *added))
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
         """The ledger with the stages of a chain, in the blends that it has there; what comes after the chain stays."""

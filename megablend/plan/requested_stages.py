@@ -10,6 +10,7 @@ from typing import NamedTuple
 from megablend.config import Config
 from megablend.config.stages import StageSettings
 from megablend.errors import PlanError
+from megablend.plan.epochs import ReadBefore
 from megablend.plan.links import Link
 from megablend.plan.shares import shares_of
 
@@ -24,7 +25,7 @@ class RequestedSchedule(NamedTuple):
     """[num_sources], sum 1: the shares of the stage before."""
 
 
-CountRead = Callable[[Sequence["RequestedStage"]], Sequence[int]]
+CountRead = Callable[[Sequence["RequestedStage"], Config], ReadBefore]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,24 +60,24 @@ class RequestedStage:
 
 
 def request_stages(
-    config: Config, split: str, tokens: Sequence[int], links: Sequence[Link], count_read: CountRead
+    config: Config, split: str, by_snapshot: Sequence[Sequence[int]], links: Sequence[Link], count_read: CountRead
 ) -> tuple[RequestedStage, ...]:
     """The stages of a blended split: those that the config lists for train, otherwise one.
 
     Args:
-        tokens: of each source in this split, including end-of-document tokens.
+        by_snapshot: tokens of each source in this split, including end-of-document tokens, in each snapshot of the run.
         links: what the run is committed to. Where an amendment cut a stage, the next one begins there, whether or not the
             config says so (`from`).
-        count_read: tokens of each source that given stages read.
+        count_read: what given stages read before one with these settings.
 
     Raises: PlanError, naming the stage, where its shares or its end are not possible.
     """
     if split != "train" or not config.stages:
-        return (_request_stage(config, split, tokens, 0),)
+        return (_request_stage(config, split, by_snapshot[0], 0),)
     found, start, tokens_before = list[RequestedStage](), 0, 0
     following = [*config.stages[1:], None]
     for i, (settings, own, after) in enumerate(zip(config.stages, config.stage_configs, following, strict=True)):
-        place = f"stages[{i}]"
+        place, tokens = f"stages[{i}]", by_snapshot[own.snapshot]
         length = _length(
             config, settings, own.sequence_length, start, tokens_before, sum(tokens), is_last=after is None
         )
@@ -89,7 +90,7 @@ def request_stages(
                 length = _align(length, settings, own.lanes, start, links)
             own = own.model_copy(update={"samples": length})
             is_solved = found and own.on_exhausted == "redistribute"
-            stage = _request_stage(own, split, tokens, start, count_read(found) if is_solved else None)
+            stage = _request_stage(own, split, tokens, start, count_read(found, own) if is_solved else None)
             if settings.schedule is not None:
                 before = found[-1] if found else _request_top_level(config, tokens, length)
                 stage = replace(stage, schedule=RequestedSchedule(settings.schedule, settings.steps, before.weights))
@@ -104,9 +105,9 @@ def request_stages(
 
 
 def _request_stage(
-    config: Config, split: str, tokens: Sequence[int], start: int, read: Sequence[int] | None = None
+    config: Config, split: str, tokens: Sequence[int], start: int, read: ReadBefore | None = None
 ) -> RequestedStage:
-    """A stage as long as its config says, which begins at sample `start`, when `read` tokens of each source have been read."""
+    """A stage as long as its config says, which begins at sample `start`, when `read` was read of each source."""
     shares = shares_of(config, split, tuple(config.sources_of(split).values()), tokens, read)
     return RequestedStage(
         config=config,

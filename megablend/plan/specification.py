@@ -10,19 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.blocks.block_store import BlockStore
-from megablend.blocks.splits import parts_of
-from megablend.config import SPLITS, Config, Source
+from megablend.config import Config, Source
 from megablend.errors import ConfigError, PlanError
+from megablend.lazy import cached_property
 from megablend.order.registry import current_name
 from megablend.plan.allocate import cycles_per_run
+from megablend.plan.epochs import ReadBefore
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import PLAN_VERSION
 from megablend.plan.links import Link
+from megablend.plan.locator import SourceRanges
 from megablend.plan.requested_stages import RequestedSchedule, RequestedStage, request_stages
 from megablend.plan.schedule import Schedule, make_schedule
+from megablend.plan.split_data import SplitData, find_data
 from megablend.plan.stage import Blend, SourceShare, Stage
-from megablend.plan.stage_requests import plan_stages, samples_of_one_pass
+from megablend.plan.stage_requests import count_before, samples_of_one_pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +36,42 @@ class Specification:
     split: str
     sources: tuple[Source, ...]
     """[num_sources], in the order of the config, as the top level has them."""
-    parts: npt.NDArray[np.void]
-    """PART_DTYPE [num_sources]: the documents of each source that belong to the split."""
+    data: tuple[SplitData, ...]
+    """The snapshots of the run, in order: at least one."""
     stages: tuple[RequestedStage, ...]
     """At least one; an unblended split has one, without weights."""
 
-    @property
+    @cached_property
+    def parts(self) -> npt.NDArray[np.void]:
+        """PART_DTYPE [num_sources]: the documents of each source that belong to the split, in the last snapshot that has it; see
+        SplitData."""
+        if len(self.data) == 1:
+            return self.data[0].parts
+        parts: npt.NDArray[np.void] = self.data[0].parts.copy()
+        for each in self.data[1:]:
+            known = np.array([ranges is not None for ranges in each.ranges])
+            parts[known] = each.parts[known]
+        return parts
+
+    @cached_property
     def tokens(self) -> list[int]:
-        """Tokens of each source in this split, including end-of-document tokens."""
-        return [int(n) for n in self.parts["tokens"]]
+        """Tokens of each source in this split, including end-of-document tokens, in the last snapshot that has it."""
+        tokens: list[int] = self.parts["tokens"].tolist()
+        return tokens
+
+    @property
+    def tokens_by_index(self) -> dict[str, list[int]]:
+        """Tokens of each source in this split, including end-of-document tokens, by the digest of the snapshot; 0 where it does
+        not have the source."""
+        return {each.snapshot.digest: each.tokens for each in self.data}
+
+    def ranges_of(self, number: int) -> dict[str, SourceRanges]:
+        """A source's documents in the snapshots that have it, by their digests."""
+        return {
+            each.snapshot.digest: SourceRanges(each.snapshot, ranges, each.first_block)
+            for each in self.data
+            if (ranges := each.ranges[number]) is not None
+        }
 
     @property
     def num_samples(self) -> int:
@@ -74,16 +104,39 @@ class Specification:
         """The stage that has a sample; the last one for samples beyond the request."""
         return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
 
-    def make_ledger(self, index: str) -> Ledger:
-        """The ledger that commits to exactly this, with the newest plan version; `index`: digest of the index snapshot."""
-        stages = (Stage(end=stage.end, index=index, blend=self._blend(stage), cut=stage.cut) for stage in self.stages)
+    def make_ledger(self) -> Ledger:
+        """The ledger that commits to exactly this, with the newest plan version."""
+        stages = (
+            Stage(
+                end=stage.end,
+                index=self._data_of(stage).snapshot.digest,
+                blend=self._blend(stage),
+                cut=stage.cut,
+            )
+            for stage in self.stages
+        )
         return Ledger(run=self.config.run, stages=tuple(stages))
+
+    def tokens_of(self, stage: RequestedStage) -> list[int]:
+        """Tokens of each source in this split, in a stage's snapshot; 0 where it does not have the source."""
+        return self._data_of(stage).tokens
+
+    def _data_of(self, stage: RequestedStage) -> SplitData:
+        return self.data[stage.config.snapshot if self.split == "train" else 0]
+
+    def _count_sources(self, stage: RequestedStage) -> int:
+        """How many sources a stage's snapshot, and those before, have: the first ones."""
+        number = stage.config.snapshot if self.split == "train" else 0
+        return max(
+            i + 1 for each in self.data[: number + 1] for i, ranges in enumerate(each.ranges) if ranges is not None
+        )
 
     def _blend(self, stage: RequestedStage) -> Blend:
         """The blend of a stage with the newest plan version."""
         config = stage.config
         shares: Sequence[Fraction | None] = stage.mean_weights or [None] * len(self.sources)
-        listed = zip(self.sources, self.parts, shares, strict=True)
+        known = self._count_sources(stage)
+        listed = list(zip(self.sources, self.parts, shares, strict=True))[:known]
         blend = Blend(
             split=f"{self.split} of {','.join(map(str, config.shares))}",
             sequence_length=config.sequence_length,
@@ -95,7 +148,7 @@ class Specification:
         return replace(
             blend,
             sources=tuple(
-                replace(source, share=share) for source, share in zip(blend.sources, stage.weights, strict=True)
+                replace(source, share=share) for source, share in zip(blend.sources, stage.weights[:known], strict=True)
             ),
             interleaving=config.interleaving,
             order=current_name(config.order),
@@ -111,9 +164,8 @@ def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: B
     """The schedule of a stage whose sources have the cycles of `blend`. Raises: PlanError where the stage is too short."""
     cycle, samples = stage.config.lanes * stage.config.shuffle_window, stage.end - stage.start
     longest = max(source.cycles or 1 for source in blend.sources)
-    schedule = make_schedule(
-        requested.kind, requested.steps, requested.start, samples=samples, cycle=cycle, longest=longest
-    )
+    start = requested.start[: len(blend.sources)]
+    schedule = make_schedule(requested.kind, requested.steps, start, samples=samples, cycle=cycle, longest=longest)
     if schedule is None:
         raise PlanError(
             f"schedule: the stage from sample {stage.start:,} on has {samples:,} samples, fewer than two cycles of {cycle:,} "
@@ -140,25 +192,20 @@ def specify(
     named = config.sources_of(split)
     if not named:
         raise PlanError(f"the config lists no sources for split {split!r}")
-    numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
-    parts = parts_of(store, config.shares, keep=keep)
-    column = 0 if config.listed_by_split else SPLITS.index(split)
-    split_parts = parts[[numbers[name] for name in named], column]
-    tokens = [int(n) for n in split_parts["tokens"]]
+    data, sources = find_data(config, split, store, keep=keep), tuple(named.values())
 
-    def count_read(stages: Sequence[RequestedStage]) -> list[int]:
-        before = Specification(
-            config=config, split=split, sources=tuple(named.values()), parts=split_parts, stages=tuple(stages)
-        )
-        ledger = before.make_ledger("").with_links(links)
-        read: list[int] = plan_stages(ledger.stages, tokens).count_tokens(before.stages[-1].stop).tolist()
-        return read
+    def count_read(stages: Sequence[RequestedStage], following: Config) -> ReadBefore:
+        before = Specification(config=config, split=split, sources=sources, data=data, stages=tuple(stages))
+        ledger = before.make_ledger().with_links(links)
+        index = data[following.snapshot].snapshot.digest
+        return count_before(ledger.stages, before.tokens_by_index, before.stages[-1].stop, index)
 
+    tokens = [each.tokens for each in data]
     if config.is_blended(split):
         stages = request_stages(config, split, tokens, links, count_read)
     else:
-        stages = (_request_one_pass(config, split, tokens),)
-    return Specification(config=config, split=split, sources=tuple(named.values()), parts=split_parts, stages=stages)
+        stages = (_request_one_pass(config, split, tokens[0]),)
+    return Specification(config=config, split=split, sources=sources, data=data, stages=stages)
 
 
 def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> RequestedStage:

@@ -46,11 +46,12 @@ def _check_caps(asked: Specification, stage: RequestedStage, stretch: Stretch, n
     request, extra = stretch.request, int(asked.config.add_extra_token_to_sequence)
     length, sources = request.sample_tokens, list(stage.config.sources_of(asked.split).values())
     totals, firsts = request.totals.tolist(), request.first_tokens.tolist()
+    per_epoch = asked.tokens_of(stage)
     left = [
-        cap_of(source, tokens, length, extra, read=first)
-        for source, tokens, first in zip(sources, asked.tokens, firsts, strict=True)
+        cap_of(source, tokens, length, extra, read=read, place=first)
+        for source, tokens, first, read in zip(sources, per_epoch, firsts, stretch.cursor.tolist(), strict=True)
     ]
-    for source, tokens, total, first, cap in zip(sources, asked.tokens, totals, firsts, left, strict=True):
+    for source, tokens, total, first, cap in zip(sources, per_epoch, totals, firsts, left, strict=True):
         if cap is None or total <= cap:
             continue
         epochs = float(Fraction(first + total * length + extra, tokens))

@@ -30,7 +30,13 @@ def make_plan(totals: list[list[int]], tokens: list[int], length: int, *, interl
         start, first = start + int(each.sum()), first + each * length
     return StagesPlan(
         [
-            PlannedStage(request=stage, interleaving=interleaving, number=number, length=stage.num_samples)
+            PlannedStage(
+                request=stage,
+                cursor=stage.first_tokens,
+                interleaving=interleaving,
+                number=number,
+                length=stage.num_samples,
+            )
             for number, stage in enumerate(stages)
         ]
     )
