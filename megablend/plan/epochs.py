@@ -77,6 +77,8 @@ class ReadBefore(NamedTuple):
     tokens: list[int]
     places: list[int]
     """As `tokens`, had all epochs before been like those of the stage's snapshot."""
+    first_sample: int
+    """The stage's first sample: after its start where a drain comes first; see `plan_stages`."""
 
 
 class EpochsBuilder:

@@ -38,12 +38,20 @@ def plan_stages(stages: Sequence[Stage], tokens: Sequence[int] | TokensByIndex) 
     return _Planner(stages, tokens).plan()
 
 
-def count_before(stages: Sequence[Stage], tokens: TokensByIndex, stop: int, index: str) -> ReadBefore:
-    """What the first `stop` samples of these stages read, before a stage with this snapshot. Raises: as plan_stages."""
-    planner = _Planner(stages, tokens)
-    read = planner.plan().count_tokens(stop)
-    planner.enter(index, stages[-1].blend.order)
-    return ReadBefore(read.tolist(), planner.epochs.place(read)[0].tolist())
+def count_before(stages: Sequence[Stage], tokens: TokensByIndex, stop: int, following: Stage) -> ReadBefore:
+    """What the first `stop` samples of these stages, and a drain, read before a following stage. Raises: as plan_stages."""
+    before = [
+        stage for stage, start in zip(stages, [0, *(stage.stop for stage in stages)], strict=False) if start < stop
+    ]
+    planner = _Planner(before, tokens)
+    plan = planner.plan()
+    if planner.start == stop:
+        planner.drain_before(before[-1], following)
+        read, stop = planner.cursor, planner.start
+    else:
+        read = plan.count_tokens(stop)
+    planner.enter(following.index, following.blend.order)
+    return ReadBefore(read.tolist(), planner.epochs.place(read)[0].tolist(), stop)
 
 
 class _Planner:
@@ -76,8 +84,8 @@ class _Planner:
                     if self.start == stage.stop:
                         break
                 number += 1
-                if number < len(self.stages) and _needs_drain(stage, self.stages[number]):
-                    self._drain(stage, self.stages[number])
+                if number < len(self.stages):
+                    self.drain_before(stage, self.stages[number])
         return StagesPlan(self.planned, self.epochs.finish() if self.stages else None)
 
     def _check_end(self, stage: Stage, number: int) -> None:
@@ -106,8 +114,11 @@ class _Planner:
         self.cursor = self.cursor + read * part.request.sample_tokens
         self.given = self.given + read
 
-    def _drain(self, stage: Stage, following: Stage) -> None:
-        """Read what stages before have left, of the sources that the following stage has."""
+    def drain_before(self, stage: Stage, following: Stage) -> None:
+        """Read what stages up to `stage` have left, of the sources that the following stage has, if its samples are of another
+        length."""
+        if stage.blend.sequence_length == following.blend.sequence_length:
+            return
         left = np.maximum(0, self.reach - self.given)
         left[np.array(self.tokens[following.index]) == 0] = 0
         if left.any():
@@ -146,10 +157,6 @@ def _pad(values: Int64s, num_sources: int, value: int = 0) -> Int64s:
     return values if missing == 0 else np.concatenate([values, np.full(missing, value, np.int64)])
 
 
-def _needs_drain(stage: Stage, following: Stage) -> bool:
-    return stage.blend.sequence_length != following.blend.sequence_length
-
-
 def _list_groups(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
     """Neighbours of one blend and one snapshot; a stage that was cut is the last of its group."""
     group = list[Stage]()
@@ -184,7 +191,7 @@ def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[l
 def _plan_step(stage: Stage, request: StageRequest, cursor: Int64s, end: int, number: int) -> PlannedStage:
     """A step of stage number `number` of the ledger, which ends at sample `end` or where the stage was cut.
 
-    Raises: PlanError where it was cut and its interleaving cannot stop before its end.
+    Raises: PlanError where it was cut and its interleaving cannot stop there.
     """
     name = stage.blend.interleaving
     if stage.cut is None or stage.cut >= end:
@@ -197,6 +204,12 @@ def _plan_step(stage: Stage, request: StageRequest, cursor: Int64s, end: int, nu
             f"interleaving {name!r} cannot stop before the end of a stage; only a stage that ends can be followed"
         )
     plan = kind.plan(request)
+    possible = kind.round_up(plan, max(1, length))
+    if possible != length:
+        raise PlanError(
+            f"from: found {stage.cut:,}, expected {request.first_sample + possible:,}, the end of a cycle of lanes x "
+            "shuffle_window samples; `megablend amend CONFIG --at SAMPLE` rounds up and prints the number to write here"
+        )
     tails = kind.find_tails(plan, length)
     return PlannedStage(
         request=request, cursor=cursor, interleaving=name, number=number, length=length, plan=plan, tails=tails

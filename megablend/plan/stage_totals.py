@@ -28,7 +28,7 @@ def check_stage_totals(asked: Specification, stretches: Sequence[Stretch], start
 
     Raises: PlanError that names the stage, the source, and where the stage could end.
     """
-    totals = np.sum([stretch.request.totals for stretch in stretches], axis=0)
+    totals = np.sum([stretch.read for stretch in stretches], axis=0)
     for number, (source, weight) in enumerate(zip(asked.sources, asked.weights, strict=True)):
         if weight > 0 and totals[number] == 0:
             raise PlanError(
@@ -45,7 +45,7 @@ def _check_caps(asked: Specification, stage: RequestedStage, stretch: Stretch, n
     """Raises: PlanError for the first source that the stage reads more often than its caps allow."""
     request, extra = stretch.request, int(asked.config.add_extra_token_to_sequence)
     length, sources = request.sample_tokens, list(stage.config.sources_of(asked.split).values())
-    totals, firsts = request.totals.tolist(), request.first_tokens.tolist()
+    totals, firsts = stretch.read.tolist(), request.first_tokens.tolist()
     per_epoch = asked.tokens_of(stage)
     left = [
         cap_of(source, tokens, length, extra, read=read, place=first)
