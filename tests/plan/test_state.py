@@ -10,7 +10,11 @@ from megablend.plan.links import Link
 from megablend.plan.state import State
 
 STATE = State(
-    run="demo", split="train", indices=("a" * 32,), stages=(Link(100, "b" * 32), Link(200, "c" * 32)), consumed_samples=150
+    run="demo",
+    split="train",
+    indices=("a" * 32,),
+    stages=(Link(100, "b" * 32), Link(200, "c" * 32)),
+    consumed_samples=150,
 )
 
 
@@ -18,7 +22,9 @@ def test_round_trip_under_a_kilobyte() -> None:
     text = json.dumps(STATE.to_dict())
     assert State.from_dict(json.loads(text)) == STATE
     assert len(text) < 1000
-    longer = State(run="demo", split="train", indices=("a" * 32,), stages=(Link(10**13, "b" * 32),) * 2, consumed_samples=0)
+    longer = State(
+        run="demo", split="train", indices=("a" * 32,), stages=(Link(10**13, "b" * 32),) * 2, consumed_samples=0
+    )
     longest = State(
         run="demo", split="train", indices=("a" * 32,), stages=(Link(10**13, "b" * 32),) * 102, consumed_samples=0
     )
