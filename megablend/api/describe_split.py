@@ -133,6 +133,7 @@ def _describe_source(
         epoch_ends=tuple(find_epoch_ends(run.plan, number, limit=EPOCHS)),
         worst_prefix_error=round(float(presence.worst_error[number]), 3),
         document_lengths=count_lengths(run, number) if document_lengths else None,
+        withdrawn_tokens=run.epochs.count_withdrawn(number) or None,
     )
 
 

@@ -3,9 +3,7 @@ document, the blocks in which it begins and ends."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,8 +158,7 @@ def stored_tokens(store: BlockStore, blocks: SplitBlocks, entry: FileEntry, row:
 
 def find_tokens(run: Run, source: int, reading: Reading, epoch: int, start: int, stop: int) -> Hits:
     """The samples that have a source's stored tokens [start, stop) of an epoch of one reading, as far as the run goes."""
-    placed = reading.order.find_tokens(epoch, np.array([start]), np.array([stop]))
-    placed = placed._replace(starts=placed.starts - reading.shift, stops=placed.stops - reading.shift)
+    placed = reading.find_tokens(epoch, start, stop)
     parts = [_find_placed(run, source, placed, each) for each in run.plan.list_tokens(source)]
     parts = parts or [Hits(*[np.zeros(0, np.int64)] * 5)]
     hits = Hits(*(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -200,9 +197,8 @@ def list_epochs(run: Run, source: int) -> list[tuple[Reading, range]]:
     if not ranges:
         return []
     tokens = ranges[-1].token + (ranges[-1].stop - ranges[-1].first) * ranges[-1].step
-    end = math.ceil(run.epochs.count(source, tokens + int(run.config.add_extra_token_to_sequence)))
-    edges = [*(min(end, reading.epoch) for reading in readings), end]
-    return [(reading, range(*each)) for reading, each in zip(readings, pairwise(edges), strict=True)]
+    end = tokens + int(run.config.add_extra_token_to_sequence)
+    return [(reading, reading.list_epochs(end)) for reading in readings]
 
 
 def _source_of(run: Run, number: int) -> int | None:
@@ -235,7 +231,7 @@ def _list_samples(
         if (known := entries.get(reading.blocks.generation.digest)) is not None:
             store, number = known
             start, stop = stored_tokens(store, reading.blocks, store.generation.file(number), row)
-            ranges[i], tokens = (start, stop), max(tokens, stop - start)
+            ranges[i], tokens = reading.count_remaining(start, stop), max(tokens, stop - start)
     for i, (reading, epochs) in enumerate(list_epochs(run, source)):
         start, stop = ranges.get(i, (0, 0))
         for epoch in epochs if start < stop else ():

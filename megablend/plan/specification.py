@@ -20,10 +20,10 @@ from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import PLAN_VERSION
 from megablend.plan.links import Link
-from megablend.plan.locator import SourceRanges
 from megablend.plan.requested_stages import RequestedSchedule, RequestedStage, request_stages
 from megablend.plan.schedule import Schedule, make_schedule
-from megablend.plan.split_data import SplitData, find_data
+from megablend.plan.source_blocks import SourceBlocks
+from megablend.plan.split_data import SplitData, find_data, list_blocks
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.plan.stage_requests import count_before, samples_of_one_pass
 
@@ -65,13 +65,10 @@ class Specification:
         not have the source."""
         return {each.snapshot.digest: each.tokens for each in self.data}
 
-    def ranges_of(self, number: int) -> dict[str, SourceRanges]:
-        """A source's documents in the snapshots that have it, by their digests."""
-        return {
-            each.snapshot.digest: SourceRanges(each.snapshot, ranges, each.first_block)
-            for each in self.data
-            if (ranges := each.ranges[number]) is not None
-        }
+    @cached_property
+    def blocks(self) -> tuple[SourceBlocks, ...]:
+        """The blocks of each source, [num_sources]."""
+        return list_blocks(self.config, self.split, self.sources, self.data)
 
     @property
     def num_samples(self) -> int:
@@ -198,7 +195,7 @@ def specify(
         before = Specification(config=config, split=split, sources=sources, data=data, stages=tuple(stages))
         ledger = before.make_ledger().with_links(links)
         index = data[following.snapshot].snapshot.digest
-        return count_before(ledger.stages, before.tokens_by_index, before.stages[-1].stop, index)
+        return count_before(ledger.stages, before.tokens_by_index, before.blocks, before.stages[-1].stop, index)
 
     tokens = [each.tokens for each in data]
     if config.is_blended(split):

@@ -105,7 +105,8 @@ def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path
     assert first <= begin_epochs(tokens["s1"], old[1], new) <= first + (at is not None)
     assert tokens["s2"] == list(islice(cycle(tokens_of(later(2))), len(tokens["s2"])))
     newer = json.loads(json.dumps(dataset.state_dict(700)))
-    assert len(newer["indices"]) == 2 and newer["index"] == newer["indices"][1]
+    assert len(newer["indices"]) == 2
+    assert newer["index"] == newer["indices"][1]
     resumed = megablend.Loader(megablend.open(grown, state=newer), micro_batch_size=4)
     assert [row.tolist() for row in next(iter(resumed))["tokens"]] == [
         dataset[k]["tokens"].tolist() for k in range(700, 704)
@@ -119,7 +120,8 @@ def test_epochs_of_shuffled_sources_have_each_token_once(tmp_path: Path, order: 
     edited = config | {"stages": STAGES}
     megablend.build(edited)  # a stage at the end needs no amendment
     tokens, ledger = read_sources(megablend.open(edited)), load_ledger(config["cache"], "default")
-    assert ledger is not None and len(ledger.indices) == 2
+    assert ledger is not None
+    assert len(ledger.indices) == 2
     old, new = tokens_of(OLD[1]), tokens_of(OLD[1], later(1))
     whole, left = divmod(len(tokens["s1"]) - len(old), len(new))
     assert whole >= 1
@@ -128,7 +130,8 @@ def test_epochs_of_shuffled_sources_have_each_token_once(tmp_path: Path, order: 
             (old if epoch[0] == tokens["s1"][0] and count == 1 and len(epoch) == len(old) else new) * count
         )
     last = Counter(tokens["s1"][len(old) + whole * len(new) :])
-    assert sum(last.values()) == left and max(last.values(), default=1) == 1
+    assert sum(last.values()) == left
+    assert max(last.values(), default=1) == 1
 
 
 def test_documents_keep_their_split(tmp_path: Path) -> None:
@@ -143,7 +146,8 @@ def test_documents_keep_their_split(tmp_path: Path) -> None:
     assert set(read_sources(megablend.open(edited, "valid"))["s1"]) == valid
     wider = set(read_sources(megablend.open(edited, "valid", stage=1))["s1"])
     expected = tokens_of(OLD[1][cut[0] : round(Fraction(9, 10) * count)], later(1)[cut[1] : 63])
-    assert wider <= set(expected) and len(expected) - len(wider) <= 8  # the last sample has to be complete
+    assert wider <= set(expected)
+    assert len(expected) - len(wider) <= 8
     assert not wider & train
 
 
@@ -178,10 +182,56 @@ def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: 
         shown = megablend.show(config["cache"], k, run="default")
         assert list(shown.tokens) == dataset.sample(k).tokens.tolist()
     found = megablend.find(edited, "source1/m0.parquet")["found"]
-    assert len(found) == 1 and found[0]["complete"]
+    assert len(found) == 1
+    assert found[0]["complete"]
     listed = set(tokens_of(OLD[1][:50]))
     holding = [k for k in range(1600) if listed & set(dataset[k]["tokens"].tolist())]
-    assert {each["sample"] for each in found[0]["samples"]} >= set(holding) and len(holding) > 100
+    assert {each["sample"] for each in found[0]["samples"]} >= set(holding)
+    assert len(holding) > 100
+
+
+@pytest.mark.parametrize("order", ["block", "document", "sequential"])
+@pytest.mark.parametrize("at", [112, 320])
+def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: str, at: int) -> None:
+    config = make_run(tmp_path, order=order)
+    before = megablend.open(config)
+    past = [before[k]["tokens"].tolist() for k in range(at)]
+    (tmp_path / "data" / "source0" / "m1.parquet").rename(tmp_path / "m1.gone")
+    (tmp_path / "data" / "source1" / "m0.parquet").rename(tmp_path / "m0.gone")
+    write_file(tmp_path, 1, "m2", later(1))
+    edited = config | {"stages": STAGES}
+    megablend.build_index(edited)
+    found = megablend.amend(edited, at=at)
+    (tmp_path / "m1.gone").rename(tmp_path / "data" / "source0" / "m1.parquet")
+    (tmp_path / "m0.gone").rename(tmp_path / "data" / "source1" / "m0.parquet")
+    dataset = megablend.open(edited)
+    assert [dataset[k]["tokens"].tolist() for k in range(at)] == past
+    tokens, start = read_sources(dataset), at + found.drain
+    gone = {"s0": set(tokens_of(OLD[0][50:])), "s1": set(tokens_of(OLD[1][:50]))}
+    kept = {"s0": tokens_of(OLD[0][:50]), "s1": tokens_of(OLD[1][50:])}
+    later_epochs = {"s0": kept["s0"], "s1": tokens_of(OLD[1][50:], later(1))}
+    for k in range(start, len(dataset)):
+        sample = dataset.sample(k)
+        assert not gone[dataset.sources[sample.source]] & set(sample.tokens.tolist())
+    for number, name in enumerate(("s0", "s1")):
+        read = sum(8 for k in range(start) if dataset.sample(k).source == number)
+        size = len(kept[name]) + len(gone[name])
+        left = Counter(kept[name]) - Counter(tokens[name][read - read % size : read])
+        rest = tokens[name][read:]
+        assert Counter(rest[: left.total()]) == left  # the epoch's other tokens, each once
+        following = rest[left.total() :][: len(later_epochs[name])]
+        assert max(Counter(following).values()) == 1
+        assert set(following) <= set(later_epochs[name])
+    hits = megablend.find(edited, "source0/m0.parquet")["found"][0]["samples"]
+    listed = set(kept["s0"])
+    holding = {k for k in range(len(dataset)) if listed & set(dataset.sample(k).tokens.tolist())}
+    assert {each["sample"] for each in hits} == holding
+    assert len(megablend.find(edited, "source0/m1.parquet")["found"][0]["samples"]) > 5
+    skipped = megablend.describe(edited).splits["train"].sources[0].withdrawn_tokens
+    missing = Counter(gone["s0"]) - Counter(
+        tokens["s0"][: sum(8 for k in range(start) if dataset.sample(k).source == 0)]
+    )
+    assert skipped == missing.total()
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from megablend.plan.interleavings.base import StageRequest
 from megablend.plan.epochs import Epochs
+from megablend.plan.interleavings.base import StageRequest
 from megablend.plan.progress import NONE, find_epoch_ends, find_presence
 from megablend.plan.stages_plan import PlannedStage, StagesPlan
 
