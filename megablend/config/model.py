@@ -54,6 +54,22 @@ class Warnings(Model):
     """Warn if loaders read more than this multiple of the bytes that they use."""
 
 
+class _AppliedStages:
+    """The settings of a config's stages, kept with it since they are needed often. They follow from the config, so all are equal."""
+
+    def __init__(self, owner: Config | None, configs: tuple[Config, ...]) -> None:
+        self.owner, self.configs = owner, configs
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _AppliedStages)
+
+    def __hash__(self) -> int:
+        return hash(_AppliedStages)
+
+    def __reduce__(self) -> tuple[type[_AppliedStages], tuple[None, tuple[()]]]:
+        return _AppliedStages, (None, ())
+
+
 class Config(Model):
     """A run: where its tokens are stored, how they are blended, and what its samples contain."""
 
@@ -146,6 +162,7 @@ class Config(Model):
         return {OLD_KEYS.get(key, key): value for key, value in data.items()}
 
     _snapshot: int = PrivateAttr(0)
+    _applied: _AppliedStages = PrivateAttr(default_factory=lambda: _AppliedStages(None, ()))
     _withdrawn: frozenset[str] = PrivateAttr(frozenset())
     """Of a stage's settings: the sources that any stage withdraws."""
 
@@ -220,7 +237,12 @@ class Config(Model):
     @property
     def stage_configs(self) -> tuple[Config, ...]:
         """The settings of each stage of train, as a config without stages whose length is not set; one where none are listed."""
-        return apply_stages(self, self.stages, LENGTHS) if self.stages else (self,)
+        if not self.stages:
+            return (self,)
+        found = self._applied
+        if found.owner is not self:  # a changed copy has those of the original
+            found = self._applied = _AppliedStages(self, apply_stages(self, self.stages, LENGTHS))
+        return found.configs
 
     def _check_weights(self) -> None:
         """Check that `weight: size`, `temperature` and `on_exhausted` apply to the sources."""
