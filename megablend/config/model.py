@@ -55,10 +55,11 @@ class Warnings(Model):
 
 
 class _AppliedStages:
-    """The settings of a config's stages, kept with it since they are needed often. They follow from the config, so all are equal."""
+    """The settings of a config's stages, kept with it since they are needed often; equal to all others: the config implies them."""
 
     def __init__(self, owner: Config | None, configs: tuple[Config, ...]) -> None:
         self.owner, self.configs = owner, configs
+        self.moves_documents = any(each.moves_documents for each in configs)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _AppliedStages)
@@ -239,10 +240,12 @@ class Config(Model):
         """The settings of each stage of train, as a config without stages whose length is not set; one where none are listed."""
         if not self.stages:
             return (self,)
-        found = self._applied
-        if found.owner is not self:  # a changed copy has those of the original
-            found = self._applied = _AppliedStages(self, apply_stages(self, self.stages, LENGTHS))
-        return found.configs
+        return self._apply_stages().configs
+
+    def _apply_stages(self) -> _AppliedStages:
+        if self._applied.owner is not self:  # a changed copy has those of the original
+            self._applied = _AppliedStages(self, apply_stages(self, self.stages, LENGTHS))
+        return self._applied
 
     def _check_weights(self) -> None:
         """Check that `weight: size`, `temperature` and `on_exhausted` apply to the sources."""
@@ -378,7 +381,7 @@ class Config(Model):
     @property
     def ever_moves_documents(self) -> bool:
         """Whether the order of the top level, or that of a stage, arranges single documents."""
-        return any(each.moves_documents for each in (self, *self.stage_configs))
+        return self.moves_documents or (bool(self.stages) and self._apply_stages().moves_documents)
 
     def is_blended(self, split: str) -> bool:
         """Whether a split is a blend, arranged by `order`; otherwise it is one pass over its sources as stored."""

@@ -163,8 +163,8 @@ class Ledger:
             if start < stop and (reason := describe_difference(stage.blend, after.blend)):
                 raise PlanError(
                     f"run {self.run!r} has already started, so its order is fixed: its stage {number} goes on to sample "
-                    f"{stage.stop:,}, but the config's changes before: {reason}; restore the stage's end, `samples: {stage.end}`; "
-                    "`megablend amend CONFIG --at SAMPLE` lets the stage after it begin earlier"
+                    f"{stage.stop:,}, but the config's changes before: {reason}; restore the stage's end, "
+                    f"`samples: {stage.end}`; `megablend amend CONFIG --at SAMPLE` lets the stage after it begin earlier"
                 )
 
     @property
@@ -189,12 +189,16 @@ def _explain_amending(stage: Stage, reason: str) -> str:
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:
     cycles = {source.name: source.cycles for source in fixed.sources}
+    if all(cycles.get(source.name, source.cycles) == source.cycles for source in blend.sources):
+        return blend
     sources = (dataclasses.replace(source, cycles=cycles.get(source.name, source.cycles)) for source in blend.sources)
     return dataclasses.replace(blend, sources=tuple(sources))
 
 
 def describe_difference(old: Blend, new: Blend) -> str | None:
     """The first difference between two blends, in words; None where they are the same."""
+    if old == new:
+        return None
     for field in dataclasses.fields(Blend):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if field.name != "sources" and before != after:
@@ -209,4 +213,4 @@ def describe_difference(old: Blend, new: Blend) -> str | None:
             before, after = getattr(source, field.name), getattr(others[name], field.name)
             if before != after:
                 return f"{field.name} of source {name!r} was {before}, is now {after}"
-    return None if old == new else "the sources are in another order"
+    return "the sources are in another order"
