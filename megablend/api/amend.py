@@ -110,8 +110,9 @@ def amend(
     else:
         taken = State.from_dict(state)
         known, sample = rewind_to(ledger, taken), taken.consumed_samples + whole_number("after", after, least=0)
-    tokens = open_ledger(checked.cache_store, ledger).asked.tokens_by_index
-    cut = cut_ledger(known, plan_stages(known.stages, tokens), sample)
+    asked = open_ledger(checked.cache_store, ledger).asked
+    data = asked.tokens_by_index, asked.blocks
+    cut = cut_ledger(known, plan_stages(known.stages, *data), sample)
     _check_skips(checked, known, cut.num_samples)
     run = _plan_amended(checked, cut)
     if not dry_run:
@@ -121,7 +122,7 @@ def amend(
                     f"{checked.cache}: run {checked.run!r} was changed by another process just now; try again"
                 )
             save_ledger(checked.cache_store, run.ledger, replaces=ledger)
-    return _describe(run, plan_stages(ledger.stages, tokens), ledger, cut.num_samples, sample, committed=not dry_run)
+    return _describe(run, plan_stages(ledger.stages, *data), ledger, cut.num_samples, sample, committed=not dry_run)
 
 
 def _plan_amended(config: Config, cut: Ledger) -> Run:
@@ -190,4 +191,5 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
                 first_repeat=None if repeat is None else max(repeat, start),
             )
         )
-    return found
+    unread = Outlook(share=0.0, tokens=0, epochs=0.0, first_repeat=None)  # of sources that the plan does not have yet
+    return found + [unread] * (len(run.sources) - len(found))

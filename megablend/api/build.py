@@ -14,7 +14,7 @@ from megablend.api.check import check_store
 from megablend.api.checksums import make_checksums
 from megablend.api.known_ranges import refuse_known_outliers
 from megablend.api.repair import repair_kept_index
-from megablend.api.runs import make_run_storage
+from megablend.api.runs import list_indices, make_run_storage
 from megablend.api.warn import find_warnings, warn_of_shared_files
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables
@@ -223,12 +223,9 @@ def list_specs(checked: Config) -> list[SourceSpec]:
     ]
 
 
-def _list_needed(config: Config, ledger: Ledger | None, report: BuildReport) -> list[str]:
-    """The snapshots that the run reads, in order: those of its ledger, and the newest one where a stage has new data."""
-    if ledger is None:
-        return [report.digest]
-    needs_newest = max(each.snapshot for each in config.stage_configs) == len(ledger.indices)
-    return [*ledger.indices, *([report.digest] if needs_newest else [])]
+def _list_needed(config: Config, ledger: Ledger | None, report: BuildReport) -> tuple[str, ...]:
+    """The snapshots that the run reads, in order."""
+    return (report.digest,) if ledger is None else list_indices(config, ledger, report.digest)
 
 
 def _tabulate(config: Config, digests: Sequence[str], launch: Communicator, storage: Storage | None) -> TablesReport:

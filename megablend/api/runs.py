@@ -11,7 +11,7 @@ from megablend.blocks.block_store import BlockStore
 from megablend.caches.base import CacheStore
 from megablend.caches.find import CacheLike, find_store, is_remote
 from megablend.config import SPLITS, Config, load_config
-from megablend.errors import CacheError, ConfigError, StateError
+from megablend.errors import CacheError, ConfigError, PlanError, StateError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.plan.ledger import Ledger
@@ -115,11 +115,25 @@ def plan_committed(config: Config, split: str, ledger: Ledger, storage: Storage,
 
     Raises: PlanError; CacheError.
     """
-    indices = list(ledger.indices)
-    if newest is not None and max(each.snapshot for each in config.stage_configs) == len(indices):
-        indices.append(newest)
-    store = open_stores(config, indices, storage)
+    store = open_stores(config, list_indices(config, ledger, newest), storage)
     return as_promised(plan_run(config, split, store, links=ledger.links), ledger)
+
+
+def list_indices(config: Config, ledger: Ledger, newest: str | None) -> tuple[str, ...]:
+    """The snapshots that a run reads, in order: those of its ledger, and `newest` where a further stage has new data.
+
+    Raises: PlanError where that is the one that the run reads already.
+    """
+    needs_newest = max(each.snapshot for each in config.stage_configs) == len(ledger.indices)
+    if newest is None or not needs_newest:
+        return ledger.indices
+    if newest == ledger.index:
+        number = next(i for i, each in enumerate(config.stage_configs) if each.snapshot == len(ledger.indices))
+        raise PlanError(
+            f"stages[{number}]: new_data: the files are as they were indexed (index {newest}); index them as they are now "
+            "(`megablend index CONFIG`), or leave out new_data"
+        )
+    return (*ledger.indices, newest)
 
 
 @translating("open_index")

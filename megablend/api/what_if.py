@@ -99,7 +99,8 @@ def _share(source: Source) -> dict[str, float | str] | None:
 
 def _by_ledger(config: Config, ledger: Ledger, storage: Storage) -> Foreseen:
     """The committed run, or what extending it would make of it. Raises PlanError where the ledger refuses the config."""
-    run = plan_committed(config, "train", ledger, storage)
+    newest = list_snapshots(config.cache_store)[-1]
+    run = plan_committed(config, "train", ledger, storage, newest)
     committed = ledger.until(run.num_samples)
     extended = committed.extend(run.ledger)
     run = dataclasses.replace(run, ledger=extended)

@@ -146,6 +146,13 @@ class PartDocuments:
         rows: Int64s = self._firsts[which] + documents - self._offsets[which]
         return rows
 
+    def find_local(self, rows: Int64s) -> Int64s:
+        """The documents here with these numbers in the source, or the next ones after them: int64, of the same shape."""
+        which = np.maximum(np.searchsorted(self._firsts, rows, side="right") - 1, 0)
+        inside = np.maximum(rows - self._firsts[which], 0)
+        local: Int64s = np.minimum(self._offsets[which] + inside, self._offsets[which + 1])
+        return local
+
     def group_totals(self, num_groups: int, run: int) -> Int64s:
         """Tokens of each group, int64 [num_groups]; see Blocks.group_totals. Fast if they are stored. Raises: CacheError."""
         totals = load_group_totals(self._cache(), self._named(num_groups, run), num_groups)

@@ -69,6 +69,12 @@ def amend_ledger(cut: Ledger, requested: Ledger) -> Ledger:
         no stage is requested to begin there.
     """
     at = cut.num_samples
+    early = next((start for start in requested.starts if cut.starts[-1] < start < at), None)
+    if early is not None and early not in cut.ends:
+        raise ConfigError(
+            f"the config's next stage begins at sample {early:,}, expected {at:,}: give the stage before it the end that was "
+            f"built, `samples: {cut.stages[-1].end}`, and the next one `from: {at}` or no `from`"
+        )
     cut.check_past(requested, at)
     if at not in requested.ends[:-1]:
         where = next((start for start in requested.starts if start >= at), None)

@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from megablend.blocks.growing_splits import Ranges
 from megablend.blocks.splits import SplitBlocks
-from megablend.index.snapshot import Snapshot
-from megablend.order.base import Order, Spans, by_value, join_spans
+from megablend.blocks.withdrawn_blocks import RemainingBlocks
+from megablend.order.base import Order, Placed, Spans, by_value, join_spans
 from megablend.order.changing import ChangingOrder
 from megablend.order.registry import find_order
 from megablend.plan.epochs import Segment
+from megablend.plan.source_blocks import SourceBlocks
 
 _FOREVER = 1 << 62
-
-
-class SourceRanges(NamedTuple):
-    """A source of a split in one snapshot of the index."""
-
-    snapshot: Snapshot
-    ranges: Ranges
-    """Its documents that belong to the split."""
-    first_block: int
-    """Number that the snapshot's first block has among those of all snapshots of the run."""
 
 
 class Reading(NamedTuple):
     """Consecutive epochs of a source that are read from one snapshot."""
 
     position: int
-    """Where they begin, see `Epochs`."""
-    epoch: int
-    """The first of them."""
+    stop: int
+    """Where they begin and end, see `Epochs`: perhaps within an epoch."""
     shift: int
     """What is added to positions for those of `order`, to which all epochs before are like these."""
     blocks: SplitBlocks
+    view: SplitBlocks | RemainingBlocks
+    """The blocks as `order` counts them: without those of files that are withdrawn."""
     order: Order
     first_block: int
     """See SourceRanges."""
@@ -48,6 +39,26 @@ class Reading(NamedTuple):
     def index_blocks(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Numbers of local blocks among those of all snapshots of the run: int64 [n]."""
         return self.blocks.index_blocks(blocks) + self.first_block
+
+    def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
+        """A range of stored tokens of `blocks`, as `order` counts them; empty where they are withdrawn."""
+        if isinstance(self.view, SplitBlocks):
+            return start, stop
+        return self.view.remaining_before(start), self.view.remaining_before(stop)
+
+    def list_epochs(self, stop: int) -> range:
+        """The epochs of which it has tokens before position `stop`."""
+        first, stop = self.position + self.shift, min(stop, self.stop) + self.shift
+        tokens = self.view.num_tokens
+        return range(first // tokens, -(-stop // tokens)) if tokens and first < stop else range(0)
+
+    def find_tokens(self, epoch: int, start: int, stop: int) -> Placed:
+        """Where an epoch reads stored tokens [start, stop) as `order` counts them; positions are those of all readings."""
+        found = self.order.find_tokens(epoch, np.array([start]), np.array([stop]))
+        starts = np.maximum(found.starts - self.shift, self.position)
+        stops = np.minimum(found.stops - self.shift, self.stop)
+        stored = found.stored + starts - (found.starts - self.shift)
+        return Placed(*(column[starts < stops] for column in (found.rows, stored, starts, stops)))
 
     def find_local(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The local blocks of such numbers, or the next ones after them: int64 [n]."""
@@ -58,14 +69,9 @@ class Reading(NamedTuple):
 class LocatedSource:
     """What a locator knows of a source."""
 
-    ranges: Mapping[str, SourceRanges]
-    """By the digest of a snapshot."""
+    blocks: SourceBlocks
     segments: tuple[Segment, ...]
     """Its epochs."""
-    appends_eod: bool
-    """Whether an end-of-document token follows each document."""
-    key: int
-    """Random key of its orders."""
 
 
 class Locator:
@@ -109,9 +115,8 @@ class Locator:
                 parts.append(_locate(readings[0], rows, starts[rows], counts))
                 continue
             first, stop = starts[rows], starts[rows] + counts
-            edges = [*(reading.position for reading in readings), _FOREVER]
-            for reading, (low, high) in zip(readings, pairwise(edges), strict=True):
-                begins, ends = np.maximum(first, low), np.minimum(stop, high)
+            for reading in readings:
+                begins, ends = np.maximum(first, reading.position), np.minimum(stop, reading.stop)
                 inside = np.flatnonzero(begins < ends)
                 if len(inside):
                     parts.append(_locate(reading, rows[inside], begins[inside], (ends - begins)[inside]))
@@ -132,16 +137,25 @@ def _locate(
 
 def _make_readings(source: LocatedSource) -> list[Reading]:
     """A reading for each run of segments of one snapshot; snapshots without the source are not read."""
-    readings = list[Reading]()
-    for index, segments in groupby(source.segments, lambda segment: segment.snapshot):
+    readings, ranges = list[Reading](), source.blocks.ranges
+    for (snapshot, _), segments in groupby(source.segments, lambda each: (each.snapshot, each.withdrawn)):
         first, *others = segments
-        if first.tokens == 0 and (readings or index not in source.ranges):
+        if snapshot not in ranges or (first.tokens == 0 and readings):
             continue
-        ranges = source.ranges[index]
-        blocks = SplitBlocks(ranges.snapshot, ranges.ranges, eod=source.appends_eod)
-        orders = [(0, find_order(first.order).make(blocks, source.key))]
-        orders += [(other.epoch, find_order(other.order).make(blocks, source.key)) for other in others]
-        order = orders[0][1] if len(orders) == 1 else ChangingOrder(blocks, orders)
-        shift = first.epoch * first.tokens - first.position
-        readings.append(Reading(first.position, first.epoch, shift, blocks, order, ranges.first_block))
-    return readings
+        view, key = source.blocks.view(first), source.blocks.key
+        orders = [(0, find_order(first.order).make(view, key))]
+        orders += [(other.epoch, find_order(other.order).make(view, key)) for other in others]
+        order = orders[0][1] if len(orders) == 1 else ChangingOrder(view, orders)
+        readings.append(
+            Reading(
+                position=first.position,
+                stop=_FOREVER,
+                shift=first.own_position(0),
+                blocks=source.blocks.blocks(snapshot),
+                view=view,
+                order=order,
+                first_block=ranges[snapshot].first_block,
+            )
+        )
+    stops = [*(reading.position for reading in readings[1:]), _FOREVER]
+    return [reading._replace(stop=stop) for reading, stop in zip(readings, stops, strict=True)]

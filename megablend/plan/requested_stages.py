@@ -122,7 +122,9 @@ def _depends_on_read(found: Sequence[RequestedStage], own: Config) -> bool:
     """Whether a stage with these settings depends on what the stages before it have read: for its shares, or its first sample."""
     if not found or own.on_exhausted == "redistribute":
         return bool(found)
-    return own.sequence_length != found[-1].config.sequence_length and any(stage.cut is not None for stage in found)
+    last = found[-1].config
+    may_drain = own.sequence_length != last.sequence_length or own.snapshot != last.snapshot
+    return may_drain and any(stage.cut is not None for stage in found)
 
 
 def _explain_empty(start: int, first: int, end: int) -> str:
@@ -130,7 +132,7 @@ def _explain_empty(start: int, first: int, end: int) -> str:
         return f"it ends at sample {end:,}, but begins at sample {start:,}; end it later"
     return (
         f"it ends at sample {end:,}, but the samples that an amendment left in the settings before it, where the length of "
-        f"samples changes, go on to sample {first:,}; end it later"
+        f"samples changes or files are withdrawn, go on to sample {first:,}; end it later"
     )
 
 

@@ -29,7 +29,6 @@ from megablend.plan.check_totals import check_totals
 from megablend.plan.epochs import Epochs
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_format import digest_of
 from megablend.plan.links import Link
 from megablend.plan.locator import LocatedSource, Locator
 from megablend.plan.specification import Specification, specify
@@ -157,23 +156,13 @@ class Run:
     @cached_property
     def plan(self) -> StagesPlan:
         """Sample number -> (source, ordinal)."""
-        return plan_stages(self.ledger.stages, self.asked.tokens_by_index)
+        return plan_stages(self.ledger.stages, self.asked.tokens_by_index, self.asked.blocks)
 
     @cached_property
     def locator(self) -> Locator:
         """(source, ordinal) -> tokens of blocks."""
-        listed = zip(self.sources, self.plan.epochs.segments, strict=True)
-        return Locator(
-            [
-                LocatedSource(
-                    ranges=self.asked.ranges_of(number),
-                    segments=segments,
-                    appends_eod=source.append_eod is not None,
-                    key=int(digest_of([self.config.seed, self.split, source.name])[:16], 16),
-                )
-                for number, (source, segments) in enumerate(listed)
-            ]
-        )
+        listed = zip(self.asked.blocks, self.plan.epochs.segments, strict=True)
+        return Locator([LocatedSource(blocks=blocks, segments=segments) for blocks, segments in listed])
 
     @property
     def epochs(self) -> Epochs:

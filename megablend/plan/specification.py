@@ -20,10 +20,10 @@ from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import PLAN_VERSION
 from megablend.plan.links import Link
-from megablend.plan.locator import SourceRanges
 from megablend.plan.requested_stages import RequestedSchedule, RequestedStage, request_stages
 from megablend.plan.schedule import Schedule, make_schedule
-from megablend.plan.split_data import SplitData, find_data
+from megablend.plan.source_blocks import SourceBlocks
+from megablend.plan.split_data import SplitData, find_data, list_blocks
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.plan.stage_requests import count_before, samples_of_one_pass
 
@@ -65,13 +65,10 @@ class Specification:
         not have the source."""
         return {each.snapshot.digest: each.tokens for each in self.data}
 
-    def ranges_of(self, number: int) -> dict[str, SourceRanges]:
-        """A source's documents in the snapshots that have it, by their digests."""
-        return {
-            each.snapshot.digest: SourceRanges(each.snapshot, ranges, each.first_block)
-            for each in self.data
-            if (ranges := each.ranges[number]) is not None
-        }
+    @cached_property
+    def blocks(self) -> tuple[SourceBlocks, ...]:
+        """The blocks of each source, [num_sources]."""
+        return list_blocks(self.config, self.split, self.sources, self.data)
 
     @property
     def num_samples(self) -> int:
@@ -136,20 +133,24 @@ class Specification:
         config = stage.config
         shares: Sequence[Fraction | None] = stage.mean_weights or [None] * len(self.sources)
         known = self._count_sources(stage)
-        listed = list(zip(self.sources, self.parts, shares, strict=True))[:known]
+        listed = list(zip(self.sources, _mean_unit_tokens(config, self._data_of(stage).parts), shares, strict=True))
+        listed = listed[:known]
         blend = Blend(
             split=f"{self.split} of {','.join(map(str, config.shares))}",
             sequence_length=config.sequence_length,
             add_extra_token_to_sequence=config.add_extra_token_to_sequence,
-            sources=tuple(_share(config, source, part, share) for source, part, share in listed),
+            sources=tuple(_share(config, source, tokens, share) for source, tokens, share in listed),
         )
         if not stage.weights:
             return blend
+        sources = blend.sources  # the cycles are those of the mean shares
+        if stage.schedule is not None:
+            sources = tuple(
+                replace(source, share=share) for source, share in zip(sources, stage.weights[:known], strict=True)
+            )
         return replace(
             blend,
-            sources=tuple(
-                replace(source, share=share) for source, share in zip(blend.sources, stage.weights[:known], strict=True)
-            ),
+            sources=sources,
             interleaving=config.interleaving,
             order=current_name(config.order),
             plan_version=PLAN_VERSION,
@@ -199,8 +200,8 @@ def specify(
         ledger = before.make_ledger().with_links(links)
         last, index = ledger.stages[-1], data[following.snapshot].snapshot.digest
         blend = replace(last.blend, order=current_name(following.order), sequence_length=following.sequence_length)
-        stop = before.stages[-1].stop
-        return count_before(ledger.stages, before.tokens_by_index, stop, replace(last, index=index, blend=blend))
+        after, stop = replace(last, index=index, blend=blend), before.stages[-1].stop
+        return count_before(ledger.stages, before.tokens_by_index, before.blocks, stop, after)
 
     tokens = [each.tokens for each in data]
     if config.is_blended(split):
@@ -222,11 +223,15 @@ def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> Requ
     return RequestedStage(config=config, weights=(), requested=(), start=0, end=num_samples, first=0)
 
 
-def _share(config: Config, source: Source, part: np.void, share: Fraction | None) -> SourceShare:
+def _mean_unit_tokens(config: Config, parts: npt.NDArray[np.void]) -> list[Fraction]:
+    """Mean tokens of what the order of each source moves: of its blocks, or of its documents."""
+    units = parts["documents"] if config.moves_documents else parts["stop_block"] - parts["first_block"]
+    return list(map(Fraction, parts["tokens"].tolist(), np.maximum(1, units).tolist()))
+
+
+def _share(config: Config, source: Source, unit_tokens: Fraction, share: Fraction | None) -> SourceShare:
     """A source's share, and how many cycles share each of its runs, chosen so that a run spans whole blocks or documents."""
     if share is None:
         return SourceShare(name=source.name, append_eod=source.append_eod)
-    num_units = part["documents"] if config.moves_documents else part["stop_block"] - part["first_block"]
-    mean_tokens = Fraction(int(part["tokens"]), max(1, int(num_units)))
-    cycles = cycles_per_run(mean_tokens, share, config.sequence_length, config.shuffle_window)
+    cycles = cycles_per_run(unit_tokens, share, config.sequence_length, config.shuffle_window)
     return SourceShare(name=source.name, append_eod=source.append_eod, share=share, cycles=cycles)

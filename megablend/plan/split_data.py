@@ -11,9 +11,11 @@ import numpy.typing as npt
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.growing_splits import Ranges, find_split_ranges
 from megablend.blocks.splits import PART_DTYPE
-from megablend.config import SPLITS, Config
+from megablend.config import SPLITS, Config, Source
 from megablend.errors import PlanError
 from megablend.index.snapshot import Snapshot
+from megablend.plan.ledger_format import digest_of
+from megablend.plan.source_blocks import SourceBlocks, SourceRanges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,25 @@ def find_data(config: Config, split: str, store: BlockStore, *, keep: bool = Fal
         return (data[config.snapshot],)
     _check_sequence(config.run, names, data)
     return tuple(data)
+
+
+def list_blocks(
+    config: Config, split: str, sources: Sequence[Source], data: Sequence[SplitData]
+) -> tuple[SourceBlocks, ...]:
+    """The blocks of each source of a split, [num_sources]."""
+    return tuple(
+        SourceBlocks(
+            name=name,
+            ranges={
+                each.snapshot.digest: SourceRanges(each.snapshot, ranges, each.first_block)
+                for each in data
+                if (ranges := each.ranges[number]) is not None
+            },
+            appends_eod=source.append_eod is not None,
+            key=int(digest_of([config.seed, split, source.name])[:16], 16),
+        )
+        for number, (name, source) in enumerate(zip(config.sources_of(split), sources, strict=True))
+    )
 
 
 def _join(ranges: Sequence[Ranges | None], first_block: int) -> npt.NDArray[np.void]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from megablend.errors import PlanError
 from megablend.plan.allocate import stage_totals
-from megablend.plan.epochs import EpochsBuilder, ReadBefore
+from megablend.plan.epochs import EpochsBuilder, ReadBefore, Withdrawals
 from megablend.plan.interleavings.base import Int64s, StageRequest, check_tokens
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.shares import samples_in
@@ -21,29 +21,33 @@ Step = tuple[int, Int64s]
 """End of a step, as a sample number of the run; samples of each source in it, int64 [num_sources]."""
 
 
-def plan_stages(stages: Sequence[Stage], tokens: Sequence[int] | TokensByIndex) -> StagesPlan:
+def plan_stages(
+    stages: Sequence[Stage], tokens: Sequence[int] | TokensByIndex, withdrawals: Sequence[Withdrawals] = ()
+) -> StagesPlan:
     """The plan of a run.
 
-    Before samples get another length, what stages that were cut have left of their periods is read: a *drain*, in the settings of
-    the stage before, since pieces that are not neighbours are never joined into one sample.
+    Before samples get another length, and before files are withdrawn, what stages that were cut have left of their periods is
+    read: a *drain*, in the settings of the stage before, since pieces that are not neighbours are never joined into one sample.
 
     Args:
         tokens: tokens per epoch of each source of the split, including end-of-document tokens; where stages read several
             snapshots of the index, by the snapshot's digest.
+        withdrawals: of each source, needed where a snapshot may lack files that one before had.
 
     Raises: PlanError where the ends of stages do not increase, or a stage cannot be planned.
     """
     if not isinstance(tokens, Mapping):
         tokens = dict.fromkeys((stage.index for stage in stages), tokens)
-    return _Planner(stages, tokens).plan()
+    return _Planner(stages, tokens, withdrawals).plan()
 
 
-def count_before(stages: Sequence[Stage], tokens: TokensByIndex, stop: int, following: Stage) -> ReadBefore:
+def count_before(
+    stages: Sequence[Stage], tokens: TokensByIndex, withdrawals: Sequence[Withdrawals], stop: int, following: Stage
+) -> ReadBefore:
     """What the first `stop` samples of these stages, and a drain, read before a following stage. Raises: as plan_stages."""
-    before = [
-        stage for stage, start in zip(stages, [0, *(stage.stop for stage in stages)], strict=False) if start < stop
-    ]
-    planner = _Planner(before, tokens)
+    starts = [0, *(stage.stop for stage in stages)]
+    before = [stage for stage, start in zip(stages, starts, strict=False) if start < stop]
+    planner = _Planner(before, tokens, withdrawals)
     plan = planner.plan()
     if planner.start == stop:
         planner.drain_before(before[-1], following)
@@ -63,14 +67,14 @@ class _Planner:
         reach: the end of the samples that stages before have begun, of which a cut may have left some.
     """
 
-    def __init__(self, stages: Sequence[Stage], tokens: TokensByIndex) -> None:
+    def __init__(self, stages: Sequence[Stage], tokens: TokensByIndex, withdrawals: Sequence[Withdrawals]) -> None:
         self.stages, self.tokens = stages, tokens
         self.planned, self.start = list[PlannedStage](), 0
         size, first = len(next(iter(tokens.values()))), stages[0].blend if stages else None
         self.cursor, self.given, self.reach = (np.zeros(size, np.int64) for _ in range(3))
         if first is not None:
             extra = int(first.add_extra_token_to_sequence)
-            self.epochs = EpochsBuilder(tokens, stages[0].index, first.order, extra)
+            self.epochs = EpochsBuilder(tokens, stages[0].index, first.order, extra, withdrawals)
 
     def plan(self) -> StagesPlan:
         """Plan all stages. Raises: as plan_stages."""
@@ -92,13 +96,15 @@ class _Planner:
         if number and self.stages[number - 1].stop < self.start >= stage.end:
             raise PlanError(
                 f"stage {number} ends at sample {stage.end:,}, but the samples that an amendment left in the settings before "
-                f"it, where the length of samples changes, go on to sample {self.start:,}: end the stage later"
+                f"it, where the length of samples changes or files are withdrawn, go on to sample {self.start:,}: end the "
+                "stage later"
             )
 
     def enter(self, index: str, order: str) -> None:
         """Begin a stage with this snapshot and order."""
         step = self.planned[-1].request.sample_tokens if self.planned else 0
-        self.epochs.enter(index, order, self.cursor + np.maximum(0, self.reach - self.given) * step)
+        begun = self.cursor + np.maximum(0, self.reach - self.given) * step
+        self.epochs.enter(index, order, begun, self.cursor)
 
     def _add_step(self, stage: Stage, end: int, totals: Int64s, number: int) -> None:
         request = self._make_request(stage.blend, _pad(totals, len(self.given)))
@@ -115,9 +121,8 @@ class _Planner:
         self.given = self.given + read
 
     def drain_before(self, stage: Stage, following: Stage) -> None:
-        """Read what stages up to `stage` have left, of the sources that the following stage has, if its samples are of another
-        length."""
-        if stage.blend.sequence_length == following.blend.sequence_length:
+        """Read what stages up to `stage` have left, of the sources that the following stage has, if that needs it."""
+        if not self._needs_drain(stage, following):
             return
         left = np.maximum(0, self.reach - self.given)
         left[np.array(self.tokens[following.index]) == 0] = 0
@@ -132,6 +137,11 @@ class _Planner:
             )
             self._advance(part, left)
         self.reach = np.minimum(self.reach, self.given)
+
+    def _needs_drain(self, stage: Stage, following: Stage) -> bool:
+        if stage.blend.sequence_length != following.blend.sequence_length:
+            return True
+        return bool((self.epochs.loses_files(following.index, self.cursor) & (self.reach > self.given)).any())
 
     def _make_request(self, blend: Blend, totals: Int64s) -> StageRequest:
         """The request of a stage. Raises: PlanError where the tokens that it reaches cannot be counted in 64 bits."""
