@@ -15,6 +15,7 @@ import numpy as np
 
 from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
 from megablend.index.block_checksums import BlockChecksums, Sums, find_folder, find_wrong, place_in_sums
+from megablend.index.joined_snapshot import JoinedSnapshot
 from megablend.index.manifest import MANIFEST
 from megablend.index.snapshot import Snapshot
 from megablend.storage.base import Bytes, Storage
@@ -29,10 +30,24 @@ _LOG = logging.getLogger("megablend")
 T = TypeVar("T")
 
 
-def open_checksums(snapshot: Snapshot, roots: Mapping[str, str]) -> BlockChecksums | None:
-    """The checksums of an index; None if it has none, or all its files are on local disks. Raises: CacheError."""
-    is_remote = any(find_scheme(roots.get(column.source_name, column.root)) for column in snapshot.columns)
-    return BlockChecksums(snapshot) if is_remote and (find_folder(snapshot) / MANIFEST).is_file() else None
+class Checksums:
+    """The checksums of an index, of several snapshots where it is joined. Raises: CacheError if they are damaged."""
+
+    def __init__(self, snapshot: Snapshot, roots: Mapping[str, str]) -> None:
+        is_remote = any(find_scheme(roots.get(column.source_name, column.root)) for column in snapshot.columns)
+        parts = snapshot.snapshots if isinstance(snapshot, JoinedSnapshot) else (snapshot,)
+        self._parts = [
+            (each.num_files, BlockChecksums(each) if is_remote and (find_folder(each) / MANIFEST).is_file() else None)
+            for each in parts
+        ]
+
+    def find(self, number: int) -> Sums | None:
+        """The ranges of a file by its number; None if there are no checksums, or all files are on local disks."""
+        for num_files, checksums in self._parts:
+            if number < num_files:
+                return None if checksums is None else checksums.of_file(number)
+            number -= num_files
+        return None
 
 
 def open_again(path: str, open_file: Callable[[], T]) -> T:

@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from megablend.blocks.check_fetched import FetchedCheck, open_again, open_checksums
+from megablend.blocks.check_fetched import Checksums, FetchedCheck, open_again
 from megablend.formats.base import Array, BlockReader
 from megablend.formats.fetch import Check
-from megablend.index.block_checksums import BlockChecksums
 from megablend.index.file_table import FileEntry
 from megablend.index.file_versions import check_body, join_etags, number_of, tell_moved
 from megablend.index.idx_digests import read_digests
@@ -66,8 +65,7 @@ class OpenFiles:
             digests = read_digests(self._generation.cache, kind, entry)
             checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
             check = None
-            if self._checksums is not None and find_scheme(path):
-                sums = self._checksums.of_file(file)
+            if find_scheme(path) and (sums := self._checksums.find(file)) is not None:
                 checks_bytes += sums.nbytes
                 check = FetchedCheck(kind.files(path), sums, self._storage)
             self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
@@ -83,8 +81,8 @@ class OpenFiles:
         return self._opened.get(file, enter)
 
     @cached_property
-    def _checksums(self) -> BlockChecksums | None:
-        return open_checksums(self._generation, self._roots)
+    def _checksums(self) -> Checksums:
+        return Checksums(self._generation, self._roots)
 
     def _check_version(self, number: int, file: FileEntry, path: str) -> None:
         """Check that the opened file is the one that was indexed. Raises: ChangedFileError; as Storage.read does."""
