@@ -93,7 +93,9 @@ def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path
         megablend.open(grown)
     megablend.build_index(grown)
     found = megablend.amend(grown, at=at or 320, dry_run=True)
-    assert (found.at, found.committed, load_ledger(config["cache"], "default").num_samples) == (at or 320, False, 320)
+    committed = load_ledger(config["cache"], "default")
+    assert committed is not None
+    assert (found.at, found.committed, committed.num_samples) == (at or 320, False, 320)
     megablend.amend(grown, state=state)
     dataset = megablend.open(grown, state=state)
     assert [dataset[k]["tokens"].tolist() for k in range(at or 320)] == past
@@ -165,7 +167,7 @@ def test_a_withdrawn_source_is_read_no_more(tmp_path: Path) -> None:
     assert [dataset[k]["tokens"].tolist() for k in (112, 1900)]
     assert len(megablend.open(edited, state=dataset.state_dict(1700))) == 1920
     described = megablend.describe(edited)
-    assert not described.problems
+    assert not described["problems"]
 
 
 def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: Path) -> None:
