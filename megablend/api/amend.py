@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megablend.api.blend_differences import Difference
 from megablend.api.committed import open_ledger
-from megablend.api.diff import Difference, list_differences
+from megablend.api.diff import list_differences
 from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, make_run_storage, plan_committed
 from megablend.config import Config, load_config

@@ -178,6 +178,9 @@ def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: 
     ledger = load_ledger(config["cache"], "default")
     assert ledger is not None
     assert set(megablend.gc(config["cache"], older_than_days=0).kept) == set(ledger.indices)
+    first, second = megablend.show_run(config["cache"], "default").chain
+    assert (first.start, first.stop, second.start, second.stop) == (0, 320, 320, 1600)
+    assert {"what": "index", "before": ledger.indices[0], "after": ledger.indices[1]} in second.changes
     assert not megablend.verify(config["cache"], data=True).problems
     dataset = megablend.open(edited)
     for k in (0, 319, 700, 1599):
@@ -229,11 +232,10 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: s
     holding = {k for k in range(len(dataset)) if listed & set(dataset.sample(k).tokens.tolist())}
     assert {each["sample"] for each in hits} == holding
     assert len(megablend.find(edited, "source0/m1.parquet")["found"][0]["samples"]) > 5
-    skipped = megablend.describe(edited)["splits"]["train"]["sources"][0]["withdrawn_tokens"]
-    missing = Counter(gone["s0"]) - Counter(
-        tokens["s0"][: sum(8 for k in range(start) if dataset.sample(k).source == 0)]
-    )
-    assert skipped == missing.total()
+    skipped = megablend.describe(edited)["splits"]["train"]["sources"][0].get("withdrawn_tokens", 0)
+    read = sum(8 for k in range(start) if dataset.sample(k).source == 0)
+    size = len(kept["s0"]) + len(gone["s0"])
+    assert skipped == len(gone["s0"] - set(tokens["s0"][read - read % size : read]))
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -250,14 +252,3 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     megablend.build_index(without)
     with pytest.raises(PlanError, match="lacks source 's1', which the run has read before; list it in `withdraw`"):
         megablend.amend(edited, at=112)
-    for stages, message in (
-        ([{"samples": 320, "new_data": True}], "stages\\[0\\]: found `new_data`"),
-        ([STAGES[0], {"samples": 640, "withdraw": ["s7"]}], "train has no source 's7'"),
-        ([STAGES[0], {"samples": 640, "withdraw": ["s1"], "sources": {"s1": {"weight": 1}}}], "keep one of them"),
-        (
-            [STAGES[0], {"samples": 640, "withdraw": ["s1"]}, {"samples": 800, "sources": {"s1": {"weight": 1}}}],
-            "was withdrawn in stages\\[1\\]",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            megablend.open(config | {"stages": stages})
