@@ -163,7 +163,7 @@ def _align(length: int, settings: StageSettings, lanes: int, start: int, links: 
 
     Raises: PlanError for a number of samples that is not a multiple, and for a stage shorter than that.
     """
-    if length % lanes == 0 or any(link.stop == start + length for link in links):
+    if length % lanes == 0 or any(start + length in (link.end, link.stop) for link in links):
         return length
     aligned = length - length % lanes
     if settings.samples is not None:
