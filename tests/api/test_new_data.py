@@ -18,6 +18,7 @@ from megablend.plan.ledger_file import load_ledger
 from tests.formats.writers import KINDS
 from tests.runs import STEP, documents, make_config
 
+pytestmark = pytest.mark.long
 PARQUET = KINDS["parquet"]
 Listed = list[list[int] | None]
 
@@ -195,8 +196,7 @@ def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: 
     assert len(holding) > 100
 
 
-@pytest.mark.parametrize("order", ["block", "document", "sequential"])
-@pytest.mark.parametrize("at", [112, 320])
+@pytest.mark.parametrize(("order", "at"), [("block", 112), ("document", 320), ("sequential", 112)])
 def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: str, at: int) -> None:
     config = make_run(tmp_path, order=order)
     before = megablend.open(config)
