@@ -19,7 +19,7 @@ from megablend.plan.ledger_file import load_ledger
 from megablend.plan.ledger_format import PLAN_VERSION
 from megablend.plan.links import agree_until, find_parting
 from megablend.plan.open_store import open_stores
-from megablend.plan.run import Run, as_promised, plan_run
+from megablend.plan.run import Run, as_promised, check_run, plan_run
 from megablend.plan.state import State
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
@@ -59,7 +59,12 @@ def make_run_storage(config: Config) -> Storage:
 
 def open_run(config: Config, split: str, state: State | None = None, *, storage: Storage | None = None) -> Run:
     """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as `megablend.open` does."""
-    storage = storage or make_run_storage(config)
+    run = _plan_opened(config, split, state, storage or make_run_storage(config))
+    check_run(run)
+    return run
+
+
+def _plan_opened(config: Config, split: str, state: State | None, storage: Storage) -> Run:
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
     check_sample(config)
@@ -105,7 +110,7 @@ def _open_for_state(config: Config, split: str, state: State, ledger: Ledger | N
 def plan_committed(
     config: Config, split: str, ledger: Ledger, storage: Storage, newest: str | None = None, *, keep: bool = False
 ) -> Run:
-    """Plan what a config requests over the snapshots of its run's ledger, with what the ledger has fixed.
+    """Plan what a config requests over the snapshots of its run's ledger, with what the ledger has fixed; not checked.
 
     Args:
         newest: the snapshot that a stage reads which is not committed yet, and has `new_data`.

@@ -138,11 +138,10 @@ class Run:
 
     @property
     def blends(self) -> tuple[Blend, ...]:
-        """The blends of the run's stages, or in a section of its stages; neighbours differ."""
+        """The blends that the run's samples are read in, or those of a section; neighbours differ."""
         start, stop = (0, self.num_samples) if self.section is None else (self.section.start, self.section.stop)
-        stages = zip(self.ledger.stages, self.ledger.starts, strict=True)
-        blends = [stage.blend for stage, first in stages if first < stop and stage.stop > start]
-        return tuple(blend for blend, _ in groupby(blends))
+        stretches = (each for each in self.plan.list_stretches() if each.start < stop and each.stop > start)
+        return tuple(blend for blend, _ in groupby(self.ledger.stages[each.stage].blend for each in stretches))
 
     @property
     def consumes_whole_blocks(self) -> bool:
@@ -194,7 +193,7 @@ class Run:
 
 
 def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = False, links: Sequence[Link] = ()) -> Run:
-    """Assemble a split as the config requests it, with the newest plan version.
+    """Assemble a split as the config requests it, with the newest plan version. Its limits are checked by `check_run`.
 
     Args:
         keep: store the computed split ranges in the cache (`build` does).
@@ -203,9 +202,7 @@ def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = Fals
     Raises: PlanError where the blend is not possible.
     """
     asked = specify(config, split, store, keep=keep, links=links)
-    run = Run(asked=asked, store=store, ledger=asked.make_ledger())
-    check_run(run)
-    return run
+    return Run(asked=asked, store=store, ledger=asked.make_ledger())
 
 
 def as_promised(run: Run, ledger: Ledger) -> Run:

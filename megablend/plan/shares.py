@@ -161,7 +161,7 @@ def _redistribute(
     read: ReadBefore | None,
 ) -> tuple[Fraction, ...]:
     extra = int(config.add_extra_token_to_sequence)
-    before, places = read or ([0] * len(tokens),) * 2
+    before, places = (read.tokens, read.places) if read else ([0] * len(tokens),) * 2
     caps = [
         cap_of(source, n, config.sequence_length, extra, read=read_before, place=place)
         for source, n, read_before, place in zip(sources, tokens, before, places, strict=True)

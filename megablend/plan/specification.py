@@ -163,7 +163,7 @@ class Specification:
 
 def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: Blend) -> Schedule:
     """The schedule of a stage whose sources have the cycles of `blend`. Raises: PlanError where the stage is too short."""
-    cycle, samples = stage.config.lanes * stage.config.shuffle_window, stage.end - stage.start
+    cycle, samples = stage.config.lanes * stage.config.shuffle_window, stage.end - stage.first
     longest = max(source.cycles or 1 for source in blend.sources)
     start = requested.start[: len(blend.sources)]
     schedule = make_schedule(requested.kind, requested.steps, start, samples=samples, cycle=cycle, longest=longest)
@@ -198,8 +198,10 @@ def specify(
     def count_read(stages: Sequence[RequestedStage], following: Config) -> ReadBefore:
         before = Specification(config=config, split=split, sources=sources, data=data, stages=tuple(stages))
         ledger = before.make_ledger().with_links(links)
-        index = data[following.snapshot].snapshot.digest
-        return count_before(ledger.stages, before.tokens_by_index, before.blocks, before.stages[-1].stop, index)
+        last, index = ledger.stages[-1], data[following.snapshot].snapshot.digest
+        blend = replace(last.blend, order=current_name(following.order), sequence_length=following.sequence_length)
+        after, stop = replace(last, index=index, blend=blend), before.stages[-1].stop
+        return count_before(ledger.stages, before.tokens_by_index, before.blocks, stop, after)
 
     tokens = [each.tokens for each in data]
     if config.is_blended(split):
@@ -218,7 +220,7 @@ def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> Requ
             f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens ({sum(tokens):,} tokens in "
             "all): give it a larger share in `split`"
         )
-    return RequestedStage(config=config, weights=(), requested=(), start=0, end=num_samples)
+    return RequestedStage(config=config, weights=(), requested=(), start=0, end=num_samples, first=0)
 
 
 def _mean_unit_tokens(config: Config, parts: npt.NDArray[np.void]) -> list[Fraction]:

@@ -42,13 +42,20 @@ def plan_stages(
 
 
 def count_before(
-    stages: Sequence[Stage], tokens: TokensByIndex, withdrawals: Sequence[Withdrawals], stop: int, index: str
+    stages: Sequence[Stage], tokens: TokensByIndex, withdrawals: Sequence[Withdrawals], stop: int, following: Stage
 ) -> ReadBefore:
-    """What the first `stop` samples of these stages read, before a stage with this snapshot. Raises: as plan_stages."""
-    planner = _Planner(stages, tokens, withdrawals)
-    read = planner.plan().count_tokens(stop)
-    planner.enter(index, stages[-1].blend.order)
-    return ReadBefore(read.tolist(), planner.epochs.place(read)[0].tolist())
+    """What the first `stop` samples of these stages, and a drain, read before a following stage. Raises: as plan_stages."""
+    starts = [0, *(stage.stop for stage in stages)]
+    before = [stage for stage, start in zip(stages, starts, strict=False) if start < stop]
+    planner = _Planner(before, tokens, withdrawals)
+    plan = planner.plan()
+    if planner.start == stop:
+        planner.drain_before(before[-1], following)
+        read, stop = planner.cursor, planner.start
+    else:
+        read = plan.count_tokens(stop)
+    planner.enter(following.index, following.blend.order)
+    return ReadBefore(read.tolist(), planner.epochs.place(read)[0].tolist(), stop)
 
 
 class _Planner:
@@ -81,8 +88,8 @@ class _Planner:
                     if self.start == stage.stop:
                         break
                 number += 1
-                if number < len(self.stages) and self._needs_drain(stage, self.stages[number]):
-                    self._drain(stage, self.stages[number])
+                if number < len(self.stages):
+                    self.drain_before(stage, self.stages[number])
         return StagesPlan(self.planned, self.epochs.finish() if self.stages else None)
 
     def _check_end(self, stage: Stage, number: int) -> None:
@@ -113,13 +120,10 @@ class _Planner:
         self.cursor = self.cursor + read * part.request.sample_tokens
         self.given = self.given + read
 
-    def _needs_drain(self, stage: Stage, following: Stage) -> bool:
-        if stage.blend.sequence_length != following.blend.sequence_length:
-            return True
-        return bool((self.epochs.loses_files(following.index, self.cursor) & (self.reach > self.given)).any())
-
-    def _drain(self, stage: Stage, following: Stage) -> None:
-        """Read what stages before have left, of the sources that the following stage has."""
+    def drain_before(self, stage: Stage, following: Stage) -> None:
+        """Read what stages up to `stage` have left, of the sources that the following stage has, if that needs it."""
+        if not self._needs_drain(stage, following):
+            return
         left = np.maximum(0, self.reach - self.given)
         left[np.array(self.tokens[following.index]) == 0] = 0
         if left.any():
@@ -133,6 +137,11 @@ class _Planner:
             )
             self._advance(part, left)
         self.reach = np.minimum(self.reach, self.given)
+
+    def _needs_drain(self, stage: Stage, following: Stage) -> bool:
+        if stage.blend.sequence_length != following.blend.sequence_length:
+            return True
+        return bool((self.epochs.loses_files(following.index, self.cursor) & (self.reach > self.given)).any())
 
     def _make_request(self, blend: Blend, totals: Int64s) -> StageRequest:
         """The request of a stage. Raises: PlanError where the tokens that it reaches cannot be counted in 64 bits."""
@@ -192,7 +201,7 @@ def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[l
 def _plan_step(stage: Stage, request: StageRequest, cursor: Int64s, end: int, number: int) -> PlannedStage:
     """A step of stage number `number` of the ledger, which ends at sample `end` or where the stage was cut.
 
-    Raises: PlanError where it was cut and its interleaving cannot stop before its end.
+    Raises: PlanError where it was cut and its interleaving cannot stop there.
     """
     name = stage.blend.interleaving
     if stage.cut is None or stage.cut >= end:
@@ -205,6 +214,12 @@ def _plan_step(stage: Stage, request: StageRequest, cursor: Int64s, end: int, nu
             f"interleaving {name!r} cannot stop before the end of a stage; only a stage that ends can be followed"
         )
     plan = kind.plan(request)
+    possible = kind.round_up(plan, max(1, length))
+    if possible != length:
+        raise PlanError(
+            f"from: found {stage.cut:,}, expected {request.first_sample + possible:,}, the end of a cycle of lanes x "
+            "shuffle_window samples; `megablend amend CONFIG --at SAMPLE` rounds up and prints the number to write here"
+        )
     tails = kind.find_tails(plan, length)
     return PlannedStage(
         request=request, cursor=cursor, interleaving=name, number=number, length=length, plan=plan, tails=tails

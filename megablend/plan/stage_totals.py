@@ -28,7 +28,7 @@ def check_stage_totals(asked: Specification, stretches: Sequence[Stretch], start
 
     Raises: PlanError that names the stage, the source, and where the stage could end.
     """
-    totals = np.sum([stretch.request.totals for stretch in stretches], axis=0)
+    totals = np.sum([stretch.read for stretch in stretches], axis=0)
     for number in np.flatnonzero(totals == 0).tolist():
         source, weight = asked.sources[number], asked.weights[number]
         if weight > 0:
@@ -48,7 +48,7 @@ def _check_caps(asked: Specification, stage: RequestedStage, stretch: Stretch, n
     length, sources = request.sample_tokens, list(stage.config.sources_of(asked.split).values())
     if not any(source.is_capped for source in sources):
         return
-    totals, firsts = request.totals.tolist(), request.first_tokens.tolist()
+    totals, firsts = stretch.read.tolist(), request.first_tokens.tolist()
     per_epoch = asked.tokens_of(stage)
     left = [
         cap_of(source, tokens, length, extra, read=read, place=first)

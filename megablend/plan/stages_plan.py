@@ -40,6 +40,8 @@ class Stretch(NamedTuple):
     request: StageRequest
     cursor: Int64s
     """int64 [num_sources], positions at which the sources begin."""
+    read: Int64s
+    """int64 [num_sources], samples of each source: fewer than the request's totals where it was cut."""
 
 
 class TokenRange(NamedTuple):
@@ -221,8 +223,10 @@ class StagesPlan:
         """The stages, as stretches of samples."""
         stops = [*self._starts[1:], self.num_samples]
         return [
-            Stretch(stage.number, start, stop, stage.request, stage.cursor)
-            for start, stop, stage in zip(self._starts, stops, self._stages, strict=True)
+            Stretch(stage.number, start, stop, stage.request, stage.cursor, read)
+            for start, stop, stage, read in zip(
+                self._starts, stops, self._stages, np.diff(self._given, axis=0), strict=True
+            )
         ]
 
     def count_within(self, source: int, tokens: int, extra: int) -> int:
