@@ -165,7 +165,8 @@ def run_history(folder: Path, seed: int, *, num_stages: int) -> None:
         if rng.random() < 0.8:
             stage["new_data"] = True
             data.change()
-        stage["sources"] = {f"s{s}": {"weight": rng.randrange(1, 4)} for s in data.snapshots[-1]}
+        stage["sources"] = {f"s{s}": {"weight": rng.randrange(1, 4)} for s in data.snapshots[-1] if s > 1}
+        stage["sources"] |= {"s0": {"weight": 1 + number % 3}, "s1": {"weight": 3}}  # other shares than before
         if rng.random() < 0.3:
             stage["lanes"] = rng.choice([4, 8])
         stages.append(stage)
