@@ -24,7 +24,7 @@ from megablend.formats.parquet.decoding.values import is_by_dictionary
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import ColumnEntry, SourceEntry
 from megablend.lazy import cached_property
-from megablend.storage.base import Storage
+from megablend.storage.base import ReadLimits, Storage
 from megablend.storage.ranges import portions
 from megablend.system.failures import translating
 
@@ -90,12 +90,21 @@ class BlockStore:
         self._extra_blocks: dict[int, DecodedBlock] = {}  # the most recently used is the last
         self._files = OpenFiles(generation, self.column_eods, self.roots, storage)
 
-    @cached_property
+    @property
     def max_reads(self) -> int:
         """Number of reads that the storages of all sources prefer to have in flight."""
+        return max((each.max_reads for each in self._limits), default=1)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether the storages of all sources read in the calling thread; see ReadLimits."""
+        return all(each.is_synchronous for each in self._limits)
+
+    @cached_property
+    def _limits(self) -> list[ReadLimits]:
+        """Limits of the storage of each source."""
         files = np.unique(self.generation.file_columns, return_index=True)[1].tolist()  # one of each source
-        limits = [self.storage.limits(self.generation.path(file, self.roots)) for file in files]
-        return max((each.max_reads for each in limits), default=1)
+        return [self.storage.limits(self.generation.path(file, self.roots)) for file in files]
 
     def read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> DecodedBlocks:
         """Decode blocks.
@@ -115,21 +124,22 @@ class BlockStore:
         with translating(str(self.generation.folder)):
             rows = self.generation.blocks(numbers)
             for part in portions(rows["decoded_bytes"], BATCH_BYTES):
-                read = self._begin(numbers[part], rows[part], pieces=pieces)
+                read = self.begin_read(numbers[part], rows[part], pieces=pieces)
                 fetch_all(read.files, self.storage)
                 parts.append(read.decode())
         found = DecodedBlocks.joined(parts)
         return found if order is None else found.taken(np.argsort(order))
 
-    def begin_read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> BlockRead:
+    def begin_read(self, numbers: npt.NDArray[np.int64], rows: Array, *, pieces: bool = True) -> BlockRead:
         """Open the files of blocks, for a caller that fetches their bytes and decodes them later.
 
-        Args and raises: as in `read`.
-        """
-        numbers = self._checked(ids)
-        return self._begin(numbers, self.generation.blocks(numbers), pieces=pieces)
+        Args:
+            numbers: int64 [n], of the blocks.
+            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table (`generation.blocks`).
+            pieces: as in `read`.
 
-    def _begin(self, numbers: npt.NDArray[np.int64], rows: Array, *, pieces: bool) -> BlockRead:
+        Raises: as `read` does.
+        """
         parts = [
             FilePart(
                 here,
@@ -225,14 +235,15 @@ class BlockStore:
         return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
 
     def memory_bytes(
-        self, ids: npt.NDArray[np.int64], *, documents: bool
+        self, ids: npt.NDArray[np.int64], rows: Array, *, documents: bool
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Estimated bytes of blocks `ids` int64 [n]: decoded, and in addition while being read and decoded. int64 [n] each.
 
         Args:
+            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table.
             documents: document offsets of a block are kept, too.
         """
-        rows, files = self.generation.blocks(ids), self.generation.file_of(ids)
+        files = self.generation.file_of(ids)
         num_tokens = self._with_eod(ids, rows)
         # Tokens may be a view of the decoded page, levels and all.
         kept = np.maximum(num_tokens * self._by_file.token_bytes[files], rows["decoded_bytes"]) + BLOCK_OVERHEAD_BYTES
@@ -289,9 +300,13 @@ class BlockStore:
     ) -> Iterator[tuple[npt.NDArray[np.int64], OpenedReader, Array]]:
         """For each file with requested blocks: which of them, the file, their rows of its block table."""
         files = self.generation.file_of(numbers)
-        for file in sorted(set(files.tolist())):
+        found = sorted(set(files.tolist()))
+        if len(found) == 1:
+            yield np.arange(len(rows)), self._files.get(found[0]), rows
+            return
+        for file in found:
             here = np.flatnonzero(files == file)
-            yield here, self._files.get(file), rows if len(here) == len(rows) else rows[here]
+            yield here, self._files.get(file), rows[here]
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"generation": self.generation, "eods": self.eods, "roots": self.roots}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from megablend.storage.retries import retries_since
+from megablend.formats.fetch import FileRead
+from megablend.storage.retries import get_retries
 from megablend.system.after_fork import unlock_in_children
 
 
@@ -31,10 +34,18 @@ class ReadCounts(NamedTuple):
         """The sum of both."""
         if other is NOTHING_READ:  # as most batches, whose blocks are there already
             return self
-        return ReadCounts(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
+        return ReadCounts(*map(operator.add, self, other))
 
 
 NOTHING_READ = ReadCounts()
+
+
+def count_fetched(files: Sequence[FileRead], seconds: float) -> ReadCounts:
+    """The counters of reads of files that took `seconds`, one after the other."""
+    fetched = [ranges for file in files for ranges in file.fetched]
+    return ReadCounts(
+        requests=len(fetched), bytes=sum(int(each.ranges.sizes.sum()) for each in fetched), reading_seconds=seconds
+    )
 
 
 class ReadMeter:
@@ -44,11 +55,10 @@ class ReadMeter:
         self._counts = NOTHING_READ
         self.unlock_after_fork()
         unlock_in_children(self)
-        _, self._retries = retries_since(None)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock, which another thread may have held."""
-        self._lock = threading.Lock()
+        """Replace the lock, which another thread may have held; the parent's retries are not counted."""
+        self._lock, self._retries = threading.Lock(), get_retries()
 
     def add(self, counts: ReadCounts) -> None:
         """Add counters."""
@@ -62,7 +72,10 @@ class ReadMeter:
 
     def take(self) -> ReadCounts:
         """Return the counters since the last call, and reset them."""
+        retries = get_retries()
+        if self._counts is NOTHING_READ and self._retries == retries:
+            return NOTHING_READ
         with self._lock:
             counts, self._counts = self._counts, NOTHING_READ
-            retries, self._retries = retries_since(self._retries)
-        return counts.plus(ReadCounts(retries=retries)) if retries else counts
+            new_retries, self._retries = retries - self._retries, retries
+        return counts.plus(ReadCounts(retries=new_retries))
