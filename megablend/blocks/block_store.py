@@ -91,6 +91,16 @@ class BlockStore:
         self._files = OpenFiles(generation, self.column_eods, self.roots, storage)
 
     @property
+    def stores(self) -> tuple[BlockStore, ...]:
+        """The blocks of each snapshot of a run: several in a JoinedStore."""
+        return (self,)
+
+    @property
+    def first_blocks(self) -> tuple[int, ...]:
+        """Numbers here of the first block of each of `stores`."""
+        return (0,)
+
+    @property
     def max_reads(self) -> int:
         """Number of reads that the storages of all sources prefer to have in flight."""
         return max((each.max_reads for each in self._limits), default=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from megablend.errors import PlanError
 from megablend.lazy import cached_property
@@ -63,6 +64,11 @@ class Ledger:
         return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
 
     @property
+    def indices(self) -> tuple[str, ...]:
+        """Digests of the index snapshots that the stages read, in order."""
+        return tuple(index for index, _ in groupby(stage.index for stage in self.stages))
+
+    @property
     def index(self) -> str:
         """Digest of the index snapshot that the last stage reads."""
         return self.stages[-1].index
@@ -119,11 +125,8 @@ class Ledger:
                 f"run {self.run!r} was built for {self.num_samples:,} samples, now {requested.num_samples:,} are requested; a "
                 f"run can only be extended: {self._remedy}"
             )
-        index = self.index
         added = [stage for stage in requested.stages if stage.stop > self.num_samples]
-        return dataclasses.replace(
-            self, stages=(*self.stages, *(dataclasses.replace(stage, index=index) for stage in added))
-        )
+        return dataclasses.replace(self, stages=(*self.stages, *added))
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
         """The ledger with the stages of a chain, in the blends that it has there; what comes after the chain stays."""
@@ -153,15 +156,15 @@ class Ledger:
                 changed = "" if number else f" (plan {self.digest} would become {would_become})"
                 raise PlanError(
                     f"run {self.run!r} has already started, so its order is fixed: {where}{reason}{changed}; {self._remedy}"
-                    f"{_explain_amending(reason)}"
+                    f"{_explain_amending(stage, reason)}"
                 )
             last = min(stop, stage.stop) - 1
             after = requested.stage_at(last)
             if start < stop and (reason := describe_difference(stage.blend, after.blend)):
                 raise PlanError(
                     f"run {self.run!r} has already started, so its order is fixed: its stage {number} goes on to sample "
-                    f"{stage.stop:,}, but the config's changes before: {reason}; restore the stage's end, or change the blend "
-                    "from where training is (`megablend amend CONFIG --at SAMPLE`)"
+                    f"{stage.stop:,}, but the config's changes before: {reason}; restore the stage's end, "
+                    f"`samples: {stage.end}`; `megablend amend CONFIG --at SAMPLE` lets the stage after it begin earlier"
                 )
 
     @property
@@ -172,24 +175,30 @@ class Ledger:
         )
 
 
-def _explain_amending(reason: str) -> str:
+def _explain_amending(stage: Stage, reason: str) -> str:
     """How to change from some sample on what a run can change; empty where it cannot."""
-    if not reason.startswith(("share of", "lanes", "shuffle_window", "sequence_length")):
+    what = reason.partition(" ")[0]
+    if what not in ("share", "lanes", "shuffle_window", "sequence_length"):
         return ""
+    change = "sources: {NAME: {weight: NUMBER}}" if what == "share" else f"{what}: NUMBER"
     return (
-        ", or change it from where training is: list it in a further entry of `stages`, after one for the run as it was, and "
-        "commit that (`megablend amend CONFIG --at SAMPLE`)"
+        ", or change it from where training is: restore it, add what changes as a stage after one with the end that was built, "
+        f"`stages: [{{samples: {stage.end}}}, {{{change}}}]`, and commit that (`megablend amend CONFIG --at SAMPLE`)"
     )
 
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:
     cycles = {source.name: source.cycles for source in fixed.sources}
+    if all(cycles.get(source.name, source.cycles) == source.cycles for source in blend.sources):
+        return blend
     sources = (dataclasses.replace(source, cycles=cycles.get(source.name, source.cycles)) for source in blend.sources)
     return dataclasses.replace(blend, sources=tuple(sources))
 
 
 def describe_difference(old: Blend, new: Blend) -> str | None:
     """The first difference between two blends, in words; None where they are the same."""
+    if old == new:
+        return None
     for field in dataclasses.fields(Blend):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if field.name != "sources" and before != after:
@@ -204,4 +213,4 @@ def describe_difference(old: Blend, new: Blend) -> str | None:
             before, after = getattr(source, field.name), getattr(others[name], field.name)
             if before != after:
                 return f"{field.name} of source {name!r} was {before}, is now {after}"
-    return None if old == new else "the sources are in another order"
+    return "the sources are in another order"
