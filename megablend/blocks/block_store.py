@@ -24,7 +24,7 @@ from megablend.formats.parquet.decoding.values import is_by_dictionary
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import ColumnEntry, SourceEntry
 from megablend.lazy import cached_property
-from megablend.storage.base import ReadLimits, Storage
+from megablend.storage.base import Storage
 from megablend.storage.ranges import portions
 from megablend.system.failures import translating
 
@@ -100,21 +100,12 @@ class BlockStore:
         """Numbers here of the first block of each of `stores`."""
         return (0,)
 
-    @property
+    @cached_property
     def max_reads(self) -> int:
         """Number of reads that the storages of all sources prefer to have in flight."""
-        return max((each.max_reads for each in self._limits), default=1)
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether the storages of all sources read in the calling thread; see ReadLimits."""
-        return all(each.is_synchronous for each in self._limits)
-
-    @cached_property
-    def _limits(self) -> list[ReadLimits]:
-        """Limits of the storage of each source."""
         files = np.unique(self.generation.file_columns, return_index=True)[1].tolist()  # one of each source
-        return [self.storage.limits(self.generation.path(file, self.roots)) for file in files]
+        limits = [self.storage.limits(self.generation.path(file, self.roots)) for file in files]
+        return max((each.max_reads for each in limits), default=1)
 
     def read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> DecodedBlocks:
         """Decode blocks.

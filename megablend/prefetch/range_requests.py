@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from time import perf_counter
 
-from megablend.formats.fetch import FileRead, start_fetch
-from megablend.prefetch.read_counts import ReadMeter
+from megablend.formats.fetch import FileRead, fetch_now, start_fetch
+from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.storage.base import Storage
-from megablend.storage.futures import forward_result, gather_futures
+from megablend.storage.futures import call_now, forward_result, gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
 RangeKey = tuple[str, int]
@@ -30,6 +30,10 @@ class RequestedRanges:
         """Pass the complete ranges to the files. Raises as Storage.read does."""
         for file, fetched in zip(self.files, self.fetched.result(), strict=True):
             file.fetched.append(fetched)
+
+
+_COMPLETE = RequestedRanges([], call_now(list))
+"""Of ranges that their files have already."""
 
 
 class RangeRequests:
@@ -52,8 +56,19 @@ class RangeRequests:
             claims = [self._claim(ranges, owned) for _, ranges in needed]
         if not needed:
             return None
+        if not any(claims) and all(self._storage.limits(ranges.path).is_synchronous for _, ranges in needed):
+            self._fetch_now(needed)
+            return _COMPLETE
         fetching = self._start([ranges for _, ranges in needed], claims)
         return RequestedRanges([file for file, _ in needed], gather_futures(fetching, list))
+
+    def _fetch_now(self, needed: Sequence[tuple[FileRead, FileRanges]]) -> None:
+        """Read ranges that no other task needs in this thread, and pass them to their files."""
+        started = perf_counter()
+        for file, ranges in needed:
+            file.fetched.append(fetch_now(ranges, self._storage))
+        size = sum(int(ranges.sizes.sum()) for _, ranges in needed)
+        self._meter.add(ReadCounts(requests=len(needed), bytes=size, reading_seconds=perf_counter() - started))
 
     def release(self, owned: Sequence[RangeKey]) -> None:
         """Forget shared ranges, whose task is done: others may have to request them again."""

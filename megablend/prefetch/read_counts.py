@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from megablend.formats.fetch import FileRead
 from megablend.storage.retries import get_retries
 from megablend.system.after_fork import unlock_in_children
 
@@ -38,14 +36,6 @@ class ReadCounts(NamedTuple):
 
 
 NOTHING_READ = ReadCounts()
-
-
-def count_fetched(files: Sequence[FileRead], seconds: float) -> ReadCounts:
-    """The counters of reads of files that took `seconds`, one after the other."""
-    fetched = [ranges for file in files for ranges in file.fetched]
-    return ReadCounts(
-        requests=len(fetched), bytes=sum(int(each.ranges.sizes.sum()) for each in fetched), reading_seconds=seconds
-    )
 
 
 class ReadMeter:

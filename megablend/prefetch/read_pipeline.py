@@ -23,9 +23,8 @@ from megablend.blocks.block_store import BlockStore
 from megablend.errors import MegablendError
 from megablend.formats.base import Array
 from megablend.formats.decoded import DecodedBlocks
-from megablend.formats.fetch import fetch_all
 from megablend.prefetch.range_requests import RangeKey, RangeRequests, RequestedRanges
-from megablend.prefetch.read_counts import ReadCounts, ReadMeter, count_fetched
+from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.storage.base import Int64s
 from megablend.system.failures import translate, translating
 
@@ -170,13 +169,7 @@ class ReadPipeline:
     def _fetch(self, task: _Task) -> None:
         """Open the files of a task and fetch what it needs; called in a thread that may block."""
         task.read = self._store.begin_read(task.ids, task.rows, pieces=task.pieces)
-        if not self._store.is_synchronous:
-            self._request(task, task.read)
-            return
-        started = perf_counter()
-        fetch_all(task.read.files, self._store.storage)
-        self._meter.add(count_fetched(task.read.files, perf_counter() - started))
-        self._start_decoding(task, task.read)
+        self._request(task, task.read)
 
     def _request(self, task: _Task, read: BlockRead) -> None:
         """Request all ranges that are known to be needed, and decode when there are no more."""
