@@ -132,21 +132,22 @@ class BlockStore:
         with translating(str(self.generation.folder)):
             rows = self.generation.blocks(numbers)
             for part in portions(rows["decoded_bytes"], BATCH_BYTES):
-                read = self._begin(numbers[part], rows[part], pieces=pieces)
+                read = self.begin_read(numbers[part], rows[part], pieces=pieces)
                 fetch_all(read.files, self.storage)
                 parts.append(read.decode())
         found = DecodedBlocks.joined(parts)
         return found if order is None else found.taken(np.argsort(order))
 
-    def begin_read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> BlockRead:
+    def begin_read(self, numbers: npt.NDArray[np.int64], rows: Array, *, pieces: bool = True) -> BlockRead:
         """Open the files of blocks, for a caller that fetches their bytes and decodes them later.
 
-        Args and raises: as in `read`.
-        """
-        numbers = self._checked(ids)
-        return self._begin(numbers, self.generation.blocks(numbers), pieces=pieces)
+        Args:
+            numbers: int64 [n], of the blocks.
+            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table (`generation.blocks`).
+            pieces: as in `read`.
 
-    def _begin(self, numbers: npt.NDArray[np.int64], rows: Array, *, pieces: bool) -> BlockRead:
+        Raises: as `read` does.
+        """
         parts = [
             FilePart(
                 here,
@@ -242,14 +243,15 @@ class BlockStore:
         return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
 
     def memory_bytes(
-        self, ids: npt.NDArray[np.int64], *, documents: bool
+        self, ids: npt.NDArray[np.int64], rows: Array, *, documents: bool
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Estimated bytes of blocks `ids` int64 [n]: decoded, and in addition while being read and decoded. int64 [n] each.
 
         Args:
+            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table.
             documents: document offsets of a block are kept, too.
         """
-        rows, files = self.generation.blocks(ids), self.generation.file_of(ids)
+        files = self.generation.file_of(ids)
         num_tokens = self._with_eod(ids, rows)
         # Tokens may be a view of the decoded page, levels and all.
         kept = np.maximum(num_tokens * self._by_file.token_bytes[files], rows["decoded_bytes"]) + BLOCK_OVERHEAD_BYTES
@@ -306,9 +308,13 @@ class BlockStore:
     ) -> Iterator[tuple[npt.NDArray[np.int64], OpenedReader, Array]]:
         """For each file with requested blocks: which of them, the file, their rows of its block table."""
         files = self.generation.file_of(numbers)
-        for file in sorted(set(files.tolist())):
+        found = sorted(set(files.tolist()))
+        if len(found) == 1:
+            yield np.arange(len(rows)), self._files.get(found[0]), rows
+            return
+        for file in found:
             here = np.flatnonzero(files == file)
-            yield here, self._files.get(file), rows if len(here) == len(rows) else rows[here]
+            yield here, self._files.get(file), rows[here]
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"generation": self.generation, "eods": self.eods, "roots": self.roots}

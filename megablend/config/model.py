@@ -300,7 +300,7 @@ class Config(Model):
     @property
     def needs_eod(self) -> bool:
         """Whether a mask acts on end-of-document tokens."""
-        return any(getattr(self, name) for name in EOD_MASKS)
+        return self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
 
     @property
     def cycle(self) -> int:

@@ -18,6 +18,7 @@ from megablend.storage.futures import gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges, MergedRanges, merge_ranges, portions
 
 Check: TypeAlias = Callable[[FetchedRanges], None]
+_POOLED_BYTES = 1 << 20
 BATCH_BYTES = 32 << 20
 """Decoded size of the blocks fetched together if a caller waits for all: the memory a call needs beyond its result."""
 
@@ -25,14 +26,23 @@ BATCH_BYTES = 32 << 20
 def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
     """Request ranges of a file from the storage; see Storage.fetch."""
     merged = merge_ranges(ranges.offsets, ranges.sizes, storage.limits(ranges.path))
-    if ranges.owners is None:
-        read = [storage.fetch(ranges.path, merged.starts, merged.stops - merged.starts, _allocate)]
-    else:  # separate memory for each run
-        read = [
-            storage.fetch(ranges.path, merged.starts[i : i + 1], (merged.stops - merged.starts)[i : i + 1], _allocate)
-            for i in range(len(merged.starts))
-        ]
+    read = [storage.fetch(ranges.path, *places, _allocate) for places in _requests(ranges, merged)]
     return gather_futures(read, lambda parts: _place_ranges(ranges, merged, parts))
+
+
+def fetch_now(ranges: FileRanges, storage: Storage) -> FetchedRanges:
+    """Read ranges of a file before returning. Raises as Storage.read does."""
+    merged = merge_ranges(ranges.offsets, ranges.sizes, storage.limits(ranges.path))
+    read = [storage.read_ranges(ranges.path, *places, _allocate) for places in _requests(ranges, merged)]
+    return _place_ranges(ranges, merged, read)
+
+
+def _requests(ranges: FileRanges, merged: MergedRanges) -> list[tuple[Int64s, Int64s]]:
+    """Offsets and sizes of the runs of each request: one for all, or for each run if blocks keep their bytes."""
+    starts, sizes = merged.starts, merged.stops - merged.starts
+    if ranges.owners is None:
+        return [(starts, sizes)]
+    return [(starts[i : i + 1], sizes[i : i + 1]) for i in range(len(starts))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,10 +82,13 @@ class FileRead:
 
 def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
     """Fetch everything that reads need, and wait for it. Raises as Storage.read does."""
-    while asked := [(read, ranges) for read in reads for ranges in read.next_ranges()]:
-        pending = [start_fetch(ranges, storage) for _, ranges in asked]
-        for (read, _), each in zip(asked, pending, strict=True):
-            read.add(each.result())
+    while needed := [(read, ranges) for read in reads for ranges in read.next_ranges()]:
+        fetched = [
+            (fetch_now if storage.limits(ranges.path).is_synchronous else start_fetch)(ranges, storage)
+            for _, ranges in needed
+        ]
+        for (read, _), each in zip(needed, fetched, strict=True):
+            read.add(each.result() if isinstance(each, Future) else each)
 
 
 def read_blocks(
@@ -113,8 +126,9 @@ def _batches(blocks: Array, order: Int64s) -> Iterator[Array]:
 
 
 def _allocate(size: int) -> Bytes:
-    """Memory from Arrow's pool, which reuses freed memory: new pages from the system are slower on first access."""
-    return np.frombuffer(pa.allocate_buffer(size), np.uint8)
+    """Memory for a request: a large one from Arrow's pool, which reuses freed memory, since new pages from the system are slower
+    on first access. A call to the pool lets another thread run first, which costs more than allocating a small one."""
+    return np.empty(size, np.uint8) if size < _POOLED_BYTES else np.frombuffer(pa.allocate_buffer(size), np.uint8)
 
 
 def _place_ranges(ranges: FileRanges, merged: MergedRanges, read: list[tuple[Bytes, Int64s]]) -> FetchedRanges:

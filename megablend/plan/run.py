@@ -121,7 +121,7 @@ class Run:
         """Whether the split is a blend; otherwise it is one pass over its sources."""
         return self.ledger.blend.is_blended
 
-    @property
+    @cached_property
     def num_samples(self) -> int:
         """Number of samples of the split."""
         return self.ledger.num_samples

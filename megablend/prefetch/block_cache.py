@@ -43,7 +43,9 @@ class BlockCache:
                 self._blocks.move_to_end(i)
         missing = list(dict.fromkeys(i for i in ids if i not in blocks))
         if missing:
-            needed = sum(map(int, map(np.sum, self.store.memory_bytes(np.array(missing, np.int64), documents=True))))
+            numbers = np.array(missing, np.int64)
+            sizes = self.store.memory_bytes(numbers, self.store.generation.blocks(numbers), documents=True)
+            needed = sum(int(each.sum()) for each in sizes)
             with self._lock:
                 self._shrink(self.max_bytes - needed)
             read = dict(zip(missing, self.store.read(missing), strict=True))

@@ -171,8 +171,8 @@ class ReadAhead:
     def _submit_read(self, in_flight: InFlightWindow) -> None:
         read = in_flight.unissued.popleft()
         self._bytes += read.size
-        ids = in_flight.window.forecast.ids[read.places]
-        read.blocks = self._pipeline.submit(ids, read.reading, pieces=self._run.config.inter_document_masking)
+        ids, rows = in_flight.window.forecast.ids[read.places], in_flight.window.forecast.rows[read.places]
+        read.blocks = self._pipeline.submit(ids, rows, read.reading, pieces=self._run.config.inter_document_masking)
         in_flight.unfinished.append(read)
 
     def _wait_for_blocks(self, current: InFlightWindow) -> None:

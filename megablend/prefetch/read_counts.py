@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from megablend.storage.retries import retries_since
+from megablend.storage.retries import get_retries
 from megablend.system.after_fork import unlock_in_children
 
 
@@ -31,7 +32,7 @@ class ReadCounts(NamedTuple):
         """The sum of both."""
         if other is NOTHING_READ:  # as most batches, whose blocks are there already
             return self
-        return ReadCounts(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
+        return ReadCounts(*map(operator.add, self, other))
 
 
 NOTHING_READ = ReadCounts()
@@ -44,11 +45,10 @@ class ReadMeter:
         self._counts = NOTHING_READ
         self.unlock_after_fork()
         unlock_in_children(self)
-        _, self._retries = retries_since(None)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock, which another thread may have held."""
-        self._lock = threading.Lock()
+        """Replace the lock, which another thread may have held; the parent's retries are not counted."""
+        self._lock, self._retries = threading.Lock(), get_retries()
 
     def add(self, counts: ReadCounts) -> None:
         """Add counters."""
@@ -62,7 +62,10 @@ class ReadMeter:
 
     def take(self) -> ReadCounts:
         """Return the counters since the last call, and reset them."""
+        retries = get_retries()
+        if self._counts is NOTHING_READ and self._retries == retries:
+            return NOTHING_READ
         with self._lock:
             counts, self._counts = self._counts, NOTHING_READ
-            retries, self._retries = retries_since(self._retries)
-        return counts.plus(ReadCounts(retries=retries)) if retries else counts
+            new_retries, self._retries = retries - self._retries, retries
+        return counts.plus(ReadCounts(retries=new_retries))

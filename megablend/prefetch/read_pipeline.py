@@ -2,7 +2,8 @@
 
 There is one fetching thread per request that a storage with synchronous reads may have in flight; a storage with an event loop
 returns at once, so that these threads only open files. There is one decoding thread per CPU. Where no more threads fetch than
-decode, as for local files, a thread decodes what it has fetched: it is still in its CPU's caches, and no thread has to be woken.
+decode, as for local files, all threads do both, and decode what they have fetched: it is still in the CPU's caches, and no thread
+has to be woken.
 """
 
 from __future__ import annotations
@@ -11,22 +12,20 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
 from megablend.blocks.block_read import BlockRead
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import MegablendError
+from megablend.formats.base import Array
 from megablend.formats.decoded import DecodedBlocks
-from megablend.formats.fetch import FileRead, start_fetch
+from megablend.prefetch.range_requests import RangeKey, RangeRequests, RequestedRanges
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.storage.base import Int64s
-from megablend.storage.futures import forward_result, gather_futures
-from megablend.storage.ranges import FetchedRanges, FileRanges
 from megablend.system.failures import translate, translating
 
 T = TypeVar("T")
@@ -37,17 +36,15 @@ class _Task:
     """A request for blocks."""
 
     ids: Int64s
+    rows: Array
+    """Their rows of the block table."""
     size: int
     """Bytes of memory that fetching and decoding take."""
     pieces: bool
     blocks: Future[DecodedBlocks | None] = field(default_factory=Future)
     read: BlockRead | None = None
-    shared: list[_Key] = field(default_factory=list)
+    shared: list[RangeKey] = field(default_factory=list)
     """Ranges that it fetches for other tasks as well."""
-
-
-_Key = tuple[str, int]
-"""Path and offset of a range that several tasks request."""
 
 
 class ReadPipeline:
@@ -73,27 +70,27 @@ class ReadPipeline:
         self._store, self._max_bytes = store, max_bytes
         self._bytes = 0
         self._waiting = deque[_Task]()
-        self._shared: dict[_Key, Future[FetchedRanges]] = {}
-        self._in_flight = set[Future[FetchedRanges]]()
+        self._requests = RangeRequests(store.storage, self._meter)
         self._lock = threading.Lock()
-        self._claiming = threading.Lock()
-        self._fetching = ThreadPoolExecutor(num_fetching, thread_name_prefix="megablend-fetch")
-        self._decoding = ThreadPoolExecutor(num_decoding, thread_name_prefix="megablend-decode")
         self._decodes_in_place = num_fetching <= num_decoding
+        if self._decodes_in_place:
+            self._fetching = self._decoding = ThreadPoolExecutor(num_decoding, thread_name_prefix="megablend-read")
+        else:
+            self._fetching = ThreadPoolExecutor(num_fetching, thread_name_prefix="megablend-fetch")
+            self._decoding = ThreadPoolExecutor(num_decoding, thread_name_prefix="megablend-decode")
         self._process = os.getpid()
         self._is_abandoned = False
 
-    def submit(self, ids: Int64s, size: int, *, pieces: bool) -> Future[DecodedBlocks | None]:
+    def submit(self, ids: Int64s, rows: Array, size: int, *, pieces: bool) -> Future[DecodedBlocks | None]:
         """Request blocks.
 
         Args:
-            ids: int64 [n], as in BlockStore.read.
+            ids, rows, pieces: as in BlockStore.begin_read.
             size: bytes of memory that fetching and decoding them takes.
-            pieces: as in BlockStore.read.
 
         Returns: a future of the blocks, with the exceptions of BlockStore.read; None where the interpreter is shutting down.
         """
-        task = _Task(ids, size, pieces)
+        task = _Task(ids, rows, size, pieces)
         with self._lock:
             self._waiting.append(task)
         self._start_tasks()
@@ -110,8 +107,7 @@ class ReadPipeline:
         with self._lock:
             self._waiting.clear()
         self._fetching.shutdown(wait=True, cancel_futures=True)
-        for request in list(self._in_flight):  # of storages that do not wait; no more are made
-            request.cancel()
+        self._requests.cancel()  # of storages that do not wait; no more are made
         self._decoding.shutdown(wait=True, cancel_futures=True)
 
     def abandon(self) -> None:
@@ -170,80 +166,35 @@ class ReadPipeline:
             else:
                 each.blocks.set_exception(error)
 
-    def _fetch(self, task: _Task, fetched_ranges: _RequestedRanges | None = None) -> None:
-        """Fetch all ranges that are known to be needed; called in a thread that may block.
+    def _fetch(self, task: _Task) -> None:
+        """Open the files of a task and fetch what it needs; called in a thread that may block."""
+        task.read = self._store.begin_read(task.ids, task.rows, pieces=task.pieces)
+        self._request(task, task.read)
 
-        Args:
-            fetched_ranges: completed requests for which the task has waited.
-        """
-        if task.read is None:
-            task.read = self._store.begin_read(task.ids, pieces=task.pieces)
-        while True:
-            if fetched_ranges is not None:
-                for file, fetched in zip(fetched_ranges.files, fetched_ranges.fetched.result(), strict=True):
-                    file.add(fetched)
-            with self._claiming:
-                needed = [(file, ranges) for file in task.read.files for ranges in file.next_ranges()]
-                claims = [self._claim(task, ranges) for _, ranges in needed]
-            if not needed:
-                break
-            fetching = self._start_fetches([ranges for _, ranges in needed], claims)
-            fetched_ranges = _RequestedRanges([file for file, _ in needed], gather_futures(fetching, list))
-            if not fetched_ranges.fetched.done():
-                self._continue_when_fetched(task, fetched_ranges)
+    def _request(self, task: _Task, read: BlockRead) -> None:
+        """Request all ranges that are known to be needed, and decode when there are no more."""
+        while requested := self._requests.request(read.files, task.shared):
+            if not requested.fetched.done():
+                self._continue_when_fetched(task, read, requested)
                 return
+            requested.add_to_files()
+        self._start_decoding(task, read)
+
+    def _continue_when_fetched(self, task: _Task, read: BlockRead, requested: RequestedRanges) -> None:
+        """Continue a task when its requests are complete."""
+
+        def proceed(task: _Task) -> None:
+            requested.add_to_files()
+            self._request(task, read)
+
+        requested.fetched.add_done_callback(lambda _: self._submit(self._fetching, proceed, task))
+
+    def _start_decoding(self, task: _Task, read: BlockRead) -> None:
         if self._decodes_in_place:
             self._decode(task)
             return
         # Extra columns are read while blocks are decoded, so decoding may block on reads.
-        self._submit(self._fetching if task.read.reads_more else self._decoding, self._decode, task)
-
-    def _continue_when_fetched(self, task: _Task, requested: _RequestedRanges) -> None:
-        """Continue a task when its requests are complete."""
-        proceed = partial(self._fetch, fetched_ranges=requested)
-        requested.fetched.add_done_callback(lambda _: self._submit(self._fetching, proceed, task))
-
-    def _claim(self, task: _Task, ranges: FileRanges) -> _Claim | None:
-        """Take over the request of ranges that several tasks need, or share that of another task; None for other ranges.
-
-        The caller holds `_claiming`, and has found the ranges missing since it took it: otherwise the task that requested them
-        could finish in between, and they would be requested again.
-        """
-        if not ranges.is_shared:
-            return None
-        key, created = (ranges.path, int(ranges.offsets[0])), Future[FetchedRanges]()
-        if (existing := self._shared.setdefault(key, created)) is not created:
-            return _Claim(existing, is_owner=False)
-        task.shared.append(key)
-        return _Claim(created, is_owner=True)
-
-    def _start_fetches(
-        self, requests: Sequence[FileRanges], claims: Sequence[_Claim | None]
-    ) -> list[Future[FetchedRanges]]:
-        """Request ranges from the storage, but for those that another task requests."""
-        fetching, owned = list[Future[FetchedRanges]](), [each.future for each in claims if each and each.is_owner]
-        try:
-            for ranges, claim in zip(requests, claims, strict=True):
-                if claim is None:
-                    fetching.append(self._request(ranges))
-                    continue
-                if claim.is_owner:
-                    forward_result(self._request(ranges), claim.future)
-                    owned.remove(claim.future)
-                fetching.append(claim.future)
-        except BaseException as error:
-            for future in owned:  # other tasks may already wait for them
-                future.set_exception(error)
-            raise
-        return fetching
-
-    def _request(self, ranges: FileRanges) -> Future[FetchedRanges]:
-        started, size = perf_counter(), int(ranges.sizes.sum())
-        fetched = start_fetch(ranges, self._store.storage)
-        self._in_flight.add(fetched)
-        fetched.add_done_callback(self._in_flight.discard)
-        fetched.add_done_callback(lambda done: self._meter.add_fetch(done, size, perf_counter() - started))
-        return fetched
+        self._submit(self._fetching if read.reads_more else self._decoding, self._decode, task)
 
     def _decode(self, task: _Task) -> None:
         assert task.read is not None
@@ -255,9 +206,8 @@ class ReadPipeline:
     def _finish(self, task: _Task, outcome: DecodedBlocks | BaseException) -> None:
         """Set the result of a task, and start others in its place."""
         task.read = None
-        with self._claiming:
-            for key in task.shared:
-                self._shared.pop(key, None)
+        if task.shared:
+            self._requests.release(task.shared)
         with self._lock:
             self._bytes -= task.size
         if isinstance(outcome, BaseException):
@@ -265,21 +215,3 @@ class ReadPipeline:
         else:
             task.blocks.set_result(outcome)
         self._start_tasks()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Claim:
-    """A request that several tasks share."""
-
-    future: Future[FetchedRanges]
-    is_owner: bool
-    """The task that holds the claim makes the request."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _RequestedRanges:
-    """Requested ranges, pending or complete."""
-
-    files: list[FileRead]
-    fetched: Future[list[FetchedRanges]]
-    """The ranges that each of `files` requested."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from megablend.formats.base import Array
 from megablend.order.base import Spans
 from megablend.plan.run import Run
 
@@ -57,6 +58,8 @@ class ReadSchedule:
     """int64 [num_steps + 1], into `stretches`."""
     ids: Int64s
     """int64 [num_blocks], the blocks needed, ascending."""
+    rows: Array
+    """PLACED_BLOCK_DTYPE [num_blocks], their rows of the block table."""
     places: Int64s
     """int64 [m], index into `ids` of each span's block."""
     sizes: Int64s
@@ -113,7 +116,8 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
     ids, firsts, places = np.unique(stretches.blocks, return_index=True, return_inverse=True)
     stretch_offsets = np.searchsorted(stretches.rows, step_offsets)
     steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(stretch_offsets))
-    sizes, reading = run.store.memory_bytes(ids, documents=run.config.inter_document_masking)
+    rows = run.store.generation.blocks(ids)
+    sizes, reading = run.store.memory_bytes(ids, rows, documents=run.config.inter_document_masking)
     last_use = np.zeros(len(ids), np.int64)
     last_use[places] = steps  # steps ascend, so the last assignment wins
     advances = stretches.stops - stretches.starts
@@ -129,6 +133,7 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
         stretches=stretches,
         stretch_offsets=stretch_offsets,
         ids=ids,
+        rows=rows,
         places=places,
         sizes=sizes,
         reading=reading,

@@ -112,10 +112,11 @@ def gather(
         sources: int32 [n], the samples' sources.
         continues: bool [num_blocks], as `find_continued` returns it for the table's blocks; None where `begins` is not needed.
     """
-    width, shape = run.sample_tokens, (len(sources), run.config.sequence_length)
+    config = run.config
+    width, shape = run.sample_tokens, (len(sources), config.sequence_length)
     tokens, labels = np.empty(shape, np.int64), np.empty(shape, np.int64)
     table.gather(places, stretches, width, tokens, labels)
-    if not run.config.add_extra_token_to_sequence:
+    if not config.add_extra_token_to_sequence:
         labels[:, -1] = 0
     columns = run.extra_columns
     size = len(sources), width

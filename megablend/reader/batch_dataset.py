@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from megablend.errors import DataError
+from megablend.errors import DataError, MegablendError
 from megablend.formats import bound_caches
 from megablend.prefetch.memory_budget import budget_of
 from megablend.prefetch.read_ahead import ReadAhead
@@ -18,7 +18,7 @@ from megablend.prefetch.windows import plan_windows
 from megablend.reader.dataset import Dataset
 from megablend.reader.error_context import name_sample
 from megablend.reader.tensors import batch_dict
-from megablend.system.failures import translating
+from megablend.system.failures import translate
 
 MAX_DECODING = 8
 """The most decoding threads of a process."""
@@ -53,18 +53,22 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             padding: dict[str, torch.Tensor] = torch.utils.data.default_collate([self._dataset.untransformed(None)])
             return padding
         try:
-            with translating(f"the batch of sample {ks[0]}"):
-                samples = self._at(ks[0]).next()
-        except DataError as error:
+            samples = self._at(ks[0]).next()
+        except BaseException as error:  # even an interrupt, which may occur anywhere: start over
             self.close()
-            raise name_sample(self._dataset.run, ks, error) from error
-        except BaseException:  # even an interrupt, which may occur anywhere: start over
-            self.close()
+            if (explained := self._explain(error, ks)) is not None:
+                raise explained from error
             raise
         assert samples is not None
         assert len(samples.tokens) == len(ks)
         self._expected = ks[0] + self._stride()
         return batch_dict(self._section.config, samples)
+
+    def _explain(self, error: BaseException, ks: list[int]) -> MegablendError | None:
+        """The error for users where samples `ks` could not be read; None for the error itself."""
+        if isinstance(error, DataError):
+            return name_sample(self._dataset.run, ks, error)
+        return translate(error, f"the batch of sample {ks[0]}")
 
     def close(self) -> None:
         """Stop reading ahead, and release its blocks."""

@@ -40,6 +40,8 @@ class ReadLimits:
     """Nearby ranges are read together up to this many bytes; a single range may be larger."""
     max_reads: int
     """Reads of a process that may be in flight at a time; as many threads fetch if `fetch` waits for the bytes."""
+    is_synchronous: bool = False
+    """Whether `fetch` reads before it returns: `read_ranges` then does the same without a future."""
     max_files: int = 1
     """Files that a process indexes at a time. More than 1 where a read mostly waits for a network: the reads of a file are then
     requested together, before they are needed (`storage.prefetched`)."""

@@ -29,8 +29,11 @@ _UNCHECKED_BYTES = 1 << 20
 MAX_READS = 8
 """Reads in flight that a disk profits from; those through the page cache also copy, so that more than CPUs only take memory."""
 _LIMITS = ReadLimits(
-    max_gap_bytes=2 << 10, max_merged_bytes=4 << 20, max_reads=min(MAX_READS, os.cpu_count() or 1)
-)  # gaps of less than a page
+    max_gap_bytes=2 << 10,  # less than a page
+    max_merged_bytes=4 << 20,
+    max_reads=min(MAX_READS, os.cpu_count() or 1),
+    is_synchronous=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +127,12 @@ class LocalStorage:
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         """Read several ranges into one array; see Storage.read_ranges. Raises as `read` does."""
-        ends = np.cumsum(sizes)
+        ends = sizes.cumsum()
         begins, out = ends - sizes, allocate(int(ends[-1]) if len(ends) else 0)
         try:
             with self.pool.borrow(path, self.opened) as fd:
-                _fill(path, fd, offsets, sizes, begins, out)
+                if len(sizes) != 1 or os.preadv(fd, [out.data], int(offsets[0])) < len(out):
+                    _fill(path, fd, offsets, sizes, begins, out)
         except OSError as error:
             raise data_error(path, error) from error
         return out, begins

@@ -67,10 +67,11 @@ def merge_ranges(offsets: Int64s, sizes: Int64s, limits: ReadLimits, loads: Int6
         limits: those of the storage.
         loads: int64 [n], what each range counts towards `max_merged_bytes`; its size if absent.
     """
-    if len(offsets) == 1:
-        return MergedRanges(offsets, offsets + sizes, np.zeros(1, np.int64))
+    stops = offsets + sizes
+    if (offsets[1:] - stops[:-1] > limits.max_gap_bytes).all():  # ascending, and nothing to merge
+        return MergedRanges(offsets, stops, np.arange(len(offsets)))
     order = np.argsort(offsets, kind="stable")
-    starts, ends = offsets[order], (offsets + sizes)[order]
+    starts, ends = offsets[order], stops[order]
     begins = np.ones(len(order), np.bool_)
     begins[1:] = starts[1:] - np.maximum.accumulate(ends)[:-1] > limits.max_gap_bytes
     total = np.cumsum((sizes if loads is None else loads)[order])
@@ -96,6 +97,9 @@ def _cut_runs(begins: np.ndarray[tuple[int], np.dtype[np.bool_]], total: Int64s,
 
 def portions(sizes: Int64s, max_bytes: int) -> list[slice]:
     """Split items of `sizes` int64 [n] into consecutive batches of about `max_bytes`, or one larger item."""
-    numbers = (np.cumsum(sizes, dtype=np.int64) - 1) // max_bytes
+    total = sizes.cumsum(dtype=np.int64)
+    if len(total) and total[-1] <= max_bytes:
+        return [slice(0, len(total))]
+    numbers = (total - 1) // max_bytes
     bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(sizes)]
     return [slice(begin, end) for begin, end in itertools.pairwise(bounds) if end > begin]

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import NamedTuple
-
-
-class Mark(NamedTuple):
-    """A number of retries, and the process that counted it."""
-
-    process: int
-    retries: int
-
 
 _lock = threading.Lock()
 _retries = 0
@@ -25,16 +16,14 @@ def count_retry() -> None:
         _retries += 1
 
 
-def retries_since(mark: Mark | None) -> tuple[int, Mark]:
-    """Retries since a mark (since the process began, where the mark is another process's, or None), and the mark of now."""
-    now = Mark(os.getpid(), _retries)
-    before = 0 if mark is None or mark.process != now.process else mark.retries
-    return now.retries - before, now
+def get_retries() -> int:
+    """Retries so far; a forked child goes on from its parent's number."""
+    return _retries
 
 
-def _forget() -> None:
-    global _lock, _retries
-    _lock, _retries = threading.Lock(), 0
+def _unlock() -> None:
+    global _lock
+    _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_unlock)

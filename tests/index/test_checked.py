@@ -39,7 +39,8 @@ def everything(cache: Path) -> list[list[int]]:
     generation = open_snapshot(cache, folder_of(cache).name)
     store, ids = BlockStore(generation, (1000,), storage=STORAGE), np.arange(generation.num_blocks)
     pages = store.read_blocks(ids)
-    found = [pages.tokens, pages.offsets, store.num_tokens(ids), *store.memory_bytes(ids, documents=True)]
+    sizes = store.memory_bytes(ids, generation.blocks(ids), documents=True)
+    found = [pages.tokens, pages.offsets, store.num_tokens(ids), *sizes]
     found += [generation.running("rows_before", ids + 1), *store.dictionaries(ids)]
     found.append(
         generation.find_blocks("tokens_before", range(generation.num_blocks), np.arange(generation.sources[0].tokens))

@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 
-NAMES = tuple(f"megablend-{what}" for what in ("fetch", "decode", "transform", "watch"))
+NAMES = tuple(f"megablend-{what}" for what in ("read", "fetch", "decode", "transform", "watch"))
 """Those for kernels and object stores belong to the process."""
 SECONDS = 60
 

@@ -161,9 +161,7 @@ def test_threads_wait_together_where_a_storage_is_synchronous(config: dict[str, 
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("storage", "pool"), [(STORAGE, "fetch"), (LateSynchronous(), "decode")], ids=["local", "late"]
-)
+@pytest.mark.parametrize(("storage", "pool"), [(STORAGE, "read"), (LateSynchronous(), "decode")], ids=["local", "late"])
 def test_local_blocks_are_decoded_by_the_thread_that_fetched_them(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, storage: Storage, pool: str
 ) -> None:
@@ -194,7 +192,8 @@ def test_closing_cancels_what_is_in_flight(
     store = megablend.open(config, storage=asynchronous).run.store
     monkeypatch.setattr(f"{__name__}.LATENCY", 3600.0)
     pipeline = ReadPipeline(store, max_bytes=1 << 30, num_fetching=2, num_decoding=1)
-    pipeline.submit(np.arange(8), 1, pieces=False)
+    ids = np.arange(8)
+    pipeline.submit(ids, store.generation.blocks(ids), 1, pieces=False)
     wait_until(lambda: asynchronous.requests > 0)
     pipeline.close()
     wait_until(lambda: len(asyncio.all_tasks(asynchronous.loop)) == 0)

@@ -48,7 +48,7 @@ def await_end_of_threads() -> None:
     """Threads of collected loaders end after their current read."""
     gc.collect()
     deadline = time.monotonic() + 60
-    names = ("megablend-fetch", "megablend-decode", "megablend-watch")
+    names = ("megablend-read", "megablend-fetch", "megablend-decode", "megablend-watch")
     while time.monotonic() < deadline and any(each.name.startswith(names) for each in threading.enumerate()):
         time.sleep(0.01)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,18 @@ import pytest
 
 import megablend
 from megablend.errors import ResourceError
+from megablend.storage.local import LocalStorage
 from tests.runs import documents, make_config, write_source
+
+LOCAL = LocalStorage()
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["megablend-fetch", "megablend-decode"])
+@pytest.mark.parametrize("kind", ["megablend-read", "megablend-fetch", "megablend-decode"])
 def test_the_error_names_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    if kind != "megablend-read":  # separate threads fetch and decode
+        monkeypatch.setattr("megablend.reader.batch_dataset.MAX_DECODING", 1)
+        monkeypatch.setattr("megablend.storage.local._LIMITS", replace(LOCAL.limits(""), max_reads=2))
     source = write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4)) | {"weight": 1}
     config: dict[str, Any] = make_config(tmp_path, [source], samples=40, file_checks_per_second=0)
     megablend.build(config)

@@ -51,9 +51,9 @@ class MegatronReader:
         """See BlockReader.decode."""
         offsets, _ = self.find_pieces(blocks, chunks, fetched)
         dtype, found, place = np.dtype(self.token_dtype).newbyteorder("<"), [], 0
-        for block, places in zip(blocks, offsets, strict=True):
+        for num_tokens, places in zip(blocks["tokens"].tolist(), offsets, strict=True):
             data: Bytes = _EMPTY
-            if block["tokens"]:
+            if num_tokens:
                 data = fetched[1][place]
                 place += 1
             data.setflags(write=False)
@@ -65,12 +65,12 @@ class MegatronReader:
     ) -> tuple[list[npt.NDArray[np.int64]], int]:
         """See BlockReader.find_pieces; reads the `.idx` only."""
         found, place = [], 0
-        for block in blocks:
-            offsets = np.zeros(int(block["rows"]) + 1, np.int64)
-            if block["tokens"]:
+        columns = (blocks[name].tolist() for name in ("first_row", "rows", "tokens"))
+        for block, first, count, num_tokens in zip(blocks, *columns, strict=True):
+            offsets = np.zeros(count + 1, np.int64)
+            if num_tokens:
                 begin, data = int(fetched[0].ranges.offsets[place]), fetched[0][place]
-                lengths = self.lengths.decode(begin, data, int(block["first_row"]), int(block["rows"]))
-                np.cumsum(lengths, out=offsets[1:])
+                self.lengths.decode(begin, data, first, count).cumsum(out=offsets[1:])
                 self._check_tokens(block, int(offsets[-1]))
                 place += 1
             found.append(offsets)

@@ -67,6 +67,8 @@ def locate(
     latest = np.zeros(len(leaf_sources), np.int64)
     heads = np.zeros((2, len(leaf_sources), HEAD), np.int64)
     parts = np.empty((2, len(leaf_sources), max(leaf_spans), 4), np.int64)
+    known, low, high, turns, schedule, shift = -1, 0, 0, 1, 0, 0
+    of_cycle = cycle_key(seed, start, 0)
     for i in range(len(ks)):
         k = int(ks[i])
         if k >= stage.dealt:
@@ -75,17 +77,20 @@ def locate(
             sources[i], ordinals[i] = leaf_sources[rank], ordinal
             continue
         cycle = k // stage.step
-        low, high = cycle_edges(stage, cycle)
-        key, schedule = cycle_key(seed, start, cycle), 0 if high - low == stage.step else len(strides) - 1
-        slot, lane, turns = (k - low) // lanes, (k - low) % lanes, (high - low) // lanes
-        turn = (int(strides[schedule]) * slot + bounded_hash(key, 0, turns)) % turns
+        if cycle != known:
+            known, of_cycle = cycle, cycle_key(seed, start, cycle)
+            low, high = cycle_edges(stage, cycle)
+            turns, schedule = (high - low) // lanes, 0 if high - low == stage.step else len(strides) - 1
+            shift = bounded_hash(of_cycle, 0, turns)
+        slot, lane = (k - low) // lanes, (k - low) % lanes
+        turn = (int(strides[schedule]) * slot + shift) % turns
         position = (int(firsts[schedule, lane]) + lanes * turn) % (high - low)
         rank = leaf_at(left_leaves, left_samples, total, low, high, position)
         which = int(latest[rank])
         if not heads[which, rank, PURE_BEGIN] <= cycle < heads[which, rank, PURE_END]:
             leaf = make_leaf(rank, leaf_samples, leaf_tokens, leaf_spans, leaf_epochs, sample_tokens)
             which = latest[rank] = enter_period(stage, leaf, cycle, position, heads, parts)
-        key = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
+        key = hash_combine(hash_combine(of_cycle, leaf_sources[rank]), lane)
         ordinal = ordinal_in_period(lanes, rank, cycle, position, key, which, heads, parts)
         sources[i], ordinals[i] = leaf_sources[rank], ordinal
 

@@ -1,0 +1,131 @@
+"""Requests of ranges by many tasks: ranges that several tasks need are requested once, and all are cancelled together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from time import perf_counter
+
+from megablend.formats.fetch import FileRead, fetch_now, start_fetch
+from megablend.prefetch.read_counts import ReadCounts, ReadMeter
+from megablend.storage.base import Storage
+from megablend.storage.futures import call_now, forward_result, gather_futures
+from megablend.storage.ranges import FetchedRanges, FileRanges
+
+RangeKey = tuple[str, int]
+"""Path and offset of a range that several tasks request."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestedRanges:
+    """Requested ranges, pending or complete."""
+
+    files: list[FileRead]
+    fetched: Future[list[FetchedRanges]]
+    """The ranges that each of `files` requested."""
+
+    def add_to_files(self) -> None:
+        """Pass the complete ranges to the files. Raises as Storage.read does."""
+        for file, fetched in zip(self.files, self.fetched.result(), strict=True):
+            file.add(fetched)
+
+
+_COMPLETE = RequestedRanges([], call_now(list))
+"""Of ranges that their files have already."""
+
+
+class RangeRequests:
+    """Requests to a storage, from any thread."""
+
+    def __init__(self, storage: Storage, meter: ReadMeter) -> None:
+        self._storage, self._meter = storage, meter
+        self._shared: dict[RangeKey, Future[FetchedRanges]] = {}
+        self._in_flight = set[Future[FetchedRanges]]()
+        self._claiming = threading.Lock()
+
+    def request(self, files: Sequence[FileRead], owned: list[RangeKey]) -> RequestedRanges | None:
+        """Request the ranges that files need next; None if they need no more.
+
+        Args:
+            owned: receives the shared ranges that this task requests, and `release`s when it is done.
+        """
+        with self._claiming:
+            needed = [(file, ranges) for file in files for ranges in file.next_ranges()]
+            claims = [self._claim(ranges, owned) for _, ranges in needed]
+        if not needed:
+            return None
+        if not any(claims) and all(self._storage.limits(ranges.path).is_synchronous for _, ranges in needed):
+            self._fetch_now(needed)
+            return _COMPLETE
+        fetching = self._start([ranges for _, ranges in needed], claims)
+        return RequestedRanges([file for file, _ in needed], gather_futures(fetching, list))
+
+    def _fetch_now(self, needed: Sequence[tuple[FileRead, FileRanges]]) -> None:
+        """Read ranges that no other task needs in this thread, and pass them to their files."""
+        started = perf_counter()
+        for file, ranges in needed:
+            file.add(fetch_now(ranges, self._storage))
+        size = sum(int(ranges.sizes.sum()) for _, ranges in needed)
+        self._meter.add(ReadCounts(requests=len(needed), bytes=size, reading_seconds=perf_counter() - started))
+
+    def release(self, owned: Sequence[RangeKey]) -> None:
+        """Forget shared ranges, whose task is done: others may have to request them again."""
+        with self._claiming:
+            for key in owned:
+                self._shared.pop(key, None)
+
+    def cancel(self) -> None:
+        """Cancel what is in flight."""
+        for request in list(self._in_flight):
+            request.cancel()
+
+    def _claim(self, ranges: FileRanges, owned: list[RangeKey]) -> _Claim | None:
+        """Take over the request of ranges that several tasks need, or share that of another task; None for other ranges.
+
+        The caller holds `_claiming`, and has found the ranges missing since it took it: otherwise the task that requested them
+        could finish in between, and they would be requested again.
+        """
+        if not ranges.is_shared:
+            return None
+        key, created = (ranges.path, int(ranges.offsets[0])), Future[FetchedRanges]()
+        if (existing := self._shared.setdefault(key, created)) is not created:
+            return _Claim(existing, is_owner=False)
+        owned.append(key)
+        return _Claim(created, is_owner=True)
+
+    def _start(self, requests: Sequence[FileRanges], claims: Sequence[_Claim | None]) -> list[Future[FetchedRanges]]:
+        """Request ranges from the storage, but for those that another task requests."""
+        fetching, owned = list[Future[FetchedRanges]](), [each.future for each in claims if each and each.is_owner]
+        try:
+            for ranges, claim in zip(requests, claims, strict=True):
+                if claim is None:
+                    fetching.append(self._request(ranges))
+                    continue
+                if claim.is_owner:
+                    forward_result(self._request(ranges), claim.future)
+                    owned.remove(claim.future)
+                fetching.append(claim.future)
+        except BaseException as error:
+            for future in owned:  # other tasks may already wait for them
+                future.set_exception(error)
+            raise
+        return fetching
+
+    def _request(self, ranges: FileRanges) -> Future[FetchedRanges]:
+        started, size = perf_counter(), int(ranges.sizes.sum())
+        fetched = start_fetch(ranges, self._storage)
+        self._in_flight.add(fetched)
+        fetched.add_done_callback(self._in_flight.discard)
+        fetched.add_done_callback(lambda done: self._meter.add_fetch(done, size, perf_counter() - started))
+        return fetched
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Claim:
+    """A request that several tasks share."""
+
+    future: Future[FetchedRanges]
+    is_owner: bool
+    """The task that holds the claim makes the request."""
