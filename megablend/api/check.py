@@ -57,7 +57,7 @@ def check(
     checked = load_config(config, cache=cache)
     ledger = load_ledger(checked.cache_store, checked.run)
     generation = open_snapshot(checked.cache_store, ledger.index) if ledger else newest_snapshot(checked.cache_store)
-    storage = storage or make_storage(objects=checked.storage)
+    storage = storage.for_reading() if storage else make_storage(objects=checked.storage)
     return check_store(checked, open_block_store(checked, generation, storage), progress=progress)
 
 

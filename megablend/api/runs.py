@@ -59,7 +59,7 @@ def make_run_storage(config: Config) -> Storage:
 
 def open_run(config: Config, split: str, state: State | None = None, *, storage: Storage | None = None) -> Run:
     """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as `megablend.open` does."""
-    storage = storage or make_run_storage(config)
+    storage = (storage or make_run_storage(config)).for_reading()
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
     check_sample(config)
@@ -107,7 +107,7 @@ def open_index(cache: str | Path, digest: str | None = None, *, storage: Storage
 
     Raises: CacheError.
     """
-    return BlockStore(newest_snapshot(cache, digest), storage=storage or make_storage())
+    return BlockStore(newest_snapshot(cache, digest), storage=(storage or make_storage()).for_reading())
 
 
 def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:

@@ -21,7 +21,7 @@ from tests.storage.objects.test_http import list_files
 pytestmark = pytest.mark.usefixtures("obstore")
 DATA = np.random.default_rng(6).integers(0, 256, 4_000_000, np.uint8).tobytes()
 FAULTS = {
-    "latency and tail": Faults(latency=0.002, tail=0.02),
+    "latency and tail": Faults(latency=0.002, tail=0.2),
     "503": Faults(status={503: 0.2}),
     "429": Faults(status={429: 0.2}),
     "500": Faults(status={500: 0.2}),
@@ -58,7 +58,8 @@ def test_a_run_is_the_same_through_faults(faults: Faults, tmp_path: Path) -> Non
     folder = tmp_path / "data"
     folder.mkdir()
     sources = [
-        write_source(folder, i, kind, documents(i, 40, 20, seed=i)) for i, kind in enumerate(("parquet", "arrow"))
+        write_source(folder, i, kind, documents(i, 40, 20, seed=i), num_files=10)
+        for i, kind in enumerate(("parquet", "arrow"))
     ]
     weighted = [source | {"weight": 1} for source in sources]
     plain = make_config(tmp_path, weighted, samples=10, cache=str(tmp_path / "plain"))
