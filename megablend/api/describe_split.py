@@ -15,7 +15,7 @@ from megablend.api.description import (
     StageSource,
 )
 from megablend.api.document_lengths import count_lengths
-from megablend.plan.progress import NONE, SCANNED, Presence, find_epoch_ends, find_presence
+from megablend.plan.progress import NONE, SCANNED, Presence, find_epoch_ends, find_first_from, find_presence
 from megablend.plan.run import Run
 from megablend.plan.shares import cap_of
 
@@ -93,14 +93,12 @@ def _find_first_repeat(run: Run) -> FirstRepeat | None:
     if not run.is_blended:
         return None
     extra = int(run.config.add_extra_token_to_sequence)
-    repeats = []
-    for number, (source, tokens) in enumerate(zip(run.sources, run.parts["tokens"].tolist(), strict=True)):
-        # The next sample reads a token again, perhaps before some of these.
-        one_pass = run.plan.count_within(number, tokens, extra)
-        if (again := run.plan.first_sample_from(number, one_pass)) is not None:
-            repeats.append((again, source.name))
-    first = min(repeats, default=None)
-    return None if first is None else FirstRepeat(source=first[1], sample=first[0])
+    # The sample after one pass reads a token again, perhaps before some of these.
+    passes = [
+        run.plan.count_within(number, tokens, extra) for number, tokens in enumerate(run.parts["tokens"].tolist())
+    ]
+    first = find_first_from(run.plan, np.array(passes, np.int64))
+    return None if first is None else FirstRepeat(source=run.sources[first[1]].name, sample=first[0])
 
 
 def _describe_source(

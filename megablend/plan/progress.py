@@ -72,6 +72,24 @@ def find_epoch_ends(plan: StagesPlan, source: int, epoch_tokens: int, *, limit: 
     return _samples_of(plan, source, found.tolist())
 
 
+def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
+    """The first sample with an ordinal of its source from a limit on, and that source; None where the plan has none.
+
+    Args:
+        ordinals: int64 [num_sources], the limits.
+    """
+    known = plan.find_samples(
+        np.arange(plan.num_sources, dtype=np.int32), ordinals
+    )  # the first sample is no later than these
+    first = None
+    for source in np.argsort(np.where(known < 0, plan.num_samples, known), kind="stable").tolist():
+        before = None if first is None else first[0]
+        sample = plan.first_sample_from(source, int(ordinals[source]), before=before)
+        if sample is not None:
+            first = sample, source
+    return first
+
+
 def _samples_within(plan: StagesPlan, source: int, ordinals: range, start: int, stop: int) -> list[int]:
     """The samples in [start, stop) of ordinals; none after an amendment, where a stage first gives what the one before left."""
     return [k for k in _samples_of(plan, source, ordinals) if start <= k < stop]
