@@ -32,13 +32,23 @@ def describe_split(run: Run, steps: int | None = None, *, document_lengths: bool
     parts = [find_presence(run.plan, start, stop, scanned=scanned) for start, stop in pairwise(ends)]
     whole = _join(parts)
     counts, read = whole.counts.tolist(), run.plan.count_tokens(run.num_samples).tolist()
+    ends_of, stored = find_epoch_ends(run.plan, run.parts["tokens"], limit=EPOCHS), _estimate_stored_bytes(run)
     return SplitDescription(
         samples=run.num_samples,
         tokens=sum(read),
         blended=run.is_blended,
         first_repeated_source=_find_first_repeat(run),
         sources=tuple(
-            _describe_source(run, number, samples, read[number], whole, document_lengths=document_lengths)
+            _describe_source(
+                run,
+                number,
+                samples,
+                read[number],
+                whole,
+                ends_of[number],
+                stored[number],
+                document_lengths=document_lengths,
+            )
             for number, samples in enumerate(counts)
         ),
         steps=steps,
@@ -102,7 +112,15 @@ def _find_first_repeat(run: Run) -> FirstRepeat | None:
 
 
 def _describe_source(
-    run: Run, number: int, samples: int, read: int, presence: Presence, *, document_lengths: bool
+    run: Run,
+    number: int,
+    samples: int,
+    read: int,
+    presence: Presence,
+    epoch_ends: list[int],
+    stored_bytes: int,
+    *,
+    document_lengths: bool,
 ) -> SourceDescription:
     source, part = run.sources[number], run.parts[number]
     length, extra = run.config.sequence_length, int(run.config.add_extra_token_to_sequence)
@@ -121,23 +139,27 @@ def _describe_source(
         max_epochs=None if source.max_epochs is None else float(source.max_epochs),
         tokens_left_in_epoch=-used % tokens if tokens else 0,
         tokens_read=read,
-        stored_bytes=_estimate_stored_bytes(run, number),
+        stored_bytes=stored_bytes,
         max_tokens=source.max_tokens,
         most_samples=cap_of(source, tokens, length, extra),
         first_sample=_sample(presence.first[number]),
         last_sample=_sample(presence.last[number]),
-        epoch_ends=tuple(find_epoch_ends(run.plan, number, tokens, limit=EPOCHS)),
+        epoch_ends=tuple(epoch_ends),
         worst_prefix_error=round(float(presence.worst_error[number]), 3),
         document_lengths=count_lengths(run, number) if document_lengths else None,
     )
 
 
-def _estimate_stored_bytes(run: Run, number: int) -> int:
-    """Stored bytes of the source's blocks in this split, from evenly spaced ones where it has many."""
-    part = run.parts[number]
-    first, stop = int(part["first_block"]), int(part["stop_block"])
-    if stop == first:
-        return 0
-    ids = np.unique(np.linspace(first, stop - 1, min(SAMPLED_BLOCKS, stop - first)).astype(np.int64))
-    stored = run.store.generation.blocks(ids)["stored_bytes"].sum(dtype=np.int64)
-    return int(stored) * (stop - first) // len(ids)
+def _estimate_stored_bytes(run: Run) -> list[int]:
+    """Stored bytes of each source's blocks in this split, from evenly spaced ones where it has many: [num_sources]."""
+    ranges = list(zip(run.parts["first_block"].tolist(), run.parts["stop_block"].tolist(), strict=True))
+    chosen = [
+        np.unique(np.linspace(first, stop - 1, min(SAMPLED_BLOCKS, stop - first)).astype(np.int64))
+        for first, stop in ranges
+    ]
+    stored = run.store.generation.blocks(np.concatenate(chosen))["stored_bytes"].astype(np.int64)
+    sums = [int(part.sum()) for part in np.split(stored, np.cumsum([len(ids) for ids in chosen])[:-1])]
+    return [
+        total * (stop - first) // max(1, len(ids))
+        for total, ids, (first, stop) in zip(sums, chosen, ranges, strict=True)
+    ]

@@ -57,19 +57,30 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
     return Presence(counts, first, last, _worst_errors(head, counts / (stop - start)))
 
 
-def find_epoch_ends(plan: StagesPlan, source: int, epoch_tokens: int, *, limit: int) -> list[int]:
-    """Samples that read the last token of the source's epochs, the first `limit` of them at most.
+def find_epoch_ends(plan: StagesPlan, epoch_tokens: Int64s, *, limit: int) -> list[list[int]]:
+    """For each source, the samples that read the last token of its epochs, the first `limit` of them at most.
 
     With several lanes, some samples of the next epoch come a little before, and some of this one a little after.
+
+    Args:
+        epoch_tokens: int64 [num_sources], tokens of an epoch.
     """
+    ordinals = [_last_ordinals(plan, source, tokens, limit) for source, tokens in enumerate(epoch_tokens.tolist())]
+    counts = [len(each) for each in ordinals]
+    owners = np.repeat(np.arange(plan.num_sources, dtype=np.int32), counts)
+    samples = plan.find_samples(owners, np.concatenate(ordinals))
+    parts = np.split(samples, np.cumsum(counts)[:-1])
+    return [part[part >= 0].tolist() for part in parts]  # without those that an amendment left unread
+
+
+def _last_ordinals(plan: StagesPlan, source: int, epoch_tokens: int, limit: int) -> Int64s:
+    """Ordinals int64 [n] that have the last tokens of a source's first `limit` epochs."""
     ends = epoch_tokens * np.arange(1, limit + 1) - 1
-    ordinals = [
-        each.first + (ends[inside] - each.token) // each.step
-        for each in plan.list_tokens(source)
-        if (inside := (each.token <= ends) & (ends < each.token + (each.stop - each.first) * each.step)).any()
-    ]
-    found = np.concatenate(ordinals) if ordinals else np.zeros(0, np.int64)
-    return _samples_of(plan, source, found.tolist())
+    found = [np.zeros(0, np.int64)]
+    for each in plan.list_tokens(source):
+        inside = (each.token <= ends) & (ends < each.token + (each.stop - each.first) * each.step)
+        found.append(each.first + (ends[inside] - each.token) // each.step)
+    return np.concatenate(found)
 
 
 def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
