@@ -76,6 +76,16 @@ def test_versions_met_through_a_helper_outlive_it(
         storage.read_ranges(path, np.array([4]), np.array([4]), lambda size: np.empty(size, np.uint8))
 
 
+def test_a_helpers_storage_reads_what_it_has_found_again(source: FaultySource) -> None:
+    storage, path = BeforeForkStorage(make_storage()), f"s3://{PATH}"
+    assert storage.read(path, 0, 4) == OLD[:4]
+    source.files[PATH] = NEW
+    assert [each.path for each in storage.find("s3://b/*").files] == [path]
+    data, begins = storage.read_ranges(path, np.array([6, 1]), np.array([3, 2]), lambda size: np.zeros(size, np.uint8))
+    assert [data[begin : begin + 2].tobytes() for begin in begins.tolist()] == [NEW[6:8], NEW[1:3]]
+    assert storage.read(path, 0, 4) == NEW[:4]
+
+
 def test_a_helpers_storage_for_checking_meets_new_versions(source: FaultySource) -> None:
     storage, path = BeforeForkStorage(make_storage()), f"s3://{PATH}"
     checking = storage.for_checking()
