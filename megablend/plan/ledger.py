@@ -160,8 +160,8 @@ class Ledger:
             if start < stop and (reason := describe_difference(stage.blend, after.blend)):
                 raise PlanError(
                     f"run {self.run!r} has already started, so its order is fixed: its stage {number} goes on to sample "
-                    f"{stage.stop:,}, but the config's changes before: {reason}; restore the stage's end, `samples: {stage.end}`; "
-                    "`megablend amend CONFIG --at SAMPLE` lets the stage after it begin earlier"
+                    f"{stage.stop:,}, but the config's changes before: {reason}; restore the stage's end, "
+                    f"`samples: {stage.end}`; `megablend amend CONFIG --at SAMPLE` lets the stage after it begin earlier"
                 )
 
     @property
