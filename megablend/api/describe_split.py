@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from itertools import pairwise
 
@@ -32,7 +33,7 @@ def describe_split(run: Run, steps: int | None = None, *, document_lengths: bool
     parts = [find_presence(run.plan, start, stop, scanned=scanned) for start, stop in pairwise(ends)]
     whole = _join(parts)
     counts, read = whole.counts.tolist(), run.plan.count_tokens(run.num_samples).tolist()
-    ends_of, stored = find_epoch_ends(run.plan, run.parts["tokens"], limit=EPOCHS), _estimate_stored_bytes(run)
+    ends_of, stored = find_epoch_ends(run.plan, limit=EPOCHS), _estimate_stored_bytes(run)
     return SplitDescription(
         samples=run.num_samples,
         tokens=sum(read),
@@ -82,7 +83,7 @@ def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageD
         sources=tuple(
             StageSource(
                 name=source.name,
-                share=float(shares[i]) if shares else part.counts[i] / samples,
+                share=float(shares[i]) if i < len(shares) else part.counts[i] / samples,
                 actual_share=float(part.counts[i]) / samples,
                 samples=int(part.counts[i]),
                 tokens=int(part.counts[i]) * stage.blend.sequence_length,
@@ -104,9 +105,7 @@ def _find_first_repeat(run: Run) -> FirstRepeat | None:
         return None
     extra = int(run.config.add_extra_token_to_sequence)
     # The sample after one pass reads a token again, perhaps before some of these.
-    passes = [
-        run.plan.count_within(number, tokens, extra) for number, tokens in enumerate(run.parts["tokens"].tolist())
-    ]
+    passes = [run.plan.count_within(number, run.epochs.start(number, 1), extra) for number in range(len(run.sources))]
     first = find_first_from(run.plan, np.array(passes, np.int64))
     return None if first is None else FirstRepeat(source=run.sources[first[1]].name, sample=first[0])
 
@@ -126,6 +125,7 @@ def _describe_source(
     length, extra = run.config.sequence_length, int(run.config.add_extra_token_to_sequence)
     tokens = int(part["tokens"])
     used = read + extra if samples else 0
+    epochs = run.epochs.count(number, used)
     requested = run.asked.requested[number] if run.weights else Fraction(samples, run.num_samples)
     return SourceDescription(
         name=source.name,
@@ -135,9 +135,9 @@ def _describe_source(
         requested_share=float(requested),
         actual_share=samples / run.num_samples,
         samples=samples,
-        epochs=used / tokens if tokens else 0.0,
+        epochs=float(epochs),
         max_epochs=None if source.max_epochs is None else float(source.max_epochs),
-        tokens_left_in_epoch=-used % tokens if tokens else 0,
+        tokens_left_in_epoch=run.epochs.start(number, math.ceil(epochs)) - used,
         tokens_read=read,
         stored_bytes=stored_bytes,
         max_tokens=source.max_tokens,
@@ -147,6 +147,7 @@ def _describe_source(
         epoch_ends=tuple(epoch_ends),
         worst_prefix_error=round(float(presence.worst_error[number]), 3),
         document_lengths=count_lengths(run, number) if document_lengths else None,
+        withdrawn_tokens=run.epochs.count_withdrawn(number) or None,
     )
 
 

@@ -57,15 +57,12 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
     return Presence(counts, first, last, _worst_errors(head, counts / (stop - start)))
 
 
-def find_epoch_ends(plan: StagesPlan, epoch_tokens: Int64s, *, limit: int) -> list[list[int]]:
+def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
     """For each source, the samples that read the last token of its epochs, the first `limit` of them at most.
 
     With several lanes, some samples of the next epoch come a little before, and some of this one a little after.
-
-    Args:
-        epoch_tokens: int64 [num_sources], tokens of an epoch.
     """
-    ordinals = [_last_ordinals(plan, source, tokens, limit) for source, tokens in enumerate(epoch_tokens.tolist())]
+    ordinals = [_last_ordinals(plan, source, limit) for source in range(plan.num_sources)]
     counts = [len(each) for each in ordinals]
     owners = np.repeat(np.arange(plan.num_sources, dtype=np.int32), counts)
     samples = plan.find_samples(owners, np.concatenate(ordinals))
@@ -73,9 +70,9 @@ def find_epoch_ends(plan: StagesPlan, epoch_tokens: Int64s, *, limit: int) -> li
     return [part[part >= 0].tolist() for part in parts]  # without those that an amendment left unread
 
 
-def _last_ordinals(plan: StagesPlan, source: int, epoch_tokens: int, limit: int) -> Int64s:
+def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
     """Ordinals int64 [n] that have the last tokens of a source's first `limit` epochs."""
-    ends = epoch_tokens * np.arange(1, limit + 1) - 1
+    ends = np.array([plan.epochs.start(source, epoch) for epoch in range(1, limit + 1)]) - 1
     found = [np.zeros(0, np.int64)]
     for each in plan.list_tokens(source):
         inside = (each.token <= ends) & (ends < each.token + (each.stop - each.first) * each.step)
@@ -89,9 +86,8 @@ def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | Non
     Args:
         ordinals: int64 [num_sources], the limits.
     """
-    known = plan.find_samples(
-        np.arange(plan.num_sources, dtype=np.int32), ordinals
-    )  # the first sample is no later than these
+    # The first sample is no later than the first of these.
+    known = plan.find_samples(np.arange(plan.num_sources, dtype=np.int32), ordinals)
     first = None
     for source in np.argsort(np.where(known < 0, plan.num_samples, known), kind="stable").tolist():
         before = None if first is None else first[0]
