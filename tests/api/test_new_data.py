@@ -93,7 +93,9 @@ def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path
         megablend.open(grown)
     megablend.build_index(grown)
     found = megablend.amend(grown, at=at or 320, dry_run=True)
-    assert (found.at, found.committed, load_ledger(config["cache"], "default").num_samples) == (at or 320, False, 320)
+    ledger = load_ledger(config["cache"], "default")
+    assert ledger is not None
+    assert (found.at, found.committed, ledger.num_samples) == (at or 320, False, 320)
     megablend.amend(grown, state=state)
     dataset = megablend.open(grown, state=state)
     assert [dataset[k]["tokens"].tolist() for k in range(at or 320)] == past
@@ -164,8 +166,7 @@ def test_a_withdrawn_source_is_read_no_more(tmp_path: Path) -> None:
     assert {dataset.run.plan.locate(k)[0] for k in range(112, 1920)} == {0}
     assert [dataset[k]["tokens"].tolist() for k in (112, 1900)]
     assert len(megablend.open(edited, state=dataset.state_dict(1700))) == 1920
-    described = megablend.describe(edited)
-    assert not described.problems
+    assert not megablend.describe(edited)["problems"]
 
 
 def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: s
     assert {each["sample"] for each in hits} == holding
     assert len(megablend.find(edited, "source0/m1.parquet")["found"][0]["samples"]) > 5
     described = megablend.describe(edited)["splits"]["train"]["sources"][0]
-    skipped = described["withdrawn_tokens"] if "withdrawn_tokens" in described else 0
+    skipped = described.get("withdrawn_tokens", 0)
     missing = Counter(gone["s0"]) - Counter(
         tokens["s0"][: sum(8 for k in range(start) if dataset.sample(k).source == 0)]
     )
