@@ -118,3 +118,23 @@ def test_a_kernel_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> No
         assert bool(list(tmp_path.rglob("*.nbc"))) == (not limit)
         said += done.stderr.count("megablend: compiling kernels for this machine, once")
     assert said == 1  # by the first process on a node
+
+
+@compiled
+@pytest.mark.timeout(180)
+def test_processes_that_start_together_say_once_that_they_compile(tmp_path: Path) -> None:
+    """As the ranks of a job, or a DataLoader's workers, on a node without compiled kernels."""
+    code = (
+        "import numpy as np\n"
+        "from megablend.kernels.exact.sample_index import gather_lengths\n"
+        "out = np.empty(2, np.int32)\n"
+        "gather_lengths(np.arange(1, 4, dtype=np.int32), np.array([2, 0], np.int32), out)\n"
+        "print(out.tolist())\n"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "none" / "yet")}
+    environment.pop("MEGABLEND_KERNEL_CACHE", None)
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    started = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(3)]
+    said = [process.communicate(timeout=150) for process in started]
+    assert [found for found, _ in said] == ["[3, 1]\n"] * 3, said
+    assert sum(text.count("megablend: compiling kernels for this machine, once") for _, text in said) == 1

@@ -109,7 +109,7 @@ def build_index(
 
     Returns: the same on all ranks.
     """
-    launch = launch or detect()
+    launch, storage = launch or detect(), storage and storage.for_reading()
     checked, report = _index(config, cache, progress, launch, storage)
     try:
         documents = _tabulate(checked, [report.digest], launch, storage) if checked.tabled else None
@@ -142,7 +142,7 @@ def build(
     Raises: ConfigError, PlanError, DataError, CacheError, LaunchError. Under MPI an error on one rank ends all ranks, with that
         rank's message and the error's exit code.
     """
-    launch = launch or detect()
+    launch, storage = launch or detect(), storage and storage.for_reading()
     checked, report = _index(config, cache, progress, launch, storage)
     built = None
     try:

@@ -56,7 +56,7 @@ def check(
     checked = load_config(config, cache=cache)
     ledger = load_ledger(checked.cache_store, checked.run)
     digests = ledger.indices if ledger else (newest_snapshot(checked.cache_store).digest,)
-    storage = storage or make_storage(objects=checked.storage)
+    storage = storage.for_reading() if storage else make_storage(objects=checked.storage)
     return check_store(checked, open_stores(checked, digests, storage), progress=progress)
 
 

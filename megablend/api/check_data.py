@@ -75,7 +75,7 @@ def check_data(
     sizes = vocab_sizes(config)
     ledger = load_ledger(config.cache_store, config.run)
     generation = newest_snapshot(config.cache_store, ledger.index if ledger else None)
-    storage = storage or make_storage(objects=config.storage)
+    storage = storage.for_reading() if storage else make_storage(objects=config.storage)
     store = BlockStore(
         generation, roots=open_block_store(config, generation, storage, may_lack=True).roots, storage=storage
     )

@@ -16,7 +16,7 @@ from megablend.api.description import (
     StageSource,
 )
 from megablend.api.document_lengths import count_lengths
-from megablend.plan.progress import NONE, SCANNED, Presence, find_epoch_ends, find_presence
+from megablend.plan.progress import NONE, SCANNED, Presence, find_epoch_ends, find_first_from, find_presence
 from megablend.plan.run import Run
 from megablend.plan.shares import cap_of
 
@@ -33,13 +33,23 @@ def describe_split(run: Run, steps: int | None = None, *, document_lengths: bool
     parts = [find_presence(run.plan, start, stop, scanned=scanned) for start, stop in pairwise(ends)]
     whole = _join(parts)
     counts, read = whole.counts.tolist(), run.plan.count_tokens(run.num_samples).tolist()
+    ends_of, stored = find_epoch_ends(run.plan, limit=EPOCHS), _estimate_stored_bytes(run)
     return SplitDescription(
         samples=run.num_samples,
         tokens=sum(read),
         blended=run.is_blended,
         first_repeated_source=_find_first_repeat(run),
         sources=tuple(
-            _describe_source(run, number, samples, read[number], whole, document_lengths=document_lengths)
+            _describe_source(
+                run,
+                number,
+                samples,
+                read[number],
+                whole,
+                ends_of[number],
+                stored[number],
+                document_lengths=document_lengths,
+            )
             for number, samples in enumerate(counts)
         ),
         steps=steps,
@@ -94,18 +104,22 @@ def _find_first_repeat(run: Run) -> FirstRepeat | None:
     if not run.is_blended:
         return None
     extra = int(run.config.add_extra_token_to_sequence)
-    repeats = []
-    for number, source in enumerate(run.sources):
-        # The next sample reads a token again, perhaps before some of these.
-        one_pass = run.plan.count_within(number, run.epochs.start(number, 1), extra)
-        if (again := run.plan.first_sample_from(number, one_pass)) is not None:
-            repeats.append((again, source.name))
-    first = min(repeats, default=None)
-    return None if first is None else FirstRepeat(source=first[1], sample=first[0])
+    # The sample after one pass reads a token again, perhaps before some of these.
+    passes = [run.plan.count_within(number, run.epochs.start(number, 1), extra) for number in range(len(run.sources))]
+    first = find_first_from(run.plan, np.array(passes, np.int64))
+    return None if first is None else FirstRepeat(source=run.sources[first[1]].name, sample=first[0])
 
 
 def _describe_source(
-    run: Run, number: int, samples: int, read: int, presence: Presence, *, document_lengths: bool
+    run: Run,
+    number: int,
+    samples: int,
+    read: int,
+    presence: Presence,
+    epoch_ends: list[int],
+    stored_bytes: int,
+    *,
+    document_lengths: bool,
 ) -> SourceDescription:
     source, part = run.sources[number], run.parts[number]
     length, extra = run.config.sequence_length, int(run.config.add_extra_token_to_sequence)
@@ -125,24 +139,28 @@ def _describe_source(
         max_epochs=None if source.max_epochs is None else float(source.max_epochs),
         tokens_left_in_epoch=run.epochs.start(number, math.ceil(epochs)) - used,
         tokens_read=read,
-        stored_bytes=_estimate_stored_bytes(run, number),
+        stored_bytes=stored_bytes,
         max_tokens=source.max_tokens,
         most_samples=cap_of(source, tokens, length, extra),
         first_sample=_sample(presence.first[number]),
         last_sample=_sample(presence.last[number]),
-        epoch_ends=tuple(find_epoch_ends(run.plan, number, limit=EPOCHS)),
+        epoch_ends=tuple(epoch_ends),
         worst_prefix_error=round(float(presence.worst_error[number]), 3),
         document_lengths=count_lengths(run, number) if document_lengths else None,
         withdrawn_tokens=run.epochs.count_withdrawn(number) or None,
     )
 
 
-def _estimate_stored_bytes(run: Run, number: int) -> int:
-    """Stored bytes of the source's blocks in this split, from evenly spaced ones where it has many."""
-    part = run.parts[number]
-    first, stop = int(part["first_block"]), int(part["stop_block"])
-    if stop == first:
-        return 0
-    ids = np.unique(np.linspace(first, stop - 1, min(SAMPLED_BLOCKS, stop - first)).astype(np.int64))
-    stored = run.store.generation.blocks(ids)["stored_bytes"].sum(dtype=np.int64)
-    return int(stored) * (stop - first) // len(ids)
+def _estimate_stored_bytes(run: Run) -> list[int]:
+    """Stored bytes of each source's blocks in this split, from evenly spaced ones where it has many: [num_sources]."""
+    ranges = list(zip(run.parts["first_block"].tolist(), run.parts["stop_block"].tolist(), strict=True))
+    chosen = [
+        np.unique(np.linspace(first, stop - 1, min(SAMPLED_BLOCKS, stop - first)).astype(np.int64))
+        for first, stop in ranges
+    ]
+    stored = run.store.generation.blocks(np.concatenate(chosen))["stored_bytes"].astype(np.int64)
+    sums = [int(part.sum()) for part in np.split(stored, np.cumsum([len(ids) for ids in chosen])[:-1])]
+    return [
+        total * (stop - first) // max(1, len(ids))
+        for total, ids, (first, stop) in zip(sums, chosen, ranges, strict=True)
+    ]

@@ -43,7 +43,7 @@ def dry_run(
     Raises: ConfigError, DataError.
     """
     checked = load_config(config, cache=cache)
-    storage = storage or make_storage(objects=checked.storage)
+    storage = storage.for_reading() if storage else make_storage(objects=checked.storage)
     found = []
     for spec in list_specs(checked):
         listing = list_source(spec, storage)

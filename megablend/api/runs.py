@@ -59,7 +59,7 @@ def make_run_storage(config: Config) -> Storage:
 
 def open_run(config: Config, split: str, state: State | None = None, *, storage: Storage | None = None) -> Run:
     """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as `megablend.open` does."""
-    run = _plan_opened(config, split, state, storage or make_run_storage(config))
+    run = _plan_opened(config, split, state, (storage or make_run_storage(config)).for_reading())
     check_run(run)
     return run
 
@@ -150,7 +150,7 @@ def open_index(cache: str | Path, digest: str | None = None, *, storage: Storage
 
     Raises: CacheError.
     """
-    return BlockStore(newest_snapshot(cache, digest), storage=storage or make_storage())
+    return BlockStore(newest_snapshot(cache, digest), storage=(storage or make_storage()).for_reading())
 
 
 def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:

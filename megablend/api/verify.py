@@ -78,7 +78,7 @@ def verify(
     else:
         config = load_config(cache)
         store, config_storage = config.cache_store, config.storage
-    storage = storage or make_storage(objects=config_storage)
+    storage = storage.for_reading() if storage else make_storage(objects=config_storage)
     problems = (*verify_index(store, data=data, storage=storage, progress=progress), *_run_problems(store))
     return VerifyResult(cache=store.location, data=data, problems=problems)
 

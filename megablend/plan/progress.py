@@ -57,19 +57,44 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
     return Presence(counts, first, last, _worst_errors(head, counts / (stop - start)))
 
 
-def find_epoch_ends(plan: StagesPlan, source: int, *, limit: int) -> list[int]:
-    """Samples that read the last token of the source's epochs, the first `limit` of them at most.
+def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
+    """For each source, the samples that read the last token of its epochs, the first `limit` of them at most.
 
     With several lanes, some samples of the next epoch come a little before, and some of this one a little after.
     """
+    ordinals = [_last_ordinals(plan, source, limit) for source in range(plan.num_sources)]
+    counts = [len(each) for each in ordinals]
+    owners = np.repeat(np.arange(plan.num_sources, dtype=np.int32), counts)
+    samples = plan.find_samples(owners, np.concatenate(ordinals))
+    parts = np.split(samples, np.cumsum(counts)[:-1])
+    return [part[part >= 0].tolist() for part in parts]  # without those that an amendment left unread
+
+
+def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
+    """Ordinals int64 [n] that have the last tokens of a source's first `limit` epochs."""
     ends = np.array([plan.epochs.start(source, epoch) for epoch in range(1, limit + 1)]) - 1
-    ordinals = [
-        each.first + (ends[inside] - each.token) // each.step
-        for each in plan.list_tokens(source)
-        if (inside := (each.token <= ends) & (ends < each.token + (each.stop - each.first) * each.step)).any()
-    ]
-    found = np.concatenate(ordinals) if ordinals else np.zeros(0, np.int64)
-    return _samples_of(plan, source, found.tolist())
+    found = [np.zeros(0, np.int64)]
+    for each in plan.list_tokens(source):
+        inside = (each.token <= ends) & (ends < each.token + (each.stop - each.first) * each.step)
+        found.append(each.first + (ends[inside] - each.token) // each.step)
+    return np.concatenate(found)
+
+
+def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
+    """The first sample with an ordinal of its source from a limit on, and that source; None where the plan has none.
+
+    Args:
+        ordinals: int64 [num_sources], the limits.
+    """
+    # The first sample is no later than the first of these.
+    known = plan.find_samples(np.arange(plan.num_sources, dtype=np.int32), ordinals)
+    first = None
+    for source in np.argsort(np.where(known < 0, plan.num_samples, known), kind="stable").tolist():
+        before = None if first is None else first[0]
+        sample = plan.first_sample_from(source, int(ordinals[source]), before=before)
+        if sample is not None:
+            first = sample, source
+    return first
 
 
 def _samples_within(plan: StagesPlan, source: int, ordinals: range, start: int, stop: int) -> list[int]:

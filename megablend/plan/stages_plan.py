@@ -182,15 +182,20 @@ class StagesPlan:
             left, coming = left[later], following[later]
         return ks
 
-    def first_sample_from(self, source: int, ordinal: int) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none."""
+    def first_sample_from(self, source: int, ordinal: int, *, before: int | None = None) -> int | None:
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none (before `before`)."""
         coming, owner = np.array([max(0, ordinal)]), np.array([source], np.int32)
         for number, stage in enumerate(self._stages):
             following, later = self._advance(number, stage, owner, coming)
+            start = self._starts[number]
+            if before is not None and before <= start:
+                return None
             if stage.tails is not None or not later[0]:
-                sample = self.plan_of(number).first_sample_from(source, int(coming[0] - self._given[number, source]))
+                sample = self.plan_of(number).first_sample_from(
+                    source, int(coming[0] - self._given[number, source]), before=before and before - start
+                )
                 if sample is not None and sample < stage.length:
-                    return self._starts[number] + sample
+                    return start + sample
             coming = following
         return None
 

@@ -64,6 +64,11 @@ class Storage(Protocol):
         state from it has no effect on the readers of this one."""
         ...
 
+    def for_reading(self) -> Storage:
+        """A view of the storage for one reader, such as an open run: it stays with the files that it opens first, whatever
+        else this storage finds or opens before or after, for others that read from it."""
+        ...
+
     def find(self, pattern: str) -> Found:
         """Files that match `pattern` (`*`, `?`, `[]`, `**`), sorted, links resolved; and folders that could not be read.
 

@@ -52,6 +52,10 @@ class StorageByScheme:
         """See Storage.for_checking."""
         return StorageByScheme(self._options, checking=True)
 
+    def for_reading(self) -> Storage:
+        """See Storage.for_reading."""
+        return StorageByScheme(self._options, checking=self._checking)
+
     def find(self, pattern: str) -> Found:
         """See Storage.find."""
         return self._of(pattern).find(pattern)

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -59,6 +59,10 @@ class LocalStorage:
     def for_checking(self) -> Storage:
         """See Storage.for_checking."""
         return _CheckingStorage(shared_pool("checking"))
+
+    def for_reading(self) -> Storage:
+        """See Storage.for_reading; the pools of descriptors are shared."""
+        return replace(self, opened={})
 
     def find(self, pattern: str) -> Found:
         """Files that match `pattern`, and folders that could not be read; see Storage.find. Replaced files are accepted."""

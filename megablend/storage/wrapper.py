@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from copy import copy
 
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
 from megablend.storage.find import Found
@@ -13,8 +14,11 @@ from megablend.storage.futures import call_now
 class WrapperStorage:
     """Passes every call on to `inner`. Picklable if `inner` and what a subclass adds are.
 
-    A subclass that must see all reads also overrides `descriptor` to return -1: kernels read directly through descriptors.
+    A subclass that must see all reads also overrides `descriptor` to return -1: kernels read directly through descriptors. One
+    that keeps what it has read of a file overrides `for_reading`, so that its views do not share that.
     """
+
+    __slots__ = ("__dict__", "__weakref__", "inner")  # `inner` is a slot so that views may share all other attributes
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
@@ -26,6 +30,13 @@ class WrapperStorage:
     def for_checking(self) -> Storage:
         """See Storage.for_checking: that of `inner`, without this wrapper."""
         return self.inner.for_checking()
+
+    def for_reading(self) -> Storage:
+        """See Storage.for_reading: a view with all attributes of this object (what one counts is counted in both) but `inner`."""
+        view = copy(self)
+        view.__dict__ = self.__dict__
+        view.inner = self.inner.for_reading()
+        return view
 
     def find(self, pattern: str) -> Found:
         """See Storage.find."""

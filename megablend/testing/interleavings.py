@@ -87,7 +87,11 @@ class InterleavingContract:
             for source, total in enumerate(stage.totals.tolist()):
                 for ordinal in {-1, 0, total // 2, total - 1, total, rng.randrange(100)}:
                     hits = (k for k, (which, other) in enumerate(walk) if which == source and other >= ordinal)
-                    assert plan.first_sample_from(source, ordinal) == next(hits, None), (stage, source, ordinal)
+                    first = next(hits, None)
+                    assert plan.first_sample_from(source, ordinal) == first, (stage, source, ordinal)
+                    for before in (0, 1, rng.randrange(len(walk) + 1), first or 0, (first or 0) + 1):
+                        found = plan.first_sample_from(source, ordinal, before=before)
+                        assert found == (first if first is not None and first < before else None), (stage, before)
 
     def test_samples_of_is_the_inverse(self) -> None:
         """For every sample, in any sequence."""

@@ -128,3 +128,21 @@ class StorageFinding(StorageFiles):
         assert [match.path for match in storage.find(path).files] == [path]
         assert storage.stat(path).etag != before.etag
         assert storage.read(path, 0, 100) == content[::-1][:100]
+
+    def test_a_view_for_reading_keeps_its_own_files(self, tmp_path: Path) -> None:
+        """A file that is replaced and found again by the storage is not what a view reads that has read the old one."""
+        root, storage = self.write_all(tmp_path), self.make_storage()
+        path, content = self.locate(root, A_FILE), make_content(A_FILE)
+        view = storage.for_reading()
+        before = view.stat(path)
+        assert view.read(path, 0, 100) == content[:100]
+        replaced = {name: make_content(name)[::-1] for name in self.names} | {A_FILE: content[::-1] + b"more"}
+        assert self.write_files(tmp_path, replaced) == root
+        assert [match.path for match in storage.find(path).files] == [path]
+        for other in (storage, storage.for_reading()):
+            assert other.stat_opened(path).etag != before.etag
+            assert other.read(path, 0, 100) == content[::-1][:100]
+        try:
+            assert view.read(path, 0, 100) == content[:100]
+        except ChangedFileError as error:
+            assert path in str(error)  # noqa: PT017  (either outcome is allowed)

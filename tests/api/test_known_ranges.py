@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -139,3 +140,31 @@ def test_a_tokenizer_is_read_only_where_something_is_known(tmp_path: Path) -> No
     write(tmp_path / "a.parquet", ROWS)
     with pytest.raises(ConfigError, match=r"gone\.json: cannot read the tokenizer"):
         build(given)
+
+
+def write_raw(path: Path, tokens: list[int]) -> dict[str, Any]:
+    """A raw file whose documents end with token 0, and its source."""
+    path.write_bytes(np.array(tokens, "<u4").tobytes())
+    return {"path": str(path), "format": "raw", "format_options": {"dtype": "uint32", "eod_token": 0}, "weight": 1}
+
+
+@pytest.mark.parametrize("part_bytes", [1 << 30, 512])
+def test_tokens_that_are_read_for_their_separator_are_looked_at(
+    tmp_path: Path, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megablend.index.file_parts.PART_BYTES", part_bytes)
+    tokens = [1 + i % 90 if i % 10 else 0 for i in range(2000)]
+    source = write_raw(tmp_path / "a.bin", tokens)
+    given = config(tmp_path, source, vocab_size=91, block_bytes=256)
+    assert open_snapshot(given["cache"], build(given).index.digest).token_ranges.tolist() == [[0, 90]]
+    write_raw(tmp_path / "b.bin", [*tokens[:1234], 100_000, *tokens[1234:]])
+    both = config(tmp_path, source, source | {"path": str(tmp_path / "b.bin")}, vocab_size=91, run="other")
+    with pytest.raises(DataError, match=r"b\.bin: row 124: token 100000, expected 0 to 90 \(vocab_size 91\)"):
+        build(both)
+
+
+def test_a_raw_file_without_a_separator_is_not_read(tmp_path: Path) -> None:
+    source = write_raw(tmp_path / "a.bin", list(range(2000)))
+    given = config(tmp_path, source | {"format_options": {"dtype": "uint32"}}, vocab_size=91)
+    low, high = open_snapshot(given["cache"], build(given).index.digest).token_ranges[0]
+    assert low > high, "unknown"

@@ -153,6 +153,30 @@ FAULTS: dict[str, Fault] = {
         "unknown kind of file; .* for files with other names, set `format` to one of .*(parquet)",
         [lambda *_: {"format": "parquet"}],
     ),
+    "an empty Parquet file": Fault(
+        "a.parquet",
+        lambda path: path.write_bytes(b""),
+        "the file is empty; rewrite or re-download it",
+        [lambda path, _: parquet(path, {"ids": ROWS})],
+    ),
+    "an empty raw file": Fault(
+        "a.npy",
+        lambda path: path.write_bytes(b""),
+        "is empty; restore or remove it",
+        [lambda path, _: np.save(path, TOKENS)],
+    ),
+    "a short Arrow file": Fault(
+        "a.arrow",
+        lambda path: path.write_bytes(b"ARROW1\0\0"),
+        "8 bytes are too short for an Arrow IPC file; restore the file",
+        [lambda path, _: arrow(path, pa.table({"ids": ROWS}))],
+    ),
+    "a short .idx": Fault(
+        "a.bin",
+        lambda path: write_short_idx(path),
+        "10 bytes are too short for the 34-byte header; restore the file",
+        [lambda path, _: write_whole(path)],
+    ),
     "an extra column of another length": Fault(
         "a.parquet",
         lambda path: parquet(path, {"ids": ROWS, "mask": [row[1:] for row in ROWS]}),
@@ -177,6 +201,11 @@ def write_whole(path: Path) -> None:
 def write_half(path: Path) -> None:
     write_whole(path)
     path.with_suffix(".idx").unlink()
+
+
+def write_short_idx(path: Path) -> None:
+    write_whole(path)
+    path.with_suffix(".idx").write_bytes(b"MMIDIDX\0\0\0")
 
 
 def write_first_feather(path: Path) -> None:

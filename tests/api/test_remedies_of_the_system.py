@@ -21,6 +21,7 @@ from tests.api.test_repairs import Project
 
 ROOT = Path(__file__).parents[2]
 SETPRIV = shutil.which("setpriv")
+STRACE = shutil.which("strace")
 IS_ROOT = os.getuid() == 0
 RUN_ALL = """
 import json, sys
@@ -262,3 +263,82 @@ def test_a_name_that_is_too_long(tmp_path: Path) -> None:
     refuse(project, r"File name too long\)?: use shorter names")
     configure(cache=str(tmp_path / "x"))(project)
     megablend.build(str(project.path))
+
+
+class Injected(NamedTuple):
+    """A system call that fails, on one path or on all, in a command; its message; other ways out than that it ends."""
+
+    inject: str
+    path: str | None
+    command: str
+    says: str
+    elsewhere: Remedy | None = None
+
+
+INJECTED = {
+    "EIO of data": Injected(
+        "pread64:error=EIO",
+        "data/0.parquet",
+        "show",
+        r"0\.parquet: cannot be read: Input/output error: the disk or the file server is failing: check it, then try again",
+    ),
+    "EIO of the cache": Injected(
+        "read:error=EIO",
+        "cache/runs/default.json",
+        "show",
+        r"default\.json.*Input/output error.*the disk or the file server is failing: check it, then try again",
+    ),
+    "ESTALE of the cache": Injected(
+        "read:error=ESTALE",
+        "cache/runs/default.json",
+        "show",
+        r"default\.json.*Stale file handle.*: try again, and check the mount if that repeats",
+    ),
+    "ENOMEM": Injected(
+        "mmap:error=ENOMEM",
+        "cache/generations/*/blocks.arrow",
+        "show",
+        r"no memory left: stop other processes, or request more|out of memory",
+    ),
+    "EDQUOT": Injected(
+        "fsync:error=EDQUOT",
+        None,
+        "build",
+        r"cannot write the cache \(Disk quota exceeded.*: free space within the quota there, or use another folder",
+        move_cache,
+    ),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(STRACE is None, reason="strace is not installed")
+@pytest.mark.parametrize("name", INJECTED)
+def test_a_call_that_fails(tmp_path: Path, name: str) -> None:
+    case, project = INJECTED[name], Project(tmp_path)
+    if case.command == "build":
+        project.add(1)
+    words = [case.command, str(project.path), *(["--sample", "0"] if case.command == "show" else [])]
+    kind = case.inject.partition(":")[0]
+    trace = [
+        str(STRACE),
+        "-f",
+        "--seccomp-bpf",
+        "-qq",
+        "-o",
+        str(tmp_path / "trace"),
+        "-e",
+        f"trace={kind}",
+        "-e",
+        f"inject={case.inject}",
+    ]
+    for path in sorted(tmp_path.glob(case.path or "")) if case.path else []:
+        trace += ["-P", str(path)]
+    ((ok, said),) = run_all([words], *trace)
+    if "ptrace" in (tmp_path / "trace").read_text()[:200]:
+        pytest.skip("this machine does not let strace attach")
+    assert not ok, said
+    assert re.search(case.says, said), said
+    if case.elsewhere is not None:
+        case.elsewhere(project, said)
+    megablend.build(str(project.path))  # where it no longer fails: "try again"
+    project.run(" ".join(["CONFIG" if word == str(project.path) else word for word in words]))

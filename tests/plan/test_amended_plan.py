@@ -14,6 +14,7 @@ from itertools import count, pairwise
 import numpy as np
 import pytest
 
+from megablend.plan.progress import find_first_from
 from megablend.plan.stage import Blend, Stage
 from megablend.plan.stage_requests import plan_stages
 from megablend.plan.stages_plan import StagesPlan
@@ -119,6 +120,11 @@ def check_history(history: History) -> None:
         for ordinal in rng.choices(beyond.tolist(), k=5):
             hits = (k for k, (which, other) in enumerate(expected) if which == source and other >= ordinal)
             assert plan.first_sample_from(source, ordinal) == next(hits, None)
+    for _ in range(5):
+        limits = [rng.randrange(max(2, int(count))) for count in plan.counts(plan.num_samples)]
+        hits = (k for k, (which, other) in enumerate(expected) if other >= limits[which])
+        first = next(hits, None)
+        assert find_first_from(plan, np.array(limits)) == (None if first is None else (first, expected[first][0]))
     stops = {stretch.stop for stretch in plan.list_stretches()}
     for n in {0, plan.num_samples, *stops, rng.randrange(plan.num_samples)}:
         counts = [sum(which == source for which, _ in expected[:n]) for source in range(plan.num_sources)]

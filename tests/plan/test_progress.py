@@ -74,11 +74,10 @@ def test_epochs_end_where_their_last_token_is_read() -> None:
         samples = sorted(k for k in range(plan.num_samples) if plan.locate(k)[0] == d)
         by_ordinal = {plan.locate(k)[1]: k for k in samples}
         ends = [by_ordinal[(e * epoch - 1) // length] for e in range(1, len(samples) * length // epoch + 1)]
-        assert find_epoch_ends(plan, d, limit=99) == ends
-        assert find_epoch_ends(plan, d, limit=2) == ends[:2]
+        assert find_epoch_ends(plan, limit=99)[d] == ends
+        assert find_epoch_ends(plan, limit=2)[d] == ends[:2]
 
 
 def test_a_source_without_samples_ends_no_epoch() -> None:
     plan = make_plan([[5, 0]], [100, 3], 8)
-    assert find_epoch_ends(plan, 1, limit=5) == []
-    assert find_epoch_ends(plan, 0, limit=5) == []
+    assert find_epoch_ends(plan, limit=5) == [[], []]

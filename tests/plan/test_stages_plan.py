@@ -15,6 +15,7 @@ import pytest
 from megablend.errors import PlanError
 from megablend.plan.interleavings.lanes import LanePlan
 from megablend.plan.ledger import Ledger
+from megablend.plan.progress import find_first_from
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.plan.stage_requests import plan_stages
 from megablend.plan.stages_plan import StagesPlan
@@ -123,6 +124,11 @@ def test_a_history_equals_its_walk(history: History) -> None:
         for ordinal in {0, len(mine) // 2, len(mine) - 1, len(mine)}:
             hits = (k for k, (which, other) in enumerate(expected) if which == source and other >= ordinal)
             assert plan.first_sample_from(source, ordinal) == next(hits, None)
+    for _ in range(5):
+        limits = [rng.randrange(max(2, int(count))) for count in plan.counts(plan.num_samples)]
+        hits = (k for k, (which, other) in enumerate(expected) if other >= limits[which])
+        first = next(hits, None)
+        assert find_first_from(plan, np.array(limits)) == (None if first is None else (first, expected[first][0]))
     for n in {0, plan.num_samples, *(stage.end for stage in history.stages), rng.randrange(plan.num_samples)}:
         counts = [sum(which == source for which, _ in expected[:n]) for source in range(plan.num_sources)]
         assert plan.counts(n).tolist() == counts

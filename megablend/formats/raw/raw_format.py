@@ -68,8 +68,9 @@ class RawFormat(BaseFormat):
         ranges = list(_scan_ranges(numbers, chunk_tokens, block_tokens, layout))
         reads = [] if separator is None else [_byte_range(layout, *each) for each in ranges]
         portions = [(np.array([offset]), np.array([size])) for offset, size in reads]
+        ends = list[tuple[int, int]]()  # smallest and largest token of what is read anyway
         blocks = [
-            _index_blocks(path, layout, separator, *ranges[i], block_tokens, storage)
+            _index_blocks(path, layout, separator, *ranges[i], block_tokens, storage, ends)
             for i in (stream_portions(storage, path, portions) if reads else range(len(ranges)))
         ]
         found = np.concatenate([np.zeros(0, BLOCK_DTYPE), *blocks])
@@ -89,6 +90,7 @@ class RawFormat(BaseFormat):
                 "separator": None if separator is None else [separator.token, separator.ends],
             },
             scanned_bytes=int(found["stored_bytes"].sum()) if separator is not None else 0,
+            token_range=(min(low for low, _ in ends), max(high for _, high in ends)) if ends else None,
         )
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
@@ -138,18 +140,25 @@ def _scan_ranges(numbers: range, chunk_tokens: int, block_tokens: int, layout: L
 
 
 def _index_blocks(
-    path: str, layout: Layout, separator: Separator | None, start: int, stop: int, block_tokens: int, storage: Storage
+    path: str,
+    layout: Layout,
+    separator: Separator | None,
+    start: int,
+    stop: int,
+    block_tokens: int,
+    storage: Storage,
+    ends: list[tuple[int, int]],
 ) -> Array:
-    """The blocks of tokens [start, stop), BLOCK_DTYPE [n]."""
+    """The blocks of tokens [start, stop), BLOCK_DTYPE [n]. If tokens are read, their smallest and largest are added to `ends`."""
     first = np.arange(start, stop, block_tokens, dtype=np.int64)
     sizes = np.minimum(block_tokens, stop - first)
     blocks = make_blocks(layout.header_bytes, layout.token_bytes, first, sizes)
     starts = np.zeros(0, np.int64)
     if separator is not None:
         data = storage.read(path, *_byte_range(layout, start, stop))
-        starts = max(0, start - 1) + separator.find_starts(
-            np.frombuffer(data, np.dtype(layout.dtype).newbyteorder("<"))
-        )
+        tokens = np.frombuffer(data, np.dtype(layout.dtype).newbyteorder("<"))
+        starts = max(0, start - 1) + separator.find_starts(tokens)
+        ends.append((int(tokens.min()), int(tokens.max())))
     count_documents(blocks, first, starts, layout.num_tokens)
     return blocks
 

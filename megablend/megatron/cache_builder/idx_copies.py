@@ -42,6 +42,10 @@ class IdxCopies(WrapperStorage):
     def __reduce__(self) -> tuple[Any, ...]:
         return IdxCopies, (self.inner, self._folder)
 
+    def for_reading(self) -> Storage:
+        """See Storage.for_reading: which copies are of the present version is looked up again."""
+        return IdxCopies(self.inner.for_reading(), self._folder)
+
     def place(self, path: str) -> str:
         """Where a file is read: the copy of an `.idx`, or `path` itself."""
         if not path.endswith(".idx") or not find_scheme(path):

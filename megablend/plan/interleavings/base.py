@@ -75,8 +75,8 @@ class Plan(Protocol):
         """
         ...
 
-    def first_sample_from(self, source: int, ordinal: int) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none."""
+    def first_sample_from(self, source: int, ordinal: int, *, before: int | None = None) -> int | None:
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none (before `before`)."""
         ...
 
 

@@ -102,16 +102,17 @@ class LanePlan(LocatesMany):
         counts[self._tree.sources] = self._tree.counts(low)
         return counts + np.bincount(self._sources(low, n), minlength=self.num_sources)
 
-    def first_sample_from(self, source: int, ordinal: int) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none."""
+    def first_sample_from(self, source: int, ordinal: int, *, before: int | None = None) -> int | None:
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none (before `before`)."""
         ordinal, ranks = max(0, ordinal), np.flatnonzero(self._tree.sources == source)
         if len(ranks) == 0 or ordinal >= self._tree.samples[ranks[0]]:
             return None
-        for ks in self._samples_about(int(ranks[0]), ordinal):
+        stop = self.num_samples if before is None else before
+        for ks in self._samples_about(int(ranks[0]), ordinal, stop):
             sources, ordinals = self.locate_many(ks)
             hits = ks[(sources == source) & (ordinals >= ordinal)]
             if len(hits):
-                return int(hits[0])
+                return int(hits[0]) if hits[0] < stop else None
         return None
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
@@ -190,8 +191,9 @@ class LanePlan(LocatesMany):
         owners = np.argsort(self._firsts % self._lanes, axis=1)
         return owners, np.array([pow(each.stride, -1, each.slots) for each in self._schedules], np.int64)
 
-    def _samples_about(self, rank: int, ordinal: int) -> Iterator[Int64s]:
-        """Samples int64 [n], ascending: a leaf's in each cycle of the period that has its `ordinal`, then the stage's tail."""
+    def _samples_about(self, rank: int, ordinal: int, stop: int) -> Iterator[Int64s]:
+        """Samples int64 [n], ascending: a leaf's in each cycle of the period that has its `ordinal`, then the stage's tail; none
+        of cycles from sample `stop` on."""
         tree, total = self._tree, self.num_samples
         shape = tree.left_leaves, tree.left_samples
         cycle = first_multiple(*shape, total, int(tree.samples[rank]), rank, ordinal + 1, self._cycle_samples) - 1
@@ -200,9 +202,9 @@ class LanePlan(LocatesMany):
             samples, first, span, epoch = (int(column[rank]) for column in columns)
             leaf = rank, samples, first, span, epoch, self._sample_tokens
             begin, end = period_of(*shape, total, self._lanes, self._window, *leaf, cycle, ordinal)
-            for each in range(begin, end):
+            for each in range(begin, min(end, -(-stop // self._cycle_samples))):
                 yield self._samples_in_cycle(rank, each)
-        yield np.arange(self._dealt, total)
+        yield np.arange(self._dealt, min(stop, total))
 
     def _samples_in_cycle(self, rank: int, cycle: int) -> Int64s:
         """Samples of a leaf in a cycle: int64 [n], ascending."""

@@ -53,11 +53,11 @@ class SequentialPlan(LocatesMany):
         ks: Int64s = self._offsets[sources] + ordinals
         return ks
 
-    def first_sample_from(self, source: int, ordinal: int) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none."""
+    def first_sample_from(self, source: int, ordinal: int, *, before: int | None = None) -> int | None:
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none (before `before`)."""
         start, stop = self._offsets[source : source + 2].tolist()
         sample = int(start + max(0, ordinal))
-        return sample if sample < stop else None
+        return sample if sample < stop and (before is None or sample < before) else None
 
 
 def plan_one_after_another(stage: StageRequest) -> SequentialPlan:

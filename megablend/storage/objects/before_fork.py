@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, Storage
 from megablend.storage.find import Found
+from megablend.storage.local import replaced_error
+from megablend.storage.location import find_scheme
 from megablend.storage.objects import loop
 from megablend.storage.objects.flow import is_loader_worker
 from megablend.storage.objects.helper import get_helper
@@ -20,18 +24,34 @@ class BeforeForkStorage(WrapperStorage):
 
     Args:
         inner: reads everything else; picklable.
+        checking: `inner` is for checking, which meets new versions of files.
     """
+
+    def __init__(self, inner: Storage, *, checking: bool = False) -> None:
+        super().__init__(inner)
+        self._checking = checking
+        self._known = dict[str, dict[str, Any]]()  # versions by scheme and path, for the helper and for forked workers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(BeforeForkStorage, checking=self._checking), (self.inner,)
 
     def for_checking(self) -> Storage:
         """See Storage.for_checking."""
-        return BeforeForkStorage(self.inner.for_checking())
+        return BeforeForkStorage(self.inner.for_checking(), checking=True)
+
+    def for_reading(self) -> Storage:
+        """See Storage.for_reading."""
+        return BeforeForkStorage(self.inner.for_reading(), checking=self._checking)
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find."""
+        """See Storage.find: the versions that it finds take the place of those that were known."""
         if self._is_direct(pattern):
             return self.inner.find(pattern)
-        found: Found = get_helper().call(self.inner, "find", pattern).result()
-        return found
+        found, known = get_helper().call(self.inner, {}, "find", pattern).result()
+        for scheme, files in known.items():
+            self._known.setdefault(scheme, {}).update(files)
+        result: Found = found
+        return result
 
     def glob(self, pattern: str) -> list[str]:
         """See Storage.glob."""
@@ -43,24 +63,24 @@ class BeforeForkStorage(WrapperStorage):
         """See Storage.is_folder."""
         if self._is_direct(path):
             return self.inner.is_folder(path)
-        return bool(get_helper().call(self.inner, "is_folder", path).result())
+        return bool(self._call("is_folder", path))
 
     def stat(self, path: str) -> FileStat:
         """See Storage.stat."""
         if self._is_direct(path):
             return self.inner.stat(path)
-        found: FileStat = get_helper().call(self.inner, "stat", path).result()
+        found: FileStat = self._call("stat", path)
         return found
 
     def stat_opened(self, path: str) -> FileStat:
         """See Storage.stat_opened."""
         if self._is_direct(path):
             return self.inner.stat_opened(path)
-        found: FileStat = get_helper().call(self.inner, "stat_opened", path).result()
+        found: FileStat = self._call("stat_opened", path)
         return found
 
     def known_files(self) -> KnownFiles:
-        """See Storage.known_files: the helper knows them, and each rank has its own."""
+        """See Storage.known_files: each rank of a job has its own helper, which requests them."""
         return {}
 
     def add_known_files(self, known: KnownFiles) -> None:
@@ -70,7 +90,7 @@ class BeforeForkStorage(WrapperStorage):
         """See Storage.read."""
         if self._is_direct(path):
             return self.inner.read(path, offset, size)
-        return bytes(get_helper().call(self.inner, "read", path, offset, size).result())
+        return bytes(self._call("read", path, offset, size))
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges."""
@@ -84,18 +104,19 @@ class BeforeForkStorage(WrapperStorage):
             return self.inner.fetch(path, offsets, sizes, allocate)
         found = Future[tuple[Bytes, Int64s]]()
 
-        def copy(done: Future[tuple[Bytes, Int64s]]) -> None:
+        def copy(done: Future[Any]) -> None:
             if not found.set_running_or_notify_cancel():
                 return
             try:
-                data, begins = done.result()
+                (data, begins), known = done.result()
+                self._keep(known)
                 out = allocate(len(data))
                 out[:] = data
                 found.set_result((out, begins))
             except BaseException as error:  # raised where the bytes are awaited
                 found.set_exception(error)
 
-        get_helper().call(self.inner, "read_ranges", path, offsets, sizes, allocate_bytes).add_done_callback(copy)
+        self._start("read_ranges", path, offsets, sizes, allocate_bytes).add_done_callback(copy)
         return found
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
@@ -103,7 +124,36 @@ class BeforeForkStorage(WrapperStorage):
         return self.inner.descriptor(path) if self._is_direct(path) else nullcontext(-1)
 
     def _is_direct(self, path: str) -> bool:
-        return self.inner.limits(path).max_files == 1 or is_loader_worker() or loop.is_used()
+        if self.inner.limits(path).max_files == 1:
+            return True
+        if not (is_loader_worker() or loop.is_used()):
+            return False
+        self.inner.add_known_files(self._known_of(path))
+        return True
+
+    def _call(self, method: str, path: str, *arguments: Any) -> Any:
+        found, known = self._start(method, path, *arguments).result()
+        self._keep(known)
+        return found
+
+    def _start(self, method: str, path: str, *arguments: Any) -> Future[Any]:
+        return get_helper().call(self.inner, self._known_of(path), method, path, *arguments)
+
+    def _known_of(self, path: str) -> KnownFiles:
+        """The version of one file, if it is known."""
+        scheme = find_scheme(path)
+        version = self._known.get(scheme, {}).get(path)
+        return {} if version is None else {scheme: {path: version}}
+
+    def _keep(self, known: KnownFiles) -> None:
+        """Keep the versions that a call has met. Raises: ChangedFileError if a call at the same time has met another one."""
+        for scheme, files in known.items():
+            of_scheme = self._known.setdefault(scheme, {})
+            for path, version in files.items():
+                if self._checking:
+                    of_scheme[path] = version
+                elif of_scheme.setdefault(path, version) != version:
+                    raise replaced_error(path)
 
 
 def allocate_bytes(size: int) -> Bytes:

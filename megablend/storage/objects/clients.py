@@ -7,6 +7,7 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from megablend.errors import ConfigError
 from megablend.storage.object_options import StoreOptions
@@ -103,8 +104,15 @@ def _drop_none(**settings: str | None) -> dict[str, Any]:
 
 
 def _find_endpoint(scheme: str) -> str | None:
-    """The endpoint that the environment gives."""
-    return next((os.environ[name] for name in _ENDPOINTS.get(scheme, ()) if os.environ.get(name)), None)
+    """The endpoint that the environment gives. Raises: ConfigError where it is not a URL; the client would panic."""
+    for name in _ENDPOINTS.get(scheme, ()):
+        if found := os.environ.get(name):
+            if urlsplit(found).scheme not in ("http", "https"):
+                raise ConfigError(
+                    f"{name}: found {found.rpartition('@')[2]!r}, expected a URL such as https://host:port"
+                )
+            return found
+    return None
 
 
 def _s3_settings(address: Address, options: StoreOptions, endpoint: str | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from megablend.errors import DataError
-from megablend.storage.base import Storage
+from megablend.storage.base import KnownFiles, Storage
 
 _THREADS = 64
 _CODE = "import sys; from megablend.storage.objects.helper import serve; serve(int(sys.argv[1]))"
@@ -42,16 +42,19 @@ class Helper:
         self._reader = threading.Thread(target=self._receive, name="megablend-helper", daemon=True)
         self._reader.start()
 
-    def call(self, storage: Storage, method: str, *arguments: Any) -> Future[Any]:
+    def call(self, storage: Storage, known: KnownFiles, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of a storage, whose first argument is a location.
 
-        Returns: a future of its result or error; DataError where the process has ended.
+        Args:
+            known: versions of files that the call is to read, if they are known. The helper keeps none from call to call.
+
+        Returns: a future of its result and the versions known afterwards, or of its error; DataError where the process has ended.
         """
         number, found = next(self._numbers), Future[Any]()
         with self._lock:
             self._pending[number] = (arguments[0], found)
             try:
-                self._connection.send_bytes(pickle.dumps((number, pickle.dumps(storage), method, arguments)))
+                self._connection.send_bytes(pickle.dumps((number, pickle.dumps(storage), known, method, arguments)))
             except OSError:
                 self._pending.pop(number)[1].set_exception(self._ended(arguments[0]))
         return found
@@ -120,14 +123,15 @@ def closing_helper() -> Iterator[None]:
 def serve(descriptor: int) -> None:
     """Run in the helper: answer calls until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    connection, storages, lock = Connection(descriptor), dict[bytes, Storage](), threading.Lock()
+    connection, lock = Connection(descriptor), threading.Lock()
 
     def answer(message: bytes) -> None:
-        number, pickled, method, arguments = pickle.loads(message)
+        number, pickled, known, method, arguments = pickle.loads(message)
         try:
-            with lock:
-                storage = storages.setdefault(pickled, pickle.loads(pickled))
-            result = pickle.dumps((number, False, getattr(storage, method)(*arguments)), protocol=5)
+            storage = pickle.loads(pickled)
+            storage.add_known_files(known)
+            found = getattr(storage, method)(*arguments), storage.known_files()
+            result = pickle.dumps((number, False, found), protocol=5)
         except Exception as error:
             result = pickle.dumps((number, True, error))
         with lock:

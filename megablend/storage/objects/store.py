@@ -54,6 +54,10 @@ class ObjectStorage:
         """See Storage.for_checking."""
         return ObjectStorage(self._options, checking=True)
 
+    def for_reading(self) -> Storage:
+        """See Storage.for_reading: versions are requested again."""
+        return ObjectStorage(self._options, checking=self._checking)
+
     def find(self, pattern: str) -> Found:
         """See Storage.find. Sizes and etags of a listing are kept, also those of other keys: `stat` requests nothing then."""
         address = parse_location(pattern)

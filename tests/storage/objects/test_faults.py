@@ -17,7 +17,7 @@ from tests.storage.faulty import Faults, FaultySource
 pytestmark = pytest.mark.usefixtures("obstore")
 DATA = np.random.default_rng(6).integers(0, 256, 4_000_000, np.uint8).tobytes()
 FAULTS = {
-    "latency and tail": Faults(latency=0.002, tail=0.02),
+    "latency and tail": Faults(latency=0.002, tail=0.2),
     "503": Faults(status={503: 0.2}),
     "429": Faults(status={429: 0.2}),
     "500": Faults(status={500: 0.2}),

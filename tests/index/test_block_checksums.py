@@ -1,0 +1,157 @@
+"""Checksums of blocks: which ranges of a read are compared, what is read again, and what a damaged table says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from megablend.blocks.checked_reads import MAX_READS
+
+import megablend
+from megablend.blocks.block_store import BlockStore
+from megablend.errors import CacheError, CorruptFileError
+from megablend.index.block_checksums import RANGE_COLUMNS, BlockChecksums, find_folder, find_wrong, is_whole
+from megablend.storage.base import Allocate, Bytes, Int64s, Storage
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.wrapper import WrapperStorage
+from megablend.testing.moved import MovedStorage
+
+ROWS = [[i, i + 1, i + 2] for i in range(400)]
+DATA = np.arange(100, dtype=np.uint8)
+
+
+def sums_of(*ranges: tuple[int, int]) -> np.ndarray[Any, Any]:
+    found = [(offset, size, zlib.crc32(DATA[offset : offset + size].data)) for offset, size in ranges]
+    return np.array(found, RANGE_COLUMNS)
+
+
+def test_ranges_within_a_read_are_compared() -> None:
+    sums = sums_of((0, 10), (20, 30), (50, 50))
+    assert find_wrong(sums, 0, DATA) == []
+    damaged = DATA.copy()
+    damaged[[9, 20, 49, 99]] ^= 1
+    assert find_wrong(sums, 0, damaged) == [(0, 10), (20, 30), (50, 50)]
+    assert find_wrong(sums, 20, damaged[20:50]) == [(20, 30)]
+    assert find_wrong(sums, 50, damaged[50:]) == [(50, 50)]
+    assert find_wrong(sums, 20, damaged[20:49]) == []  # not all of a range
+    assert find_wrong(sums, 21, damaged[21:]) == [(50, 50)]
+    damaged = DATA.copy()
+    damaged[15] ^= 1  # in no range
+    assert find_wrong(sums, 0, damaged) == []
+
+
+class FlippingStorage(WrapperStorage):
+    """Flips a bit at `places` in the first `flips` reads of each."""
+
+    def __init__(self, inner: Storage, flips: int) -> None:
+        super().__init__(inner)
+        self.flips, self.places, self.reads = flips, list[int](), Counter[int]()
+
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        data, begins = super().read_ranges(path, offsets, sizes, allocate)
+        data = data.copy()
+        for offset, size, begin in zip(offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True):
+            for place in self.places:
+                if offset <= place < offset + size:
+                    self.reads[place] += 1
+                    if self.reads[place] <= self.flips:
+                        data[begin + place - offset] ^= 4
+        return data, begins
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    """A run with an extra column, over a file of several row groups."""
+    (tmp_path / "data").mkdir()
+    table = pa.table({"ids": ROWS, "mask": [[token % 2 for token in row] for row in ROWS]})
+    pq.write_table(table, tmp_path / "data" / "a.parquet", row_group_size=100, compression="none")
+    source = {
+        "name": "a",
+        "path": f"{tmp_path}/data/*.parquet",
+        "column": "ids",
+        "extra_columns": ["mask"],
+        "epochs": 1,
+    }
+    given = {"cache": str(tmp_path / "cache"), "sequence_length": 8, "sources": [source]}
+    megablend.build(given, checksums=True)
+    return given
+
+
+def open_moved(config: dict[str, Any], flips: int) -> tuple[BlockStore, FlippingStorage]:
+    """The blocks of its index, as if the files were not on a local disk; their footers have been read."""
+    snapshot = megablend.open_index(config["cache"]).generation
+    storage = FlippingStorage(MovedStorage(make_storage()), 0)
+    root = str(Path(config["sources"][0]["path"]).parent)
+    store = BlockStore(snapshot, roots={"a": f"moved:/{root}"}, storage=storage)
+    for number in range(snapshot.num_files):
+        store._files.get(number)
+    blocks = snapshot.blocks(blocks_of_tokens(store))
+    storage.places = (blocks["offset"] + blocks["stored_bytes"] // 2).tolist()
+    storage.flips = flips
+    return store, storage
+
+
+def blocks_of_tokens(store: BlockStore) -> Int64s:
+    """The blocks of the column of tokens, not those of the other column between them."""
+    return np.arange(store.generation.file(0).num_blocks)
+
+
+@pytest.mark.parametrize("flips", [0, 1, MAX_READS - 1])
+def test_what_differs_is_read_again(config: dict[str, Any], flips: int) -> None:
+    plain = megablend.open_index(config["cache"])
+    store, storage = open_moved(config, flips)
+    everything = blocks_of_tokens(store)
+    assert store.read_blocks(everything).tokens.tolist() == plain.read_blocks(everything).tokens.tolist()
+    assert set(storage.reads.values()) == {flips + 1}
+    assert set(storage.reads) == set(storage.places)
+
+
+def test_what_differs_each_time_is_an_error(config: dict[str, Any]) -> None:
+    store, storage = open_moved(config, MAX_READS)
+    says = rf"a\.parquet at byte \d+: \d+ bytes differ from their checksum in the index, {MAX_READS} times in a row"
+    with pytest.raises(CorruptFileError, match=says):
+        store.read_blocks(blocks_of_tokens(store))
+    assert max(storage.reads.values()) == MAX_READS
+
+
+def test_a_file_has_the_ranges_of_all_its_columns(config: dict[str, Any]) -> None:
+    snapshot = megablend.open_index(config["cache"]).generation
+    assert snapshot.num_files == 2  # one for each column
+    sums = BlockChecksums(snapshot)
+    each = [sums.of_files([number]) for number in (0, 1)]
+    assert all(len(found) >= 4 for found in each)
+    both = sums.of_files([0, 1])
+    assert both.tolist() == sorted(set(each[0].tolist()) | set(each[1].tolist()))
+    data = np.fromfile(snapshot.path(0), np.uint8)
+    assert find_wrong(both, 0, data) == []
+
+
+def test_damaged_checksums_are_removed_and_made_again(config: dict[str, Any]) -> None:
+    snapshot = megablend.open_index(config["cache"]).generation
+    folder = find_folder(snapshot)
+    assert is_whole(folder)
+    table = folder / "ranges.arrow"
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 1
+    table.write_bytes(data)
+    assert not is_whole(folder)
+    store, _ = open_moved(config, 0)
+    with pytest.raises(CacheError) as caught:
+        store.read_blocks([0])
+    named = re.search(
+        r"damaged.*; remove (\S+), and `megablend build CONFIG --checksums` makes them again", str(caught.value)
+    )
+    assert named, str(caught.value)
+    shutil.rmtree(named[1])
+    megablend.build(config, checksums=True)
+    assert is_whole(folder)
+    store, _ = open_moved(config, 1)
+    assert len(store.read_blocks([0]).tokens)
