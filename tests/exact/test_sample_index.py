@@ -2,13 +2,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
 from megablend.exact import samples as ours
 from megablend.exact.epochs import num_samples
 from megablend.exact.samples import sample_index, sample_rows
+from tests.examples import examples
 from tests.megatron_core import megatron
 
 
@@ -20,8 +21,9 @@ def theirs(
     return rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@settings(max_examples=150, derandomize=True, deadline=None)
+@examples(150)
 @given(st.data())
 def test_as_megatron(dtype: Any, data: st.DataObject) -> None:
     lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=9)), np.int32)
@@ -48,6 +50,7 @@ def test_as_megatron(dtype: Any, data: st.DataObject) -> None:
             np.testing.assert_array_equal(found, expected, strict=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threads", [1, 3])
 def test_many_documents_as_megatron(threads: int) -> None:
     rng = np.random.default_rng(1)
@@ -62,6 +65,7 @@ def test_many_documents_as_megatron(threads: int) -> None:
     np.testing.assert_array_equal(np.concatenate(parts), found, strict=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("longest", [80, 400, 100_000])
 def test_short_documents_as_megatron(longest: int, dtype: Any) -> None:
@@ -75,6 +79,7 @@ def test_short_documents_as_megatron(longest: int, dtype: Any) -> None:
     np.testing.assert_array_equal(found, theirs(lengths, documents, 2000, 2, tokens, True, 0, dtype), strict=True)
 
 
+@pytest.mark.long
 def test_samples_that_single_precision_adds() -> None:
     lengths = np.full(2**21, 16, np.int32)
     lengths[-1] += 7

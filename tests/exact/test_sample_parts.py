@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
@@ -16,10 +16,11 @@ from megablend.exact.epochs import num_samples
 from megablend.exact.sample_parts import count_run, cut_run, rows_after
 from megablend.exact.samples import sample_index
 from tests import naive_megatron as naive
+from tests.examples import examples
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@settings(max_examples=200, derandomize=True, deadline=None)
+@examples(200)
 @given(st.data())
 def test_parts_make_the_whole(dtype: Any, data: st.DataObject) -> None:
     lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=9)), np.int32)

@@ -392,6 +392,7 @@ def test_checksums_of_dictionaries_and_of_row_groups(path: Path) -> None:
         read_blocks(opened(path, None, found), blocks, found.chunks, STORAGE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("page_index", [False, True])
 def test_mutated_files_give_clear_errors(tmp_path: Path, version: str, page_index: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets.blended_megatron_dataset_config import (
     convert_split_vector_to_split_matrix,
@@ -16,6 +16,7 @@ from megablend.errors import ConfigError
 from megablend.megatron.request.request import Blend, CacheRequest
 from megablend.megatron.request.sizes import TrainingFlags
 from megablend.megatron.request.split import sequence_range, split_matrix
+from tests.examples import examples
 
 BLEND = Blend(prefixes=("/a", "/b"), weights=(1.0, 2.0))
 PLAIN = Blend(prefixes=("/a", "/b"))
@@ -63,7 +64,7 @@ def test_weights_go_with_prefixes() -> None:
         Blend(prefixes=("a", "b"), weights=(1.0,))
 
 
-@settings(derandomize=True, max_examples=200)
+@examples(200)
 @given(
     st.lists(st.floats(0, 1e4).map(lambda part: f"{part:.4f}") | st.integers(0, 999).map(str), min_size=1, max_size=3)
 )
