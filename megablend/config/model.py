@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from megablend.caches.base import CacheStore
 from megablend.caches.find import find_store
+from megablend.config.other_names import explain_mapping
 from megablend.config.read_spec import ReadSpec, make_options
 from megablend.config.source import Model, Source, check_blend
 from megablend.config.stages import StageSettings, apply_stages, check_listed
@@ -151,6 +152,8 @@ class Config(Model):
             return {"train": value}
         if not isinstance(value, Mapping):
             raise ValueError(f"found {value!r}, expected a list of sources, or a list for each of train, valid, test")
+        if value and not any(isinstance(each, (list, tuple)) for each in value.values()):
+            raise ValueError(explain_mapping(value, Source.model_fields))
         return value
 
     @model_validator(mode="after")

@@ -1,9 +1,10 @@
-"""Hints for unknown keys: what other tools call a key of ours, or the nearest spelling."""
+"""Hints for unknown keys: what other tools call a key of ours, the nearest spelling, or the list that should be there."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sequence
+from itertools import islice
 
 _OTHER_NAMES = {
     "weight": (
@@ -44,3 +45,18 @@ def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[
         return f"each source has its own `{meant}`"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"known ones are {', '.join(known)}"
+
+
+def explain_mapping(keys: Collection[object], keys_of_sources: Collection[str]) -> str:
+    """How to write as a list what was given as a mapping: sources by name, or a single source.
+
+    Args:
+        keys: at least one.
+        keys_of_sources: the keys that each source may have.
+    """
+    first, shown = (
+        next(iter(keys)),
+        ", ".join(repr(key) for key in islice(keys, 3)) + (", ..." if len(keys) > 3 else ""),
+    )
+    entry = f"- {first}: ..." if first in keys_of_sources else f"- name: {first}"
+    return f"found {shown}, expected a list of sources; begin each with a dash, as in `{entry}`"

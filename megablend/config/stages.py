@@ -81,6 +81,13 @@ class StageSettings(Model):
     def _refuse_fixed(cls, data: Any) -> Any:
         return _refuse(data, _FIXED)
 
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            raise ValueError("found a list, expected what changes by source, as in `sources: {web: {weight: 2}}`")
+        return value
+
     @field_validator("share")
     @classmethod
     def _at_most_all(cls, value: Fraction | None) -> Fraction | None:

@@ -153,15 +153,15 @@ class Ledger:
                 changed = "" if number else f" (plan {self.digest} would become {would_become})"
                 raise PlanError(
                     f"run {self.run!r} has already started, so its order is fixed: {where}{reason}{changed}; {self._remedy}"
-                    f"{_explain_amending(reason)}"
+                    f"{_explain_amending(stage, reason)}"
                 )
             last = min(stop, stage.stop) - 1
             after = requested.stage_at(last)
             if start < stop and (reason := describe_difference(stage.blend, after.blend)):
                 raise PlanError(
                     f"run {self.run!r} has already started, so its order is fixed: its stage {number} goes on to sample "
-                    f"{stage.stop:,}, but the config's changes before: {reason}; restore the stage's end, or change the blend "
-                    "from where training is (`megablend amend CONFIG --at SAMPLE`)"
+                    f"{stage.stop:,}, but the config's changes before: {reason}; restore the stage's end, `samples: {stage.end}`; "
+                    "`megablend amend CONFIG --at SAMPLE` lets the stage after it begin earlier"
                 )
 
     @property
@@ -172,13 +172,15 @@ class Ledger:
         )
 
 
-def _explain_amending(reason: str) -> str:
+def _explain_amending(stage: Stage, reason: str) -> str:
     """How to change from some sample on what a run can change; empty where it cannot."""
-    if not reason.startswith(("share of", "lanes", "shuffle_window", "sequence_length")):
+    what = reason.partition(" ")[0]
+    if what not in ("share", "lanes", "shuffle_window", "sequence_length"):
         return ""
+    change = "sources: {NAME: {weight: NUMBER}}" if what == "share" else f"{what}: NUMBER"
     return (
-        ", or change it from where training is: list it in a further entry of `stages`, after one for the run as it was, and "
-        "commit that (`megablend amend CONFIG --at SAMPLE`)"
+        ", or change it from where training is: restore it, add what changes as a stage after one with the end that was built, "
+        f"`stages: [{{samples: {stage.end}}}, {{{change}}}]`, and commit that (`megablend amend CONFIG --at SAMPLE`)"
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 import megablend
 from megablend.errors import MegablendError
@@ -211,6 +212,27 @@ def test_a_remedy(tmp_path: Path, name: str) -> None:
         if remedy is not None:
             remedy(project, str(caught.value))
             (fault.works or fault.fails)(project)
+
+
+@pytest.mark.parametrize("change", [{"sequence_length": 16}, {"lanes": 4}])
+def test_a_change_during_a_run(tmp_path: Path, change: dict[str, int]) -> None:
+    """Restore the config, add the stages that the message writes, and amend the run."""
+    project = Project(tmp_path, lanes=2, shuffle_window=8)
+    configure(**change)(project)
+    with pytest.raises(
+        MegablendError, match="or change it from where training is: restore it, add what changes"
+    ) as caught:
+        build(project)
+    written = re.search(r"`stages: (\[.*?\])`", str(caught.value))
+    (command,) = (each for each in commands_in(str(caught.value)) if each.startswith("amend"))
+    assert written
+    ((key, value),) = change.items()
+    project.path.write_text(
+        json.dumps({**project.given, "stages": yaml.safe_load(written[1].replace("NUMBER", f"{value}"))})
+    )
+    assert f"{key}: {project.given.get(key, 8)} -> {value}" in project.run(command.replace("SAMPLE", "50"))
+    build(project)
+    assert project.read()[:64] == project.tokens[:64]
 
 
 def test_a_loader_without_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

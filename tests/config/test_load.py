@@ -190,6 +190,23 @@ def test_weights_without_a_length(tmp_path: Path) -> None:
         load_config(write(tmp_path, YAML.replace("samples: 9000", "")))
 
 
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        (
+            "  web: {path: a, weight: 1}\n  code: {path: b, weight: 2}\n",
+            "'web', 'code', expected a list of sources; .* `- name: web`",
+        ),
+        ("  path: a\n  weight: 1\n", "'path', 'weight', expected a list of sources; .* `- path: ...`"),
+        ("  a: x\n  b: x\n  c: x\n  d: x\n", "'a', 'b', 'c', ..., expected a list"),
+    ],
+)
+def test_sources_as_a_mapping(tmp_path: Path, sources: str, expected: str) -> None:
+    """One line that says how to write a list, not one for each key."""
+    with pytest.raises(ConfigError, match=f"^[^\n]*:6: sources: found {expected}[^\n]*$"):
+        load_config(write(tmp_path, YAML[: YAML.index("split")] + "sources:\n" + sources))
+
+
 def test_splits_that_are_not_there(tmp_path: Path) -> None:
     head = YAML[: YAML.index("split")]
     with pytest.raises(ConfigError, match=r"12: sources\.validation: found .* did you mean 'valid'\?$"):

@@ -84,6 +84,11 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
             {},
             "stages[0]: train has no source 'wep'; did you mean 'web'?",
         ),
+        (
+            [{"samples": 8, "sources": [{"name": "web", "weight": 3}]}],
+            {},
+            "stages[0].sources: found a list, expected what changes by source, as in `sources: {web: {weight: 2}}`",
+        ),
         ([{"samples": 8, "tokens": 64}], {}, "stages[0]: the stage's end is given by samples and tokens; keep one"),
         ([{"samples": 8}, {"lanes": 2}], {}, "samples: weights are relative and do not set a length"),
         ([{}, {"samples": 80}], {}, "stages[0]: weights are relative, so the stage needs an end"),

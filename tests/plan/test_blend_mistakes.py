@@ -126,7 +126,7 @@ CONFIG_ERRORS = [
     Mistake(
         "sources by their names",
         {"sources": {"web": {"path": "x"}}},
-        "sources.web: found 'web', expected 'train', 'valid' or 'test'",
+        "sources: found 'web', expected a list of sources; begin each with a dash, as in `- name: web`",
     ),
     Mistake(
         "the length in training steps",
@@ -309,8 +309,8 @@ NOTES = [
     Mistake(
         "the way to another mix",
         {"run": "built", "s0": {"weight": 7}},
-        "or change it from where training is: list it in a further entry of `stages`, after one for the run as it was, and "
-        "commit that (`megablend amend CONFIG --at SAMPLE`)",
+        "or change it from where training is: restore it, add what changes as a stage after one with the end that was built, "
+        "`stages: [{samples: 200}, {sources: {NAME: {weight: NUMBER}}}]`, and commit that (`megablend amend CONFIG --at SAMPLE`)",
         "NVIDIA/Megatron-LM#457",
     ),
     Mistake(

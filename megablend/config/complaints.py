@@ -1,0 +1,88 @@
+"""What is wrong with a config, in one line for each problem: file, line, key, what was found, what was expected."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from megablend.config.model import OLD_KEYS, Config
+from megablend.config.other_names import explain_unknown
+from megablend.config.places import Places, join_keys
+from megablend.config.source import Source
+from megablend.config.stages import StageSettings, StageSource
+
+_EXPECTED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "greater_than_equal": "{ge} or more",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "model_type": "keys such as name, path and weight",
+    "dict_type": "keys with values",
+    "string_type": "text",
+    "string_too_short": "text",
+    "string_too_long": "at most {max_length} characters",
+    "string_pattern_mismatch": "other characters",
+    "tuple_type": "a list",
+}
+"""What was expected instead of a value of the wrong type, by pydantic's name for the error."""
+_PATTERNS = {
+    "run": "at most 100 letters, digits, `.`, `_` and `-`, the first a letter or digit",
+    "name": "a name without spaces and slashes",
+}
+"""The same for texts that have to match a pattern, by key."""
+
+_PLACE = re.compile(r"(\w+)(?:(?:\.(\w+))?\[(\d+)\])?: ")
+"""Prefix of messages from validators of the whole config: a key, a source of a split, or a stage."""
+
+
+def explain_errors(error: ValidationError, places: Places, data: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each problem, with its place and key as the config spells it.
+
+    Args:
+        data: the config before validation.
+    """
+    written = {new: old for old, new in OLD_KEYS.items() if old in data}
+    for problem in error.errors():
+        location = [part for part in problem["loc"] if part not in ("train", "[key]")]
+        location[:1] = [written.get(str(part), part) for part in location[:1]]
+        message = problem["msg"].removeprefix("Value error, ")
+        if not location and (start := _PLACE.match(message)):
+            location, message = [start[1]], message[start.end() :]
+            if start[2] is not None:
+                location += places.split(start[2])
+            if start[3] is not None:
+                location.append(int(start[3]))
+        key = join_keys(location)
+        if problem["type"] == "extra_forbidden":
+            hint = explain_unknown(str(location[-1]), _known_keys(location), list(Source.model_fields))
+            message = f"unknown key; {hint}"
+        elif problem["type"] == "missing":
+            message = "missing; it is required"
+        elif problem["type"] == "literal_error":
+            expected = problem["ctx"]["expected"]
+            near = difflib.get_close_matches(str(problem["input"]), expected.replace("'", " ").split(), n=1)
+            message = f"found {problem['input']!r}, expected {expected}"
+            message += f"; did you mean {near[0]!r}?" if near else ""
+        elif problem["type"] in _EXPECTED:
+            expected = _EXPECTED[problem["type"]].format(**problem.get("ctx", {}))
+            message = f"found {problem['input']!r}, expected {_PATTERNS.get(str(location[-1]), expected)}"
+        elif problem["type"] != "value_error":
+            message = f"found {problem['input']!r}: {message[0].lower()}{message[1:]}"
+        yield f"{places.line(location)}: {key}: {message}" if key else f"{places.name}: {message}"
+
+
+def _known_keys(location: Sequence[str | int]) -> list[str]:
+    """The keys that may stand where an unknown one was found."""
+    if location[0] == "stages":
+        fields = StageSettings.model_fields if len(location) == 3 else StageSource.model_fields
+    else:
+        fields = Source.model_fields if len(location) > 1 else Config.model_fields
+    return [field.alias or name for name, field in fields.items()]
