@@ -138,7 +138,7 @@ class _Comparison:
     ) -> tuple[Int64s, ...]:
         """Of chosen samples' pieces: number of the sample, content of the file, byte offset of the block, start, stop."""
         run = self._runs[which]
-        spans = run.stretches(sources[chosen], ordinals[chosen])
+        spans = run.locate_spans(sources[chosen], ordinals[chosen])
         generation = run.store.generation
         offsets = generation.blocks(spans.blocks)["offset"].astype(np.int64)
         return spans.rows, self._files[which][generation.file_of(spans.blocks)], offsets, spans.starts, spans.stops

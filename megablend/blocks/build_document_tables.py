@@ -109,7 +109,7 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communica
                     DocumentTable(folder).complete()
             committed = set(cache.list_folders(DOCUMENTS))
             missing = {
-                i: list(stretches(generation, i))
+                i: list(split_into_ranges(generation, i))
                 for i in sources
                 if table_key(generation, i) not in committed or not _is_whole(fetch_table(generation, i))
             }
@@ -141,7 +141,7 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def stretches(generation: Snapshot, source: int) -> Iterator[BlockRange]:
+def split_into_ranges(generation: Snapshot, source: int) -> Iterator[BlockRange]:
     """Split a source's blocks at file ends, and within files about every STRETCH_BYTES where a document begins."""
     entry = generation.sources[source]
     for number, key in zip(entry.files, generation.file_keys(entry), strict=True):

@@ -158,7 +158,7 @@ def _length(
 
 
 def _align(length: int, settings: StageSettings, lanes: int, start: int, links: Sequence[Link]) -> int:
-    """The length of a stage that another one follows, rounded down to a multiple of its lanes unless it is committed already.
+    """The length of a stage that is followed by another, rounded down to a multiple of its lanes unless it is committed already.
 
     Raises: PlanError for a number of samples that is not a multiple, and for a stage shorter than that.
     """
@@ -168,8 +168,8 @@ def _align(length: int, settings: StageSettings, lanes: int, start: int, links: 
     if settings.samples is not None:
         nearest = [f"{start + each:,}" for each in (aligned, aligned + lanes) if each]
         raise PlanError(
-            f"samples: found {settings.samples:,}, expected {' or '.join(nearest)}: a stage that another one follows has a "
-            f"multiple of its {lanes} lanes, counted from its start at sample {start:,}"
+            f"samples: found {settings.samples:,}, expected {' or '.join(nearest)}: a stage that is followed by another must "
+            f"have a multiple of its {lanes} lanes, counted from its start at sample {start:,}"
         )
     if aligned == 0:
         raise PlanError(f"it has {length:,} samples, fewer than its {lanes} lanes; end it later, or lower lanes")

@@ -121,7 +121,7 @@ def _amounts_in_samples(
                 )
         return values
     if any(amount.denominator != 1 for amount in amounts):
-        raise PlanError("`samples` of sources are counts where the config sets no length: expected integers")
+        raise PlanError("without a length in the config, `samples` of sources are counts: expected integers")
     return amounts
 
 

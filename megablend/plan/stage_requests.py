@@ -36,8 +36,8 @@ def plan_stages(stages: Sequence[Stage], tokens: Sequence[int]) -> StagesPlan:
         blend = group[0].blend
         if number and stages[number - 1].stop < start >= group[0].end:
             raise PlanError(
-                f"stage {number} ends at sample {group[0].end:,}, but the samples that an amendment left in the settings before "
-                f"it, where the length of samples changes, go on to sample {start:,}: end the stage later"
+                f"stage {number} ends at sample {group[0].end:,}, but where an amendment changes the length of samples, the "
+                f"settings before it are kept to sample {start:,}: end the stage later"
             )
         for stage, steps in zip(group, _divide(group, start, tokens), strict=True):
             for end, totals in steps:

@@ -161,7 +161,7 @@ def test_files_are_checked_for_a_data_loader_of_others_too(
         for _ in loader.next_indices():  # nothing reads the file
             time.sleep(0.1)
 
-    with pytest.raises(MissingFileError, match=r"found by the check of files in the background"):
+    with pytest.raises(MissingFileError, match=r"found by the background check of files"):
         take_slowly()
     loader.close()
 

@@ -95,5 +95,5 @@ def test_wrong_lengths_are_refused(threads: int) -> None:
     lengths, documents = np.array([5, 6], np.int32), np.array([0, 1, 1], np.int32)
     with pytest.raises(PlanError, match="the documents contain 4 samples; expected 5"):
         sample_index(lengths, documents, 4, 5, extra=1, threads=threads)
-    with pytest.raises(PlanError, match="the document index refers to documents 0 to 2, but there are lengths of 2"):
+    with pytest.raises(PlanError, match="the document index refers to documents 0 to 2, but lengths are given for 2"):
         sample_index(lengths, documents + np.array([0, 0, 1], np.int32), 4, 4, extra=1, threads=threads)

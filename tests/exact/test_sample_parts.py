@@ -62,7 +62,7 @@ def test_parts_make_the_whole(dtype: Any, data: st.DataObject) -> None:
 
 def test_a_run_of_other_lengths_is_refused() -> None:
     lengths = np.array([5, 6], np.int32)
-    with pytest.raises(PlanError, match="the document index refers to documents 0 to 2, but there are lengths of 2"):
+    with pytest.raises(PlanError, match="the document index refers to documents 0 to 2, but lengths are given for 2"):
         count_run(lengths, np.array([0, 2], np.int32))
     with pytest.raises(PlanError, match="the documents contain 2 samples; expected 3"):
         rows_after(6, 2, 11, 4, 3, extra=1, keep_tail=False, dtype=np.int32)

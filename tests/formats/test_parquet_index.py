@@ -21,6 +21,7 @@ from megablend.formats.parquet.metadata.thrift import Kind, MalformedError, writ
 from tests.examples import examples
 from tests.formats.parquet_files import Rows, check
 from tests.formats.writers import index
+from tests.pyarrow_versions import needs_pyarrow
 
 LISTS = pa.list_(pa.int32())
 FULL: Rows = [[1, 2, 3]] * 90
@@ -43,6 +44,7 @@ def store(path: Path, rows: Rows, kind: pa.DataType = LISTS, *, version: str = "
     return path
 
 
+@needs_pyarrow(20, "histograms of levels")
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize(
     ("rows", "page_index", "documents", "scans", "knows"),

@@ -11,7 +11,7 @@ import pytest
 
 from megablend.blocks import build_document_tables as tabulate
 from megablend.blocks.block_store import BlockStore
-from megablend.blocks.build_document_tables import TablesReport, build_tables, stretches
+from megablend.blocks.build_document_tables import TablesReport, build_tables, split_into_ranges
 from megablend.config.read_spec import ReadSpec
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, UnsupportedFileError
@@ -120,7 +120,7 @@ def test_generations_of_the_same_files_share_a_table(tmp_path: Path) -> None:
 def test_a_table_is_cut_within_a_file_where_documents_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = make(tmp_path / "cache", write(tmp_path / "data", "parquet-v2-unindexed", [0, 1]))
     monkeypatch.setattr(tabulate, "STRETCH_BYTES", 700)
-    parts = list(stretches(store.generation, 0))
+    parts = list(split_into_ranges(store.generation, 0))
     assert len(parts) > 6
     assert [part.stop_block for part in parts[:-1]] == [part.first_block for part in parts[1:]]
     starts = store.generation.blocks(np.array([part.first_block for part in parts]))

@@ -112,7 +112,7 @@ def test_splits_without_data_need_no_flags() -> None:
         ({}, r"train: its size needs --train-samples or --train-iters"),
         ({"train_iters": 3}, r"train: its size needs --global-batch-size"),
         ({"train_iters": 3, "train_samples": 3}, r"--train-samples and --train-iters are both given"),
-        ({"train_samples": 3}, r"valid: its size needs --eval-interval, or give it outright by --valid-samples"),
+        ({"train_samples": 3}, r"valid: its size needs --eval-interval, or set it directly by --valid-samples"),
         ({"train_samples": 3, "eval_interval": 1}, r"valid: its size needs --global-batch-size"),
         ({"train_samples": 3, "valid_samples": 1}, r"test: its size needs --global-batch-size.*--test-samples"),
         ({"train_samples": 3, "valid_samples": 1, "full_validation": True}, r"leave out --valid-samples"),

@@ -142,7 +142,7 @@ class _Stored:
     whole: bool
 
     def load(self, offset: int, size: int) -> Bytes:
-        """What lies at a buffer's offset, as Buffers asks for it."""
+        """The bytes at a buffer's offset, as Buffers requests them."""
         if self.whole:
             return self.parts[0][offset : offset + size]
         return self.parts[offset][:size] if size else _EMPTY

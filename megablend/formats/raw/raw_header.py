@@ -134,12 +134,12 @@ def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
         raise UnsupportedFileError(path, f"its .npy header is {text.strip()[:200]!r}; expected one array of integers")
     if descr[1] not in _NPY_DTYPES:
         raise UnsupportedFileError(
-            path, f"contains {descr[1]} by its .npy header; write one of {', '.join(DTYPES)}, little-endian"
+            path, f"contains {descr[1]} according to its .npy header; write one of {', '.join(DTYPES)}, little-endian"
         )
     sizes = [each.strip(" L\n") for each in shape[1].split(",")]
     if len(sizes) != (2 if sizes[-1] == "" else 1) or not sizes[0].isdigit() or len(sizes[0]) > 18:
         raise UnsupportedFileError(
-            path, f"has shape ({shape[1]}) by its .npy header; write one dimension (tokens.reshape(-1))"
+            path, f"has shape ({shape[1]}) according to its .npy header; write one dimension (tokens.reshape(-1))"
         )
     return _Header(".npy", start + length, _NPY_DTYPES[descr[1]], int(sizes[0]))
 

@@ -60,7 +60,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     Serves GPTDataset over `.bin/.idx`, and MegablendGPTDataset over these, Parquet and Arrow. Other classes, mock data, a
     config without a cache folder, settings that are not known, and versions of megatron-core that build something else go
-    Megatron's own way, with a warning.
+    by Megatron itself, with a warning.
 
     Args:
         cls: GPTDataset or MegablendGPTDataset.
@@ -137,7 +137,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
                 f"{self.cls.__name__} does not work with megatron-core {installed_version()}: {reason}; use a version "
                 f"from {TRIED[0]} to {TRIED[-1]}, or GPTDataset over .bin/.idx pairs"
             )
-        warnings.warn(f"{reason}: the datasets are built Megatron's own way", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{reason}: Megatron builds the datasets itself", RuntimeWarning, stacklevel=3)
         return list(BlendedMegatronDatasetBuilder(self.cls, self.sizes, self.is_built_on_rank, self.config).build())
 
     def _open_whole(self) -> list[Any] | None:

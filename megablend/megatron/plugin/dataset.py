@@ -75,7 +75,7 @@ def cache_of(config: Any) -> str:
     """The config's cache folder. Raises: ConfigError where it has none."""
     if not config.path_to_cache:
         raise ConfigError(
-            "path_to_cache (--data-cache-path) is not set; the index and the arrays of these datasets lie there"
+            "path_to_cache (--data-cache-path) is not set; the index and the arrays of these datasets are stored there"
         )
     return str(config.path_to_cache)
 

@@ -165,7 +165,7 @@ def _compare(builder: type[Any], cache: Path, options: dict[str, Any], sizes: li
         theirs = type(ours)(*arguments[:-1], memory)
         for name in _ARRAYS:
             if not _same(getattr(ours, name, None), getattr(theirs, name, None)):
-                return f"Megatron makes another {name} of {type(ours).__name__}"
+                return f"Megatron builds a different {name} for {type(ours).__name__}"
     opened = builder(MegablendGPTDataset, sizes, lambda: True, _config(MegablendDatasetConfig, cache, options))
     opened._fill(SingleProcess())
     return _compare_samples(opened._open(), found, config)
@@ -207,11 +207,11 @@ def _compare_samples(ours: list[Any], theirs: list[Any], config: Any) -> str | N
                 if one[k].keys() != other[k].keys() or not all(
                     _same(one[k][name], other[k][name]) for name in other[k]
                 ):
-                    return f"sample {k} is another in MegablendGPTDataset than in GPTDataset"
+                    return f"sample {k} differs between MegablendGPTDataset and GPTDataset"
             if isinstance(other, GPTDataset) and len(other):
                 answer = other._query_document_sample_shuffle_indices(0)
                 if len(answer) != len(query_result(config, answer[0], answer[1], [])):
-                    return f"GPTDataset's query gives {len(answer)} things"
+                    return f"GPTDataset's query returns {len(answer)} values"
     return None
 
 

@@ -155,7 +155,7 @@ class Source:
         if failure.kind is Kind.CONNECT and not self._answered:
             patience = min(patience, _FIRST_CONTACT_SECONDS)
         if seconds >= patience:
-            remedy = failure.remedy or "see to the source or the network, or set `give_up_after` higher"
+            remedy = failure.remedy or "check the source and the network, or increase `give_up_after`"
             raise DataError(
                 location, f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s: {remedy}"
             )
@@ -263,7 +263,7 @@ class Source:
         if not there.etag and not self._said_weak:
             self._said_weak = True
             _LOG.warning(
-                "%s: gives no strong etags: whether an object was replaced is told by its size and the second it was modified in",
+                "%s: sends no strong etags: only its size or time of modification (in seconds) shows that an object was replaced",
                 self.root,
             )
         if begin != start or sum(map(len, parts)) != end - begin:
@@ -299,7 +299,7 @@ def _error_of(location: str, failure: Failure, pin: Pin | None, start: int, stop
     if failure.kind is Kind.EMPTY:
         return CorruptFileError(
             location,
-            f"truncated: {stop - start} bytes are wanted here, but the object ends before; restore it",
+            f"truncated: {stop - start} bytes expected here, but the object ends before; restore it",
             offset=start,
         )
     kind = UnsupportedFileError if failure.kind is Kind.NO_RANGES else DataError
