@@ -108,7 +108,7 @@ def test_a_step_with_samples_of_two_lengths_is_refused_with_the_nearest_end(conf
     ):
         megablend.Loader(dataset, micro_batch_size=3, data_parallel_rank=0, data_parallel_size=4)
     with pytest.raises(
-        megablend.ConfigError, match=r"change at sample 480, .* counted from sample 321, .* sample 477;"
+        megablend.ConfigError, match=r"change at sample 480, .* from sample 321 on\), .* sample 477;"
     ):
         megablend.Loader(dataset, micro_batch_size=6, consumed_samples=321)
     megablend.Loader(dataset, micro_batch_size=7, consumed_samples=480).close()
