@@ -20,7 +20,7 @@ from megablend.index.source_entry import SourceEntry
 from megablend.storage.base import Storage
 
 BATCH_BYTES = 16 << 20
-"""Of tokens that are decoded together; each thread holds one batch."""
+"""Size of the tokens that are decoded together; each thread has one batch in memory."""
 
 
 class FileTokens(NamedTuple):

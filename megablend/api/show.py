@@ -47,7 +47,7 @@ class SampleDescription(Result):
     """Positions in the sample at which documents begin."""
     tokens: tuple[int, ...]
     extra: dict[str, tuple[float, ...]]
-    """For each extra column a number a token."""
+    """By extra column, one number per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

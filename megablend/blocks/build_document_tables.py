@@ -80,7 +80,7 @@ class BlockRange(NamedTuple):
     """Blocks of one file."""
 
     name: str
-    """Of the file for the lengths of their documents."""
+    """Name of the file for the lengths of their documents."""
     first_block: int
     stop_block: int
     documents: int

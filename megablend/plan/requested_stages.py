@@ -19,7 +19,7 @@ class RequestedSchedule(NamedTuple):
 
     kind: str
     steps: int
-    """At most."""
+    """The most steps of the schedule."""
     start: tuple[Fraction, ...]
     """[num_sources], sum 1: the shares of the stage before."""
 

@@ -34,7 +34,7 @@ def cap_of(source: Source, tokens: int, sequence_length: int, extra: int, *, rea
     """The most samples that a source may give, by its max_epochs and max_tokens; None where it has neither.
 
     Args:
-        tokens: of the source in the split, once.
+        tokens: tokens of the source in the split, in one epoch.
         read: tokens of it that were read before, over all epochs.
     """
     caps = []

@@ -30,7 +30,7 @@ class Blend:
     sequence_length: int
     add_extra_token_to_sequence: bool
     sources: tuple[SourceShare, ...]
-    """In the order of the config."""
+    """The sources in the order of the config."""
     interleaving: str = "sequential"
     """A name of `INTERLEAVINGS`."""
     order: str = "sequential"

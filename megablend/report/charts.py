@@ -15,7 +15,7 @@ DRAWN = 200
 _WIDE, _NARROW = 11.5, 3.6
 """Widths in inches, at 96 pixels each."""
 _ROW, _HEIGHT = 0.24, 2.6
-"""Inches of a row of a chart of sources, and of the height of the other charts, without what is around the axes."""
+"""Heights in inches, without what is around the axes: of one row in a chart of sources, and of other charts."""
 Drawing = Callable[[Any, bool], None]
 
 

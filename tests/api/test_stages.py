@@ -107,9 +107,7 @@ def test_a_step_with_samples_of_two_lengths_is_refused_with_the_nearest_end(conf
         megablend.ConfigError, match=r"change at sample 320, within a step of 12 samples .* sample 324;"
     ):
         megablend.Loader(dataset, micro_batch_size=3, data_parallel_rank=0, data_parallel_size=4)
-    with pytest.raises(
-        megablend.ConfigError, match=r"change at sample 480, .* from sample 321 on\), .* sample 477;"
-    ):
+    with pytest.raises(megablend.ConfigError, match=r"change at sample 480, .* from sample 321 on\), .* sample 477;"):
         megablend.Loader(dataset, micro_batch_size=6, consumed_samples=321)
     megablend.Loader(dataset, micro_batch_size=7, consumed_samples=480).close()
 

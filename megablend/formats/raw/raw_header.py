@@ -30,7 +30,7 @@ _LIT_BYTES = 24
 _LIT_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float32", 7: "float64", 8: "uint16"}
 _LLMC_BYTES = 1024
 _LLMC = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
-"""By magic: version and dtype."""
+"""Version and dtype for each magic number."""
 _NPY_DTYPES = {f"<{np.dtype(name).str[1:]}": name for name in DTYPES}
 _DESCR = re.compile(r"""['"]descr['"]\s*:\s*['"]([^'"]{1,20})['"]""")
 _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([0-9,\sL]{0,100})\)""")

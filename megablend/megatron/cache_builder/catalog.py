@@ -34,13 +34,13 @@ _FOLDER = "megablend-lengths"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What a catalog says of a `.bin/.idx` pair."""
+    """A catalog's entry for a `.bin/.idx` pair."""
 
     lengths: Array
     """int32 [num_sequences], tokens; memory-mapped."""
     token_dtype: str
     etag: str
-    """Of the `.idx`, when its lengths were read."""
+    """The etag of the `.idx` when its lengths were read."""
 
 
 class Catalog:

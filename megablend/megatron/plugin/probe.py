@@ -1,11 +1,11 @@
-"""Whether the plugin fits the installed megatron-core, found out by looking at its code and by building tiny datasets both ways.
+"""Whether the plugin fits the installed megatron-core, checked by inspecting its code and by building tiny datasets both ways.
 
-    methods    those that our classes replace are there, take the same arguments, and none that we add is theirs
-    waiting    no step of opening datasets waits for other ranks, but those that we replace
-    settings   those that a cache depends on are there
-    builds     Megatron finds all it looks for in a cache of ours, and makes the same arrays and samples by itself
+    methods    those that our classes override exist and take the same arguments; those that we add do not exist there
+    waiting    no step of opening datasets waits for other ranks, except those that we override
+    settings   those that a cache depends on exist
+    builds     Megatron finds all files that it needs in a cache of ours, and builds the same arrays and samples by itself
 
-A version that differs in any of these is named with what differs; its number is not looked at.
+A version that differs in any of these is refused with a message that says how; its number does not matter.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class ObjectStorage:
 
 
 def _is_url_pattern(url: str) -> bool:
-    """Whether a URL has wildcards; characters that it encodes, such as %5B, are none."""
+    """Whether a URL has wildcards; encoded characters such as %5B do not count as wildcards."""
     return is_wild(urlsplit(url).path)
 
 
