@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def amend(
     config: str, at: int | None, state: str | None, plus: int, dry_run: bool, cache: str | None, as_json: bool
 ) -> None:
-    """Let a run go on, from a sample, with the next stage that its edited CONFIG lists in `stages`.
+    """Continue a run, from a sample on, with the next stage that its edited CONFIG lists in `stages`.
 
     The sample is rounded up to the end of a cycle (lanes x shuffle_window samples). No sample before it changes, and no token is
     lost or repeated. Checkpoints of that sample and earlier are resumed on the new plan; the position is in the checkpoint, so
