@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Coverage of the package by the tests, by folder, with kernels in plain Python: bash tools/coverage.sh [pytest arguments]
-# Without arguments: the quick part. Processes that tests start are not counted.
+# Coverage of the package by the quick tests, by folder: bash tools/coverage.sh [pytest arguments]
+# The kernels' own tests run twice, the second time in plain Python, which coverage sees. Processes that tests start are not counted.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -8,12 +8,13 @@ use_venv .venv-test --editable ".[mpich,test]"
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-export COVERAGE_FILE=$folder/coverage NUMBA_DISABLE_JIT=1
+export COVERAGE_FILE=$folder/coverage
 
-[ $# != 0 ] || set -- -m quick
-say "Tests: pytest $*"
+say "Quick tests"
 status=0
-python -m coverage run --source megablend -m pytest -q "$@" || status=$?
+python -m coverage run --source megablend -m pytest -q -m quick "$@" || status=$?
+say "Kernels in plain Python"
+NUMBA_DISABLE_JIT=1 python -m coverage run --append --source megablend -m pytest -q -m quick tests/kernels || status=$?
 python -m coverage json --quiet -o "$folder/coverage.json"
 
 say "Covered lines"
