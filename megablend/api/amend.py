@@ -14,6 +14,7 @@ from megablend.api.runs import ConfigLike, make_run_storage, plan_committed
 from megablend.config import Config, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError
+from megablend.index.list_snapshots import list_snapshots
 from megablend.plan.amending import amend_ledger, cut_ledger, rewind_to
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
@@ -109,8 +110,9 @@ def amend(
     else:
         taken = State.from_dict(state)
         known, sample = rewind_to(ledger, taken), taken.consumed_samples + whole_number("after", after, least=0)
-    tokens = open_ledger(checked.cache_store, ledger).tokens
-    cut = cut_ledger(known, plan_stages(known.stages, tokens), sample)
+    asked = open_ledger(checked.cache_store, ledger).asked
+    data = asked.tokens_by_index, asked.blocks
+    cut = cut_ledger(known, plan_stages(known.stages, *data), sample)
     _check_skips(checked, known, cut.num_samples)
     run = _plan_amended(checked, cut)
     if not dry_run:
@@ -120,12 +122,13 @@ def amend(
                     f"{checked.cache}: run {checked.run!r} was changed by another process just now; try again"
                 )
             save_ledger(checked.cache_store, run.ledger, replaces=ledger)
-    return _describe(run, plan_stages(ledger.stages, tokens), ledger, cut.num_samples, sample, committed=not dry_run)
+    return _describe(run, plan_stages(ledger.stages, *data), ledger, cut.num_samples, sample, committed=not dry_run)
 
 
 def _plan_amended(config: Config, cut: Ledger) -> Run:
     """The amended run. Raises: as `amend` does."""
-    requested = plan_committed(config, "train", cut, make_run_storage(config))
+    newest = list_snapshots(config.cache_store)[-1]
+    requested = plan_committed(config, "train", cut, make_run_storage(config), newest)
     run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger))
     check_run(run)
     precompute_orders(config, run.store)
@@ -178,14 +181,15 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
     read, total = plan.count_tokens(start).tolist(), plan.count_tokens(end).tolist()
     extra = int(run.config.add_extra_token_to_sequence)
     found = []
-    for source, tokens in enumerate(run.tokens):
-        repeat = plan.first_sample_from(source, plan.count_within(source, tokens, extra)) if tokens else None
+    for source, first in enumerate(plan.epochs.start(source, 1) for source in range(plan.num_sources)):
+        repeat = plan.first_sample_from(source, plan.count_within(source, first, extra)) if first else None
         found.append(
             Outlook(
                 share=samples[source] / max(1, end - start),
                 tokens=total[source] - read[source],
-                epochs=total[source] / tokens if tokens else 0.0,
+                epochs=float(plan.epochs.count(source, total[source])),
                 first_repeat=None if repeat is None else max(repeat, start),
             )
         )
-    return found
+    unread = Outlook(share=0.0, tokens=0, epochs=0.0, first_repeat=None)  # of sources that the plan does not have yet
+    return found + [unread] * (len(run.sources) - len(found))

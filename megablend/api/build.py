@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from megablend.api.check import check_store
 from megablend.api.checksums import make_checksums
 from megablend.api.known_ranges import refuse_known_outliers
 from megablend.api.repair import repair_kept_index
-from megablend.api.runs import make_run_storage
+from megablend.api.runs import list_indices, make_run_storage
 from megablend.api.warn import find_warnings, warn_of_shared_files
+from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables
 from megablend.caches.base import OvertakenError
 from megablend.config import Config, load_config
@@ -29,7 +30,7 @@ from megablend.index.snapshot import open_snapshot
 from megablend.index.source_spec import SourceSpec
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
-from megablend.plan.open_store import open_block_store
+from megablend.plan.open_store import open_stores
 from megablend.plan.run import as_promised, check_run, plan_run, precompute_orders
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
@@ -111,7 +112,7 @@ def build_index(
     launch = launch or detect()
     checked, report = _index(config, cache, progress, launch, storage)
     try:
-        documents = _tabulate(checked, report.digest, launch, storage) if checked.tabled else None
+        documents = _tabulate(checked, [report.digest], launch, storage) if checked.tabled else None
     except BaseException as error:
         launch.abort(error)
     return BuiltIndex(index=report, documents=documents, ranks=launch.size)
@@ -153,7 +154,7 @@ def build(
                 )  # the config's own is the newest again
             documents = None
             if checked.tabled:
-                documents = _tabulate(checked, ledger.index if ledger else report.digest, launch, storage)
+                documents = _tabulate(checked, _list_needed(checked, ledger, report), launch, storage)
             if checksums:
                 digest, read_from = ledger.index if ledger else report.digest, storage or make_run_storage(checked)
                 make_checksums(checked, digest, launch=launch, storage=read_from, progress=progress)
@@ -207,7 +208,7 @@ def _log_report(cache: str, report: BuildReport) -> None:
 
 
 def list_specs(checked: Config) -> list[SourceSpec]:
-    """The sources that a config requests to be indexed, with their extra columns."""
+    """The sources that a config requests to be indexed, with their extra columns: all that are not withdrawn."""
     return [
         SourceSpec(
             name=name,
@@ -218,14 +219,22 @@ def list_specs(checked: Config) -> list[SourceSpec]:
             place=source.place,
         )
         for name, source in checked.all_sources.items()
+        if name not in checked.withdrawn
     ]
 
 
-def _tabulate(config: Config, digest: str, launch: Communicator, storage: Storage | None) -> TablesReport:
-    """Make the document tables of the index that the run reads. Called by all ranks."""
-    store = open_block_store(config, open_snapshot(config.cache_store, digest), storage or make_run_storage(config))
-    numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
-    return build_tables(store, [numbers[name] for name in config.tabled], launch=launch)
+def _list_needed(config: Config, ledger: Ledger | None, report: BuildReport) -> tuple[str, ...]:
+    """The snapshots that the run reads, in order."""
+    return (report.digest,) if ledger is None else list_indices(config, ledger, report.digest)
+
+
+def _tabulate(config: Config, digests: Sequence[str], launch: Communicator, storage: Storage | None) -> TablesReport:
+    """Make the document tables of the snapshots that the run reads; reports the last ones. Called by all ranks."""
+    stores = open_stores(config, digests, storage or make_run_storage(config)).stores
+    for store in stores:
+        numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
+        report = build_tables(store, [numbers[name] for name in config.tabled if name in numbers], launch=launch)
+    return report
 
 
 def _repair(
@@ -259,21 +268,19 @@ def _commit_run_or_retry(
 def _commit_run(config: Config, report: BuildReport, documents: TablesReport | None, storage: Storage) -> BuildResult:
     """Start the run's ledger, or append a stage to it."""
     ledger = load_ledger(config.cache_store, config.run)
-    generation = open_snapshot(config.cache_store, ledger.index if ledger else report.digest)
-    store = open_block_store(config, generation, storage)
+    digests = _list_needed(config, ledger, report)
+    store = open_stores(config, digests, storage)
     run = plan_run(config, "train", store, keep=True, links=ledger.links if ledger else ())
     extended = ledger.extend(as_promised(run, ledger).ledger) if ledger else run.ledger
     run = dataclasses.replace(run, ledger=extended)
     check_run(run)
     precompute_orders(config, store)
-    numbers = {entry.name: number for number, entry in enumerate(generation.sources)}
-    tables = {table_key(generation, numbers[name]) for name in config.tabled}
-    config.cache_store.publish_files("splits", {generation.digest, *tables})
+    publish_splits(config, store)
     if extended != ledger:
         save_ledger(config.cache_store, extended, replaces=ledger)
     stages_before = len(ledger.stages) if ledger else 0
     # The files of an index that was just built have just been checked.
-    problems = check_store(config, store).problems if generation.digest != report.digest else ()
+    problems = check_store(config, store).problems if store.generation.digest != report.digest else ()
     return BuildResult(
         index=report,
         documents=documents,
@@ -282,3 +289,13 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
         problems=problems,
         warnings=(*find_warnings(run), *warn_of_shared_files(run)),
     )
+
+
+def publish_splits(config: Config, store: BlockStore) -> None:
+    """Make what was stored of the splits of a run available to other nodes."""
+    owners = set[str]()
+    for each in store.stores:
+        numbers = {entry.name: number for number, entry in enumerate(each.generation.sources)}
+        owners |= {each.generation.digest}
+        owners |= {table_key(each.generation, numbers[name]) for name in config.tabled if name in numbers}
+    config.cache_store.publish_files("splits", owners)

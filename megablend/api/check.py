@@ -11,9 +11,8 @@ from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
 from megablend.index.build import Progress
 from megablend.index.check_files import FileChecker, check_files, files_of
-from megablend.index.snapshot import open_snapshot
 from megablend.plan.ledger_file import load_ledger
-from megablend.plan.open_store import open_block_store
+from megablend.plan.open_store import open_stores
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 
@@ -56,15 +55,15 @@ def check(
     """
     checked = load_config(config, cache=cache)
     ledger = load_ledger(checked.cache_store, checked.run)
-    generation = open_snapshot(checked.cache_store, ledger.index) if ledger else newest_snapshot(checked.cache_store)
+    digests = ledger.indices if ledger else (newest_snapshot(checked.cache_store).digest,)
     storage = storage or make_storage(objects=checked.storage)
-    return check_store(checked, open_block_store(checked, generation, storage), progress=progress)
+    return check_store(checked, open_stores(checked, digests, storage), progress=progress)
 
 
 def check_store(
     config: Config, store: BlockStore, *, progress: Callable[[Progress], None] | None = None
 ) -> CheckResult:
-    """Check the files of an opened index. Raises: CacheError."""
-    numbers = files_of(store.generation, list(config.all_sources))
+    """Check the files of an opened index, of several the last one's. Raises: CacheError."""
+    numbers = files_of(store.generation, [name for name in config.all_sources if name not in config.withdrawn])
     found = check_files(FileChecker(store.generation, store.roots, store.storage), numbers, progress=progress)
     return CheckResult(index=store.generation.digest, files=len(numbers), problems=tuple(map(str, found)))

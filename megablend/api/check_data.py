@@ -76,7 +76,9 @@ def check_data(
     ledger = load_ledger(config.cache_store, config.run)
     generation = newest_snapshot(config.cache_store, ledger.index if ledger else None)
     storage = storage or make_storage(objects=config.storage)
-    store = BlockStore(generation, roots=open_block_store(config, generation, storage).roots, storage=storage)
+    store = BlockStore(
+        generation, roots=open_block_store(config, generation, storage, may_lack=True).roots, storage=storage
+    )
     entries = [entry for entry in generation.sources if entry.name in sizes]
     found: dict[int, FileTokens] = {}
 

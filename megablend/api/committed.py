@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -67,28 +68,36 @@ def open_committed(
 
 def open_ledger(cache: CacheLike, ledger: Ledger, *, storage: Storage | None = None) -> Run:
     """Open the train split of a ledger, over the index that it names. Raises CacheError, PlanError."""
-    return open_run(make_config(cache, ledger, open_snapshot(cache, ledger.index)), "train", storage=storage)
+    snapshots = [open_snapshot(cache, index) for index in ledger.indices]
+    return open_run(make_config(cache, ledger, snapshots), "train", storage=storage)
 
 
-def make_config(cache: CacheLike, ledger: Ledger, generation: Snapshot) -> Config:
-    """Make a config that requests exactly what a ledger commits to, from the files of its index."""
-    blend, entries = ledger.stages[0].blend, {entry.name: entry for entry in generation.sources}
+def make_config(cache: CacheLike, ledger: Ledger, snapshots: Sequence[Snapshot]) -> Config:
+    """Make a config that requests exactly what a ledger commits to, from the files of its indexes."""
+    blend = ledger.stages[0].blend
+    entries = {entry.name: entry for snapshot in snapshots for entry in snapshot.sources}
     by_split = any(source.name not in entries for source in blend.sources)
     prefix = "train/" if by_split else ""
     first_shares = blend.shares if blend.schedule is None else blend.schedule.start
-    listed = []
-    for source, share in zip(blend.sources, first_shares, strict=True):
+    listed, all_sources = [], ledger.blend.sources
+    first_shares = (*first_shares, *[Fraction(0)] * (len(all_sources) - len(first_shares)))
+    for source, share in zip(all_sources, first_shares, strict=True):
         entry = entries.get(prefix + source.name)
         if entry is None:
             raise CacheError(
-                f"{generation.folder}: lacks source {source.name!r} of run {ledger.run!r}; restore the cache from a backup"
+                f"{snapshots[-1].folder}: lacks source {source.name!r} of run {ledger.run!r}; restore the cache from a backup"
             )
         listed.append(_source(entry, replace(source, share=share)))
-    has_stages = any(stage.blend != blend or stage.cut is not None for stage in ledger.stages)
+    first = ledger.stages[0]
+    has_stages = any((each.blend, each.index, each.cut) != (blend, first.index, None) for each in ledger.stages)
     settings: dict[str, Any] = {
         "cache": find_store(cache).location,
         "run": ledger.run,
-        **({"stages": _list_stages(ledger)} if has_stages or blend.schedule else {"samples": ledger.num_samples}),
+        **(
+            {"stages": _list_stages(ledger, snapshots, prefix)}
+            if has_stages or blend.schedule
+            else {"samples": ledger.num_samples}
+        ),
         "sources": {"train": listed, "valid": []} if by_split else listed,
         "sequence_length": blend.sequence_length,
         "add_extra_token_to_sequence": blend.add_extra_token_to_sequence,
@@ -103,21 +112,30 @@ def make_config(cache: CacheLike, ledger: Ledger, generation: Snapshot) -> Confi
     return load_config(settings)
 
 
-def _list_stages(ledger: Ledger) -> list[dict[str, Any]]:
+def _list_stages(ledger: Ledger, snapshots: Sequence[Snapshot], prefix: str) -> list[dict[str, Any]]:
     """The stages of a ledger as a config lists them, each with all that it may change."""
-    return [
-        ({} if before is None or before.cut is None else {"from": before.cut})
-        | {
+    known = {each.digest: {entry.name for entry in each.sources} for each in snapshots}
+    found, here = list[dict[str, Any]](), set[str]()
+    for before, stage in zip([None, *ledger.stages], ledger.stages, strict=False):
+        settings: dict[str, Any] = {
             "samples": stage.end,
             "sequence_length": stage.blend.sequence_length,
             "order": stage.blend.order,
             "lanes": stage.blend.lanes,
             "shuffle_window": stage.blend.shuffle_window,
-            "sources": {source.name: {"weight": source.share} for source in stage.blend.sources},
         }
-        | _schedule(stage)
-        for before, stage in zip([None, *ledger.stages], ledger.stages, strict=False)
-    ]
+        if before is not None and before.cut is not None:
+            settings["from"] = before.cut
+        names, lost = [source.name for source in stage.blend.sources], set[str]()
+        if before is not None and before.index != stage.index:
+            lost = {name for name in names if prefix + name in here - known[stage.index]}
+            settings |= {"new_data": True, "withdraw": sorted(lost)}
+        here = (here | known[stage.index]) - {prefix + name for name in lost}
+        settings["sources"] = {
+            source.name: {"weight": source.share} for source in stage.blend.sources if prefix + source.name in here
+        }
+        found.append(settings | _schedule(stage))
+    return found
 
 
 def _schedule(stage: Stage) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from megablend.api.what_if import Foreseen, foresee_run
 from megablend.config import SPLITS, Config
 from megablend.errors import PlanError
 from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
-from megablend.plan.run import Run, as_promised, plan_run
+from megablend.plan.run import Run, as_promised, check_run, plan_run
 from megablend.prefetch.estimate_transfer import estimate_transfer
 from megablend.prefetch.memory_need import find_memory_need
 from megablend.prefetch.read_amplification import read_amplification
@@ -87,6 +87,7 @@ def _describe_splits(
             continue
         try:
             other = as_promised(plan_run(config, split, run.store), run.ledger)
+            check_run(other)
         except PlanError as error:
             splits[split] = _cannot_be_planned(error, loaders), []
         else:

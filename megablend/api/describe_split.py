@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from itertools import pairwise
 
@@ -72,7 +73,7 @@ def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageD
         sources=tuple(
             StageSource(
                 name=source.name,
-                share=float(shares[i]) if shares else part.counts[i] / samples,
+                share=float(shares[i]) if i < len(shares) else part.counts[i] / samples,
                 actual_share=float(part.counts[i]) / samples,
                 samples=int(part.counts[i]),
                 tokens=int(part.counts[i]) * stage.blend.sequence_length,
@@ -94,9 +95,9 @@ def _find_first_repeat(run: Run) -> FirstRepeat | None:
         return None
     extra = int(run.config.add_extra_token_to_sequence)
     repeats = []
-    for number, (source, tokens) in enumerate(zip(run.sources, run.parts["tokens"].tolist(), strict=True)):
+    for number, source in enumerate(run.sources):
         # The next sample reads a token again, perhaps before some of these.
-        one_pass = run.plan.count_within(number, tokens, extra)
+        one_pass = run.plan.count_within(number, run.epochs.start(number, 1), extra)
         if (again := run.plan.first_sample_from(number, one_pass)) is not None:
             repeats.append((again, source.name))
     first = min(repeats, default=None)
@@ -110,6 +111,7 @@ def _describe_source(
     length, extra = run.config.sequence_length, int(run.config.add_extra_token_to_sequence)
     tokens = int(part["tokens"])
     used = read + extra if samples else 0
+    epochs = run.epochs.count(number, used)
     requested = run.asked.requested[number] if run.weights else Fraction(samples, run.num_samples)
     return SourceDescription(
         name=source.name,
@@ -119,18 +121,19 @@ def _describe_source(
         requested_share=float(requested),
         actual_share=samples / run.num_samples,
         samples=samples,
-        epochs=used / tokens if tokens else 0.0,
+        epochs=float(epochs),
         max_epochs=None if source.max_epochs is None else float(source.max_epochs),
-        tokens_left_in_epoch=-used % tokens if tokens else 0,
+        tokens_left_in_epoch=run.epochs.start(number, math.ceil(epochs)) - used,
         tokens_read=read,
         stored_bytes=_estimate_stored_bytes(run, number),
         max_tokens=source.max_tokens,
         most_samples=cap_of(source, tokens, length, extra),
         first_sample=_sample(presence.first[number]),
         last_sample=_sample(presence.last[number]),
-        epoch_ends=tuple(find_epoch_ends(run.plan, number, tokens, limit=EPOCHS)),
+        epoch_ends=tuple(find_epoch_ends(run.plan, number, limit=EPOCHS)),
         worst_prefix_error=round(float(presence.worst_error[number]), 3),
         document_lengths=count_lengths(run, number) if document_lengths else None,
+        withdrawn_tokens=run.epochs.count_withdrawn(number) or None,
     )
 
 

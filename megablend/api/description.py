@@ -29,7 +29,7 @@ class SourceDescription(Result):
         "share_given": "actual_share",
         "unread_tokens_of_last_epoch": "tokens_left_in_epoch",
     }
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"document_lengths"})
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"document_lengths", "withdrawn_tokens"})
     name: str
     blocks: int
     documents: int
@@ -63,6 +63,8 @@ class SourceDescription(Result):
     """Largest distance from its share, in samples, over the prefixes of each stage that end in its first 65,536 samples."""
     document_lengths: tuple[int, ...] | None = None
     """Documents by length, where requested and known to the index: [0] of no token, [i] of 2^(i-1) to 2^i - 1 tokens."""
+    withdrawn_tokens: int | None = None
+    """Tokens of epochs that were begun which are not read, since their files were withdrawn; None where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

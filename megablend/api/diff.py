@@ -66,7 +66,7 @@ def diff(a: str | Path, b: str | Path) -> dict[str, Any]:
 
 def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
     """The differences between two ledgers; of a state, only index and stages are known."""
-    found = [Difference("index", a.index, b.index)]
+    found = [Difference("index", ", ".join(a.indices), ", ".join(b.indices))]
     if isinstance(a, Ledger) and isinstance(b, Ledger):
         for start, x, y in _pair_blends(a, b):
             of_stage = f" from sample {start:,} on" if start else ""
@@ -172,7 +172,7 @@ def _first_epoch_end(a: Run, b: Run) -> int:
     if len(a.blends) > 1 or len(b.blends) > 1:
         return 0
     short, long = sorted((a.ledger, b.ledger), key=lambda ledger: len(ledger.ends))
-    same = a.ledger.index == b.ledger.index and short.ends == long.ends[: len(short.ends)]
+    same = a.ledger.indices == b.ledger.indices and short.ends == long.ends[: len(short.ends)]
     if not same or a.ledger.in_version(b.ledger.plan_version).blend != b.ledger.blend:
         return 0
     first = short.ends[-1]

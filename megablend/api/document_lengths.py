@@ -19,14 +19,14 @@ def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
 
     Raises: CacheError where the table is damaged.
     """
-    snapshot, part = run.store.generation, run.parts[source]
+    blocks, part = run.blocks(source), run.parts[source]
     name = list(run.config.sources_of(run.split))[source]
-    number = next(i for i, entry in enumerate(snapshot.sources) if entry.name == name)
+    number = next(i for i, entry in enumerate(blocks.generation.sources) if entry.name == name)
     documents = int(part["documents"])
-    if documents == 0 or table_bytes(snapshot, number) is None:
+    if documents == 0 or table_bytes(blocks.generation, number) is None:
         return None
     counted = min(COUNTED, documents)
-    which = int(part["first_document"]) + np.arange(counted) * documents // counted
-    lengths = open_table(snapshot, number).lengths(which, eod=run.sources[source].append_eod is not None)
+    which = blocks.documents.table_rows(np.arange(counted) * documents // counted)
+    lengths = open_table(blocks.generation, number).lengths(which, eod=run.sources[source].append_eod is not None)
     bins = np.bincount(np.frexp(lengths.astype(np.float64))[1])
     return tuple((bins * documents // counted).tolist())

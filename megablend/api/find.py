@@ -3,7 +3,7 @@ document, the blocks in which it begins and ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +12,14 @@ import numpy.typing as npt
 
 from megablend.api.committed import open_committed
 from megablend.api.runs import ConfigLike
-from megablend.blocks.splits import find_document
+from megablend.blocks.block_store import BlockStore
+from megablend.blocks.splits import SplitBlocks, find_document
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.index.file_table import FileEntry
+from megablend.index.snapshot import Snapshot
 from megablend.order.base import Placed
+from megablend.plan.locator import Reading
 from megablend.plan.run import Run
 from megablend.plan.skips import Skips, load_skips
 from megablend.plan.stages_plan import TokenRange
@@ -70,22 +73,23 @@ def find(
     limit = None if limit is None else whole_number("limit", limit, least=1)
     opened = open_committed(what, run, split, cache=cache)
     skips = load_skips(opened.config.cache_store, opened.ledger) if split == "train" else Skips()
-    found = []
+    places: dict[tuple[str, int], list[int]] = {}
     for number in match_files(opened, file):
-        entry = opened.store.generation.file(number)
-        source = _source_of(opened, entry)
-        if source is None:
-            continue
-        start, stop = stored_tokens(opened, source, entry, None if row is None else whole_number("row", row))
-        samples, complete = _list_samples(opened, source, start, stop, limit)
+        source = _source_of(opened, number)
+        if source is not None:
+            places.setdefault((opened.store.generation.path(number, opened.store.roots), source), []).append(number)
+    found = []
+    for (path, source), numbers in places.items():
+        which = None if row is None else whole_number("row", row)
+        tokens, samples, complete = _list_samples(opened, source, numbers, which, limit)
         for sample in samples:
             _place_in_training(sample, skips, batch_size)
         found.append(
             {
-                "file": opened.store.generation.path(number, opened.store.roots),
+                "file": path,
                 "source": opened.sources[source].name,
                 "row": row,
-                "tokens": stop - start,
+                "tokens": tokens,
                 "samples": samples,
                 "complete": complete,
             }
@@ -124,15 +128,18 @@ def match_files(run: Run, file: str) -> list[int]:
     return ends
 
 
-def stored_tokens(run: Run, source: int, entry: FileEntry, row: int | None) -> tuple[int, int]:
+def stored_tokens(store: BlockStore, blocks: SplitBlocks, entry: FileEntry, row: int | None) -> tuple[int, int]:
     """The range of a source's stored tokens, counted in the split, that a file or one of its rows has; empty where none is in it.
+
+    Args:
+        store, blocks, entry: of one snapshot of the index.
 
     Raises: ConfigError where there is no such row, or the index does not know rows; as BlockStore.read does.
     """
-    generation, blocks = run.store.generation, run.blocks(source)
+    generation = store.generation
     if row is None:
         edges = np.array([entry.first_block, entry.first_block + entry.num_blocks])
-        start, stop = blocks.before(np.clip(edges - blocks.first_block, 0, blocks.num_blocks)).tolist()
+        start, stop = blocks.before(blocks.local_blocks(edges)).tolist()
         return start, stop
     listed = generation.sources[entry.column]
     if not listed.documents:
@@ -144,14 +151,14 @@ def stored_tokens(run: Run, source: int, entry: FileEntry, row: int | None) -> t
         raise ConfigError(f"{entry.name}: found row {row:,}, expected 0 to {entry.rows - 1:,}")
     before = generation.running("rows_before", [listed.blocks.start, entry.first_block])
     document = int(before[1] - before[0]) + row
-    edges = np.array([blocks.stored_position(*find_document(run.store, entry.column, document + i)) for i in (0, 1)])
+    edges = np.array([blocks.stored_position(*find_document(store, entry.column, document + i)) for i in (0, 1)])
     start, stop = np.clip(edges, 0, blocks.num_tokens).tolist()
     return start, stop
 
 
-def find_tokens(run: Run, source: int, epoch: int, start: int, stop: int) -> Hits:
-    """The samples that have a source's stored tokens [start, stop) of an epoch, as far as the run goes."""
-    placed = run.order(source).find_tokens(epoch, np.array([start]), np.array([stop]))
+def find_tokens(run: Run, source: int, reading: Reading, epoch: int, start: int, stop: int) -> Hits:
+    """The samples that have a source's stored tokens [start, stop) of an epoch of one reading, as far as the run goes."""
+    placed = reading.find_tokens(epoch, start, stop)
     parts = [_find_placed(run, source, placed, each) for each in run.plan.list_tokens(source)]
     parts = parts or [Hits(*[np.zeros(0, np.int64)] * 5)]
     hits = Hits(*(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -184,34 +191,55 @@ def _find_placed(run: Run, source: int, placed: Placed, samples: TokenRange) -> 
     return Hits(*(column[numbers >= 0] for column in hits))
 
 
-def list_epochs(run: Run, source: int) -> range:
-    """The epochs of a source that a run enters."""
-    ranges = run.plan.list_tokens(source)
+def list_epochs(run: Run, source: int) -> list[tuple[Reading, range]]:
+    """The epochs of a source that a run enters, by what they read."""
+    ranges, readings = run.plan.list_tokens(source), run.locator.readings(source)
     if not ranges:
-        return range(0)
+        return []
     tokens = ranges[-1].token + (ranges[-1].stop - ranges[-1].first) * ranges[-1].step
-    return range(-(-(tokens + int(run.config.add_extra_token_to_sequence)) // run.blocks(source).num_tokens))
+    end = tokens + int(run.config.add_extra_token_to_sequence)
+    return [(reading, reading.list_epochs(end)) for reading in readings]
 
 
-def _source_of(run: Run, entry: FileEntry) -> int | None:
+def _source_of(run: Run, number: int) -> int | None:
     """The number in the split of the source that has a file; None where the split does not read it."""
-    name = run.store.generation.sources[entry.column].name
+    _, file, snapshot = _locate_file(run, number)
+    name = snapshot.sources[snapshot.file(file).column].name
     names = list(run.config.sources_of(run.split))
     return names.index(name) if name in names else None
 
 
-def _list_samples(run: Run, source: int, start: int, stop: int, limit: int | None) -> tuple[list[dict[str, Any]], bool]:
-    """The samples that have stored tokens [start, stop), and whether these are all of them."""
+def _locate_file(run: Run, number: int) -> tuple[BlockStore, int, Snapshot]:
+    """The blocks of the snapshot that has a file of the run's index, the file's number there, and the snapshot."""
+    for store in run.store.stores:
+        if number < store.generation.num_files:
+            return store, number, store.generation
+        number -= store.generation.num_files
+    raise IndexError(f"file {number} is out of range")
+
+
+def _list_samples(
+    run: Run, source: int, files: Sequence[int], row: int | None, limit: int | None
+) -> tuple[int, list[dict[str, Any]], bool]:
+    """Stored tokens of a file, or of one of its rows, which several snapshots may have; the samples that have them, and whether
+    these are all of them."""
     samples: list[dict[str, Any]] = []
-    if start == stop:
-        return samples, True
-    epochs = list_epochs(run, source)
-    for epoch in epochs:
-        for sample in _as_dicts(find_tokens(run, source, epoch, start, stop), epoch):
-            if len(samples) == limit:
-                return samples, False
-            samples.append(sample)
-    return samples, True
+    entries = {store.generation.digest: (store, number) for store, number, _ in (_locate_file(run, i) for i in files)}
+    tokens, readings = 0, run.locator.readings(source)
+    ranges = dict[int, tuple[int, int]]()
+    for i, reading in enumerate(readings):
+        if (known := entries.get(reading.blocks.generation.digest)) is not None:
+            store, number = known
+            start, stop = stored_tokens(store, reading.blocks, store.generation.file(number), row)
+            ranges[i], tokens = reading.count_remaining(start, stop), max(tokens, stop - start)
+    for i, (reading, epochs) in enumerate(list_epochs(run, source)):
+        start, stop = ranges.get(i, (0, 0))
+        for epoch in epochs if start < stop else ():
+            for sample in _as_dicts(find_tokens(run, source, reading, epoch, start, stop), epoch):
+                if len(samples) == limit:
+                    return tokens, samples, False
+                samples.append(sample)
+    return tokens, samples, True
 
 
 def _place_in_training(sample: dict[str, Any], skips: Skips, batch_size: int | None) -> None:

@@ -59,7 +59,7 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
     store = resolve_cache(cache)
 
     def needed() -> set[str]:
-        return {ledger.index for ledger in list_runs(store)} | _pinned(store)
+        return {index for ledger in list_runs(store) for index in ledger.indices} | _pinned(store)
 
     collected = collect(store, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
     if not dry_run:

@@ -193,7 +193,7 @@ def _summarize(ledger: Ledger, indices: set[str]) -> RunSummary:
     return RunSummary(
         run=ledger.run,
         index=ledger.index,
-        index_exists=ledger.index in indices,
+        index_exists=indices.issuperset(ledger.indices),
         plan=ledger.digest,
         stages=tuple(ledger.ends),
     )

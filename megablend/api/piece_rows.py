@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from megablend.index.document_table import PartDocuments, table_bytes
 from megablend.order.base import Spans, by_value
+from megablend.plan.locator import Reading
 from megablend.plan.run import Run
 
 Int64s = npt.NDArray[np.int64]
@@ -22,22 +23,29 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
     Raises: CacheError where a table is damaged.
     """
     rows = np.full(len(spans.blocks), UNKNOWN)
-    generation, numbers = run.store.generation, {entry.name: n for n, entry in enumerate(run.store.generation.sources)}
     names = list(run.config.sources_of(run.split))
     for source, positions in by_value(sources):
-        number = numbers[names[source]]
-        if table_bytes(generation, number) is None:
-            continue
-        blocks, first_row = (
-            run.blocks(source),
-            generation.running("rows_before", [generation.sources[number].blocks.start]),
-        )
-        local = spans.blocks[positions] - blocks.first_block
-        stored = blocks.before(local) + spans.starts[positions] - blocks.clips(local)
-        documents = _find_documents(blocks.documents, stored) + int(run.parts[source]["first_document"])
-        files = generation.file_of(spans.blocks[positions])
-        first_blocks = np.array([generation.file(file).first_block for file in files.tolist()], np.int64)
-        rows[positions] = documents - (generation.running("rows_before", first_blocks) - first_row)
+        readings = run.locator.readings(source)
+        owners = np.searchsorted([each.first_block for each in readings], spans.blocks[positions], side="right") - 1
+        for number, here in by_value(owners):
+            rows[positions[here]] = _find_in(readings[number], names[source], spans, positions[here])
+    return rows
+
+
+def _find_in(reading: Reading, name: str, spans: Spans, positions: Int64s) -> Int64s:
+    """The rows of spans at `positions` int64 [n], which are of blocks of this reading; UNKNOWN without a table: int64 [n]."""
+    blocks, numbers = reading.blocks, spans.blocks[positions] - reading.first_block
+    snapshot = blocks.generation
+    source = next(number for number, entry in enumerate(snapshot.sources) if entry.name == name)
+    if table_bytes(snapshot, source) is None:
+        return np.full(len(positions), UNKNOWN)
+    first_row = snapshot.running("rows_before", [snapshot.sources[source].blocks.start])
+    local = blocks.local_blocks(numbers)
+    stored = blocks.before(local) + spans.starts[positions] - blocks.clips(local)
+    listed = blocks.documents
+    documents = listed.table_rows(_find_documents(listed, stored))
+    first_blocks = np.array([snapshot.file(file).first_block for file in snapshot.file_of(numbers).tolist()], np.int64)
+    rows: Int64s = documents - (snapshot.running("rows_before", first_blocks) - first_row)
     return rows
 
 

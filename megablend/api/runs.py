@@ -11,15 +11,15 @@ from megablend.blocks.block_store import BlockStore
 from megablend.caches.base import CacheStore
 from megablend.caches.find import CacheLike, find_store, is_remote
 from megablend.config import SPLITS, Config, load_config
-from megablend.errors import CacheError, ConfigError, StateError
+from megablend.errors import CacheError, ConfigError, PlanError, StateError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.ledger_format import PLAN_VERSION
 from megablend.plan.links import agree_until, find_parting
-from megablend.plan.open_store import open_block_store
-from megablend.plan.run import Run, as_promised, plan_run
+from megablend.plan.open_store import open_stores
+from megablend.plan.run import Run, as_promised, check_run, plan_run
 from megablend.plan.state import State
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
@@ -59,7 +59,12 @@ def make_run_storage(config: Config) -> Storage:
 
 def open_run(config: Config, split: str, state: State | None = None, *, storage: Storage | None = None) -> Run:
     """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as `megablend.open` does."""
-    storage = storage or make_run_storage(config)
+    run = _plan_opened(config, split, state, storage or make_run_storage(config))
+    check_run(run)
+    return run
+
+
+def _plan_opened(config: Config, split: str, state: State | None, storage: Storage) -> Run:
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
     check_sample(config)
@@ -71,29 +76,64 @@ def open_run(config: Config, split: str, state: State | None = None, *, storage:
             )
         run = plan_committed(config, split, ledger, storage)
         return _apply_ledger(run, ledger) if split == "train" else run
-    if state.index not in list_snapshots(config.cache_store):
+    known = list_snapshots(config.cache_store)
+    if missing := [index for index in state.indices if index not in known]:
         raise StateError(
-            f"the state was taken with index {state.index}, which {config.cache} does not hold (it has "
-            f"{', '.join(list_snapshots(config.cache_store)) or 'none'}); open it with the cache that the run was built in, or "
+            f"the state was taken with index {missing[0]}, which {config.cache} does not hold (it has "
+            f"{', '.join(known) or 'none'}); open it with the cache that the run was built in, or "
             "build the same data there (`megablend build CONFIG`)"
         )
-    if ledger is not None and split == "train" and ledger.index == state.index:
+    if ledger is not None and split == "train" and ledger.indices[: len(state.indices)] == state.indices:
         parting = find_parting(ledger.links, state.stages)
         if parting is not None and parting.by_cut:
-            state.check(split=split, index=ledger.index, stages=ledger.links)
+            state.check(split=split, indices=ledger.indices, stages=ledger.links)
         if _begins_with(ledger, state):
             return _apply_ledger(plan_committed(config, split, ledger, storage), ledger)
-    store = open_block_store(config, open_snapshot(config.cache_store, state.index), storage)
-    run = plan_run(config, split, store, links=state.stages if split == "train" else ())
+    run = plan_run(
+        config,
+        split,
+        _open_for_state(config, split, state, ledger, storage),
+        links=state.stages if split == "train" else (),
+    )
     if split == "train":
         run = dataclasses.replace(run, ledger=run.ledger.of_state(state))
     return _in_version_of(run, state)
 
 
-def plan_committed(config: Config, split: str, ledger: Ledger, storage: Storage) -> Run:
-    """Plan what a config requests over the index of its run's ledger, with what the ledger has fixed. Raises PlanError."""
-    store = open_block_store(config, open_snapshot(config.cache_store, ledger.index), storage)
+def _open_for_state(config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage) -> BlockStore:
+    """The blocks of the snapshots that a state names. Of valid and test a state names one, which the config gives its number."""
+    if split != "train" and ledger is not None and state.index in ledger.indices:
+        return open_stores(config, ledger.indices, storage)
+    return open_stores(config, state.indices, storage)
+
+
+def plan_committed(config: Config, split: str, ledger: Ledger, storage: Storage, newest: str | None = None) -> Run:
+    """Plan what a config requests over the snapshots of its run's ledger, with what the ledger has fixed; not checked.
+
+    Args:
+        newest: the snapshot that a stage reads which is not committed yet, and has `new_data`.
+
+    Raises: PlanError; CacheError.
+    """
+    store = open_stores(config, list_indices(config, ledger, newest), storage)
     return as_promised(plan_run(config, split, store, links=ledger.links), ledger)
+
+
+def list_indices(config: Config, ledger: Ledger, newest: str | None) -> tuple[str, ...]:
+    """The snapshots that a run reads, in order: those of its ledger, and `newest` where a further stage has new data.
+
+    Raises: PlanError where that is the one that the run reads already.
+    """
+    needs_newest = max(each.snapshot for each in config.stage_configs) == len(ledger.indices)
+    if newest is None or not needs_newest:
+        return ledger.indices
+    if newest == ledger.index:
+        number = next(i for i, each in enumerate(config.stage_configs) if each.snapshot == len(ledger.indices))
+        raise PlanError(
+            f"stages[{number}]: new_data: the files are as they were indexed (index {newest}); index them as they are now "
+            "(`megablend index CONFIG`), or leave out new_data"
+        )
+    return (*ledger.indices, newest)
 
 
 @translating("open_index")

@@ -91,5 +91,6 @@ def _run_problems(cache: CacheStore) -> Iterator[str]:
         except CacheError as error:
             yield str(error)
             continue
-        if ledger is not None and ledger.index not in indices:
-            yield f"{cache.location}: run {name!r} uses index {ledger.index}, which does not exist: rebuild it from the same data"
+        for index in [] if ledger is None else ledger.indices:
+            if index not in indices:
+                yield f"{cache.location}: run {name!r} uses index {index}, which does not exist: rebuild it from the same data"

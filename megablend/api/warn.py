@@ -33,7 +33,8 @@ def find_warnings(run: Run) -> list[str]:
             )
     if limits.max_epochs is not None:
         capped = np.array([source.is_capped for source in run.sources])  # chosen deliberately
-        epochs = np.where(capped | (samples == 0), 0.0, (read.astype(float) + extra) / np.maximum(1, tokens))
+        epochs = np.array([float(run.epochs.count(source, n + extra)) for source, n in enumerate(read.tolist())])
+        epochs[capped | (samples == 0)] = 0
         often = np.flatnonzero(epochs > float(limits.max_epochs))
         if len(often):
             worst = often[epochs[often].argmax()]

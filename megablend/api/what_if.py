@@ -63,11 +63,9 @@ def foresee_run(config: Config, *, storage: Storage | None = None) -> Foreseen |
         note = (
             f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {refusal}"
         )
-    return Foreseen(
-        run=plan_run(config, "train", open_block_store(config, generation, storage)),
-        committed=False,
-        note=note,
-    )
+    run = plan_run(config, "train", open_block_store(config, generation, storage))
+    check_run(run)
+    return Foreseen(run=run, committed=False, note=note)
 
 
 def list_files(config: Config, *, storage: Storage | None = None) -> tuple[SourceFiles, ...]:
@@ -101,13 +99,14 @@ def _share(source: Source) -> dict[str, float | str] | None:
 
 def _by_ledger(config: Config, ledger: Ledger, storage: Storage) -> Foreseen:
     """The committed run, or what extending it would make of it. Raises PlanError where the ledger refuses the config."""
-    run = plan_committed(config, "train", ledger, storage)
+    newest = list_snapshots(config.cache_store)[-1]
+    run = plan_committed(config, "train", ledger, storage, newest)
     committed = ledger.until(run.num_samples)
     extended = committed.extend(run.ledger)
     run = dataclasses.replace(run, ledger=extended)
+    check_run(run)
     if extended == committed:
         return Foreseen(run=run, committed=True, note=None)
-    check_run(run)
     note = (
         f"run {config.run!r} is committed to {ledger.num_samples:,} samples; `megablend build CONFIG` lengthens it to "
         f"{run.num_samples:,}, as described here"

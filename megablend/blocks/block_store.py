@@ -90,6 +90,16 @@ class BlockStore:
         self._extra_blocks: dict[int, DecodedBlock] = {}  # the most recently used is the last
         self._files = OpenFiles(generation, self.column_eods, self.roots, storage)
 
+    @property
+    def stores(self) -> tuple[BlockStore, ...]:
+        """The blocks of each snapshot of a run: several in a JoinedStore."""
+        return (self,)
+
+    @property
+    def first_blocks(self) -> tuple[int, ...]:
+        """Numbers here of the first block of each of `stores`."""
+        return (0,)
+
     @cached_property
     def max_reads(self) -> int:
         """Number of reads that the storages of all sources prefer to have in flight."""

@@ -37,6 +37,7 @@ PART_DTYPE = np.dtype(
     ]
 )
 """A source's documents of one split."""
+_RANGE = ("first_block", "stop_block", "skip", "keep")
 
 
 def parts_of(store: BlockStore, shares: Sequence[Fraction], *, keep: bool = False) -> npt.NDArray[np.void]:
@@ -83,24 +84,39 @@ def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fracti
     Raises: as BlockStore.read does, for the boundary blocks.
     """
     entry = store.generation.sources[source]
-    eod = store.eods[source] is not None
     running = [sum(shares[:i], Fraction(0)) for i in range(len(shares) + 1)]
     documents = [round(share * entry.rows) for share in running]
     borders = [find_document(store, source, document) for document in documents]
-    before = store.generation.count_tokens_before([block for block, _ in borders], eod=eod).tolist()
-    parts = np.zeros(len(shares), PART_DTYPE)
-    for i, ((block, skip), (stop, keep)) in enumerate(pairwise(borders)):
-        tokens = before[i + 1] + keep - before[i] - skip
-        if documents[i] == documents[i + 1]:
+    return cut_documents(store, source, list(pairwise(documents)), list(pairwise(borders)))
+
+
+Border = tuple[int, int]
+"""A block, and tokens in it before a document."""
+
+
+def cut_documents(
+    store: BlockStore, source: int, ranges: Sequence[tuple[int, int]], borders: Sequence[tuple[Border, Border]]
+) -> npt.NDArray[np.void]:
+    """Ranges of a source's documents, and where their first document and the one after their last begin: PART_DTYPE [n].
+
+    Raises: CacheError where the index is damaged.
+    """
+    eod = store.eods[source] is not None
+    edges = [block for pair in borders for block, _ in pair]
+    before = store.generation.count_tokens_before(edges, eod=eod).reshape(-1, 2).tolist()
+    parts = np.zeros(len(ranges), PART_DTYPE)
+    for i, ((first, last), ((block, skip), (stop, keep))) in enumerate(zip(ranges, borders, strict=True)):
+        tokens = before[i][1] + keep - before[i][0] - skip
+        if first == last:
             continue  # no documents: an empty range
         if block == stop and keep == 0:  # documents without tokens have no block
-            parts[i] = (block, stop, 0, 0, documents[i + 1] - documents[i], 0, documents[i])
+            parts[i] = (block, stop, 0, 0, last - first, 0, first)
             continue
         if keep == 0:
             if stop > block:  # otherwise its documents have no tokens, and so no blocks
-                keep = before[i + 1] - int(store.generation.count_tokens_before([stop - 1], eod=eod)[0])
+                keep = before[i][1] - int(store.generation.count_tokens_before([stop - 1], eod=eod)[0])
             stop -= 1
-        parts[i] = (block, stop + 1, skip, keep, documents[i + 1] - documents[i], tokens, documents[i])
+        parts[i] = (block, stop + 1, skip, keep, last - first, tokens, first)
     return parts
 
 
@@ -119,21 +135,30 @@ def find_document(store: BlockStore, source: int, document: int) -> tuple[int, i
 
 
 class SplitBlocks:
-    """The blocks of a split as orders see them: numbered from 0, clipped at the split's boundaries."""
+    """The blocks of a split as orders see them: numbered from 0, clipped at the split's boundaries.
 
-    def __init__(self, generation: Snapshot, part: npt.NDArray[np.void], *, eod: bool) -> None:
+    Args:
+        parts: PART_DTYPE [], or [num_ranges] where the split has several ranges of the source's documents, in their order.
+    """
+
+    def __init__(self, generation: Snapshot, parts: npt.NDArray[np.void], *, eod: bool) -> None:
         self.generation = generation
         self.eod = eod
-        self.first_block, self._stop, self._skip, self._keep = (int(part[f]) for f in PART_DTYPE.names[:4])  # type: ignore[index]
-        self.num_blocks = self._stop - self.first_block
-        self.num_tokens = int(part["tokens"])
-        self._documents = range(int(part["first_document"]), int(part["first_document"] + part["documents"]))
+        self.parts = parts = np.atleast_1d(parts)
+        self.first_block = int(parts["first_block"][0])
+        self._offsets = np.concatenate([[0], np.cumsum(parts["stop_block"] - parts["first_block"])])
+        self._tokens_before = np.concatenate([[0], np.cumsum(parts["tokens"])])
+        self.num_blocks, self.num_tokens = int(self._offsets[-1]), int(self._tokens_before[-1])
 
     def before(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of the local blocks before each of `blocks` int64 [n], which are from 0 to num_blocks: int64 [n]."""
-        counts = self.generation.count_tokens_before(np.append(blocks, 0) + self.first_block, eod=self.eod)
-        tokens = np.where(blocks < self.num_blocks, counts[:-1] - counts[-1] - self._skip, self.num_tokens)
-        return np.where(blocks > 0, tokens, 0)
+        firsts = self.parts["first_block"].astype(np.int64)
+        which = self._ranges_of(blocks)
+        ids = firsts[which] + blocks - self._offsets[which]
+        counts = self.generation.count_tokens_before(np.append(ids, firsts), eod=self.eod)
+        inside = counts[: len(blocks)] - (counts[len(blocks) :] + self.parts["skip"])[which]
+        tokens = self._tokens_before[which] + np.where(blocks > self._offsets[which], inside, 0)
+        return np.where(blocks < self.num_blocks, tokens, self.num_tokens)
 
     def group_totals(self, num_groups: int, run: int) -> npt.NDArray[np.int64]:
         """Tokens of each group, [num_groups]; block b is of group b // run % num_groups. Loaded from the cache if stored."""
@@ -150,19 +175,44 @@ class SplitBlocks:
     def documents(self) -> PartDocuments:
         """The split's documents. Raises: CacheError if the index has no document table."""
         source = int(self.generation.file_columns[self.generation.file_of([self.first_block])[0]])
-        return PartDocuments(open_table(self.generation, source), self._documents, eod=self.eod)
+        ranges = [
+            range(int(part["first_document"]), int(part["first_document"] + part["documents"])) for part in self.parts
+        ]
+        return PartDocuments(open_table(self.generation, source), ranges, eod=self.eod)
+
+    def index_blocks(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Block numbers of the snapshot of local blocks, from 0 to num_blocks - 1: int64 [n]."""
+        which = self._ranges_of(blocks)
+        numbers: npt.NDArray[np.int64] = self.parts["first_block"][which] + blocks - self._offsets[which]
+        return numbers
+
+    def local_blocks(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The local blocks of block numbers of the snapshot that the split has: int64 [n]; of others, the next one after them."""
+        which = np.maximum(np.searchsorted(self.parts["first_block"], numbers, side="right") - 1, 0)
+        inside = np.maximum(numbers - self.parts["first_block"][which], 0)
+        local: npt.NDArray[np.int64] = np.minimum(self._offsets[which] + inside, self._offsets[which + 1])
+        return local
 
     def stored_position(self, block: int, token: int) -> int:
         """The position of a token of an index block among the split's stored tokens, clipped to the split's range."""
-        local = min(max(block - self.first_block, 0), self.num_blocks)
-        if local != block - self.first_block or local == self.num_blocks:
-            return int(self.before(np.array([local]))[0])
-        return int(self.before(np.array([local]))[0]) + token - (self._skip if local == 0 else 0)
+        local = self.local_blocks(np.array([block]))
+        before = int(self.before(local)[0])
+        if int(local[0]) == self.num_blocks or int(self.index_blocks(local)[0]) != block:
+            return before
+        return before + max(0, token - int(self.clips(local)[0]))
 
     def clips(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Stored tokens of local blocks before their first token of this split: int64 [n]."""
-        return np.where(blocks == 0, self._skip, 0)
+        which = self._ranges_of(blocks)
+        return np.where(blocks == self._offsets[which], self.parts["skip"][which], 0)
+
+    def _ranges_of(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The range that has each local block; the last one for num_blocks: int64 [n]."""
+        if len(self.parts) == 1:
+            return np.zeros(len(blocks), np.int64)
+        which: npt.NDArray[np.int64] = np.searchsorted(self._offsets, blocks, side="right") - 1
+        return np.minimum(which, len(self.parts) - 1)
 
     def _named(self, num_groups: int, run: int) -> list[object]:
-        part = [self.first_block, self._stop, self._skip, self._keep]
-        return [self.generation.digest, part, self.eod, num_groups, run]
+        ranges = [[int(part[field]) for field in _RANGE] for part in self.parts]
+        return [self.generation.digest, *ranges, self.eod, num_groups, run]

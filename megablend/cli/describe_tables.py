@@ -147,6 +147,12 @@ def _print_split(console: Console, title: str, described: dict[str, Any]) -> Non
     _print_left_out(console, described)
     if "stages" in described:
         _print_stages(console, title.partition(":")[0], described["stages"])
+    for source in described["sources"]:
+        if "withdrawn_tokens" in source:
+            tokens = f"{source['withdrawn_tokens']:,} tokens of withdrawn files are not read"
+            console.print(
+                f"source {source['name']!r}: {tokens} in the epoch in which they were withdrawn", markup=False
+            )
     first = described["first_repeated_source"]
     if first is not None:
         console.print(f"first source to repeat: {first['source']!r}, at sample {first['sample']:,}", markup=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from megablend.caches.base import CacheStore
 from megablend.caches.find import find_store
@@ -52,6 +52,23 @@ class Warnings(Model):
     """Warn if a source in use contains fewer samples."""
     max_read_amplification: Positive | None = Fraction(6, 5)
     """Warn if loaders read more than this multiple of the bytes that they use."""
+
+
+class _AppliedStages:
+    """The settings of a config's stages, kept with it since they are needed often; equal to all others: the config implies them."""
+
+    def __init__(self, owner: Config | None, configs: tuple[Config, ...]) -> None:
+        self.owner, self.configs = owner, configs
+        self.moves_documents = any(each.moves_documents for each in configs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _AppliedStages)
+
+    def __hash__(self) -> int:
+        return hash(_AppliedStages)
+
+    def __reduce__(self) -> tuple[type[_AppliedStages], tuple[None, tuple[()]]]:
+        return _AppliedStages, (None, ())
 
 
 class Config(Model):
@@ -145,6 +162,11 @@ class Config(Model):
                 )
         return {OLD_KEYS.get(key, key): value for key, value in data.items()}
 
+    _snapshot: int = PrivateAttr(0)
+    _applied: _AppliedStages = PrivateAttr(default_factory=lambda: _AppliedStages(None, ()))
+    _withdrawn: frozenset[str] = PrivateAttr(frozenset())
+    """Of a stage's settings: the sources that any stage withdraws."""
+
     @field_validator("sources", mode="before")
     @classmethod
     def _one_list_or_three(cls, value: object) -> object:
@@ -216,7 +238,14 @@ class Config(Model):
     @property
     def stage_configs(self) -> tuple[Config, ...]:
         """The settings of each stage of train, as a config without stages whose length is not set; one where none are listed."""
-        return apply_stages(self, self.stages, LENGTHS) if self.stages else (self,)
+        if not self.stages:
+            return (self,)
+        return self._apply_stages().configs
+
+    def _apply_stages(self) -> _AppliedStages:
+        if self._applied.owner is not self:  # a changed copy has those of the original
+            self._applied = _AppliedStages(self, apply_stages(self, self.stages, LENGTHS))
+        return self._applied
 
     def _check_weights(self) -> None:
         """Check that `weight: size`, `temperature` and `on_exhausted` apply to the sources."""
@@ -313,6 +342,18 @@ class Config(Model):
         """The sources of all splits, by their names in the index."""
         return {name: source for split in SPLITS for name, source in self.sources_of(split).items()}
 
+    @property
+    def withdrawn(self) -> frozenset[str]:
+        """Names in the index of the sources that a stage withdraws."""
+        prefix = "train/" if self.listed_by_split else ""
+        named = self._withdrawn.union(*(stage.withdraw for stage in self.stages))
+        return frozenset(prefix + name for name in named)
+
+    @property
+    def snapshot(self) -> int:
+        """Which snapshot of the index a stage reads, or the top level: its number among those of the run."""
+        return self._snapshot
+
     def needs_documents(self, source: Source) -> bool:
         """Whether the index has to contain the source's document boundaries."""
         return (
@@ -340,7 +381,7 @@ class Config(Model):
     @property
     def ever_moves_documents(self) -> bool:
         """Whether the order of the top level, or that of a stage, arranges single documents."""
-        return any(each.moves_documents for each in (self, *self.stage_configs))
+        return self.moves_documents or (bool(self.stages) and self._apply_stages().moves_documents)
 
     def is_blended(self, split: str) -> bool:
         """Whether a split is a blend, arranged by `order`; otherwise it is one pass over its sources as stored."""

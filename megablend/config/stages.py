@@ -61,6 +61,10 @@ class StageSettings(Model):
     """Where it ends, as a share of the run's length."""
     sources: dict[str, StageSource] = Field(default_factory=dict)
     """Sources whose share or limit changes, by name."""
+    new_data: bool = False
+    """Whether the stage reads the files as they are now, indexed again; each source finishes its epoch on those of before."""
+    withdraw: tuple[str, ...] = ()
+    """Sources that are read no more and whose files may be removed; implies `new_data`."""
     schedule: Literal["linear", "cosine"] | None = None
     """Shares change in steps, over the stage, from those of the stage before to those of `sources`; by default at once."""
     steps: Annotated[int, Field(ge=2, le=256, strict=True)] = 32
@@ -109,6 +113,11 @@ class StageSettings(Model):
         return self
 
     @property
+    def changes_index(self) -> bool:
+        """Whether the stage reads another snapshot of the index than the one before."""
+        return self.new_data or bool(self.withdraw)
+
+    @property
     def has_end(self) -> bool:
         """Whether the stage says where it ends."""
         return any(getattr(self, name) is not None for name in ENDS)
@@ -128,29 +137,59 @@ def check_listed(stages: Sequence[StageSettings], names: Sequence[str], given: S
             near = difflib.get_close_matches(unknown[0], names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "list it in `sources` too, with `weight: 0`"
             raise ValueError(f"stages[{i}]: train has no source {unknown[0]!r}; {hint}")
+        if unknown := sorted(set(stage.withdraw) - set(names)):
+            raise ValueError(
+                f"stages[{i}]: withdraw: train has no source {unknown[0]!r}; keep it in `sources`, since the stages before "
+                "read it"
+            )
         if i == 0 and stage.from_ is not None:
             raise ValueError("stages[0]: found `from`, but the first stage begins with the run; remove it")
+        if i == 0 and stage.changes_index:
+            key = "new_data" if stage.new_data else "withdraw"
+            raise ValueError(f"stages[0]: found `{key}`, but no stage before it reads other data; remove it")
         if stage.share is not None and not given:
             raise ValueError(
                 f"stages[{i}]: share is a fraction of the run's length, which is not set; add samples, tokens or epochs"
             )
+    _check_withdrawn(stages)
     if stages and given and stages[-1].has_end and stages[-1].share is None:
         raise ValueError(f"{given[0]}: the last stage already says where the run ends; remove one of the two")
+
+
+def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
+    """Raises: ValueError, which begins with the place, where a source is withdrawn twice, or given a share afterwards."""
+    gone = dict[str, int]()
+    for i, stage in enumerate(stages):
+        for name in (*stage.withdraw, *stage.sources):
+            if name in gone:
+                raise ValueError(f"stages[{i}]: source {name!r} was withdrawn in stages[{gone[name]}]; remove it here")
+        if both := sorted(set(stage.withdraw) & stage.sources.keys()):
+            raise ValueError(
+                f"stages[{i}]: source {both[0]!r} is withdrawn, and changed in `sources`; keep one of them"
+            )
+        gone |= dict.fromkeys(stage.withdraw, i)
 
 
 def apply_stages(config: C, stages: Sequence[StageSettings], lengths: Sequence[str]) -> tuple[C, ...]:
     """The config's settings in each stage, as configs without stages and without a length, whose keys are `lengths`."""
     now, found = config.model_copy(update={"stages": ()} | dict.fromkeys(lengths)), list[C]()
+    now._withdrawn = frozenset(name for stage in stages for name in stage.withdraw)  # type: ignore[attr-defined]
     for stage in stages:
         sources: dict[str, Any] = getattr(now, "sources")  # noqa: B009  (of a subclass)
-        train = tuple(_change(source, stage.sources.get(source.name)) for source in sources["train"])
+        train = tuple(_change(source, stage) for source in sources["train"])
         now = now.model_copy(update=stage.find_changes() | {"sources": sources | {"train": train}})
+        if stage.changes_index:
+            now._snapshot += 1  # type: ignore[attr-defined]  # of a subclass, as its sources
         found.append(now)
     return tuple(found)
 
 
-def _change(source: Any, changes: StageSource | None) -> Any:
-    return source if changes is None else source.model_copy(update=changes.find_changes())
+def _change(source: Any, stage: StageSettings) -> Any:
+    changes = stage.sources.get(source.name)
+    update = {} if changes is None else changes.find_changes()
+    if source.name in stage.withdraw:
+        update = {source.unit or "weight": 0}
+    return source.model_copy(update=update) if update else source
 
 
 def _refuse(data: Any, fixed: tuple[str, ...]) -> Any:

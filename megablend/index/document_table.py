@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -121,18 +121,37 @@ class DocumentTable:
 
 
 class PartDocuments:
-    """A range of a source's documents, as an order sees them: each as if it were a block, numbered from 0."""
+    """Ranges of a source's documents, as an order sees them: each as if it were a block, numbered from 0."""
 
-    def __init__(self, table: DocumentTable, documents: range, *, eod: bool) -> None:
-        self._table, self._documents, self._eod = table, documents, eod
-        self.num_blocks = len(documents)
-        self._start, stop = table.before(np.array([documents.start, documents.stop]), eod=eod).tolist()
-        self.num_tokens: int = stop - self._start
+    def __init__(self, table: DocumentTable, ranges: Sequence[range], *, eod: bool) -> None:
+        self._table, self._ranges, self._eod = table, tuple(ranges), eod
+        self._firsts = np.array([each.start for each in ranges], np.int64)
+        self._offsets = np.concatenate([[0], np.cumsum([len(each) for each in ranges])])
+        self.num_blocks = int(self._offsets[-1])
+        edges = np.array([[each.start, each.stop] for each in ranges], np.int64).reshape(-1)
+        self._starts, stops = table.before(edges, eod=eod).reshape(-1, 2).T
+        self._tokens_before = np.concatenate([[0], np.cumsum(stops - self._starts)])
+        self.num_tokens = int(self._tokens_before[-1])
 
     def before(self, blocks: Int64s) -> Int64s:
         """Tokens before each of `blocks`, which are documents, int64 [n]: int64 [n]."""
-        starts: Int64s = self._table.before(self._documents.start + blocks, eod=self._eod) - self._start
+        which = self._ranges_of(blocks)
+        inside = self._table.before(self._firsts[which] + blocks - self._offsets[which], eod=self._eod)
+        starts: Int64s = self._tokens_before[which] + inside - self._starts[which]
         return starts
+
+    def table_rows(self, documents: Int64s) -> Int64s:
+        """The documents' numbers in the source, int64 [n]."""
+        which = self._ranges_of(documents)
+        rows: Int64s = self._firsts[which] + documents - self._offsets[which]
+        return rows
+
+    def find_local(self, rows: Int64s) -> Int64s:
+        """The documents here with these numbers in the source, or the next ones after them: int64, of the same shape."""
+        which = np.maximum(np.searchsorted(self._firsts, rows, side="right") - 1, 0)
+        inside = np.maximum(rows - self._firsts[which], 0)
+        local: Int64s = np.minimum(self._offsets[which] + inside, self._offsets[which + 1])
+        return local
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
         """Tokens of each group, int64 [num_groups]; see Blocks.group_totals. Fast if they are stored. Raises: CacheError."""
@@ -145,19 +164,27 @@ class PartDocuments:
         if load_group_totals(self._cache(), named, num_groups) is None:
             save_group_totals(self._cache(), named, self._count(num_groups, run))
 
+    def _ranges_of(self, documents: Int64s) -> Int64s:
+        """The range that has each document; the last one for num_blocks: int64 [n]."""
+        if len(self._ranges) == 1:
+            return np.zeros(len(documents), np.int64)
+        which: Int64s = np.searchsorted(self._offsets, documents, side="right") - 1
+        return np.minimum(which, len(self._ranges) - 1)
+
     def _count(self, num_groups: int, run: int) -> Int64s:
         """Count the tokens of each group; each length is read once, in file order."""
         totals = np.zeros(num_groups, np.int64)
         for start in range(0, self.num_blocks, _PASS):
             documents = np.arange(start, min(start + _PASS, self.num_blocks))
-            lengths = self._table.lengths(self._documents.start + documents, eod=self._eod)
+            lengths = self._table.lengths(self.table_rows(documents), eod=self._eod)
             np.add.at(totals, documents // run % num_groups, lengths)
         if int(totals.sum()) != self.num_tokens:
             raise self._table.damaged(f"its documents have {totals.sum():,} tokens, {self.num_tokens:,} were counted")
         return totals
 
     def _named(self, num_groups: int, run: int) -> list[object]:
-        return [self._table.folder.name, self._documents.start, self._documents.stop, self._eod, num_groups, run]
+        edges = [edge for each in self._ranges for edge in (each.start, each.stop)]
+        return [self._table.folder.name, *edges, self._eod, num_groups, run]
 
     def _cache(self) -> Path:
         return self._table.folder.parent.parent

@@ -64,10 +64,11 @@ def cycles_per_run(block_tokens: int | Fraction, share: int | Fraction, sample_t
 
     Returns: an integer from 1 to MAX_CYCLES_PER_RUN; 1 for a source without a share.
     """
-    lane_tokens = Fraction(share) * slots * sample_tokens  # in one cycle
+    lane_tokens = share.numerator * slots * sample_tokens  # in one cycle, times the share's denominator
     if lane_tokens <= 0:
         return 1
-    return min(MAX_CYCLES_PER_RUN, max(1, math.ceil(BLOCKS_PER_RUN * Fraction(block_tokens) / lane_tokens)))
+    run_tokens = BLOCKS_PER_RUN * block_tokens.numerator * share.denominator  # times the denominator of block_tokens
+    return min(MAX_CYCLES_PER_RUN, max(1, -(-run_tokens // (block_tokens.denominator * lane_tokens))))
 
 
 def _whole(weights: Sequence[int | Fraction]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from megablend.errors import ConfigError, PlanError, StateError
-from megablend.plan.interleavings.lanes import LanePlan
+from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger, describe_difference
 from megablend.plan.links import find_parting
 from megablend.plan.stages_plan import StagesPlan
@@ -34,9 +34,8 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
     steps = [which for which, each in enumerate(stretches) if each.stage == number and each.start < stage.stop]
     which = next((which for which in steps if sample <= stretches[which].stop), steps[-1])
     start = stretches[which].start
-    inner = plan.plan_of(which)
-    offset = max(1, sample - start)
-    stop = min(stage.stop, start + (inner.round_up(offset) if isinstance(inner, LanePlan) else offset))
+    round_up = find_interleaving(stage.blend.interleaving).round_up
+    stop = min(stage.stop, start + round_up(plan.plan_of(which), max(1, sample - start)))
     cut = None if stop == stage.end else stop
     return dataclasses.replace(ledger, stages=(*ledger.stages[:number], dataclasses.replace(stage, cut=cut)))
 
@@ -48,11 +47,11 @@ def rewind_to(ledger: Ledger, state: State) -> Ledger:
     """
     parting = find_parting(ledger.links, state.stages)
     if parting is None or not parting.by_cut or state.consumed_samples <= parting.sample:
-        state.check(split="train", index=ledger.index, stages=ledger.links)
+        state.check(split="train", indices=ledger.indices, stages=ledger.links)
         return ledger
     number = next(i for i, (x, y) in enumerate(zip(ledger.links, state.stages, strict=False)) if x != y)
     if ledger.ends[number] != parting.sample:  # the state is of another amendment, which this ledger does not have
-        state.check(split="train", index=ledger.index, stages=ledger.links)
+        state.check(split="train", indices=ledger.indices, stages=ledger.links)
     known = dataclasses.replace(ledger.stages[number], cut=state.stages[number].cut)
     rewound = dataclasses.replace(ledger, stages=(*ledger.stages[:number], known))
     if state.consumed_samples > rewound.num_samples:
@@ -70,6 +69,12 @@ def amend_ledger(cut: Ledger, requested: Ledger) -> Ledger:
         no stage is requested to begin there.
     """
     at = cut.num_samples
+    early = next((start for start in requested.starts if cut.starts[-1] < start < at), None)
+    if early is not None and early not in cut.ends:
+        raise ConfigError(
+            f"the config's next stage begins at sample {early:,}, expected {at:,}: give the stage before it the end that was "
+            f"built, `samples: {cut.stages[-1].end}`, and the next one `from: {at}` or no `from`"
+        )
     cut.check_past(requested, at)
     if at not in requested.ends[:-1]:
         where = next((start for start in requested.starts if start >= at), None)
@@ -78,8 +83,8 @@ def amend_ledger(cut: Ledger, requested: Ledger) -> Ledger:
             f"the config lists no stage that begins at sample {at:,}{listed}; add one to `stages` after the stage that has this "
             f"sample, with what changes and `from: {at}`"
         )
-    added = [dataclasses.replace(stage, index=cut.index) for stage in requested.stages if stage.stop > at]
-    if describe_difference(cut.blend, added[0].blend) is None:
+    added = [stage for stage in requested.stages if stage.stop > at]
+    if describe_difference(cut.blend, added[0].blend) is None and cut.index == added[0].index:
         raise PlanError(
             f"run {cut.run!r}: the order from sample {at:,} on would not change; change a setting that affects it (masks do not, "
             "and need no amendment)"

@@ -17,6 +17,8 @@ from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.system.limited_json import missing_field
 
 VERSION = 2
+DATA_VERSION = 3
+"""Of ledgers whose stages read several snapshots of the index, with sources that come later."""
 _SETTINGS = (
     "split",
     "sequence_length",
@@ -32,15 +34,20 @@ _SETTINGS = (
 
 
 def changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -> dict[str, Any]:
-    """The ledger as a JSON-serializable dict. Raises: ValueError where the stages have different sources."""
-    sources = [[source.name, source.append_eod] for source in stages[0].blend.sources]
+    """The ledger as a JSON-serializable dict. Raises: ValueError where a stage lacks sources of the one before."""
+    sources = [[source.name, source.append_eod] for source in stages[-1].blend.sources]
     records, before = list[dict[str, Any]](), None
     for stage, digest in zip(stages, digests, strict=True):
-        if [[source.name, source.append_eod] for source in stage.blend.sources] != sources:
+        named = [[source.name, source.append_eod] for source in stage.blend.sources]
+        if named != sources[: len(named)] or (before is not None and len(named) < len(before.blend.sources)):
             raise ValueError(f"run {run!r}: stages have different sources")
-        records.append(_stage_record(stage, before) | {"digest": digest})
+        record = _stage_record(stage, before) | {"digest": digest}
+        if len(named) != (len(sources) if before is None else len(before.blend.sources)):
+            record["num_sources"] = len(named)
+        records.append(record)
         before = stage
-    return {"version": VERSION, "run": run, "sources": sources, "stages": records}
+    version = VERSION if len({stage.index for stage in stages}) == 1 else DATA_VERSION
+    return {"version": version, "run": run, "sources": sources, "stages": records}
 
 
 def dump_changes(record: dict[str, Any]) -> str:
@@ -55,9 +62,10 @@ def parse_changes(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[
     named = tuple(SourceShare(name=_text(name), append_eod=eod and _whole(eod)) for name, eod in record["sources"])
     stages, digests = list[Stage](), list[str]()
     blend = Blend(split="", sequence_length=0, add_extra_token_to_sequence=True, sources=named)
-    index = ""
+    index, count = "", len(named)
     for each in record["stages"]:
-        blend = _parse_blend(each, blend)
+        count = _whole(each.get("num_sources", count))
+        blend = _parse_blend(each, replace(blend, sources=(*blend.sources[:count], *named[len(blend.sources) : count])))
         index = _text(each.get("index", index))
         cut = each.get("cut")
         stages.append(
@@ -81,7 +89,9 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
     if blend.schedule is not None:
         record["schedule"] = schedule_record(blend.schedule)
     changed = [
-        (number, source) for number, source in enumerate(blend.sources) if old is None or source != old.sources[number]
+        (number, source)
+        for number, source in enumerate(blend.sources)
+        if old is None or number >= len(old.sources) or source != old.sources[number]
     ]
     if changed:
         shares = [source.share or Fraction(0) for _, source in changed]

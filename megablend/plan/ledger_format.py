@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 from megablend.order.registry import OLD_NAMES, current_name
+from megablend.plan.ledger_changes import DATA_VERSION, changes_record, dump_changes, parse_changes
 from megablend.plan.ledger_changes import VERSION as CHANGES_VERSION
-from megablend.plan.ledger_changes import changes_record, dump_changes, parse_changes
 from megablend.plan.schedule import schedule_record
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.system.limited_json import missing_field
@@ -107,10 +107,10 @@ def dump_ledger(run: str, stages: Sequence[Stage]) -> str:
 
 def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...]]:
     """The run's name and stages. Raises: ValueError where the record is damaged or has a newer version."""
-    if not isinstance(record, dict) or record.get("version") not in (VERSION, CHANGES_VERSION):
+    if not isinstance(record, dict) or record.get("version") not in (VERSION, CHANGES_VERSION, DATA_VERSION):
         version = record.get("version") if isinstance(record, dict) else record
         raise ValueError(
-            f"found ledger version {version!r}, expected {VERSION} or {CHANGES_VERSION}; use the version of megablend that "
+            f"found ledger version {version!r}, expected {VERSION} to {DATA_VERSION}; use the version of megablend that "
             "wrote it"
         )
     _check_plan_version(record)
@@ -128,7 +128,7 @@ def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...]]:
 
 def _parse_stages(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[str]]:
     """The run's name, its stages, and the digests stored with them."""
-    if record["version"] == CHANGES_VERSION:
+    if record["version"] != VERSION:
         return parse_changes(record)
     run, index, blend = record["run"], record["index"], _parse_blend(record["blend"])
     if not isinstance(run, str) or not isinstance(index, str):

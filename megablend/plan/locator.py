@@ -1,68 +1,99 @@
-"""Where the tokens of samples are: from (source, ordinal) to ranges of tokens of blocks."""
+"""Where the tokens of samples are: from (source, position) to ranges of tokens of blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from megablend.blocks.splits import SplitBlocks
-from megablend.index.snapshot import Snapshot
-from megablend.order.base import Order, Spans, by_value, join_spans
+from megablend.blocks.withdrawn_blocks import RemainingBlocks
+from megablend.order.base import Order, Placed, Spans, by_value, join_spans
 from megablend.order.changing import ChangingOrder
 from megablend.order.registry import find_order
+from megablend.plan.epochs import Segment
+from megablend.plan.source_blocks import SourceBlocks
+
+_FOREVER = 1 << 62
 
 
-class OrderChange(NamedTuple):
-    """An order, and when the sources begin to use it."""
+class Reading(NamedTuple):
+    """Consecutive epochs of a source that are read from one snapshot."""
 
-    order: str
-    """A name of `ORDERS`."""
-    epochs: npt.NDArray[np.int64]
-    """int64 [num_sources]: the first epoch of each source that has it."""
+    position: int
+    stop: int
+    """Where they begin and end, see `Epochs`: perhaps within an epoch."""
+    shift: int
+    """What is added to positions for those of `order`, to which all epochs before are like these."""
+    blocks: SplitBlocks
+    view: SplitBlocks | RemainingBlocks
+    """The blocks as `order` counts them: without those of files that are withdrawn."""
+    order: Order
+    first_block: int
+    """See SourceRanges."""
+
+    def index_blocks(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers of local blocks among those of all snapshots of the run: int64 [n]."""
+        return self.blocks.index_blocks(blocks) + self.first_block
+
+    def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
+        """A range of stored tokens of `blocks`, as `order` counts them; empty where they are withdrawn."""
+        if isinstance(self.view, SplitBlocks):
+            return start, stop
+        return self.view.remaining_before(start), self.view.remaining_before(stop)
+
+    def list_epochs(self, stop: int) -> range:
+        """The epochs of which it has tokens before position `stop`."""
+        first, stop = self.position + self.shift, min(stop, self.stop) + self.shift
+        tokens = self.view.num_tokens
+        return range(first // tokens, -(-stop // tokens)) if tokens and first < stop else range(0)
+
+    def find_tokens(self, epoch: int, start: int, stop: int) -> Placed:
+        """Where an epoch reads stored tokens [start, stop) as `order` counts them; positions are those of all readings."""
+        found = self.order.find_tokens(epoch, np.array([start]), np.array([stop]))
+        starts = np.maximum(found.starts - self.shift, self.position)
+        stops = np.minimum(found.stops - self.shift, self.stop)
+        stored = found.stored + starts - (found.starts - self.shift)
+        return Placed(*(column[starts < stops] for column in (found.rows, stored, starts, stops)))
+
+    def find_local(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The local blocks of such numbers, or the next ones after them: int64 [n]."""
+        return self.blocks.local_blocks(numbers - self.first_block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocatedSource:
+    """What a locator knows of a source."""
+
+    blocks: SourceBlocks
+    segments: tuple[Segment, ...]
+    """Its epochs."""
 
 
 class Locator:
-    """The orders of one split's sources, each created on first use.
+    """The orders of one split's sources, each created on first use."""
 
-    Args:
-        snapshot: the index.
-        parts: PART_DTYPE [num_sources], the documents of each source that belong to the split.
-        appends_eod: [num_sources], whether an end-of-document token follows each document.
-        keys: [num_sources], random keys of the sources' orders.
-        orders: at least one; of each source, epochs ascend from 0.
-    """
+    def __init__(self, sources: Sequence[LocatedSource]) -> None:
+        self._sources = tuple(sources)
+        self._readings: dict[int, tuple[Reading, ...]] = {}
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        parts: npt.NDArray[np.void],
-        appends_eod: Sequence[bool],
-        keys: Sequence[int],
-        orders: Sequence[OrderChange],
-    ) -> None:
-        self._snapshot, self._parts = snapshot, parts
-        self._appends_eod, self._keys = tuple(appends_eod), tuple(keys)
-        self._changes = tuple(orders)
-        self._orders: dict[int, Order] = {}
+    def readings(self, source: int) -> tuple[Reading, ...]:
+        """What the epochs of a source read, in order: at least one."""
+        if source not in self._readings:
+            self._readings[source] = tuple(_make_readings(self._sources[source]))
+        return self._readings[source]
 
     def blocks(self, source: int) -> SplitBlocks:
-        """The source's blocks in this split."""
-        return SplitBlocks(self._snapshot, self._parts[source], eod=self._appends_eod[source])
+        """The source's blocks in this split, in the last snapshot that the run reads of it."""
+        return self.readings(source)[-1].blocks
 
     def order(self, source: int) -> Order:
-        """How the source's samples are arranged over its blocks."""
-        if source not in self._orders:
-            self._orders[source] = self._make_order(source)
-        return self._orders[source]
-
-    def _make_order(self, source: int) -> Order:
-        blocks, key = self.blocks(source), self._keys[source]
-        by_epoch = {int(change.epochs[source]): change.order for change in self._changes}  # the last one for an epoch
-        orders = [(epoch, find_order(name).make(blocks, key)) for epoch, name in by_epoch.items()]
-        return orders[0][1] if len(orders) == 1 else ChangingOrder(blocks, orders)
+        """How the source's samples are arranged over these blocks."""
+        return self.readings(source)[-1].order
 
     def locate_tokens(
         self, sources: npt.NDArray[np.int32], starts: npt.NDArray[np.int64], lengths: int | npt.NDArray[np.int64]
@@ -71,17 +102,60 @@ class Locator:
 
         Args:
             sources: int32 [n].
-            starts: int64 [n], first token of each sample, counted over all epochs of its source.
+            starts: int64 [n], position of the first token of each sample.
             lengths: tokens of a sample, including the extra one: one number, or int64 [n].
 
-        Returns: spans of rows 0 to n - 1; `blocks` are block numbers of the snapshot; `starts` and `stops` are positions in a
+        Returns: spans of rows 0 to n - 1; `blocks` are block numbers of the index; `starts` and `stops` are positions in a
             block's tokens as the store returns them.
         """
-        parts = []
+        parts = list[Spans]()
         for source, rows in by_value(sources):
-            blocks = self.blocks(source)
-            spans = self.order(source).spans(starts[rows], lengths if isinstance(lengths, int) else lengths[rows])
-            clips = blocks.clips(spans.blocks)
-            columns = spans.blocks + blocks.first_block, spans.starts + clips, spans.stops + clips
-            parts.append(Spans(rows[spans.rows], spans.epochs, *columns))
+            readings, counts = self.readings(source), lengths if isinstance(lengths, int) else lengths[rows]
+            if len(readings) == 1:
+                parts.append(_locate(readings[0], rows, starts[rows], counts))
+                continue
+            first, stop = starts[rows], starts[rows] + counts
+            for reading in readings:
+                begins, ends = np.maximum(first, reading.position), np.minimum(stop, reading.stop)
+                inside = np.flatnonzero(begins < ends)
+                if len(inside):
+                    parts.append(_locate(reading, rows[inside], begins[inside], (ends - begins)[inside]))
         return join_spans(parts)
+
+
+def _locate(
+    reading: Reading,
+    rows: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    lengths: int | npt.NDArray[np.int64],
+) -> Spans:
+    spans = reading.order.spans(starts + reading.shift, lengths)
+    clips = reading.blocks.clips(spans.blocks)
+    columns = reading.index_blocks(spans.blocks), spans.starts + clips, spans.stops + clips
+    return Spans(rows[spans.rows], spans.epochs, *columns)
+
+
+def _make_readings(source: LocatedSource) -> list[Reading]:
+    """A reading for each run of segments of one snapshot; snapshots without the source are not read."""
+    readings, ranges = list[Reading](), source.blocks.ranges
+    for (snapshot, _), segments in groupby(source.segments, lambda each: (each.snapshot, each.withdrawn)):
+        first, *others = segments
+        if snapshot not in ranges or (first.tokens == 0 and readings):
+            continue
+        view, key = source.blocks.view(first), source.blocks.key
+        orders = [(0, find_order(first.order).make(view, key))]
+        orders += [(other.epoch, find_order(other.order).make(view, key)) for other in others]
+        order = orders[0][1] if len(orders) == 1 else ChangingOrder(view, orders)
+        readings.append(
+            Reading(
+                position=first.position,
+                stop=_FOREVER,
+                shift=first.own_position(0),
+                blocks=source.blocks.blocks(snapshot),
+                view=view,
+                order=order,
+                first_block=ranges[snapshot].first_block,
+            )
+        )
+    stops = [*(reading.position for reading in readings[1:]), _FOREVER]
+    return [reading._replace(stop=stop) for reading, stop in zip(readings, stops, strict=True)]

@@ -9,23 +9,54 @@ import numpy as np
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.extra_check import extra_columns
 from megablend.blocks.extra_columns import ExtraColumn
+from megablend.blocks.joined_store import JoinedStore
 from megablend.blocks.memory_shares import get_extra_bytes
 from megablend.config import SPLITS, Config, Source
 from megablend.errors import ConfigError, PlanError
-from megablend.index.snapshot import Snapshot
+from megablend.index.joined_snapshot import name_source
+from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.source_entry import SourceEntry
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
 
 
-def open_block_store(config: Config, generation: Snapshot, storage: Storage) -> BlockStore:
+def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> BlockStore:
+    """Open the blocks of all snapshots of a run, in order, with the options and the paths of the config.
+
+    Raises: as open_block_store, where no snapshot has a source of the config, or one does not have a source that one before had
+        and that the config does not withdraw; CacheError where a snapshot cannot be opened.
+    """
+    generations = [open_snapshot(config.cache_store, digest) for digest in digests]
+    if len(generations) == 1 and not any(stage.changes_index for stage in config.stages):
+        return open_block_store(config, generations[0], storage)
+    _check_sources(config, generations)
+    stores = [open_block_store(config, each, storage, may_lack=True) for each in generations]
+    if len(stores) == 1:
+        return stores[0]
+    extra, roots, later = dict[str, tuple[ExtraColumn, ...]](), dict[str, str](), set[str]()
+    for number, store in reversed(list(enumerate(stores))):
+        names = {entry.name for entry in store.generation.sources}
+        for name in names:
+            joined = name_source(name, number, later)
+            if name in store.extra:
+                extra[joined] = store.extra[name]
+            if name in store.roots:
+                roots[joined] = store.roots[name]
+        later |= names
+    return JoinedStore(stores, extra, roots, storage=stores[-1].storage)
+
+
+def open_block_store(config: Config, generation: Snapshot, storage: Storage, *, may_lack: bool = False) -> BlockStore:
     """Open the blocks of an index snapshot with the options and the paths of the config.
+
+    Args:
+        may_lack: whether the snapshot need not have all sources of the config.
 
     Raises: PlanError where the snapshot lacks a source of the config, or indexed it with other options; ConfigError where a
         source's append_eod does not fit its token dtype.
     """
-    named = config.all_sources
     entries = {entry.name: entry for entry in generation.sources}
+    named = {name: source for name, source in config.all_sources.items() if name in entries or not may_lack}
     for name, source in named.items():
         entry = entries.get(name)
         if entry is None:
@@ -50,8 +81,26 @@ def open_block_store(config: Config, generation: Snapshot, storage: Storage) -> 
     plain = BlockStore(generation, eods, roots, storage=storage)
     extra = {name: extra_columns(plain, name, sorted(each.extra_columns)) for name, each in named.items()}
     for split in SPLITS:
-        _check_types([(name, extra[name]) for name in config.sources_of(split)])
+        _check_types([(name, extra[name]) for name in config.sources_of(split) if name in extra])
     return BlockStore(generation, eods, roots, extra, get_extra_bytes(config.memory), storage=storage)
+
+
+def _check_sources(config: Config, generations: Sequence[Snapshot]) -> None:
+    """Refuse sources that no snapshot has, or that a later one lacks though they are not withdrawn. Raises: PlanError."""
+    known = [{entry.name for entry in each.sources} for each in generations]
+    for name in config.all_sources:
+        having = [i for i, names in enumerate(known) if name in names]
+        if not having:
+            raise PlanError(
+                f"run {config.run!r} reads {len(known)} versions of the index, none of which has source {name!r}; index the "
+                "files as they are now (`megablend index CONFIG`), and let a stage read them (`new_data`, `megablend amend`)"
+            )
+        lacking = next((i for i in range(having[0], len(known)) if name not in known[i]), None)
+        if lacking is not None and name not in config.withdrawn:
+            raise PlanError(
+                f"run {config.run!r}: index {generations[lacking].digest} lacks source {name!r}, which the run has read before; "
+                f"list it in `withdraw` of the stage, or index its files again (`megablend index CONFIG`)"
+            )
 
 
 def _check_types(extra: Sequence[tuple[str, Sequence[ExtraColumn]]]) -> None:

@@ -57,12 +57,12 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
     return Presence(counts, first, last, _worst_errors(head, counts / (stop - start)))
 
 
-def find_epoch_ends(plan: StagesPlan, source: int, epoch_tokens: int, *, limit: int) -> list[int]:
+def find_epoch_ends(plan: StagesPlan, source: int, *, limit: int) -> list[int]:
     """Samples that read the last token of the source's epochs, the first `limit` of them at most.
 
     With several lanes, some samples of the next epoch come a little before, and some of this one a little after.
     """
-    ends = epoch_tokens * np.arange(1, limit + 1) - 1
+    ends = np.array([plan.epochs.start(source, epoch) for epoch in range(1, limit + 1)]) - 1
     ordinals = [
         each.first + (ends[inside] - each.token) // each.step
         for each in plan.list_tokens(source)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from megablend.config import Config
 from megablend.config.stages import StageSettings
 from megablend.errors import PlanError
+from megablend.plan.epochs import ReadBefore
 from megablend.plan.links import Link
 from megablend.plan.shares import shares_of
 
@@ -24,7 +26,7 @@ class RequestedSchedule(NamedTuple):
     """[num_sources], sum 1: the shares of the stage before."""
 
 
-CountRead = Callable[[Sequence["RequestedStage"]], Sequence[int]]
+CountRead = Callable[[Sequence["RequestedStage"], Config], ReadBefore]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ class RequestedStage:
     start: int
     end: int
     """Sample numbers of the run, [start, end)."""
+    first: int
+    """The first sample in its own settings: after `start` where a drain comes first; see plan_stages."""
     cut: int | None = None
     """Where the next stage begins, if that is before the end."""
     schedule: RequestedSchedule | None = None
@@ -59,68 +63,98 @@ class RequestedStage:
 
 
 def request_stages(
-    config: Config, split: str, tokens: Sequence[int], links: Sequence[Link], count_read: CountRead
+    config: Config, split: str, by_snapshot: Sequence[Sequence[int]], links: Sequence[Link], count_read: CountRead
 ) -> tuple[RequestedStage, ...]:
     """The stages of a blended split: those that the config lists for train, otherwise one.
 
     Args:
-        tokens: of each source in this split, including end-of-document tokens.
+        by_snapshot: tokens of each source in this split, including end-of-document tokens, in each snapshot of the run.
         links: what the run is committed to. Where an amendment cut a stage, the next one begins there, whether or not the
             config says so (`from`).
-        count_read: tokens of each source that given stages read.
+        count_read: what given stages read before one with these settings.
 
     Raises: PlanError, naming the stage, where its shares or its end are not possible.
     """
     if split != "train" or not config.stages:
-        return (_request_stage(config, split, tokens, 0),)
-    found, start, tokens_before = list[RequestedStage](), 0, 0
+        return (_request_stage(config, split, by_snapshot[0], 0, 0),)
+    found, start, tokens_before, first = list[RequestedStage](), 0, 0, 0
     following = [*config.stages[1:], None]
     for i, (settings, own, after) in enumerate(zip(config.stages, config.stage_configs, following, strict=True)):
-        place = f"stages[{i}]"
-        length = _length(
-            config, settings, own.sequence_length, start, tokens_before, sum(tokens), is_last=after is None
-        )
-        try:
+        tokens = by_snapshot[own.snapshot]
+        with _naming(f"stages[{i}]"):
+            read = count_read(found, own) if _depends_on_read(found, own) else None
+            if read is not None:
+                tokens_before += (read.first_sample - start) * found[-1].config.sequence_length
+            first = start if read is None else read.first_sample
+            length = _length(
+                config, settings, own.sequence_length, first, tokens_before, sum(tokens), is_last=after is None
+            )
             if length is None:
-                length = _request_stage(own, split, tokens, start).end - start
+                length = _request_stage(own, split, tokens, start, first).end - first
             if length < 1:
-                raise PlanError(f"it ends at sample {start + length:,}, but begins at sample {start:,}; end it later")
+                raise PlanError(_explain_empty(start, first, first + length))
+        with _naming(f"stages[{i + 1}]"):
+            cut = None if after is None else _find_cut(after, first, first + length, links)
+        with _naming(f"stages[{i}]"):
             if after is not None:
-                length = _align(length, settings, own.lanes, start, links)
+                length = _end_with_lanes(length, settings, own.lanes, first, links, is_cut=cut is not None)
             own = own.model_copy(update={"samples": length})
-            is_solved = found and own.on_exhausted == "redistribute"
-            stage = _request_stage(own, split, tokens, start, count_read(found) if is_solved else None)
+            stage = _request_stage(own, split, tokens, start, first, read)
             if settings.schedule is not None:
                 before = found[-1] if found else _request_top_level(config, tokens, length)
                 stage = replace(stage, schedule=RequestedSchedule(settings.schedule, settings.steps, before.weights))
-        except PlanError as error:
-            raise PlanError(f"{place}: {error}") from None
-        if after is not None:
-            stage = replace(stage, cut=_find_cut(after, stage, links, f"stages[{i + 1}]"))
-        found.append(stage)
-        tokens_before += (stage.stop - start) * own.sequence_length
-        start = stage.stop
+        found.append(replace(stage, cut=cut))
+        start = found[-1].stop
+        tokens_before += (start - first) * own.sequence_length
     return tuple(found)
 
 
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Begin errors with a place in the config."""
+    try:
+        yield
+    except PlanError as error:
+        raise PlanError(f"{place}: {error}") from None
+
+
+def _depends_on_read(found: Sequence[RequestedStage], own: Config) -> bool:
+    """Whether a stage with these settings depends on what the stages before it have read: for its shares, or its first sample."""
+    if not found or own.on_exhausted == "redistribute":
+        return bool(found)
+    last = found[-1].config
+    may_drain = own.sequence_length != last.sequence_length or own.snapshot != last.snapshot
+    return may_drain and any(stage.cut is not None for stage in found)
+
+
+def _explain_empty(start: int, first: int, end: int) -> str:
+    if start == first:
+        return f"it ends at sample {end:,}, but begins at sample {start:,}; end it later"
+    return (
+        f"it ends at sample {end:,}, but where an amendment changes the length of samples or withdraws files, the settings "
+        f"before it are kept to sample {first:,}; end it later"
+    )
+
+
 def _request_stage(
-    config: Config, split: str, tokens: Sequence[int], start: int, read: Sequence[int] | None = None
+    config: Config, split: str, tokens: Sequence[int], start: int, first: int, read: ReadBefore | None = None
 ) -> RequestedStage:
-    """A stage as long as its config says, which begins at sample `start`, when `read` tokens of each source have been read."""
+    """A stage as long as its config says, with sample `first` as the first one, when `read` was read of each source."""
     shares = shares_of(config, split, tuple(config.sources_of(split).values()), tokens, read)
     return RequestedStage(
         config=config,
         weights=shares.weights,
         requested=shares.requested,
         start=start,
-        end=start + shares.num_samples,
+        end=first + shares.num_samples,
+        first=first,
     )
 
 
 def _request_top_level(config: Config, tokens: Sequence[int], samples: int) -> RequestedStage:
     """The stage of train, of this length, that the top level describes."""
     changes = {"stages": (), "samples": samples, "tokens": None, "epochs": None}
-    return _request_stage(config.model_copy(update=changes), "train", tokens, 0)
+    return _request_stage(config.model_copy(update=changes), "train", tokens, 0, 0)
 
 
 def _length(
@@ -157,42 +191,34 @@ def _length(
     return None
 
 
-def _align(length: int, settings: StageSettings, lanes: int, start: int, links: Sequence[Link]) -> int:
-    """The length of a stage that is followed by another, rounded down to a multiple of its lanes unless it is committed already.
+def _end_with_lanes(
+    length: int, settings: StageSettings, lanes: int, first: int, links: Sequence[Link], *, is_cut: bool
+) -> int:
+    """The length of a stage that is followed by another, a multiple of its lanes unless it is committed already or cut before.
 
     Raises: PlanError for a number of samples that is not a multiple, and for a stage shorter than that.
     """
-    if length % lanes == 0 or any(link.stop == start + length for link in links):
-        return length
     aligned = length - length % lanes
+    committed = {end - first for link in links for end in (link.stop, link.end)}
+    if aligned == length or length in committed or (is_cut and aligned not in committed):
+        return length
     if settings.samples is not None:
-        nearest = [f"{start + each:,}" for each in (aligned, aligned + lanes) if each]
+        nearest = [f"{first + each:,}" for each in (aligned, aligned + lanes) if each]
         raise PlanError(
             f"samples: found {settings.samples:,}, expected {' or '.join(nearest)}: a stage that is followed by another must "
-            f"have a multiple of its {lanes} lanes, counted from its start at sample {start:,}"
+            f"have a multiple of its {lanes} lanes, counted from its start at sample {first:,}"
         )
     if aligned == 0:
         raise PlanError(f"it has {length:,} samples, fewer than its {lanes} lanes; end it later, or lower lanes")
     return aligned
 
 
-def _find_cut(after: StageSettings, stage: RequestedStage, links: Sequence[Link], place: str) -> int | None:
-    """Where the next stage cuts a stage: where the config says, or where the run was amended."""
-    start, end, config = stage.start, stage.end, stage.config
-    committed = sorted(link.cut for link in links if link.cut is not None and start < link.cut <= end)
+def _find_cut(after: StageSettings, first: int, end: int, links: Sequence[Link]) -> int | None:
+    """Where the next stage cuts a stage of samples [first, end): where the config says, or where the run was amended."""
+    committed = sorted(link.cut for link in links if link.cut is not None and first < link.cut <= end)
     cut = after.from_ if after.from_ is not None else next(iter(committed), None)
     if cut is None or cut == end:
         return None
-    if not start < cut < end:
-        raise PlanError(
-            f"{place}: from: found {cut:,}, expected a sample of the stage before it, {start + 1:,} to {end:,}"
-        )
-    if cut not in committed and config.interleaving == "lanes":
-        cycle = config.lanes * config.shuffle_window
-        rounded = min(end, start + -(-(cut - start) // cycle) * cycle)
-        if rounded != cut:
-            raise PlanError(
-                f"{place}: from: found {cut:,}, expected {rounded:,}, the end of a cycle of lanes x shuffle_window samples; "
-                "`megablend amend CONFIG --at SAMPLE` rounds up and prints the number to write here"
-            )
+    if not first < cut < end:
+        raise PlanError(f"from: found {cut:,}, expected a sample of the stage before it, {first + 1:,} to {end:,}")
     return cut

@@ -18,18 +18,19 @@ import numpy.typing as npt
 
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.extra_columns import ExtraColumn
-from megablend.blocks.splits import SplitBlocks, parts_of
+from megablend.blocks.growing_splits import find_split_ranges
+from megablend.blocks.splits import SplitBlocks
 from megablend.config import SPLITS, Config, Source
 from megablend.config.stages import MASKS
 from megablend.lazy import cached_property
 from megablend.order.base import Order, Spans
 from megablend.order.registry import find_order
 from megablend.plan.check_totals import check_totals
+from megablend.plan.epochs import Epochs
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_format import digest_of
 from megablend.plan.links import Link
-from megablend.plan.locator import Locator, OrderChange
+from megablend.plan.locator import LocatedSource, Locator
 from megablend.plan.specification import Specification, specify
 from megablend.plan.stage import Blend
 from megablend.plan.stage_requests import plan_stages
@@ -137,11 +138,10 @@ class Run:
 
     @property
     def blends(self) -> tuple[Blend, ...]:
-        """The blends of the run's stages, or in a section of its stages; neighbours differ."""
+        """The blends that the run's samples are read in, or those of a section; neighbours differ."""
         start, stop = (0, self.num_samples) if self.section is None else (self.section.start, self.section.stop)
-        stages = zip(self.ledger.stages, self.ledger.starts, strict=True)
-        blends = [stage.blend for stage, first in stages if first < stop and stage.stop > start]
-        return tuple(blend for blend, _ in groupby(blends))
+        stretches = (each for each in self.plan.list_stretches() if each.start < stop and each.stop > start)
+        return tuple(blend for blend, _ in groupby(self.ledger.stages[each.stage].blend for each in stretches))
 
     @property
     def consumes_whole_blocks(self) -> bool:
@@ -156,37 +156,21 @@ class Run:
     @cached_property
     def plan(self) -> StagesPlan:
         """Sample number -> (source, ordinal)."""
-        return plan_stages(self.ledger.stages, self.tokens)
+        return plan_stages(self.ledger.stages, self.asked.tokens_by_index, self.asked.blocks)
 
     @cached_property
     def locator(self) -> Locator:
         """(source, ordinal) -> tokens of blocks."""
-        names = [source.name for source in self.sources]
-        return Locator(
-            self.store.generation,
-            self.parts,
-            [source.append_eod is not None for source in self.sources],
-            [int(digest_of([self.config.seed, self.split, name])[:16], 16) for name in names],
-            self._list_orders(),
-        )
+        listed = zip(self.asked.blocks, self.plan.epochs.segments, strict=True)
+        return Locator([LocatedSource(blocks=blocks, segments=segments) for blocks, segments in listed])
 
-    def _list_orders(self) -> list[OrderChange]:
-        """The orders of the run, and where each source begins to use them."""
-        if len({stage.blend.order for stage in self.ledger.stages}) == 1:
-            return [OrderChange(self.ledger.blend.order, np.zeros(len(self.sources), np.int64))]
-        extra, tokens = int(self.config.add_extra_token_to_sequence), np.array(self.tokens, np.int64)
-        found = list[OrderChange]()
-        for number, stretch in enumerate(self.plan.list_stretches()):
-            name = self.ledger.stages[stretch.stage].blend.order
-            if found and found[-1].order == name:
-                continue
-            begun = self.plan.count_begun(number)
-            epochs = np.where(begun > 0, -(-(begun + extra) // np.maximum(1, tokens)), 0)
-            found.append(OrderChange(name, epochs))
-        return found
+    @property
+    def epochs(self) -> Epochs:
+        """Where the sources' epochs begin."""
+        return self.plan.epochs
 
     def blocks(self, source: int) -> SplitBlocks:
-        """The source's blocks in this split."""
+        """The source's blocks in this split, in the last snapshot that the run reads of it."""
         return self.locator.blocks(source)
 
     def order(self, source: int) -> Order:
@@ -209,7 +193,7 @@ class Run:
 
 
 def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = False, links: Sequence[Link] = ()) -> Run:
-    """Assemble a split as the config requests it, with the newest plan version.
+    """Assemble a split as the config requests it, with the newest plan version. Its limits are checked by `check_run`.
 
     Args:
         keep: store the computed split ranges in the cache (`build` does).
@@ -218,9 +202,7 @@ def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = Fals
     Raises: PlanError where the blend is not possible.
     """
     asked = specify(config, split, store, keep=keep, links=links)
-    run = Run(asked=asked, store=store, ledger=asked.make_ledger(store.generation.digest))
-    check_run(run)
-    return run
+    return Run(asked=asked, store=store, ledger=asked.make_ledger())
 
 
 def as_promised(run: Run, ledger: Ledger) -> Run:
@@ -231,18 +213,20 @@ def as_promised(run: Run, ledger: Ledger) -> Run:
 
 def precompute_orders(config: Config, store: BlockStore) -> None:
     """Store in the cache the totals that the orders of blended splits would otherwise compute on opening. Raises CacheError."""
-    entries = {entry.name: number for number, entry in enumerate(store.generation.sources)}
-    parts = parts_of(store, config.shares)
+    found = find_split_ranges(store.stores, config.shares)
     for number, split in enumerate(SPLITS):
         if not config.is_blended(split):
             continue
         for name, source in config.sources_of(split).items():
-            part = parts[entries[name], 0 if config.listed_by_split else number]
-            if part["tokens"] == 0:
-                continue  # opening the split raises the error
-            blocks = SplitBlocks(store.generation, part, eod=source.append_eod is not None)
-            for order in {each.order for each in (config.stage_configs if split == "train" else (config,))}:
-                find_order(order).make(blocks, 0).precompute()
+            for each, ranges in zip(store.stores, found, strict=True):
+                if name not in ranges:
+                    continue
+                part = ranges[name][0 if config.listed_by_split else number]
+                blocks = SplitBlocks(each.generation, part, eod=source.append_eod is not None)
+                if blocks.num_tokens == 0:
+                    continue  # opening the split raises the error
+                for order in {each.order for each in (config.stage_configs if split == "train" else (config,))}:
+                    find_order(order).make(blocks, 0).precompute()
 
 
 def check_run(run: Run) -> None:

@@ -11,6 +11,7 @@ from megablend.config.values import SIZE
 from megablend.errors import PlanError
 from megablend.plan.caps import capped_shares
 from megablend.plan.computed_weights import compute_weights
+from megablend.plan.epochs import ReadBefore
 from megablend.plan.interleavings.base import MAX_SAMPLES
 from megablend.plan.remedies import fit_all_caps, round_up, set_length
 
@@ -30,23 +31,27 @@ def samples_in(tokens: Fraction | int, sequence_length: int, extra: int) -> int:
     return max(0, int((Fraction(tokens) - extra) // sequence_length))
 
 
-def cap_of(source: Source, tokens: int, sequence_length: int, extra: int, *, read: int = 0) -> int | None:
+def cap_of(
+    source: Source, tokens: int, sequence_length: int, extra: int, *, read: int = 0, place: int | None = None
+) -> int | None:
     """The most samples that a source may give, by its max_epochs and max_tokens; None where it has neither.
 
     Args:
         tokens: tokens of the source in the split, in one epoch.
         read: tokens of it that were read before, over all epochs.
+        place: the same, had all epochs before had `tokens` tokens; by default they had.
     """
     caps = []
     if source.max_epochs is not None:
-        caps.append(samples_in(source.max_epochs * tokens - read, sequence_length, extra))
+        before = read if place is None else place
+        caps.append(samples_in(source.max_epochs * tokens - before, sequence_length, extra))
     if source.max_tokens is not None:
         caps.append(samples_in(source.max_tokens - read, sequence_length, 0))
     return min(caps, default=None)
 
 
 def shares_of(
-    config: Config, split: str, sources: Sequence[Source], tokens: Sequence[int], read: Sequence[int] | None = None
+    config: Config, split: str, sources: Sequence[Source], tokens: Sequence[int], read: ReadBefore | None = None
 ) -> Shares:
     """Weights and length of a blended split.
 
@@ -55,7 +60,7 @@ def shares_of(
 
     Args:
         tokens: of each source in this split, including end-of-document tokens.
-        read: tokens of each source that were read before, over all epochs; none by default.
+        read: what was read of each source before; nothing by default.
 
     Raises: PlanError where a source with a share has no tokens or less than one sample, or the split would have no samples,
         more than MAX_SAMPLES, or more than all caps together allow.
@@ -81,7 +86,7 @@ def shares_of(
     requested = tuple(Fraction(value) / total for value in values)
     weights = requested
     if config.on_exhausted == "redistribute":
-        weights = _redistribute(config, split, sources, requested, tokens, num_samples, read or [0] * len(tokens))
+        weights = _redistribute(config, split, sources, requested, tokens, num_samples, read)
     return Shares(weights, requested, num_samples)
 
 
@@ -153,12 +158,13 @@ def _redistribute(
     requested: Sequence[Fraction],
     tokens: Sequence[int],
     num_samples: int,
-    read: Sequence[int],
+    read: ReadBefore | None,
 ) -> tuple[Fraction, ...]:
     extra = int(config.add_extra_token_to_sequence)
+    before, places = (read.tokens, read.places) if read else ([0] * len(tokens),) * 2
     caps = [
-        cap_of(source, n, config.sequence_length, extra, read=before)
-        for source, n, before in zip(sources, tokens, read, strict=True)
+        cap_of(source, n, config.sequence_length, extra, read=read_before, place=place)
+        for source, n, read_before, place in zip(sources, tokens, before, places, strict=True)
     ]
     capped = [cap for cap, share in zip(caps, requested, strict=True) if share > 0 and cap is not None]
     if sum(capped) < num_samples and len(capped) == sum(share > 0 for share in requested):

@@ -10,19 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.blocks.block_store import BlockStore
-from megablend.blocks.splits import parts_of
-from megablend.config import SPLITS, Config, Source
+from megablend.config import Config, Source
 from megablend.errors import ConfigError, PlanError
+from megablend.lazy import cached_property
 from megablend.order.registry import current_name
 from megablend.plan.allocate import cycles_per_run
+from megablend.plan.epochs import ReadBefore
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import PLAN_VERSION
 from megablend.plan.links import Link
 from megablend.plan.requested_stages import RequestedSchedule, RequestedStage, request_stages
 from megablend.plan.schedule import Schedule, make_schedule
+from megablend.plan.source_blocks import SourceBlocks
+from megablend.plan.split_data import SplitData, find_data, list_blocks
 from megablend.plan.stage import Blend, SourceShare, Stage
-from megablend.plan.stage_requests import plan_stages, samples_of_one_pass
+from megablend.plan.stage_requests import count_before, samples_of_one_pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +36,39 @@ class Specification:
     split: str
     sources: tuple[Source, ...]
     """[num_sources], in the order of the config, as the top level has them."""
-    parts: npt.NDArray[np.void]
-    """PART_DTYPE [num_sources]: the documents of each source that belong to the split."""
+    data: tuple[SplitData, ...]
+    """The snapshots of the run, in order: at least one."""
     stages: tuple[RequestedStage, ...]
     """At least one; an unblended split has one, without weights."""
 
-    @property
+    @cached_property
+    def parts(self) -> npt.NDArray[np.void]:
+        """PART_DTYPE [num_sources]: the documents of each source that belong to the split, in the last snapshot that has it; see
+        SplitData."""
+        if len(self.data) == 1:
+            return self.data[0].parts
+        parts: npt.NDArray[np.void] = self.data[0].parts.copy()
+        for each in self.data[1:]:
+            known = np.array([ranges is not None for ranges in each.ranges])
+            parts[known] = each.parts[known]
+        return parts
+
+    @cached_property
     def tokens(self) -> list[int]:
-        """Tokens of each source in this split, including end-of-document tokens."""
-        return [int(n) for n in self.parts["tokens"]]
+        """Tokens of each source in this split, including end-of-document tokens, in the last snapshot that has it."""
+        tokens: list[int] = self.parts["tokens"].tolist()
+        return tokens
+
+    @property
+    def tokens_by_index(self) -> dict[str, list[int]]:
+        """Tokens of each source in this split, including end-of-document tokens, by the digest of the snapshot; 0 where it does
+        not have the source."""
+        return {each.snapshot.digest: each.tokens for each in self.data}
+
+    @cached_property
+    def blocks(self) -> tuple[SourceBlocks, ...]:
+        """The blocks of each source, [num_sources]."""
+        return list_blocks(self.config, self.split, self.sources, self.data)
 
     @property
     def num_samples(self) -> int:
@@ -74,29 +101,56 @@ class Specification:
         """The stage that has a sample; the last one for samples beyond the request."""
         return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
 
-    def make_ledger(self, index: str) -> Ledger:
-        """The ledger that commits to exactly this, with the newest plan version; `index`: digest of the index snapshot."""
-        stages = (Stage(end=stage.end, index=index, blend=self._blend(stage), cut=stage.cut) for stage in self.stages)
+    def make_ledger(self) -> Ledger:
+        """The ledger that commits to exactly this, with the newest plan version."""
+        stages = (
+            Stage(
+                end=stage.end,
+                index=self._data_of(stage).snapshot.digest,
+                blend=self._blend(stage),
+                cut=stage.cut,
+            )
+            for stage in self.stages
+        )
         return Ledger(run=self.config.run, stages=tuple(stages))
+
+    def tokens_of(self, stage: RequestedStage) -> list[int]:
+        """Tokens of each source in this split, in a stage's snapshot; 0 where it does not have the source."""
+        return self._data_of(stage).tokens
+
+    def _data_of(self, stage: RequestedStage) -> SplitData:
+        return self.data[stage.config.snapshot if self.split == "train" else 0]
+
+    def _count_sources(self, stage: RequestedStage) -> int:
+        """How many sources a stage's snapshot, and those before, have: the first ones."""
+        number = stage.config.snapshot if self.split == "train" else 0
+        return max(
+            i + 1 for each in self.data[: number + 1] for i, ranges in enumerate(each.ranges) if ranges is not None
+        )
 
     def _blend(self, stage: RequestedStage) -> Blend:
         """The blend of a stage with the newest plan version."""
         config = stage.config
         shares: Sequence[Fraction | None] = stage.mean_weights or [None] * len(self.sources)
-        listed = zip(self.sources, self.parts, shares, strict=True)
+        known = self._count_sources(stage)
+        listed = list(zip(self.sources, _mean_unit_tokens(config, self._data_of(stage).parts), shares, strict=True))
+        listed = listed[:known]
         blend = Blend(
             split=f"{self.split} of {','.join(map(str, config.shares))}",
             sequence_length=config.sequence_length,
             add_extra_token_to_sequence=config.add_extra_token_to_sequence,
-            sources=tuple(_share(config, source, part, share) for source, part, share in listed),
+            sources=tuple(_share(config, source, tokens, share) for source, tokens, share in listed),
         )
         if not stage.weights:
             return blend
+        sources = blend.sources  # the cycles are those of the mean shares
+        if stage.schedule is not None:
+            sources = tuple(
+                replace(source, share=share) for source, share in zip(sources, stage.weights[:known], strict=True)
+            )
         return replace(
             blend,
-            sources=tuple(
-                replace(source, share=share) for source, share in zip(blend.sources, stage.weights, strict=True)
-            ),
+            sources=sources,
             interleaving=config.interleaving,
             order=current_name(config.order),
             plan_version=PLAN_VERSION,
@@ -109,11 +163,10 @@ class Specification:
 
 def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: Blend) -> Schedule:
     """The schedule of a stage whose sources have the cycles of `blend`. Raises: PlanError where the stage is too short."""
-    cycle, samples = stage.config.lanes * stage.config.shuffle_window, stage.end - stage.start
+    cycle, samples = stage.config.lanes * stage.config.shuffle_window, stage.end - stage.first
     longest = max(source.cycles or 1 for source in blend.sources)
-    schedule = make_schedule(
-        requested.kind, requested.steps, requested.start, samples=samples, cycle=cycle, longest=longest
-    )
+    start = requested.start[: len(blend.sources)]
+    schedule = make_schedule(requested.kind, requested.steps, start, samples=samples, cycle=cycle, longest=longest)
     if schedule is None:
         raise PlanError(
             f"schedule: the stage from sample {stage.start:,} on has {samples:,} samples, fewer than two cycles of {cycle:,} "
@@ -140,25 +193,22 @@ def specify(
     named = config.sources_of(split)
     if not named:
         raise PlanError(f"the config lists no sources for split {split!r}")
-    numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
-    parts = parts_of(store, config.shares, keep=keep)
-    column = 0 if config.listed_by_split else SPLITS.index(split)
-    split_parts = parts[[numbers[name] for name in named], column]
-    tokens = [int(n) for n in split_parts["tokens"]]
+    data, sources = find_data(config, split, store, keep=keep), tuple(named.values())
 
-    def count_read(stages: Sequence[RequestedStage]) -> list[int]:
-        before = Specification(
-            config=config, split=split, sources=tuple(named.values()), parts=split_parts, stages=tuple(stages)
-        )
-        ledger = before.make_ledger("").with_links(links)
-        read: list[int] = plan_stages(ledger.stages, tokens).count_tokens(before.stages[-1].stop).tolist()
-        return read
+    def count_read(stages: Sequence[RequestedStage], following: Config) -> ReadBefore:
+        before = Specification(config=config, split=split, sources=sources, data=data, stages=tuple(stages))
+        ledger = before.make_ledger().with_links(links)
+        last, index = ledger.stages[-1], data[following.snapshot].snapshot.digest
+        blend = replace(last.blend, order=current_name(following.order), sequence_length=following.sequence_length)
+        after, stop = replace(last, index=index, blend=blend), before.stages[-1].stop
+        return count_before(ledger.stages, before.tokens_by_index, before.blocks, stop, after)
 
+    tokens = [each.tokens for each in data]
     if config.is_blended(split):
         stages = request_stages(config, split, tokens, links, count_read)
     else:
-        stages = (_request_one_pass(config, split, tokens),)
-    return Specification(config=config, split=split, sources=tuple(named.values()), parts=split_parts, stages=stages)
+        stages = (_request_one_pass(config, split, tokens[0]),)
+    return Specification(config=config, split=split, sources=sources, data=data, stages=stages)
 
 
 def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> RequestedStage:
@@ -170,14 +220,18 @@ def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> Requ
             f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens ({sum(tokens):,} tokens in "
             "all): give it a larger share in `split`"
         )
-    return RequestedStage(config=config, weights=(), requested=(), start=0, end=num_samples)
+    return RequestedStage(config=config, weights=(), requested=(), start=0, end=num_samples, first=0)
 
 
-def _share(config: Config, source: Source, part: np.void, share: Fraction | None) -> SourceShare:
+def _mean_unit_tokens(config: Config, parts: npt.NDArray[np.void]) -> list[Fraction]:
+    """Mean tokens of what the order of each source moves: of its blocks, or of its documents."""
+    units = parts["documents"] if config.moves_documents else parts["stop_block"] - parts["first_block"]
+    return list(map(Fraction, parts["tokens"].tolist(), np.maximum(1, units).tolist()))
+
+
+def _share(config: Config, source: Source, unit_tokens: Fraction, share: Fraction | None) -> SourceShare:
     """A source's share, and how many cycles share each of its runs, chosen so that a run spans whole blocks or documents."""
     if share is None:
         return SourceShare(name=source.name, append_eod=source.append_eod)
-    num_units = part["documents"] if config.moves_documents else part["stop_block"] - part["first_block"]
-    mean_tokens = Fraction(int(part["tokens"]), max(1, int(num_units)))
-    cycles = cycles_per_run(mean_tokens, share, config.sequence_length, config.shuffle_window)
+    cycles = cycles_per_run(unit_tokens, share, config.sequence_length, config.shuffle_window)
     return SourceShare(name=source.name, append_eod=source.append_eod, share=share, cycles=cycles)

@@ -2,67 +2,176 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from megablend.errors import PlanError
 from megablend.plan.allocate import stage_totals
+from megablend.plan.epochs import EpochsBuilder, ReadBefore, Withdrawals
 from megablend.plan.interleavings.base import Int64s, StageRequest, check_tokens
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.shares import samples_in
 from megablend.plan.stage import Blend, Stage
 from megablend.plan.stages_plan import PlannedStage, StagesPlan
 
+TokensByIndex = Mapping[str, Sequence[int]]
+"""Tokens per epoch of each source, [num_sources], by the digest of a snapshot of the index; 0 where it lacks the source."""
 Step = tuple[int, Int64s]
 """End of a step, as a sample number of the run; samples of each source in it, int64 [num_sources]."""
 
 
-def plan_stages(stages: Sequence[Stage], tokens: Sequence[int]) -> StagesPlan:
+def plan_stages(
+    stages: Sequence[Stage], tokens: Sequence[int] | TokensByIndex, withdrawals: Sequence[Withdrawals] = ()
+) -> StagesPlan:
     """The plan of a run.
 
-    Before samples get another length, what stages that were cut have left of their periods is read: a *drain*, in the settings of
-    the stage before, since pieces that are not neighbours are never joined into one sample.
+    Before samples get another length, and before files are withdrawn, what stages that were cut have left of their periods is
+    read: a *drain*, in the settings of the stage before, since pieces that are not neighbours are never joined into one sample.
 
     Args:
-        tokens: tokens per epoch of each source of the split, including end-of-document tokens.
+        tokens: tokens per epoch of each source of the split, including end-of-document tokens; where stages read several
+            snapshots of the index, by the snapshot's digest.
+        withdrawals: of each source, needed where a snapshot may lack files that one before had.
 
     Raises: PlanError where the ends of stages do not increase, or a stage cannot be planned.
     """
-    planned, start, number = list[PlannedStage](), 0, 0
-    cursor, given, reach = (np.zeros(len(tokens), np.int64) for _ in range(3))
-    for group in _list_groups(stages):
-        blend = group[0].blend
-        if number and stages[number - 1].stop < start >= group[0].end:
+    if not isinstance(tokens, Mapping):
+        tokens = dict.fromkeys((stage.index for stage in stages), tokens)
+    return _Planner(stages, tokens, withdrawals).plan()
+
+
+def count_before(
+    stages: Sequence[Stage], tokens: TokensByIndex, withdrawals: Sequence[Withdrawals], stop: int, following: Stage
+) -> ReadBefore:
+    """What the first `stop` samples of these stages, and a drain, read before a following stage. Raises: as plan_stages."""
+    starts = [0, *(stage.stop for stage in stages)]
+    before = [stage for stage, start in zip(stages, starts, strict=False) if start < stop]
+    planner = _Planner(before, tokens, withdrawals)
+    plan = planner.plan()
+    if planner.start == stop:
+        planner.drain_before(before[-1], following)
+        read, stop = planner.cursor, planner.start
+    else:
+        read = plan.count_tokens(stop)
+    planner.enter(following.index, following.blend.order)
+    return ReadBefore(read.tolist(), planner.epochs.place(read)[0].tolist(), stop)
+
+
+class _Planner:
+    """Plans stages one after another. Of each source, [num_sources] each:
+
+    Attributes:
+        cursor: tokens read.
+        given: samples read.
+        reach: the end of the samples that stages before have begun, of which a cut may have left some.
+    """
+
+    def __init__(self, stages: Sequence[Stage], tokens: TokensByIndex, withdrawals: Sequence[Withdrawals]) -> None:
+        self.stages, self.tokens = stages, tokens
+        self.planned, self.start = list[PlannedStage](), 0
+        size, first = len(next(iter(tokens.values()))), stages[0].blend if stages else None
+        self.cursor, self.given, self.reach = (np.zeros(size, np.int64) for _ in range(3))
+        if first is not None:
+            extra = int(first.add_extra_token_to_sequence)
+            self.epochs = EpochsBuilder(tokens, stages[0].index, first.order, extra, withdrawals)
+
+    def plan(self) -> StagesPlan:
+        """Plan all stages. Raises: as plan_stages."""
+        number = 0
+        for group in _list_groups(self.stages):
+            self._check_end(group[0], number)
+            self.enter(group[0].index, group[0].blend.order)
+            for stage, steps in zip(group, _divide(group, self.start, self.tokens[group[0].index]), strict=True):
+                for end, totals in steps:
+                    self._add_step(stage, end, totals, number)
+                    if self.start == stage.stop:
+                        break
+                number += 1
+                if number < len(self.stages):
+                    self.drain_before(stage, self.stages[number])
+        return StagesPlan(self.planned, self.epochs.finish() if self.stages else None)
+
+    def _check_end(self, stage: Stage, number: int) -> None:
+        if number and self.stages[number - 1].stop < self.start >= stage.end:
             raise PlanError(
-                f"stage {number} ends at sample {group[0].end:,}, but where an amendment changes the length of samples, the "
-                f"settings before it are kept to sample {start:,}: end the stage later"
+                f"stage {number} ends at sample {stage.end:,}, but where an amendment changes the length of samples or withdraws "
+                f"files, the settings before it are kept to sample {self.start:,}: end the stage later"
             )
-        for stage, steps in zip(group, _divide(group, start, tokens), strict=True):
-            for end, totals in steps:
-                part = _plan_step(stage, _make_request(blend, totals, start, cursor, tokens), end, number)
-                read = _count_read(part)
-                if part.tails is not None:
-                    reach = np.maximum(reach, given + part.tails.stop)
-                planned.append(part)
-                start, cursor, given = start + part.length, cursor + read * blend.sequence_length, given + read
-                if start == stage.stop:
-                    break
-            number += 1
-            left = np.maximum(0, reach - given)
-            if number < len(stages) and stages[number].blend.sequence_length != blend.sequence_length and left.any():
-                drain = _plan_drain(planned[-1], left, start, cursor)
-                planned.append(drain)
-                start, cursor, given = start + drain.length, cursor + left * blend.sequence_length, given + left
-    return StagesPlan(planned)
+
+    def enter(self, index: str, order: str) -> None:
+        """Begin a stage with this snapshot and order."""
+        step = self.planned[-1].request.sample_tokens if self.planned else 0
+        begun = self.cursor + np.maximum(0, self.reach - self.given) * step
+        self.epochs.enter(index, order, begun, self.cursor)
+
+    def _add_step(self, stage: Stage, end: int, totals: Int64s, number: int) -> None:
+        request = self._make_request(stage.blend, _pad(totals, len(self.given)))
+        part = _plan_step(stage, request, self.cursor, end, number)
+        read = _count_read(part)
+        if part.tails is not None:
+            self.reach = np.maximum(self.reach, self.given + part.tails.stop)
+        self._advance(part, read)
+
+    def _advance(self, part: PlannedStage, read: Int64s) -> None:
+        self.planned.append(part)
+        self.start += part.length
+        self.cursor = self.cursor + read * part.request.sample_tokens
+        self.given = self.given + read
+
+    def drain_before(self, stage: Stage, following: Stage) -> None:
+        """Read what stages up to `stage` have left, of the sources that the following stage has, if that needs it."""
+        if not self._needs_drain(stage, following):
+            return
+        left = np.maximum(0, self.reach - self.given)
+        left[np.array(self.tokens[following.index]) == 0] = 0
+        if left.any():
+            last, request = self.planned[-1], self._make_request(stage.blend, left)
+            part = PlannedStage(
+                request=request,
+                cursor=self.cursor,
+                interleaving=last.interleaving,
+                number=last.number,
+                length=request.num_samples,
+            )
+            self._advance(part, left)
+        self.reach = np.minimum(self.reach, self.given)
+
+    def _needs_drain(self, stage: Stage, following: Stage) -> bool:
+        if stage.blend.sequence_length != following.blend.sequence_length:
+            return True
+        return bool((self.epochs.loses_files(following.index, self.cursor) & (self.reach > self.given)).any())
+
+    def _make_request(self, blend: Blend, totals: Int64s) -> StageRequest:
+        """The request of a stage. Raises: PlanError where the tokens that it reaches cannot be counted in 64 bits."""
+        places, tokens = self.epochs.place(self.cursor)
+        check_tokens(totals.tolist(), places.tolist(), tokens.tolist(), blend.sequence_length)
+        cycles = np.array([source.cycles or 1 for source in blend.sources], np.int64)
+        return StageRequest(
+            totals=totals,
+            first_sample=self.start,
+            first_tokens=places,
+            seed=blend.seed,
+            lanes=blend.lanes,
+            shuffle_window=blend.shuffle_window,
+            cycles=_pad(cycles, len(totals), 1),
+            epoch_tokens=tokens if blend.plan_version > 1 else None,
+            sample_tokens=blend.sequence_length,
+        )
+
+
+def _pad(values: Int64s, num_sources: int, value: int = 0) -> Int64s:
+    """Values of a stage's sources, int64 [n], with those of sources that come later: int64 [num_sources]."""
+    missing = num_sources - len(values)
+    return values if missing == 0 else np.concatenate([values, np.full(missing, value, np.int64)])
 
 
 def _list_groups(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
-    """Neighbours of one blend; a stage that was cut is the last of its group."""
+    """Neighbours of one blend and one snapshot; a stage that was cut is the last of its group."""
     group = list[Stage]()
     for stage in stages:
-        if group and (group[-1].blend != stage.blend or group[-1].cut is not None or stage.blend.schedule is not None):
+        changes = bool(group) and (group[-1].index, group[-1].blend) != (stage.index, stage.blend)
+        if group and (changes or group[-1].cut is not None or stage.blend.schedule is not None):
             yield group
             group = []
         group.append(stage)
@@ -88,51 +197,37 @@ def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[l
     return [[(end, np.array(totals, np.int64))] for end, totals in zip(ends, divided, strict=True)]
 
 
-def _make_request(blend: Blend, totals: Int64s, start: int, cursor: Int64s, tokens: Sequence[int]) -> StageRequest:
-    """The request of a stage. Raises: PlanError where the tokens that it reaches cannot be counted in 64 bits."""
-    check_tokens(totals.tolist(), cursor.tolist(), tokens, blend.sequence_length)
-    return StageRequest(
-        totals=totals,
-        first_sample=start,
-        first_tokens=cursor,
-        seed=blend.seed,
-        lanes=blend.lanes,
-        shuffle_window=blend.shuffle_window,
-        cycles=np.array([source.cycles or 1 for source in blend.sources], np.int64),
-        epoch_tokens=np.array(tokens, np.int64) if blend.plan_version > 1 else None,
-        sample_tokens=blend.sequence_length,
-    )
-
-
-def _plan_step(stage: Stage, request: StageRequest, end: int, number: int) -> PlannedStage:
+def _plan_step(stage: Stage, request: StageRequest, cursor: Int64s, end: int, number: int) -> PlannedStage:
     """A step of stage number `number` of the ledger, which ends at sample `end` or where the stage was cut.
 
-    Raises: PlanError where it was cut and its interleaving cannot stop before its end.
+    Raises: PlanError where it was cut and its interleaving cannot stop there.
     """
     name = stage.blend.interleaving
     if stage.cut is None or stage.cut >= end:
-        return PlannedStage(request=request, interleaving=name, number=number, length=request.num_samples)
+        return PlannedStage(
+            request=request, cursor=cursor, interleaving=name, number=number, length=request.num_samples
+        )
     kind, length = find_interleaving(name), stage.cut - request.first_sample
     if kind.find_tails is None:
         raise PlanError(
             f"interleaving {name!r} cannot stop before the end of a stage; only a stage that ends can be followed"
         )
     plan = kind.plan(request)
+    possible = kind.round_up(plan, max(1, length))
+    if possible != length:
+        raise PlanError(
+            f"from: found {stage.cut:,}, expected {request.first_sample + possible:,}, the end of a cycle of lanes x "
+            "shuffle_window samples; `megablend amend CONFIG --at SAMPLE` rounds up and prints the number to write here"
+        )
     tails = kind.find_tails(plan, length)
-    return PlannedStage(request=request, interleaving=name, number=number, length=length, plan=plan, tails=tails)
+    return PlannedStage(
+        request=request, cursor=cursor, interleaving=name, number=number, length=length, plan=plan, tails=tails
+    )
 
 
 def _count_read(stage: PlannedStage) -> Int64s:
     """Samples of each source that a stage reads: int64 [num_sources]."""
     return stage.request.totals if stage.plan is None else stage.plan.counts(stage.length)
-
-
-def _plan_drain(stage: PlannedStage, left: Int64s, start: int, cursor: Int64s) -> PlannedStage:
-    """The samples that a stage and those before it left of their periods, in the settings of that stage."""
-    request = replace(stage.request, totals=left, first_sample=start, first_tokens=cursor)
-    return PlannedStage(
-        request=request, interleaving=stage.interleaving, number=stage.number, length=request.num_samples
-    )
 
 
 def samples_of_one_pass(tokens: Sequence[int], sequence_length: int, extra: int) -> list[int]:

@@ -28,9 +28,10 @@ def check_stage_totals(asked: Specification, stretches: Sequence[Stretch], start
 
     Raises: PlanError that names the stage, the source, and where the stage could end.
     """
-    totals = np.sum([stretch.request.totals for stretch in stretches], axis=0)
-    for number, (source, weight) in enumerate(zip(asked.sources, asked.weights, strict=True)):
-        if weight > 0 and totals[number] == 0:
+    totals = np.sum([stretch.read for stretch in stretches], axis=0)
+    for number in np.flatnonzero(totals == 0).tolist():
+        source, weight = asked.sources[number], asked.weights[number]
+        if weight > 0:
             raise PlanError(
                 f"source {source.name!r} gets none of {asked.num_samples:,} samples: its share of the run is "
                 f"{float(weight):.3g}; "
@@ -45,12 +46,15 @@ def _check_caps(asked: Specification, stage: RequestedStage, stretch: Stretch, n
     """Raises: PlanError for the first source that the stage reads more often than its caps allow."""
     request, extra = stretch.request, int(asked.config.add_extra_token_to_sequence)
     length, sources = request.sample_tokens, list(stage.config.sources_of(asked.split).values())
-    totals, firsts = request.totals.tolist(), request.first_tokens.tolist()
+    if not any(source.is_capped for source in sources):
+        return
+    totals, firsts = stretch.read.tolist(), request.first_tokens.tolist()
+    per_epoch = asked.tokens_of(stage)
     left = [
-        cap_of(source, tokens, length, extra, read=first)
-        for source, tokens, first in zip(sources, asked.tokens, firsts, strict=True)
+        cap_of(source, tokens, length, extra, read=read, place=first)
+        for source, tokens, first, read in zip(sources, per_epoch, firsts, stretch.cursor.tolist(), strict=True)
     ]
-    for source, tokens, total, first, cap in zip(sources, asked.tokens, totals, firsts, left, strict=True):
+    for source, tokens, total, first, cap in zip(sources, per_epoch, totals, firsts, left, strict=True):
         if cap is None or total <= cap:
             continue
         epochs = float(Fraction(first + total * length + extra, tokens))

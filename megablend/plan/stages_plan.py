@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import PlanError
+from megablend.plan.epochs import Epochs
 from megablend.plan.interleavings.base import (
     MAX_SAMPLES,
     Int32s,
@@ -37,6 +38,10 @@ class Stretch(NamedTuple):
     start: int
     stop: int
     request: StageRequest
+    cursor: Int64s
+    """int64 [num_sources], positions at which the sources begin."""
+    read: Int64s
+    """int64 [num_sources], samples of each source: fewer than the request's totals where it was cut."""
 
 
 class TokenRange(NamedTuple):
@@ -55,7 +60,9 @@ class PlannedStage:
     """A stage as its plan is made."""
 
     request: StageRequest
-    """`first_sample` and `first_tokens` continue from the stages before it."""
+    """`first_sample` continues from the stages before it."""
+    cursor: Int64s
+    """int64 [num_sources], where each source's first sample of the stage begins: a position, see `Epochs`."""
     interleaving: str
     """A name of `INTERLEAVINGS`."""
     number: int
@@ -73,14 +80,16 @@ class StagesPlan:
 
     Args:
         stages: in order.
+        epochs: of the sources; needed where positions are converted to epochs.
 
     Raises: PlanError, naming the stage, where there are no stages, a stage has no samples, or there are too many samples.
     """
 
-    def __init__(self, stages: Sequence[PlannedStage]) -> None:
+    def __init__(self, stages: Sequence[PlannedStage], epochs: Epochs | None = None) -> None:
         if not stages:
             raise PlanError("a plan needs at least one stage")
         self._stages = tuple(stages)
+        self._epochs = epochs
         self._plans: list[Plan | None] = [stage.plan for stage in stages]
         self.num_sources = len(stages[0].request.totals)
         self._starts = [stage.request.first_sample for stage in stages]
@@ -94,7 +103,7 @@ class StagesPlan:
             given.append(given[-1] + read)
         self._given: Int64s = np.stack(given)
         """int64 [num_stages + 1, num_sources]: samples of each source before each stage."""
-        self._first_tokens = np.stack([stage.request.first_tokens for stage in stages])
+        self._first_tokens = np.stack([stage.cursor for stage in stages])
         self._sample_tokens = np.array([stage.request.sample_tokens for stage in stages], np.int64)
         self._cuts = [number for number, stage in enumerate(stages) if stage.tails is not None]
         self._reach = self._given[-1].copy()
@@ -106,6 +115,12 @@ class StagesPlan:
         self.num_samples = self._starts[-1] + stages[-1].length
         if self.num_samples > MAX_SAMPLES:
             raise PlanError(f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}")
+
+    @property
+    def epochs(self) -> Epochs:
+        """Where the sources' epochs begin."""
+        assert self._epochs is not None
+        return self._epochs
 
     def locate(self, k: int) -> tuple[int, int]:
         """(source, ordinal over all stages and epochs) of sample k. Raises IndexError outside [0, num_samples)."""
@@ -204,23 +219,14 @@ class StagesPlan:
         tokens: Int64s = self._first_tokens[stage] + (self.counts(n) - self._given[stage]) * self._sample_tokens[stage]
         return tokens
 
-    def count_begun(self, number: int) -> Int64s:
-        """Tokens of each source, from its start on, that planned stages before `number` may have read any of, without extra
-        tokens: int64 [num_sources]. After a cut that is more than they have read."""
-        given, reach = self._given[number], self._given[number].copy()
-        for cut in self._cuts:
-            tails = self._stages[cut].tails
-            if cut < number and tails is not None:
-                np.maximum(reach, self._given[cut] + tails.stop, out=reach)
-        begun: Int64s = self._first_tokens[number] + (reach - given) * self._sample_tokens[max(0, number - 1)]
-        return begun
-
     def list_stretches(self) -> list[Stretch]:
         """List the stages as ranges of samples."""
         stops = [*self._starts[1:], self.num_samples]
         return [
-            Stretch(stage.number, start, stop, stage.request)
-            for start, stop, stage in zip(self._starts, stops, self._stages, strict=True)
+            Stretch(stage.number, start, stop, stage.request, stage.cursor, read)
+            for start, stop, stage, read in zip(
+                self._starts, stops, self._stages, np.diff(self._given, axis=0), strict=True
+            )
         ]
 
     def count_within(self, source: int, tokens: int, extra: int) -> int:

@@ -22,11 +22,16 @@ class State:
 
     run: str
     split: str
-    index: str
-    """Digest of the index snapshot."""
+    indices: tuple[str, ...]
+    """Digests of the index snapshots that the stages read, in order; at least one."""
     stages: tuple[Link, ...]
     """The chain of the run's stages."""
     consumed_samples: int
+
+    @property
+    def index(self) -> str:
+        """Digest of the index snapshot that the last stage reads."""
+        return self.indices[-1]
 
     @property
     def plan(self) -> str:
@@ -43,6 +48,7 @@ class State:
             "plan": self.plan,
             "consumed_samples": self.consumed_samples,
             "stages": [link.to_list() for link in self.stages],
+            **({"indices": list(self.indices)} if len(self.indices) > 1 else {}),
         }
 
     @classmethod
@@ -60,7 +66,7 @@ class State:
             parsed = cls(
                 run=str(state["run"]),
                 split=str(state["split"]),
-                index=str(state["index"]),
+                indices=tuple(map(str, state.get("indices", [state["index"]]))),
                 stages=tuple(_parse_link(*link) for link in state["stages"]),
                 consumed_samples=operator.index(state["consumed_samples"]),
             )
@@ -68,6 +74,10 @@ class State:
             raise StateError(
                 f"incomplete or damaged megablend state: {type(error).__name__} {error}; load another checkpoint"
             ) from None
+        if not parsed.indices or parsed.index != state["index"]:
+            raise StateError(
+                "incomplete or damaged megablend state: its last index is not the one that it reads; load another checkpoint"
+            )
         if not parsed.stages or parsed.plan != state.get("plan") or parsed.consumed_samples < 0:
             raise StateError(
                 "incomplete or damaged megablend state: its last stage is not its plan, or consumed_samples is negative; load "
@@ -75,7 +85,7 @@ class State:
             )
         return parsed
 
-    def check(self, *, split: str, index: str, stages: Sequence[Link]) -> None:
+    def check(self, *, split: str, indices: Sequence[str], stages: Sequence[Link]) -> None:
         """Refuse to resume with another index or split, or where the plans differ before the state's position.
 
         What comes after it may differ: stages may have been appended or amended since.
@@ -86,10 +96,10 @@ class State:
             raise StateError(
                 f"the state belongs to split {self.split!r}, this dataset is split {split!r}; open that split"
             )
-        if self.index != index:
+        if any(x != y for x, y in zip(self.indices, indices, strict=False)):
             raise StateError(
-                f"the index differs: the state was saved with {self.index}, this dataset reads {index}; "
-                "open the state's index with megablend.open(config, state=state)"
+                f"the index differs: the state was saved with {', '.join(self.indices)}, this dataset reads "
+                f"{', '.join(indices)}; open the state's index with megablend.open(config, state=state)"
             )
         parting, consumed = find_parting(self.stages, stages), self.consumed_samples
         if parting is not None and parting.by_cut and consumed > parting.sample:

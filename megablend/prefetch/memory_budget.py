@@ -103,7 +103,7 @@ def batches_of(num_workers: int, prefetch_factor: int | None = None) -> int:
 
 def split_budget(run: Run, batches: int) -> Budget:
     """The budget of a process whose batches take `batches` bytes; no part is negative."""
-    orders = sum(run.order(source).memory_bytes for source in range(len(run.sources)))
+    orders = sum(each.order.memory_bytes for source in range(len(run.sources)) for each in run.locator.readings(source))
     extra = run.store.extra_bytes if run.extra_columns else 0
     return Budget(batches=batches, orders=orders, **divide_rest(run.config.memory - batches - orders - extra))
 
@@ -148,7 +148,8 @@ def lane_bytes(run: Run) -> Int64s:
     block_tokens = np.maximum(1, run.parts["tokens"]) / _num_blocks(run)
     blocks = np.zeros(len(run.parts))
     for blend in run.blends:
-        shares = np.array([float(share) for share in blend.largest_shares])
+        shares = np.zeros(len(run.parts))
+        shares[: len(blend.sources)] = [float(share) for share in blend.largest_shares]
         cycle_tokens = blend.shuffle_window * blend.sequence_length
         blocks = np.maximum(blocks, shares * cycle_tokens / block_tokens + (shares > 0))
     sizes: Int64s = np.ceil(blocks * (block_tokens * _token_bytes(run) + BLOCK_OVERHEAD_BYTES)).astype(np.int64)

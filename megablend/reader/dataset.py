@@ -131,7 +131,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return State(
             run=ledger.run,
             split=self.run.split,
-            index=ledger.index,
+            indices=ledger.indices,
             stages=ledger.links,
             consumed_samples=self.consumed_samples if consumed_samples is None else operator.index(consumed_samples),
         ).to_dict()
@@ -143,7 +143,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     def check_state(self, state: Mapping[str, Any]) -> int:
         """Check a state, and return its consumed samples. Raises StateError where its index or plan differs."""
         saved, ledger = State.from_dict(state), self.run.ledger
-        saved.check(split=self.run.split, index=ledger.index, stages=ledger.links)
+        saved.check(split=self.run.split, indices=ledger.indices, stages=ledger.links)
         return self.check_position(saved.consumed_samples)
 
     def position(self, trained_samples: int) -> int:

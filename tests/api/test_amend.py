@@ -173,12 +173,16 @@ def test_amended_again_and_again(config: dict[str, Any]) -> None:
         ({"stages": [FIRST]}, {"at": 100}, "the config lists no stage that begins at sample 112; add one to `stages`"),
         ({"stages": [FIRST, NEXT]}, {"at": 0}, "found sample 0, expected 1 to 640"),
         ({"stages": [FIRST, NEXT]}, {"at": 641}, "found sample 641, expected 1 to 640"),
-        ({"stages": [FIRST, NEXT | {"from": 100}]}, {"at": 100}, r"stages\[1\]: from: found 100, expected 112"),
+        (
+            {"stages": [FIRST, NEXT | {"from": 100}]},
+            {"at": 100},
+            "begins at sample 100, expected 112: give the stage before",
+        ),
         ({"stages": [FIRST | {"lanes": 2}, NEXT]}, {"at": 100}, "its order is fixed: lanes was 4, is now 2"),
         (
             {"stages": [FIRST, NEXT | {"samples": 120, "sequence_length": 12}]},
             {"at": 100},
-            "stage 1 ends at sample 120, but where an amendment changes the length of samples, the settings before it are ",
+            "it ends at sample 120, but where an amendment changes the length of samples or withdraws files, the settings",
         ),
         (
             {"stages": [FIRST, {"samples": 800}]},

@@ -145,7 +145,7 @@ def test_a_generation_that_was_built_again_is_as_young_as_that(cache: Path) -> N
 def test_tables_of_documents_go_with_the_files(cache: Path) -> None:
     for digest in list_snapshots(cache):
         build_tables(BlockStore(open_snapshot(cache, digest), storage=STORAGE), [0], launch=SingleProcess())
-        blocks = PartDocuments(open_table(open_snapshot(cache, digest), 0), range(3), eod=False)
+        blocks = PartDocuments(open_table(open_snapshot(cache, digest), 0), [range(3)], eod=False)
         blocks.keep_group_totals(2, 1)
     first, _, third = list_snapshots(cache)
     age(cache, 8)

@@ -67,7 +67,7 @@ def test_a_table_holds_every_documents_length(tmp_path: Path) -> None:
             starts = [0, *np.cumsum(ends).tolist()]
             assert table.before(np.arange(151), eod=eod).tolist() == starts
             assert table.lengths(np.arange(150), eod=eod).tolist() == ends
-            part = PartDocuments(table, range(30, 120), eod=eod)
+            part = PartDocuments(table, [range(30, 120)], eod=eod)
             assert (part.num_blocks, part.num_tokens) == (90, starts[120] - starts[30])
             assert part.before(np.array([0, 90, 17])).tolist() == [
                 start - starts[30] for start in (starts[30], starts[120], starts[47])
@@ -79,7 +79,7 @@ def test_a_table_holds_every_documents_length(tmp_path: Path) -> None:
 def test_totals_of_groups_are_kept(tmp_path: Path, num_groups: int, run: int) -> None:
     store, _ = make(tmp_path / "cache", write(tmp_path / "data", "arrow", [0, 1]))
     for eod in (False, True):
-        part = PartDocuments(open_table(store.generation, 0), range(5, 93), eod=eod)
+        part = PartDocuments(open_table(store.generation, 0), [range(5, 93)], eod=eod)
         lengths = np.diff(part.before(np.arange(89)))
         expected = np.bincount(np.arange(88) // run % num_groups, lengths, num_groups).tolist()
         assert part.group_totals(num_groups, run).tolist() == expected
@@ -210,12 +210,12 @@ def test_a_table_too_large_for_a_checksum_at_opening_is_never_read_as_other_toke
     with pytest.raises(
         CacheError, match=rf"{path.parent}: damaged table of documents \((lengths and|documents from 64)"
     ):
-        PartDocuments(table, range(150), eod=True).before(np.array([3, 80]))
+        PartDocuments(table, [range(150)], eod=True).before(np.array([3, 80]))
     if name == "lengths.arrow":
         with pytest.raises(
             CacheError, match=r"\(documents from 64 on do not match their checksum in groups.check.arrow"
         ):
-            PartDocuments(table, range(150), eod=True).group_totals(7, 1)
+            PartDocuments(table, [range(150)], eod=True).group_totals(7, 1)
 
 
 def test_a_document_too_long_for_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

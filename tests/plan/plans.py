@@ -38,7 +38,13 @@ def lane_plan(
         start, tokens = start + sum(stage), tokens[: len(stage)] + np.array(stage, np.int64) * sample_tokens
     plan = StagesPlan(
         [
-            PlannedStage(request=request, interleaving="lanes", number=number, length=request.num_samples)
+            PlannedStage(
+                request=request,
+                cursor=request.first_tokens,
+                interleaving="lanes",
+                number=number,
+                length=request.num_samples,
+            )
             for number, request in enumerate(requests)
         ]
     )

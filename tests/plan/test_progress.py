@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from megablend.plan.epochs import Epochs
 from megablend.plan.interleavings.base import StageRequest
 from megablend.plan.progress import NONE, find_epoch_ends, find_presence
 from megablend.plan.stages_plan import PlannedStage, StagesPlan
@@ -30,9 +31,16 @@ def make_plan(totals: list[list[int]], tokens: list[int], length: int, *, interl
         start, first = start + int(each.sum()), first + each * length
     return StagesPlan(
         [
-            PlannedStage(request=stage, interleaving=interleaving, number=number, length=stage.num_samples)
+            PlannedStage(
+                request=stage,
+                cursor=stage.first_tokens,
+                interleaving=interleaving,
+                number=number,
+                length=stage.num_samples,
+            )
             for number, stage in enumerate(stages)
-        ]
+        ],
+        Epochs.of_one("", "block", tokens),
     )
 
 
@@ -66,11 +74,11 @@ def test_epochs_end_where_their_last_token_is_read() -> None:
         samples = sorted(k for k in range(plan.num_samples) if plan.locate(k)[0] == d)
         by_ordinal = {plan.locate(k)[1]: k for k in samples}
         ends = [by_ordinal[(e * epoch - 1) // length] for e in range(1, len(samples) * length // epoch + 1)]
-        assert find_epoch_ends(plan, d, epoch, limit=99) == ends
-        assert find_epoch_ends(plan, d, epoch, limit=2) == ends[:2]
+        assert find_epoch_ends(plan, d, limit=99) == ends
+        assert find_epoch_ends(plan, d, limit=2) == ends[:2]
 
 
 def test_a_source_without_samples_ends_no_epoch() -> None:
     plan = make_plan([[5, 0]], [100, 3], 8)
-    assert find_epoch_ends(plan, 1, 3, limit=5) == []
-    assert find_epoch_ends(plan, 0, 100, limit=5) == []
+    assert find_epoch_ends(plan, 1, limit=5) == []
+    assert find_epoch_ends(plan, 0, limit=5) == []

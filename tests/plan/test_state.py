@@ -10,7 +10,11 @@ from megablend.plan.links import Link
 from megablend.plan.state import State
 
 STATE = State(
-    run="demo", split="train", index="a" * 32, stages=(Link(100, "b" * 32), Link(200, "c" * 32)), consumed_samples=150
+    run="demo",
+    split="train",
+    indices=("a" * 32,),
+    stages=(Link(100, "b" * 32), Link(200, "c" * 32)),
+    consumed_samples=150,
 )
 
 
@@ -18,15 +22,17 @@ def test_round_trip_under_a_kilobyte() -> None:
     text = json.dumps(STATE.to_dict())
     assert State.from_dict(json.loads(text)) == STATE
     assert len(text) < 1000
-    longer = State(run="demo", split="train", index="a" * 32, stages=(Link(10**13, "b" * 32),) * 2, consumed_samples=0)
+    longer = State(
+        run="demo", split="train", indices=("a" * 32,), stages=(Link(10**13, "b" * 32),) * 2, consumed_samples=0
+    )
     longest = State(
-        run="demo", split="train", index="a" * 32, stages=(Link(10**13, "b" * 32),) * 102, consumed_samples=0
+        run="demo", split="train", indices=("a" * 32,), stages=(Link(10**13, "b" * 32),) * 102, consumed_samples=0
     )
     assert len(json.dumps(longest.to_dict())) - len(json.dumps(longer.to_dict())) <= 60 * 100
 
 
 def test_stages_appended_since_are_fine() -> None:
-    STATE.check(split="train", index="a" * 32, stages=[*STATE.stages, Link(300, "d" * 32)])
+    STATE.check(split="train", indices=("a" * 32,), stages=[*STATE.stages, Link(300, "d" * 32)])
 
 
 @pytest.mark.parametrize(
@@ -34,7 +40,7 @@ def test_stages_appended_since_are_fine() -> None:
     [
         ({"split": "valid"}, "to split 'train', this dataset is split 'valid'"),
         (
-            {"index": "e" * 32},
+            {"indices": ("e" * 32,)},
             f"saved with {'a' * 32}, this dataset reads {'e' * 32}; open the state's index with megablend.open",
         ),
         ({"stages": (Link(100, "b" * 32), Link(200, "d" * 32))}, f"saved with {'c' * 32}, this dataset has {'d' * 32}"),
@@ -43,7 +49,7 @@ def test_stages_appended_since_are_fine() -> None:
 )
 def test_another_run_is_refused_with_both_digests(change: dict[str, Any], says: str) -> None:
     with pytest.raises(StateError, match=says):
-        STATE.check(**({"split": "train", "index": "a" * 32, "stages": STATE.stages} | change))
+        STATE.check(**({"split": "train", "indices": ("a" * 32,), "stages": STATE.stages} | change))
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,12 @@ class InterleavingKind:
     find_tails: Callable[[Any, int], Tails | None] | None = None
     """What a plan leaves of each source's period after its first n samples, or None where every source's ordinals ascend, so
     that nothing is left. None for an interleaving whose stages cannot be cut."""
+    round_up: Callable[[Any, int], int] = lambda plan, n: n
+    """The first n samples, or as few more as needed, after which a plan's stage can be cut."""
 
 
 INTERLEAVINGS: dict[str, InterleavingKind] = {
-    "lanes": InterleavingKind(plan_lanes, has_lanes=True, find_tails=LanePlan.find_tails),
+    "lanes": InterleavingKind(plan_lanes, has_lanes=True, find_tails=LanePlan.find_tails, round_up=LanePlan.round_up),
     "sequential": InterleavingKind(plan_one_after_another, find_tails=lambda plan, n: None),
 }
 

@@ -1,0 +1,174 @@
+"""Splits of sources in several snapshots of a run: documents that were there keep their split, new files are cut on their own.
+
+Files are recognised by their content. The files of a source that came with the same snapshot are a *cohort*, whose documents the
+shares divide; so a split of a later snapshot has a range of documents of each cohort, without those of files that are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.blocks.block_store import BlockStore
+from megablend.blocks.splits import PART_DTYPE, VERSION, cut_documents, find_document, parts_of
+from megablend.fs.atomic_write import replace_file, translate_os_errors
+from megablend.index.cache_folders import splits
+
+Ranges = npt.NDArray[np.void]
+"""PART_DTYPE [num_ranges]: a source's documents of one split."""
+SplitRanges = Mapping[str, tuple[Ranges, ...]]
+"""By name of a source, the ranges of each split."""
+
+
+class _Documents(NamedTuple):
+    """The documents of a file, as their cohort counts them."""
+
+    cohort: int
+    first: int
+    size: int
+
+
+def find_split_ranges(
+    stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool = False
+) -> list[SplitRanges]:
+    """The splits of all sources in each snapshot of a run, in order; from the cache where a build stored them.
+
+    Args:
+        stores: of the snapshots, in the run's order.
+        keep: store them in the cache.
+
+    Raises: as `parts_of` does.
+    """
+    found = [_plain(stores[0], parts_of(stores[0], shares, keep=keep))]
+    for number in range(1, len(stores)):
+        if max(shares) == 1:  # every document is in the same split
+            found.append(_plain(stores[number], parts_of(stores[number], shares, keep=keep)))
+        else:
+            found.append(_grown(stores[: number + 1], shares, keep=keep))
+    return found
+
+
+def _plain(store: BlockStore, parts: npt.NDArray[np.void]) -> SplitRanges:
+    return {
+        entry.name: tuple(parts[number, i : i + 1] for i in range(parts.shape[1]))
+        for number, entry in enumerate(store.generation.sources)
+    }
+
+
+def _grown(stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool) -> SplitRanges:
+    """The splits of the last snapshot's sources."""
+    last = stores[-1].generation
+    asked = [VERSION, [each.generation.digest for each in stores], [str(share) for share in shares], stores[-1].eods]
+    key = hashlib.blake2b(json.dumps(["grown", *asked]).encode(), digest_size=16).digest()
+    path = splits(last.cache) / f"{last.digest}-{key.hex()}"
+    shape = (len(last.sources), len(shares))
+    stored = _load(path, key, shape)
+    if stored is None:
+        stored = [[_find_ranges(stores, entry.name, shares, i) for i in range(shape[1])] for entry in last.sources]
+        if keep:
+            _save(path, key, stored)
+    return {entry.name: tuple(ranges) for entry, ranges in zip(last.sources, stored, strict=True)}
+
+
+def _find_ranges(stores: Sequence[BlockStore], name: str, shares: Sequence[Fraction], split: int) -> Ranges:
+    """The ranges of a split of a source in the last snapshot."""
+    store, files = stores[-1], _trace_files([store for store in stores if _number(store, name) is not None], name)
+    sizes = _cohort_sizes(files)
+    low, high = sum(shares[:split], Fraction(0)), sum(shares[: split + 1], Fraction(0))
+    bounds = {cohort: (round(low * size), round(high * size)) for cohort, size in sizes.items()}
+    documents, before = list[tuple[int, int]](), 0
+    for file in files[-1]:
+        first, stop = bounds[file.cohort]
+        begin, end = max(first - file.first, 0), min(stop - file.first, file.size)
+        if begin < end:
+            if documents and documents[-1][1] == before + begin:
+                documents[-1] = documents[-1][0], before + end
+            else:
+                documents.append((before + begin, before + end))
+        before += file.size
+    if not documents:
+        return np.zeros(1, PART_DTYPE)
+    source = _number(store, name)
+    assert source is not None
+    edges = _file_edges(store, source)
+    borders = [tuple(edges.get(each) or find_document(store, source, each) for each in pair) for pair in documents]
+    return cut_documents(store, source, documents, borders)  # type: ignore[arg-type]
+
+
+def _trace_files(stores: Sequence[BlockStore], name: str) -> list[list[_Documents]]:
+    """The files of a source in each of the snapshots that have it."""
+    known, found = dict[str, list[_Documents]](), list[list[_Documents]]()
+    for cohort, store in enumerate(stores):
+        source = _number(store, name)
+        assert source is not None
+        entry, listed, total = store.generation.sources[source], list[_Documents](), 0
+        left = {key: list(files) for key, files in known.items()}
+        for key, count in zip(store.generation.file_keys(entry), _count_documents(store, source), strict=True):
+            if left.get(key):
+                listed.append(left[key].pop(0))
+                continue
+            listed.append(_Documents(cohort, total, count))
+            known.setdefault(key, []).append(listed[-1])
+            total += count
+        found.append(listed)
+    return found
+
+
+def _cohort_sizes(files: Sequence[Sequence[_Documents]]) -> dict[int, int]:
+    """Documents of each cohort."""
+    distinct = sorted({file for listed in files for file in listed})
+    return {cohort: sum(file.size for file in each) for cohort, each in groupby(distinct, lambda file: file.cohort)}
+
+
+def _count_documents(store: BlockStore, source: int) -> list[int]:
+    """Documents of each file of a source."""
+    generation, entry = store.generation, store.generation.sources[source]
+    return [generation.file(number).rows for number in entry.files]
+
+
+def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
+    """Where the documents begin with which files begin, by number in the source: known without reading blocks."""
+    generation, entry = store.generation, store.generation.sources[source]
+    edges, before = dict[int, tuple[int, int]](), 0
+    for number in entry.files:
+        file = generation.file(number)
+        edges.setdefault(before, (file.first_block, 0))
+        before += file.rows
+    return edges
+
+
+def _number(store: BlockStore, name: str) -> int | None:
+    return next((i for i, entry in enumerate(store.generation.sources) if entry.name == name), None)
+
+
+def _load(path: Path, key: bytes, shape: tuple[int, int]) -> list[list[Ranges]] | None:
+    """Stored ranges [num_sources][num_splits]; None where they are missing or damaged."""
+    with contextlib.suppress(OSError):
+        data, checksum = (whole := path.read_bytes())[:-16], whole[-16:]
+        head = 8 * shape[0] * shape[1]
+        if hashlib.blake2b(data, key=key, digest_size=16).digest() != checksum or len(data) < head:
+            return None
+        counts = np.frombuffer(data[:head], np.int64)
+        rows = np.frombuffer(data[head:], PART_DTYPE)
+        edges = np.concatenate([[0], np.cumsum(counts)]).tolist()
+        ranges = [rows[start:stop] for start, stop in pairwise(edges)]
+        return [ranges[i : i + shape[1]] for i in range(0, len(ranges), shape[1])]
+    return None
+
+
+def _save(path: Path, key: bytes, found: Sequence[Sequence[Ranges]]) -> None:
+    """Store ranges. Raises: CacheError where they cannot be written."""
+    rows = [ranges for listed in found for ranges in listed]
+    data = np.array([len(ranges) for ranges in rows], np.int64).tobytes() + np.concatenate(rows).tobytes()
+    with translate_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, data + hashlib.blake2b(data, key=key, digest_size=16).digest())

@@ -1,0 +1,208 @@
+"""Where the epochs of sources begin: not after equally many tokens, where a run's stages stand on several snapshots of the index.
+
+The position of a token of a source counts the tokens of all its epochs before it. Where a stage changes snapshot or order, a
+source finishes the epoch that it has begun, and begins the next one in the new snapshot or order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Segment(NamedTuple):
+    """Consecutive epochs of a source that are read from one snapshot in one order."""
+
+    position: int
+    """Where it begins."""
+    epoch: int
+    """The number of its first epoch."""
+    snapshot: str
+    """Digest of the snapshot."""
+    order: str
+    """A name of `ORDERS`."""
+    tokens: int
+    """Of an epoch; 0 where the snapshot does not have the source."""
+    offset: int = 0
+    """Tokens of the first epoch, as this segment counts them, that the segment before has read."""
+    withdrawn: tuple[str, ...] = ()
+    """Digests of snapshots: files that one of them lacks are not read."""
+
+    def own_position(self, position: int) -> int:
+        """A position as it is where all epochs are like those of the segment."""
+        return position - self.position + self.offset + self.epoch * self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """The epochs of a split's sources."""
+
+    segments: tuple[tuple[Segment, ...], ...]
+    """[num_sources], at least one each, which follow each other."""
+
+    @classmethod
+    def of_one(cls, index: str, order: str, tokens: Sequence[int]) -> Epochs:
+        """Epochs that do not change, of `tokens` [num_sources]."""
+        return cls(tuple((Segment(0, 0, index, order, int(each)),) for each in tokens))
+
+    def start(self, source: int, epoch: int) -> int:
+        """The position at which an epoch begins."""
+        segments = self.segments[source]
+        segment = segments[0]
+        for each in segments[1:]:
+            if each.epoch < epoch or (each.epoch == epoch and each.offset == 0):
+                segment = each
+        return segment.position - segment.offset + (epoch - segment.epoch) * segment.tokens
+
+    def position(self, source: int, epochs: Fraction) -> Fraction:
+        """The position after so many epochs."""
+        whole = int(epochs)
+        first = self.start(source, whole)
+        return first + (epochs - whole) * (self.start(source, whole + 1) - first)
+
+    def count(self, source: int, tokens: int) -> Fraction:
+        """How many epochs the first tokens of a source are; 0 for a source without tokens."""
+        segment = _find_segment(self.segments[source], tokens)
+        return Fraction(segment.own_position(tokens), segment.tokens) if segment.tokens else Fraction(segment.epoch)
+
+    def count_withdrawn(self, source: int) -> int:
+        """Tokens of epochs that were begun which are not read, since their files were withdrawn."""
+        return sum(_count_withdrawn(*pair) for pair in pairwise(self.segments[source]))
+
+
+def _find_segment(segments: Sequence[Segment], position: int) -> Segment:
+    """The segment that has a position."""
+    if len(segments) == 1:
+        return segments[0]
+    return segments[bisect_right([each.position for each in segments], position) - 1]
+
+
+def _count_withdrawn(before: Segment, segment: Segment) -> int:
+    """Tokens of the epoch in which a segment ends that are not read, since they were withdrawn."""
+    if before.tokens == 0 or segment.position == 0:
+        return 0
+    left = -before.own_position(segment.position) % before.tokens
+    return left - (segment.tokens - segment.offset if segment.withdrawn else 0) if left else 0
+
+
+class Withdrawals(Protocol):
+    """What a source loses where a snapshot lacks files that it had."""
+
+    def loses_files(self, segment: Segment, index: str) -> bool:
+        """Whether a snapshot has the source, but not all files that the segment's epochs read."""
+        ...
+
+    def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
+        """Tokens of a segment's epochs without the files that a snapshot lacks; and how many of these come before a token of an
+        epoch, whose number is that of all files."""
+        ...
+
+
+class ReadBefore(NamedTuple):
+    """What a run has read of its sources before a stage, [num_sources] each."""
+
+    tokens: list[int]
+    places: list[int]
+    """As `tokens`, had all epochs before been like those of the stage's snapshot."""
+    first_sample: int
+    """The stage's first sample: after its start where a drain comes first; see `plan_stages`."""
+
+
+class EpochsBuilder:
+    """The epochs of a run's sources, made while its stages are planned one after another.
+
+    Args:
+        tokens: of an epoch of each source, [num_sources], by the snapshot's digest; 0 where it does not have the source.
+        extra: tokens that a sample has in addition to those by which the next one is further.
+    """
+
+    def __init__(
+        self,
+        tokens: Mapping[str, Sequence[int]],
+        index: str,
+        order: str,
+        extra: int,
+        withdrawals: Sequence[Withdrawals] = (),
+    ) -> None:
+        self._tokens, self._extra, self._withdrawals = tokens, extra, withdrawals
+        self._segments = [list(each) for each in Epochs.of_one(index, order, tokens[index]).segments]
+        self._now = index, order
+        self._shift = np.zeros(len(self._segments), np.int64)
+        self._epoch_tokens = np.array(tokens[index], np.int64)
+
+    def loses_files(self, index: str, cursor: Int64s) -> npt.NDArray[np.bool_]:
+        """Whether each source has begun an epoch, by position `cursor` int64 [num_sources], of whose files a snapshot lacks some:
+        bool [num_sources]."""
+        lost = np.zeros(len(cursor), bool)
+        if index == self._now[0]:
+            return lost
+        for source, each in enumerate(self._withdrawals):
+            position = int(cursor[source])
+            segment = _find_segment(self._segments[source], position)
+            is_begun = position > 0 and segment.tokens > 0 and segment.own_position(position) % segment.tokens
+            lost[source] = bool(is_begun) and each.loses_files(segment, index)
+        return lost
+
+    def enter(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> None:
+        """A stage begins, with the sources at positions `cursor` int64 [num_sources]; stages before may have read tokens up to
+        positions `begun` int64 [num_sources], the same for sources that lose files."""
+        if (index, order) == self._now:
+            return
+        lost, is_other_index = self.loses_files(index, cursor), index != self._now[0]
+        self._now = index, order
+        for source, segments in enumerate(self._segments):
+            added = list[Segment]()
+            if lost[source]:
+                added, start = self._leave_out(source, int(cursor[source]), index)
+            else:
+                start = _end_of_epoch(segments, int(begun[source]), self._extra)
+            while segments and segments[-1].position >= (added[0] if added else start).position:
+                segments.pop()
+            tokens = int(self._tokens[index][source])
+            segments += [*added, start._replace(snapshot=index, order=order, tokens=tokens, offset=0, withdrawn=())]
+        if is_other_index:
+            self._epoch_tokens = np.array(self._tokens[index], np.int64)
+            self._shift = np.array([last.own_position(0) for *_, last in self._segments], np.int64)
+
+    def _leave_out(self, source: int, position: int, index: str) -> tuple[list[Segment], Segment]:
+        """What is left of an epoch without the files that a snapshot lacks, if anything; and where the next epoch begins."""
+        segment = _find_segment(self._segments[source], position)
+        epoch, token = divmod(segment.own_position(position), segment.tokens)
+        tokens, read = self._withdrawals[source].count_left(segment, index, epoch, token)
+        left = segment._replace(
+            position=position, epoch=epoch, tokens=tokens, offset=read, withdrawn=(*segment.withdrawn, index)
+        )
+        return [left] if tokens > read else [], left._replace(position=position + tokens - read, epoch=epoch + 1)
+
+    def place(self, cursor: Int64s) -> tuple[Int64s, Int64s]:
+        """Positions, and tokens of an epoch, for an interleaving, to which all epochs are equally long: int64 [num_sources] each.
+
+        Positions are shifted so that epochs end where they do from the last change of the snapshot on.
+        """
+        places, tokens = cursor + self._shift, np.maximum(1, self._epoch_tokens)
+        return np.where(places < 0, places % tokens, places), self._epoch_tokens
+
+    def finish(self) -> Epochs:
+        """The epochs of the stages so far."""
+        return Epochs(tuple(map(tuple, self._segments)))
+
+
+def _end_of_epoch(segments: Sequence[Segment], begun: int, extra: int) -> Segment:
+    """Where the first epoch begins of which nothing was read, if tokens before position `begun`, and `extra` ones, were."""
+    if begun == 0:
+        return segments[0]
+    segment = _find_segment(segments, begun + extra - 1)
+    if segment.tokens == 0:
+        return segment
+    epoch = -(-segment.own_position(begun + extra) // segment.tokens)
+    start = segment.position - segment.offset + (epoch - segment.epoch) * segment.tokens
+    return segment._replace(position=start, epoch=epoch)

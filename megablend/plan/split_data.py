@@ -1,0 +1,125 @@
+"""What a split's sources have in each snapshot of the index that a run reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.blocks.block_store import BlockStore
+from megablend.blocks.growing_splits import Ranges, find_split_ranges
+from megablend.blocks.splits import PART_DTYPE
+from megablend.config import SPLITS, Config, Source
+from megablend.errors import PlanError
+from megablend.index.snapshot import Snapshot
+from megablend.plan.ledger_format import digest_of
+from megablend.plan.source_blocks import SourceBlocks, SourceRanges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitData:
+    """The documents of a split's sources in one snapshot."""
+
+    snapshot: Snapshot
+    first_block: int
+    """Number that its first block has among those of all snapshots of the run."""
+    ranges: tuple[Ranges | None, ...]
+    """[num_sources]: the documents of each source that belong to the split; None where the snapshot does not have the source."""
+    parts: npt.NDArray[np.void]
+    """PART_DTYPE [num_sources]: the same by blocks of the run, from the first range's begin to the last one's end; zeros where
+    there is none."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens per epoch of each source, including end-of-document tokens."""
+        tokens: list[int] = self.parts["tokens"].tolist()
+        return tokens
+
+
+def find_data(config: Config, split: str, store: BlockStore, *, keep: bool = False) -> tuple[SplitData, ...]:
+    """What each snapshot of a run has for a split; for valid and test only the one of the config's stage.
+
+    Args:
+        keep: store the computed ranges in the cache.
+
+    Raises: PlanError where a snapshot that a stage of the config reads is not there, or sources are in another sequence.
+    """
+    needed = max(each.snapshot for each in config.stage_configs) if split == "train" else config.snapshot
+    if needed >= len(store.stores):
+        raise PlanError(
+            f"stages: new_data: run {config.run!r} has {len(store.stores)} of {needed + 1} versions of the index; index the "
+            "files as they are now (`megablend index CONFIG`), and commit the stage (`megablend amend CONFIG --at SAMPLE`)"
+        )
+    names = list(config.sources_of(split))
+    column = 0 if config.listed_by_split else SPLITS.index(split)
+    found = find_split_ranges(store.stores, config.shares, keep=keep)
+    data = []
+    for each, first_block, splits in zip(store.stores, store.first_blocks, found, strict=True):
+        ranges = [splits[name][column] if name in splits else None for name in names]
+        data.append(
+            SplitData(
+                snapshot=each.generation,
+                first_block=first_block,
+                ranges=tuple(ranges),
+                parts=_join(ranges, first_block),
+            )
+        )
+    if split != "train":
+        return (data[config.snapshot],)
+    _check_sequence(config.run, names, data)
+    return tuple(data)
+
+
+def list_blocks(
+    config: Config, split: str, sources: Sequence[Source], data: Sequence[SplitData]
+) -> tuple[SourceBlocks, ...]:
+    """The blocks of each source of a split, [num_sources]."""
+    return tuple(
+        SourceBlocks(
+            name=name,
+            ranges={
+                each.snapshot.digest: SourceRanges(each.snapshot, ranges, each.first_block)
+                for each in data
+                if (ranges := each.ranges[number]) is not None
+            },
+            appends_eod=source.append_eod is not None,
+            key=int(digest_of([config.seed, split, source.name])[:16], 16),
+        )
+        for number, (name, source) in enumerate(zip(config.sources_of(split), sources, strict=True))
+    )
+
+
+def _join(ranges: Sequence[Ranges | None], first_block: int) -> npt.NDArray[np.void]:
+    rows = [
+        np.zeros(1, PART_DTYPE) if each is None else each[:1] if len(each) == 1 else _merge(each) for each in ranges
+    ]
+    parts: npt.NDArray[np.void] = np.concatenate(rows)
+    if first_block:
+        for name in ("first_block", "stop_block"):
+            parts[name] += first_block
+    return parts
+
+
+def _merge(ranges: Ranges) -> Ranges:
+    merged: Ranges = ranges[:1].copy()
+    for name in ("stop_block", "keep"):
+        merged[name] = ranges[name][-1]
+    for name in ("documents", "tokens"):
+        merged[name] = ranges[name].sum()
+    return merged
+
+
+def _check_sequence(run: str, names: Sequence[str], data: Sequence[SplitData]) -> None:
+    """Refuse sources that came with a later snapshot, but are listed before others. Raises: PlanError."""
+    arrivals = [
+        next((i for i, each in enumerate(data) if each.ranges[number] is not None), len(data))
+        for number in range(len(names))
+    ]
+    for number, arrival in enumerate(arrivals):
+        if any(later < arrival for later in arrivals[number + 1 :]):
+            raise PlanError(
+                f"source {names[number]!r} is new in run {run!r}, and listed before sources that the run had already; list it "
+                "after them"
+            )

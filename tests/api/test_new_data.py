@@ -1,0 +1,262 @@
+"""Stages that read other data than those before: sources that grow, come, and go. Expected tokens are listed by hand."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import chain, cycle, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megablend
+from megablend.errors import ConfigError, PlanError
+from megablend.plan.ledger_file import load_ledger
+from tests.formats.writers import KINDS
+from tests.runs import STEP, documents, make_config
+
+PARQUET = KINDS["parquet"]
+Listed = list[list[int] | None]
+
+
+def write_file(folder: Path, source: int, name: str, listed: Listed) -> None:
+    here = folder / "data" / f"source{source}"
+    here.mkdir(parents=True, exist_ok=True)
+    PARQUET.write(here / f"{name}.parquet", listed)
+
+
+def entry(folder: Path, source: int, **settings: Any) -> dict[str, Any]:
+    path = f"{folder}/data/source{source}/*.parquet"
+    return {"name": f"s{source}", "path": path, "column": PARQUET.column} | settings
+
+
+def later(source: int, count: int = 70) -> Listed:
+    """Documents of a file that comes later."""
+    return [each and [token + STEP // 2 for token in each] for each in documents(source, count, 50, 9)]
+
+
+def tokens_of(*listed: Listed) -> list[int]:
+    return [token for document in chain(*listed) for token in document or []]
+
+
+OLD = [documents(d, 90, 60, 5) for d in range(2)]
+STAGES: list[dict[str, Any]] = [{"samples": 320}, {"samples": 1600, "new_data": True}]
+
+
+def make_run(folder: Path, **settings: Any) -> dict[str, Any]:
+    """A built run of two sources, of which the second is read more than once."""
+    for d in range(2):
+        write_file(folder, d, "m0", OLD[d][:50])
+        write_file(folder, d, "m1", OLD[d][50:])
+    sources = [entry(folder, 0, weight=2), entry(folder, 1, weight=1)]
+    config = make_config(folder, sources, **({"stages": STAGES[:1]} | settings))
+    megablend.build(config)
+    return config
+
+
+def read_sources(dataset: megablend.Dataset) -> dict[str, list[int]]:
+    """Of each source, the tokens of its samples by ordinal, without the extra ones."""
+    samples = defaultdict[str, dict[int, list[int]]](dict)
+    for k in range(len(dataset)):
+        sample = dataset.sample(k)
+        name, listed = dataset.sources[sample.source], sample.tokens.tolist()
+        assert samples[name].setdefault(sample.ordinal, listed[:-1]) is not None
+    assert sum(map(len, samples.values())) == len(dataset)
+    return {name: [token for _, each in sorted(found.items()) for token in each] for name, found in samples.items()}
+
+
+def begin_epochs(tokens: Sequence[int], old: Sequence[int], new: Sequence[int]) -> int:
+    """The epoch with which a source in file order begins the new tokens. Raises: AssertionError where it reads anything else."""
+    for epochs in range(len(tokens) // len(old) + 2):
+        expected = islice(chain(islice(cycle(old), epochs * len(old)), cycle(new)), len(tokens))
+        if list(expected) == list(tokens):
+            return epochs
+    raise AssertionError("neither old nor new epochs")
+
+
+@pytest.mark.parametrize("at", [None, 112])
+def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path: Path, at: int | None) -> None:
+    config = make_run(tmp_path, order="sequential")
+    before = megablend.open(config)
+    past = [before[k]["tokens"].tolist() for k in range(at or 320)]
+    state = json.loads(json.dumps(before.state_dict(at or 320)))
+    write_file(tmp_path, 1, "m00", later(1))  # between the others, by name
+    write_file(tmp_path, 2, "a", later(2))
+    grown = config | {
+        "sources": [*config["sources"], entry(tmp_path, 2, weight=0)],
+        "stages": [STAGES[0], STAGES[1] | {"sources": {"s2": {"weight": 1}}}],
+    }
+    with pytest.raises(PlanError, match="none of which has source 's2'; index the files as they are now"):
+        megablend.open(grown)
+    megablend.build_index(grown)
+    found = megablend.amend(grown, at=at or 320, dry_run=True)
+    assert (found.at, found.committed, load_ledger(config["cache"], "default").num_samples) == (at or 320, False, 320)
+    megablend.amend(grown, state=state)
+    dataset = megablend.open(grown, state=state)
+    assert [dataset[k]["tokens"].tolist() for k in range(at or 320)] == past
+    tokens = read_sources(dataset)
+    old = [tokens_of(each) for each in OLD]
+    new = tokens_of(OLD[1][:50], later(1), OLD[1][50:])
+    assert begin_epochs(tokens["s0"], old[0], old[0]) >= 0
+    first = (len([k for k in range(at or 320) if dataset.sample(k).source == 1]) * 8 + len(old[1])) // len(old[1])
+    assert first <= begin_epochs(tokens["s1"], old[1], new) <= first + (at is not None)
+    assert tokens["s2"] == list(islice(cycle(tokens_of(later(2))), len(tokens["s2"])))
+    newer = json.loads(json.dumps(dataset.state_dict(700)))
+    assert len(newer["indices"]) == 2
+    assert newer["index"] == newer["indices"][1]
+    resumed = megablend.Loader(megablend.open(grown, state=newer), micro_batch_size=4)
+    assert [row.tolist() for row in next(iter(resumed))["tokens"]] == [
+        dataset[k]["tokens"].tolist() for k in range(700, 704)
+    ]
+
+
+@pytest.mark.parametrize("order", ["block", "document"])
+def test_epochs_of_shuffled_sources_have_each_token_once(tmp_path: Path, order: str) -> None:
+    config = make_run(tmp_path, order=order, interleaving="lanes")
+    write_file(tmp_path, 1, "m00", later(1))
+    edited = config | {"stages": STAGES}
+    megablend.build(edited)  # a stage at the end needs no amendment
+    tokens, ledger = read_sources(megablend.open(edited)), load_ledger(config["cache"], "default")
+    assert ledger is not None
+    assert len(ledger.indices) == 2
+    old, new = tokens_of(OLD[1]), tokens_of(OLD[1], later(1))
+    whole, left = divmod(len(tokens["s1"]) - len(old), len(new))
+    assert whole >= 1
+    for epoch, count in ((tokens["s1"][: len(old)], 1), (tokens["s1"][len(old) : len(old) + whole * len(new)], whole)):
+        assert Counter(epoch) == Counter(
+            (old if epoch[0] == tokens["s1"][0] and count == 1 and len(epoch) == len(old) else new) * count
+        )
+    last = Counter(tokens["s1"][len(old) + whole * len(new) :])
+    assert sum(last.values()) == left
+    assert max(last.values(), default=1) == 1
+
+
+def test_documents_keep_their_split(tmp_path: Path) -> None:
+    config = make_run(tmp_path, split="70,20,10")
+    write_file(tmp_path, 1, "m00", later(1))
+    edited = config | {"stages": STAGES}
+    valid = set(read_sources(megablend.open(config, "valid"))["s1"])
+    megablend.build(edited)
+    train, count = set(read_sources(megablend.open(edited))["s1"]), len(OLD[1])
+    cut = [round(Fraction(7, 10) * n) for n in (count, 70)]
+    assert train == set(tokens_of(OLD[1][: cut[0]], later(1)[: cut[1]]))
+    assert set(read_sources(megablend.open(edited, "valid"))["s1"]) == valid
+    wider = set(read_sources(megablend.open(edited, "valid", stage=1))["s1"])
+    expected = tokens_of(OLD[1][cut[0] : round(Fraction(9, 10) * count)], later(1)[cut[1] : 63])
+    assert wider <= set(expected)
+    assert len(expected) - len(wider) <= 8
+    assert not wider & train
+
+
+def test_a_withdrawn_source_is_read_no_more(tmp_path: Path) -> None:
+    config = make_run(tmp_path, order="sequential")
+    edited = config | {"stages": [STAGES[0], {"samples": 1600, "withdraw": ["s1"]}, {"samples": 1920, "lanes": 8}]}
+    for path in (tmp_path / "data" / "source1").iterdir():
+        path.rename(path.with_suffix(".gone"))
+    with pytest.raises(ConfigError, match="matches no file"):
+        megablend.build_index(config | {"cache": str(tmp_path / "other")})  # the path matches no file
+    megablend.build_index(edited)
+    megablend.amend(edited, at=112)
+    dataset = megablend.open(edited)
+    assert {dataset.run.plan.locate(k)[0] for k in range(112, 1920)} == {0}
+    assert [dataset[k]["tokens"].tolist() for k in (112, 1900)]
+    assert len(megablend.open(edited, state=dataset.state_dict(1700))) == 1920
+    described = megablend.describe(edited)
+    assert not described.problems
+
+
+def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: Path) -> None:
+    config = make_run(tmp_path)
+    write_file(tmp_path, 1, "m00", later(1))
+    edited = config | {"stages": STAGES}
+    megablend.build(edited)
+    ledger = load_ledger(config["cache"], "default")
+    assert ledger is not None
+    assert set(megablend.gc(config["cache"], older_than_days=0).kept) == set(ledger.indices)
+    assert not megablend.verify(config["cache"], data=True).problems
+    dataset = megablend.open(edited)
+    for k in (0, 319, 700, 1599):
+        shown = megablend.show(config["cache"], k, run="default")
+        assert list(shown.tokens) == dataset.sample(k).tokens.tolist()
+    found = megablend.find(edited, "source1/m0.parquet")["found"]
+    assert len(found) == 1
+    assert found[0]["complete"]
+    listed = set(tokens_of(OLD[1][:50]))
+    holding = [k for k in range(1600) if listed & set(dataset[k]["tokens"].tolist())]
+    assert {each["sample"] for each in found[0]["samples"]} >= set(holding)
+    assert len(holding) > 100
+
+
+@pytest.mark.parametrize("order", ["block", "document", "sequential"])
+@pytest.mark.parametrize("at", [112, 320])
+def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: str, at: int) -> None:
+    config = make_run(tmp_path, order=order)
+    before = megablend.open(config)
+    past = [before[k]["tokens"].tolist() for k in range(at)]
+    (tmp_path / "data" / "source0" / "m1.parquet").rename(tmp_path / "m1.gone")
+    (tmp_path / "data" / "source1" / "m0.parquet").rename(tmp_path / "m0.gone")
+    write_file(tmp_path, 1, "m2", later(1))
+    edited = config | {"stages": STAGES}
+    megablend.build_index(edited)
+    found = megablend.amend(edited, at=at)
+    (tmp_path / "m1.gone").rename(tmp_path / "data" / "source0" / "m1.parquet")
+    (tmp_path / "m0.gone").rename(tmp_path / "data" / "source1" / "m0.parquet")
+    dataset = megablend.open(edited)
+    assert [dataset[k]["tokens"].tolist() for k in range(at)] == past
+    tokens, start = read_sources(dataset), at + found.drain
+    gone = {"s0": set(tokens_of(OLD[0][50:])), "s1": set(tokens_of(OLD[1][:50]))}
+    kept = {"s0": tokens_of(OLD[0][:50]), "s1": tokens_of(OLD[1][50:])}
+    later_epochs = {"s0": kept["s0"], "s1": tokens_of(OLD[1][50:], later(1))}
+    for k in range(start, len(dataset)):
+        sample = dataset.sample(k)
+        assert not gone[dataset.sources[sample.source]] & set(sample.tokens.tolist())
+    for number, name in enumerate(("s0", "s1")):
+        read = sum(8 for k in range(start) if dataset.sample(k).source == number)
+        size = len(kept[name]) + len(gone[name])
+        left = Counter(kept[name]) - Counter(tokens[name][read - read % size : read])
+        rest = tokens[name][read:]
+        assert Counter(rest[: left.total()]) == left  # the epoch's other tokens, each once
+        following = rest[left.total() :][: len(later_epochs[name])]
+        assert max(Counter(following).values()) == 1
+        assert set(following) <= set(later_epochs[name])
+    hits = megablend.find(edited, "source0/m0.parquet")["found"][0]["samples"]
+    listed = set(kept["s0"])
+    holding = {k for k in range(len(dataset)) if listed & set(dataset.sample(k).tokens.tolist())}
+    assert {each["sample"] for each in hits} == holding
+    assert len(megablend.find(edited, "source0/m1.parquet")["found"][0]["samples"]) > 5
+    described = megablend.describe(edited)["splits"]["train"]["sources"][0]
+    skipped = described["withdrawn_tokens"] if "withdrawn_tokens" in described else 0
+    missing = Counter(gone["s0"]) - Counter(
+        tokens["s0"][: sum(8 for k in range(start) if dataset.sample(k).source == 0)]
+    )
+    assert skipped == missing.total()
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    config = make_run(tmp_path)
+    edited = config | {"stages": STAGES}
+    with pytest.raises(PlanError, match=r"stages\[1\]: new_data: the files are as they were indexed"):
+        megablend.amend(edited, at=112)
+    write_file(tmp_path, 2, "a", later(2))
+    first = edited | {"sources": [entry(tmp_path, 2, weight=0), *config["sources"]]}
+    megablend.build_index(first)
+    with pytest.raises(PlanError, match="source 's2' is new in run 'default', and listed before sources"):
+        megablend.amend(first, at=112)
+    without = edited | {"sources": [config["sources"][0], entry(tmp_path, 2, weight=1)]}
+    megablend.build_index(without)
+    with pytest.raises(PlanError, match="lacks source 's1', which the run has read before; list it in `withdraw`"):
+        megablend.amend(edited, at=112)
+    for stages, message in (
+        ([{"samples": 320, "new_data": True}], "stages\\[0\\]: found `new_data`"),
+        ([STAGES[0], {"samples": 640, "withdraw": ["s7"]}], "train has no source 's7'"),
+        ([STAGES[0], {"samples": 640, "withdraw": ["s1"], "sources": {"s1": {"weight": 1}}}], "keep one of them"),
+        (
+            [STAGES[0], {"samples": 640, "withdraw": ["s1"]}, {"samples": 800, "sources": {"s1": {"weight": 1}}}],
+            "was withdrawn in stages\\[1\\]",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            megablend.open(config | {"stages": stages})
