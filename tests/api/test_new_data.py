@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import megablend
+from megablend.api.description import RunDescription
 from megablend.errors import ConfigError, PlanError
 from megablend.plan.ledger_file import load_ledger
 from tests.formats.writers import KINDS
@@ -93,7 +94,9 @@ def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path
         megablend.open(grown)
     megablend.build_index(grown)
     found = megablend.amend(grown, at=at or 320, dry_run=True)
-    assert (found.at, found.committed, load_ledger(config["cache"], "default").num_samples) == (at or 320, False, 320)
+    ledger = load_ledger(config["cache"], "default")
+    assert ledger is not None
+    assert (found.at, found.committed, ledger.num_samples) == (at or 320, False, 320)
     megablend.amend(grown, state=state)
     dataset = megablend.open(grown, state=state)
     assert [dataset[k]["tokens"].tolist() for k in range(at or 320)] == past
@@ -165,6 +168,7 @@ def test_a_withdrawn_source_is_read_no_more(tmp_path: Path) -> None:
     assert [dataset[k]["tokens"].tolist() for k in (112, 1900)]
     assert len(megablend.open(edited, state=dataset.state_dict(1700))) == 1920
     described = megablend.describe(edited)
+    assert isinstance(described, RunDescription)
     assert not described.problems
 
 
@@ -228,7 +232,7 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: s
     assert {each["sample"] for each in hits} == holding
     assert len(megablend.find(edited, "source0/m1.parquet")["found"][0]["samples"]) > 5
     described = megablend.describe(edited)["splits"]["train"]["sources"][0]
-    skipped = described["withdrawn_tokens"] if "withdrawn_tokens" in described else 0
+    skipped = described.get("withdrawn_tokens", 0)
     missing = Counter(gone["s0"]) - Counter(
         tokens["s0"][: sum(8 for k in range(start) if dataset.sample(k).source == 0)]
     )
