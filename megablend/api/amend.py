@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megablend.api.blend_differences import Difference
+from megablend.api.build import publish_splits
 from megablend.api.committed import open_ledger
-from megablend.api.diff import Difference, list_differences
+from megablend.api.diff import list_differences
 from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, make_run_storage, plan_committed
 from megablend.config import Config, load_config
@@ -114,7 +116,7 @@ def amend(
     data = asked.tokens_by_index, asked.blocks
     cut = cut_ledger(known, plan_stages(known.stages, *data), sample)
     _check_skips(checked, known, cut.num_samples)
-    run = _plan_amended(checked, cut)
+    run = _plan_amended(checked, cut, keep=not dry_run)
     if not dry_run:
         with checked.cache_store.hold():
             if load_ledger(checked.cache_store, checked.run) != ledger:
@@ -125,13 +127,15 @@ def amend(
     return _describe(run, plan_stages(ledger.stages, *data), ledger, cut.num_samples, sample, committed=not dry_run)
 
 
-def _plan_amended(config: Config, cut: Ledger) -> Run:
+def _plan_amended(config: Config, cut: Ledger, *, keep: bool) -> Run:
     """The amended run. Raises: as `amend` does."""
     newest = list_snapshots(config.cache_store)[-1]
-    requested = plan_committed(config, "train", cut, make_run_storage(config), newest)
+    requested = plan_committed(config, "train", cut, make_run_storage(config), newest, keep=keep)
     run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger))
     check_run(run)
     precompute_orders(config, run.store)
+    if keep:
+        publish_splits(config, run.store)
     return run
 
 

@@ -245,14 +245,19 @@ def _repair(
     storage: Storage | None,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
-    return repair_kept_index(
-        config,
-        ledger,
-        report.digest,
-        launch=launch,
-        storage=storage or make_storage(objects=config.storage),
-        progress=progress,
-    )
+    """Repair the snapshots that a run keeps. Returns: whether one of them was damaged. Called by all ranks."""
+    found = [
+        repair_kept_index(
+            config,
+            dataclasses.replace(ledger, stages=(stage,)),
+            report.digest,
+            launch=launch,
+            storage=storage or make_storage(objects=config.storage),
+            progress=progress,
+        )
+        for stage in {stage.index: stage for stage in ledger.stages}.values()
+    ]
+    return any(found)
 
 
 def _commit_run_or_retry(

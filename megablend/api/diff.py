@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from megablend.api.blend_differences import Difference, list_blend_differences
 from megablend.api.committed import open_ledger
 from megablend.api.what_if import foresee_run
 from megablend.caches.base import GENERATIONS, RUNS
@@ -16,7 +17,6 @@ from megablend.config import load_config
 from megablend.errors import ConfigError
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
-from megablend.plan.ledger_format import blend_record
 from megablend.plan.run import Run
 from megablend.plan.stage import Blend
 from megablend.plan.state import State
@@ -26,14 +26,6 @@ from megablend.system.limited_json import parse_json
 Int64s = npt.NDArray[np.int64]
 _FIRST_CHUNK, _LARGEST_CHUNK = 1 << 10, 1 << 16
 """Samples that are compared at once."""
-
-
-class Difference(NamedTuple):
-    """One thing in which two runs differ; None stands for what one of them does not have."""
-
-    what: str
-    a: Any
-    b: Any
 
 
 @translating("diff")
@@ -70,7 +62,7 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
     if isinstance(a, Ledger) and isinstance(b, Ledger):
         for start, x, y in _pair_blends(a, b):
             of_stage = f" from sample {start:,} on" if start else ""
-            found += [each._replace(what=each.what + of_stage) for each in _differences_of_blends(x, y)]
+            found += [each._replace(what=each.what + of_stage) for each in list_blend_differences(x, y)]
         found.append(Difference("stage ends", list(a.ends), list(b.ends)))
     else:
         stages = [[list(stage) for stage in _chain(each)] for each in (a, b)]
@@ -239,26 +231,3 @@ def _pair_blends(a: Ledger, b: Ledger) -> list[tuple[int, Blend, Blend]]:
         if start < last
     ]
     return [pair for before, pair in pairwise([None, *pairs]) if pair and (before is None or before[1:] != pair[1:])]
-
-
-def _differences_of_blends(a: Blend, b: Blend) -> list[Difference]:
-    blends = blend_record(a), blend_record(b)
-    keys = sorted((blends[0].keys() | blends[1].keys()) - {"sources"})
-    found = [Difference(key, blends[0].get(key), blends[1].get(key)) for key in keys]
-    return [*found, *_differences_of_sources(blends[0]["sources"], blends[1]["sources"])]
-
-
-def _differences_of_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Difference]:
-    by_name = [{source["name"]: source for source in listed} for listed in (a, b)]
-    names = list(dict.fromkeys([*by_name[0], *by_name[1]]))
-    found = []
-    for name in names:
-        x, y = (listed.get(name) for listed in by_name)
-        if x is None or y is None:
-            found.append(Difference(f"source {name!r}", *("present" if each else None for each in (x, y))))
-        else:
-            keys = sorted(x.keys() | y.keys())
-            found += [Difference(f"{key} of source {name!r}", x.get(key), y.get(key)) for key in keys]
-    if len(by_name[0]) == len(names) == len(by_name[1]):
-        found.append(Difference("sequence of sources", list(by_name[0]), list(by_name[1])))
-    return found

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megablend.api.blend_differences import Difference, list_blend_differences
 from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.caches.base import RUNS, CacheStore
@@ -46,11 +47,30 @@ class RunSummary(Result):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageCommitment(Result):
+    """A stage of a run."""
+
+    start: int
+    stop: int
+    """Its samples, [start, stop)."""
+    end: int
+    """Where it would have ended; more than `stop` where an amendment cut it."""
+    index: str
+    """Digest of the index that it reads."""
+    plan: str
+    """Digest of the run's plan at its end."""
+    changes: tuple[dict[str, Any], ...]
+    """what, before, after: the settings that differ from the stage before it; none in the first one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunCommitment(RunSummary):
     """What a run is committed to."""
 
     blend: dict[str, Any]
-    """All that decides its order, as its ledger records it."""
+    """All that decides the order of its last stage, as its ledger records it."""
+    chain: tuple[StageCommitment, ...]
+    """All of its stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,7 +110,28 @@ def show_run(what: ConfigLike, run: str) -> RunCommitment:
         plan=summary.plan,
         stages=summary.stages,
         blend=blend_record(ledger.blend),
+        chain=tuple(_list_chain(ledger)),
     )
+
+
+def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
+    before = ledger.stages[0]
+    for stage, start, digest in zip(ledger.stages, ledger.starts, ledger.digests, strict=True):
+        differences = [
+            Difference("index", before.index, stage.index),
+            *list_blend_differences(before.blend, stage.blend),
+        ]
+        yield StageCommitment(
+            start=start,
+            stop=stage.stop,
+            end=stage.end,
+            index=stage.index,
+            plan=digest,
+            changes=tuple(
+                {"what": each.what, "before": each.a, "after": each.b} for each in differences if each.a != each.b
+            ),
+        )
+        before = stage
 
 
 def rename_run(what: ConfigLike, run: str, new: str) -> None:

@@ -107,16 +107,19 @@ def _open_for_state(config: Config, split: str, state: State, ledger: Ledger | N
     return open_stores(config, state.indices, storage)
 
 
-def plan_committed(config: Config, split: str, ledger: Ledger, storage: Storage, newest: str | None = None) -> Run:
+def plan_committed(
+    config: Config, split: str, ledger: Ledger, storage: Storage, newest: str | None = None, *, keep: bool = False
+) -> Run:
     """Plan what a config requests over the snapshots of its run's ledger, with what the ledger has fixed; not checked.
 
     Args:
         newest: the snapshot that a stage reads which is not committed yet, and has `new_data`.
+        keep: store the computed split ranges in the cache.
 
     Raises: PlanError; CacheError.
     """
     store = open_stores(config, list_indices(config, ledger, newest), storage)
-    return as_promised(plan_run(config, split, store, links=ledger.links), ledger)
+    return as_promised(plan_run(config, split, store, keep=keep, links=ledger.links), ledger)
 
 
 def list_indices(config: Config, ledger: Ledger, newest: str | None) -> tuple[str, ...]:

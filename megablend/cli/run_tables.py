@@ -9,6 +9,9 @@ from rich.console import Console
 
 from megablend.cli.tables import new_console, print_table
 
+_CHANGES = 20
+"""Changes of a stage that are printed."""
+
 
 def print_cache(found: dict[str, Any]) -> None:
     """Print the indexes and runs of a cache."""
@@ -61,3 +64,9 @@ def print_run(found: dict[str, Any]) -> None:
     console.print(f"index {found['index']}{gone}", markup=False)
     stages = ", ".join(f"{end:,}" for end in found["stages"])
     console.print(f"stages end at sample {stages}; plan {found['plan']}", markup=False)
+    for number, stage in enumerate(found["chain"][1:], 1):
+        console.print(f"stage {number}, samples {stage['start']:,} to {stage['stop']:,}, changes:", markup=False)
+        for change in stage["changes"][:_CHANGES]:
+            console.print(f"  {change['what']}: {change['before']} -> {change['after']}", markup=False)
+        if (more := len(stage["changes"]) - _CHANGES) > 0:
+            console.print(f"  and {more:,} more (--json)", markup=False)

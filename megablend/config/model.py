@@ -55,7 +55,7 @@ class Warnings(Model):
 
 
 class _AppliedStages:
-    """The settings of a config's stages, kept because they are needed often. All are equal, since the config implies them."""
+    """The settings of a config's stages, kept with it, since they are needed often; all are equal: the config implies them."""
 
     def __init__(self, owner: Config | None, configs: tuple[Config, ...]) -> None:
         self.owner, self.configs = owner, configs

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from megablend.config.source import UNITS, Model, Share
-from megablend.config.values import Count, OrderName, Positive
+from megablend.config.values import Count, OrderName, Positive, Temperature
 
 ENDS = ("samples", "tokens", "share")
 """Units of a stage's end."""
@@ -21,7 +21,7 @@ MASKS = (
     "create_attention_mask",
     "inter_document_masking",
 )
-SETTINGS = ("sequence_length", "order", "lanes", "shuffle_window", *MASKS)
+SETTINGS = ("sequence_length", "order", "lanes", "shuffle_window", "on_exhausted", "temperature", *MASKS)
 """Keys of the config that a stage may change."""
 _FIXED = ("seed", "split", "interleaving", "add_extra_token_to_sequence", "cache", "run", "epochs")
 _FIXED_IN_SOURCES = ("append_eod", "column", "path", "format", "format_options", "extra_columns", "name")
@@ -74,6 +74,8 @@ class StageSettings(Model):
     """Each source finishes its epoch in the order of the stage before, and begins the next one in this one."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
+    on_exhausted: Literal["error", "redistribute"] | None = None
+    temperature: Temperature | None = None
     reset_position_ids: bool | None = None
     reset_attention_mask: bool | None = None
     eod_mask_loss: bool | None = None

@@ -63,12 +63,6 @@ class Epochs:
                 segment = each
         return segment.position - segment.offset + (epoch - segment.epoch) * segment.tokens
 
-    def position(self, source: int, epochs: Fraction) -> Fraction:
-        """The position after so many epochs."""
-        whole = int(epochs)
-        first = self.start(source, whole)
-        return first + (epochs - whole) * (self.start(source, whole + 1) - first)
-
     def count(self, source: int, tokens: int) -> Fraction:
         """How many epochs the first tokens of a source are; 0 for a source without tokens."""
         segment = _find_segment(self.segments[source], tokens)

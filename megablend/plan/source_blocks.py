@@ -70,6 +70,8 @@ class SourceBlocks:
         left = self.view(segment._replace(withdrawn=(*segment.withdrawn, index)))
         files = self._list_missing(segment.snapshot, index)
         ranges = self._find_blocks(self.blocks(segment.snapshot), files)
+        if not len(ranges):  # their documents are in other splits
+            return left.num_tokens, token
         gone = np.concatenate([np.arange(first, stop) for first, stop in ranges.tolist()])
         starts, stops = now.before(gone), now.before(gone + 1)
         full = starts < stops
@@ -78,8 +80,11 @@ class SourceBlocks:
         read = np.clip(np.minimum(placed.stops, stop) - placed.starts, 0, None).sum()
         return left.num_tokens, token - int(read)
 
-    def _leave_out(self, blocks: SplitBlocks, files: list[int]) -> RemainingBlocks:
+    def _leave_out(self, blocks: SplitBlocks, files: list[int]) -> SplitBlocks | RemainingBlocks:
         snapshot, entry = blocks.generation, self._entry(blocks.generation)
+        ranges = self._find_blocks(blocks, files)
+        if not len(ranges):
+            return blocks
 
         def find_documents() -> Int64s:
             rows = np.array([snapshot.file(i).rows for i in entry.files], np.int64)
@@ -87,7 +92,7 @@ class SourceBlocks:
             numbers = np.array(files) - entry.files.start
             return _drop_empty(blocks.documents.find_local(np.stack([before[numbers], before[numbers + 1]], axis=1)))
 
-        return RemainingBlocks(blocks, self._find_blocks(blocks, files), find_documents)
+        return RemainingBlocks(blocks, ranges, find_documents)
 
     def _find_blocks(self, blocks: SplitBlocks, files: list[int]) -> Int64s:
         """The local blocks of files, as ranges int64 [n, 2]."""

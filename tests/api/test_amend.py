@@ -257,3 +257,11 @@ def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
     assert "share of source 's0': 3/4 -> 1/4" in printed
     assert json.loads(run("--at", "97", "--json"))["at"] == 112
     assert torch.tensor(megablend.open(str(path)).run.ledger.ends).tolist() == [112, 640]
+
+
+def test_a_run_of_any_length_can_be_amended(tmp_path: Path, data: list[dict[str, Any]]) -> None:
+    config = make_config(tmp_path, data, stages=[{"samples": 641}])  # not a multiple of the 4 lanes
+    megablend.build(config)
+    edited = config | {"stages": [{"samples": 641}, NEXT]}
+    assert megablend.amend(edited, at=100).at == 112
+    assert len(megablend.open(edited)) == 640

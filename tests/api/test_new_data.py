@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.api.description import RunDescription
 from megablend.errors import ConfigError, PlanError
 from megablend.plan.ledger_file import load_ledger
 from tests.formats.writers import KINDS
 from tests.runs import STEP, documents, make_config
 
+pytestmark = pytest.mark.long
 PARQUET = KINDS["parquet"]
 Listed = list[list[int] | None]
 
@@ -94,9 +94,9 @@ def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path
         megablend.open(grown)
     megablend.build_index(grown)
     found = megablend.amend(grown, at=at or 320, dry_run=True)
-    ledger = load_ledger(config["cache"], "default")
-    assert ledger is not None
-    assert (found.at, found.committed, ledger.num_samples) == (at or 320, False, 320)
+    committed = load_ledger(config["cache"], "default")
+    assert committed is not None
+    assert (found.at, found.committed, committed.num_samples) == (at or 320, False, 320)
     megablend.amend(grown, state=state)
     dataset = megablend.open(grown, state=state)
     assert [dataset[k]["tokens"].tolist() for k in range(at or 320)] == past
@@ -168,8 +168,7 @@ def test_a_withdrawn_source_is_read_no_more(tmp_path: Path) -> None:
     assert [dataset[k]["tokens"].tolist() for k in (112, 1900)]
     assert len(megablend.open(edited, state=dataset.state_dict(1700))) == 1920
     described = megablend.describe(edited)
-    assert isinstance(described, RunDescription)
-    assert not described.problems
+    assert not described["problems"]
 
 
 def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: Path) -> None:
@@ -180,6 +179,9 @@ def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: 
     ledger = load_ledger(config["cache"], "default")
     assert ledger is not None
     assert set(megablend.gc(config["cache"], older_than_days=0).kept) == set(ledger.indices)
+    first, second = megablend.show_run(config["cache"], "default").chain
+    assert (first.start, first.stop, second.start, second.stop) == (0, 320, 320, 1600)
+    assert {"what": "index", "before": ledger.indices[0], "after": ledger.indices[1]} in second.changes
     assert not megablend.verify(config["cache"], data=True).problems
     dataset = megablend.open(edited)
     for k in (0, 319, 700, 1599):
@@ -194,8 +196,7 @@ def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: 
     assert len(holding) > 100
 
 
-@pytest.mark.parametrize("order", ["block", "document", "sequential"])
-@pytest.mark.parametrize("at", [112, 320])
+@pytest.mark.parametrize(("order", "at"), [("block", 112), ("document", 320), ("sequential", 112)])
 def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: str, at: int) -> None:
     config = make_run(tmp_path, order=order)
     before = megablend.open(config)
@@ -231,12 +232,10 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: s
     holding = {k for k in range(len(dataset)) if listed & set(dataset.sample(k).tokens.tolist())}
     assert {each["sample"] for each in hits} == holding
     assert len(megablend.find(edited, "source0/m1.parquet")["found"][0]["samples"]) > 5
-    described = megablend.describe(edited)["splits"]["train"]["sources"][0]
-    skipped = described.get("withdrawn_tokens", 0)
-    missing = Counter(gone["s0"]) - Counter(
-        tokens["s0"][: sum(8 for k in range(start) if dataset.sample(k).source == 0)]
-    )
-    assert skipped == missing.total()
+    skipped = megablend.describe(edited)["splits"]["train"]["sources"][0].get("withdrawn_tokens", 0)
+    read = sum(8 for k in range(start) if dataset.sample(k).source == 0)
+    size = len(kept["s0"]) + len(gone["s0"])
+    assert skipped == len(gone["s0"] - set(tokens["s0"][read - read % size : read]))
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -253,14 +252,3 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     megablend.build_index(without)
     with pytest.raises(PlanError, match="lacks source 's1', which the run has read before; list it in `withdraw`"):
         megablend.amend(edited, at=112)
-    for stages, message in (
-        ([{"samples": 320, "new_data": True}], "stages\\[0\\]: found `new_data`"),
-        ([STAGES[0], {"samples": 640, "withdraw": ["s7"]}], "train has no source 's7'"),
-        ([STAGES[0], {"samples": 640, "withdraw": ["s1"], "sources": {"s1": {"weight": 1}}}], "keep one of them"),
-        (
-            [STAGES[0], {"samples": 640, "withdraw": ["s1"]}, {"samples": 800, "sources": {"s1": {"weight": 1}}}],
-            "was withdrawn in stages\\[1\\]",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            megablend.open(config | {"stages": stages})

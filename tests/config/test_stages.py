@@ -129,3 +129,38 @@ def test_the_line_of_a_stage_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"run.yaml:7: stages\[1\]: train has no source 'wep'"):
         load_config(path)
+
+
+def test_a_stage_may_change_how_shares_are_computed() -> None:
+    first, second = load(
+        [
+            {"samples": 64},
+            {"samples": 128, "temperature": 2, "on_exhausted": "redistribute", "sources": {"web": {"max_epochs": 2}}},
+        ]
+    ).stage_configs
+    assert (first.temperature, first.on_exhausted) == (None, "error")
+    assert (second.temperature, second.on_exhausted) == (2, "redistribute")
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([{"samples": 64, "new_data": True}], "stages\\[0\\]: found `new_data`"),
+        ([{"samples": 64}, {"samples": 128, "withdraw": ["s7"]}], "train has no source 's7'"),
+        (
+            [{"samples": 64}, {"samples": 128, "withdraw": ["web"], "sources": {"web": {"weight": 1}}}],
+            "keep one of them",
+        ),
+        (
+            [
+                {"samples": 64},
+                {"samples": 128, "withdraw": ["web"]},
+                {"samples": 192, "sources": {"web": {"weight": 1}}},
+            ],
+            "was withdrawn in stages\\[1\\]",
+        ),
+    ],
+)
+def test_data_that_cannot_change_so_is_refused(stages: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(stages)
