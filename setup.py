@@ -16,7 +16,7 @@ setup(
     package_data={"megablend": ["py.typed"], "megablend.report": ["page.css", "page.js"]},
     install_requires=[
         "click>=8.1",
-        "mpi4py>=4.0",
+        "mpi4py>=4.1",
         "numba>=0.60",
         "numpy>=1.26",
         "pyarrow>=15.0",

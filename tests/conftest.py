@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples import IN_QUICK_PART, limit_examples
+
 pytest.register_assert_rewrite("megablend.testing")  # so that failed assertions of the contracts show their values
 
 ROOT = str(Path(__file__).parent.parent)
@@ -30,9 +32,16 @@ if importlib.util.find_spec("torch") is None:
 QUICK = ("blocks", "config", "exact", "formats", "fs", "index", "kernels", "order", "plan", "storage", "distributed")
 """Folders whose tests need neither MPI nor training, except for those marked `long`."""
 NOT_QUICK = {"long", "slow"}
+QUICK_CASES = 6
+"""Of a test with more cases than this, the quick part has so many, spread over all of them."""
 
 
 TESTS = Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr == "quick":
+        limit_examples(IN_QUICK_PART)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -44,8 +53,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         room, *deeper = item.path.relative_to(TESTS).parts
         is_plain = room in QUICK and len(deeper) == 1  # the folders in these need servers
         if is_plain and not NOT_QUICK.intersection(mark.name for mark in item.iter_markers()):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_one_test in cases.values():
+        for item in choose_evenly(of_one_test, QUICK_CASES):
             item.add_marker(pytest.mark.quick)
+
+
+def choose_evenly(items: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """At most so many of the items: the first one, and others at equal distances."""
+    return items if len(items) <= most else [items[i * len(items) // most] for i in range(most)]

@@ -82,7 +82,7 @@ class BuildResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltIndex:
-    """What building an index alone did."""
+    """What building an index, without a run, did."""
 
     index: BuildReport
     documents: TablesReport | None

@@ -20,7 +20,7 @@ from megablend.index.source_entry import SourceEntry
 from megablend.storage.base import Storage
 
 BATCH_BYTES = 16 << 20
-"""Of tokens that are decoded together; each thread holds one batch."""
+"""Size of the tokens that are decoded together; each thread has one batch in memory."""
 
 
 class FileTokens(NamedTuple):
@@ -60,7 +60,7 @@ def check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: i
             problem = DataError(
                 path,
                 f"{where}: token {bad[1]}, expected {expected}; {wrong:,} tokens of the file are out of range: if this is the "
-                "column of tokens, write them again; if not, name that by `column:`",
+                "column of tokens, rewrite the file; if not, set `column:` to the one that is",
             )
         return FileTokens(lowest, highest, problem)
     except DataError as error:

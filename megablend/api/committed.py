@@ -156,5 +156,5 @@ def _source(entry: SourceEntry, source: SourceShare) -> dict[str, Any]:
 
 
 def _shares(split: str) -> list[Any]:
-    """Of train, valid and test, from a ledger's text such as `train of 9/10,1/10,0`."""
+    """Shares of train, valid and test, from a ledger's text such as `train of 9/10,1/10,0`."""
     return [Fraction(share) for share in split.partition(" of ")[2].split(",")]

@@ -34,7 +34,7 @@ class SourceDescription(Result):
     blocks: int
     documents: int
     tokens: int
-    """In this split, once."""
+    """Tokens of the source in this split, in one epoch."""
     requested_share: float
     """Fraction of the samples that the config requests."""
     actual_share: float
@@ -191,7 +191,7 @@ class RunDescription(Result):
     lanes: int
     index: IndexDescription
     splits: dict[str, SplitDescription]
-    """By name: train, valid, test."""
+    """The splits by name: train, valid, test."""
     problems: tuple[str, ...]
     """Data files that are missing or changed, a line each."""
     warnings: tuple[str, ...]

@@ -33,7 +33,7 @@ def diff(a: str | Path, b: str | Path) -> dict[str, Any]:
     """Compare two runs' train: each a config (planned as `build` would), a run's ledger or a checkpoint's state, as JSON.
 
     Returns: differences (what, a, b); samples of each; `parts_at`, the first sample that is not the same in both, or None where
-        one is the beginning of the other. A state has digests alone: with one, `parts_at` is absent, and `agrees_up_to` is the
+        one is the beginning of the other. A state has only digests: with one, `parts_at` is absent, and `agrees_up_to` is the
         end of the last stage that both have.
     Raises: ConfigError where one of them is none of these, or a config has no index yet; as `open` does.
     """
@@ -57,7 +57,7 @@ def diff(a: str | Path, b: str | Path) -> dict[str, Any]:
 
 
 def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
-    """What two ledgers say differently; of a state, index and stages alone are known."""
+    """The differences between two ledgers; of a state, only index and stages are known."""
     found = [Difference("index", ", ".join(a.indices), ", ".join(b.indices))]
     if isinstance(a, Ledger) and isinstance(b, Ledger):
         for start, x, y in _pair_blends(a, b):
@@ -128,9 +128,9 @@ class _Comparison:
     def _places(
         self, which: int, sources: npt.NDArray[np.int32], ordinals: Int64s, chosen: Int64s
     ) -> tuple[Int64s, ...]:
-        """Of chosen samples' pieces: number of the sample, content of the file, byte offset of the block, start, stop."""
+        """For each piece of the chosen samples: the sample's number, the file's content, the block's byte offset, start, stop."""
         run = self._runs[which]
-        spans = run.stretches(sources[chosen], ordinals[chosen])
+        spans = run.locate_spans(sources[chosen], ordinals[chosen])
         generation = run.store.generation
         offsets = generation.blocks(spans.blocks)["offset"].astype(np.int64)
         return spans.rows, self._files[which][generation.file_of(spans.blocks)], offsets, spans.starts, spans.stops
@@ -157,9 +157,9 @@ def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s
 
 
 def _first_epoch_end(a: Run, b: Run) -> int:
-    """A sample before which two runs are the same that differ in the version of the plan alone; 0 where they differ in more.
+    """A sample up to which two runs are the same if they differ only in the version of the plan; 0 if they differ in more.
 
-    Both versions deal a source alike until the period in which its first epoch ends.
+    Both versions order a source's samples the same way until the period in which its first epoch ends.
     """
     if len(a.blends) > 1 or len(b.blends) > 1:
         return 0

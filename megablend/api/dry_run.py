@@ -24,11 +24,11 @@ class DryRun(Result):
     name: str
     files: int
     bytes: int
-    """Of the data files."""
+    """Total size of the data files."""
     requests: int
     """Estimated; 0 for files on a local disk."""
     source_bytes: int
-    """Requested, estimated."""
+    """Estimated bytes to request."""
     cost: float | None
     """Where the config gives prices."""
 

@@ -109,7 +109,7 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
     """Rows of SCHEMA for samples ks, at least one."""
     generation = run.store.generation
     sources, ordinals = run.plan.locate_many(ks)
-    spans = run.stretches(sources, ordinals)
+    spans = run.locate_spans(sources, ordinals)
     numbers, files = np.unique(generation.file_of(spans.blocks), return_inverse=True)
     entries = [generation.file(number) for number in numbers.tolist()]
     paths = pa.array([generation.path(number, run.store.roots) for number in numbers.tolist()], pa.string())

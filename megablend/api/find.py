@@ -60,7 +60,7 @@ def find(
         what: a config, or a cache's folder (then `run` is needed).
         file: path of a data file as it was indexed, or the end of one.
         row: of the file, from 0; a document. All of the file where absent.
-        batch_size: samples of a step, over all ranks: tells steps too.
+        batch_size: samples of a step, over all ranks: then steps are reported too.
         limit: samples to list at most; no more epochs are then looked at.
 
     Returns: run, split, num_samples, found: a dict for each source that has the file, with file, source, row, tokens (in this
@@ -123,7 +123,7 @@ def match_files(run: Run, file: str) -> list[int]:
     if len(distinct) > 1:
         more = f" and {len(distinct) - _LISTED} more" if len(distinct) > _LISTED else ""
         raise ConfigError(
-            f"{file}: {len(distinct)} files end so ({', '.join(distinct[:_LISTED])}{more}); give more of the path"
+            f"{file}: {len(distinct)} files have this ending ({', '.join(distinct[:_LISTED])}{more}); give more of the path"
         )
     return ends
 

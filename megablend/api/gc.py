@@ -41,7 +41,7 @@ class GcResult(Result):
 
 @translating("gc")
 def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: bool = False) -> GcResult:
-    """Remove index snapshots that no run uses, and what belongs to them alone.
+    """Remove index snapshots that no run uses, and what belongs only to them.
 
     The newest snapshot is kept, and those that runs and Megatron's datasets use.
 

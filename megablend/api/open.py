@@ -50,8 +50,8 @@ def open_dataset(
         raise ConfigError("found both state and consumed_samples, expected one of them: the state holds the number")
     if split != "train" and consumed_samples:
         raise ConfigError(
-            f"found consumed_samples={consumed_samples} for {split}: nothing in a cache tells whether its order is still what it "
-            "was; give state=, from state_dict()"
+            f"found consumed_samples={consumed_samples} for {split}: a cache does not record whether its order has "
+            "changed; give state=, from state_dict()"
         )
     checked = load_config(config, cache=cache)
     if stage is not None:

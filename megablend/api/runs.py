@@ -164,7 +164,7 @@ def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:
 def _apply_ledger(run: Run, ledger: Ledger) -> Run:
     """The run with the stages of its ledger; refused where the config asks for another blend or length.
 
-    A job whose config stayed as it was while the run was lengthened goes on with what it was promised.
+    A job whose config did not change while the run was lengthened keeps the order that it was promised.
     """
     ledger = ledger.until(run.num_samples)
     if ledger.extend(run.ledger) != ledger:

@@ -47,7 +47,7 @@ class SampleDescription(Result):
     """Positions in the sample at which documents begin."""
     tokens: tuple[int, ...]
     extra: dict[str, tuple[float, ...]]
-    """For each extra column a number a token."""
+    """By extra column, one number per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,7 +149,7 @@ def show_step(
 def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
     snapshot, store = dataset.run.store.generation, dataset.run.store
     sample = dataset.sample(number)
-    _, epochs, blocks, starts, stops = sample.stretches
+    _, epochs, blocks, starts, stops = sample.spans
     offsets, files = snapshot.blocks(blocks)["offset"], snapshot.file_of(blocks)
     pieces = tuple(
         Piece(

@@ -70,7 +70,7 @@ def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None
 
 
 def describe_skips(run: Run, skips: Skips | None = None) -> list[dict[str, Any]]:
-    """Of each range that a run skips, or of `skips`: start, stop, samples, tokens, and by_source, the tokens left unread."""
+    """Each range that a run skips, or of `skips`: start, stop, samples, tokens, and by_source, the tokens left unread."""
     skips = load_skips(run.config.cache_store, run.ledger) if skips is None else skips
     listed = []
     for start, stop in skips.ranges:

@@ -64,7 +64,7 @@ def warn_of_shared_files(run: Run) -> list[str]:
     if not shared:
         return []
     (first, second), paths = max(shared.items(), key=lambda each: len(each[1]))
-    more = f"; {len(shared) - 1:,} more pairs of sources do so, too" if len(shared) > 1 else ""
+    more = f"; and {len(shared) - 1:,} more pairs of sources" if len(shared) > 1 else ""
     files = f"{paths[0]}" if len(paths) == 1 else f"{len(paths):,} files, such as {paths[0]}"
     return [
         f"sources {snapshot.sources[first].name!r} and {snapshot.sources[second].name!r} both read {files}: such documents are "

@@ -32,9 +32,11 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
             for i, file in ((i, generation.file(i)) for i in reversed(entry.files))
         }
         if len(kinds) > 1:
-            told = ", ".join(f"{'' if flat else 'lists of '}{dtype} ({path})" for (dtype, flat), path in kinds.items())
+            listed = ", ".join(
+                f"{'' if flat else 'lists of '}{dtype} ({path})" for (dtype, flat), path in kinds.items()
+            )
             raise ConfigError(
-                f"source {name!r}: extra column {column!r} has different types: {told}; write it with one type in all files"
+                f"source {name!r}: extra column {column!r} has different types: {listed}; write it with one type in all files"
             )
         ((dtype, flat),) = kinds
         _check_counts(store, source, entry, column, flat=flat)
@@ -45,26 +47,26 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
 def _check_counts(store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, column: str, *, flat: bool) -> None:
     generation = store.generation
     for number, other in zip(tokens.files, extra.files, strict=True):
-        file, beside = generation.file(number), generation.file(other)
-        if flat and beside.tokens != beside.rows:
-            problem = f"has {beside.rows - beside.tokens:,} rows without a value; every row needs one"
-        elif beside.rows != file.rows:
-            problem = f"has {beside.rows:,} rows, but the tokens have {file.rows:,}; rewrite the file"
-        elif not flat and beside.tokens != file.tokens:
-            found = _first_difference(store, file, beside)
+        file, column_file = generation.file(number), generation.file(other)
+        if flat and column_file.tokens != column_file.rows:
+            problem = f"has {column_file.rows - column_file.tokens:,} rows without a value; every row needs one"
+        elif column_file.rows != file.rows:
+            problem = f"has {column_file.rows:,} rows, but the tokens have {file.rows:,}; rewrite the file"
+        elif not flat and column_file.tokens != file.tokens:
+            found = _first_difference(store, file, column_file)
             problem = f"{found}; each list must have as many values as its row has tokens, nulls not counted"
         else:
             continue
         raise ConfigError(f"{generation.path(number, store.roots)}: extra column {column!r} {problem}")
 
 
-def _first_difference(store: BlockStore, file: FileEntry, beside: FileEntry) -> str:
+def _first_difference(store: BlockStore, file: FileEntry, column_file: FileEntry) -> str:
     """The first row of a file in which two columns have different numbers of values. Raises as BlockStore.read does."""
     lengths = [
         np.concatenate(
             [part for _, part, _ in count_documents(store, each.first_block, each.first_block + each.num_blocks)]
         )
-        for each in (file, beside)
+        for each in (file, column_file)
     ]
     row = int(np.flatnonzero(lengths[0] != lengths[1])[0])
     return f"has {lengths[1][row]:,} values in row {row} for {lengths[0][row]:,} tokens"

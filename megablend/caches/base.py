@@ -48,7 +48,7 @@ class Record:
 
     data: str
     number: int
-    """Of the version; -1 where versions are not kept."""
+    """Number of the version; -1 where versions are not kept."""
 
 
 class CacheStore(Protocol):

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 def amend(
     config: str, at: int | None, state: str | None, plus: int, dry_run: bool, cache: str | None, as_json: bool
 ) -> None:
-    """Let a run go on, from a sample, with the next stage that its edited CONFIG lists in `stages`.
+    """Continue a run, from a sample on, with the next stage that its edited CONFIG lists in `stages`.
 
     The sample is rounded up to the end of a cycle (lanes x shuffle_window samples). No sample before it changes, and no token is
     lost or repeated. Checkpoints of that sample and earlier are resumed on the new plan; the position is in the checkpoint, so
-    give the one that the job goes on from, or a sample beyond what it has trained on.
+    give the one that the job resumes from, or a sample beyond what it has trained on.
     """
     from megablend.api.amend import amend as amend_run
     from megablend.api.read_state import read_state
@@ -48,12 +48,12 @@ def _print_amendment(found: Amendment) -> None:
     from megablend.cli.tables import new_console, print_table
 
     console = new_console()
-    does = "goes on" if found.committed else "would go on"
+    does = "continues" if found.committed else "would continue"
     rounded = "" if found.at == found.requested else f" ({found.requested:,} rounded up to the end of a cycle)"
     console.print(f"run {found.run!r} {does} with other settings from sample {found.at:,} on{rounded}", markup=False)
     if found.drain:
         console.print(
-            f"samples {found.at:,} to {found.at + found.drain:,} keep the old settings: what is left of blocks that were begun",
+            f"samples {found.at:,} to {found.at + found.drain:,} keep the old settings: the rest of blocks that are partly read",
             markup=False,
         )
     for change in found.changes:

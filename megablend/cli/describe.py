@@ -18,7 +18,12 @@ TOP = 50
     type=click.IntRange(1),
     help="Micro-batch size to estimate steps and read amplification for.",
 )
-@click.option("--ranks", type=click.IntRange(1), help="Number of data-parallel ranks to estimate for.  [default: 1]")
+@click.option(
+    "--ranks",
+    "--data-parallel",
+    type=click.IntRange(1),
+    help="Number of data-parallel ranks to estimate for.  [default: 1]",
+)
 @click.option(
     "--workers", type=click.IntRange(0), help="Number of workers of each loader to estimate for.  [default: 0]"
 )

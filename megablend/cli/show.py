@@ -21,7 +21,7 @@ SHOWN_TOKENS = 8
 @click.option("--step", type=click.IntRange(0), help="Show a rank's samples of this step, from 0; needs --micro-batch.")
 @click.option("--rank", type=click.IntRange(0), help="Data-parallel rank.  [default: 0]")
 @click.option("--micro-batch", type=click.IntRange(1), help="Micro-batch size: samples of a rank in a micro step.")
-@click.option("--data-parallel", type=click.IntRange(1), help="Number of data-parallel ranks.  [default: 1]")
+@click.option("--data-parallel", "--ranks", type=click.IntRange(1), help="Number of data-parallel ranks.  [default: 1]")
 @click.option(
     "--global-batch",
     type=click.IntRange(1),

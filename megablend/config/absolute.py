@@ -1,4 +1,4 @@
-"""Paths and URLs of a config made absolute, and those refused that no storage reads."""
+"""Makes the paths and URLs of a config absolute, and refuses those that no storage reads."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class StageSettings(Model):
     @model_validator(mode="after")
     def _steps_of_a_schedule(self) -> StageSettings:
         if self.schedule is None and "steps" in self.model_fields_set:
-            raise ValueError("steps are those of a schedule; add `schedule: linear` or `cosine`, or remove steps")
+            raise ValueError("steps apply to a schedule only; add `schedule: linear` or `cosine`, or remove steps")
         return self
 
     @property
@@ -151,7 +151,7 @@ def check_listed(stages: Sequence[StageSettings], names: Sequence[str], given: S
             raise ValueError(f"stages[0]: found `{key}`, but no stage before it reads other data; remove it")
         if stage.share is not None and not given:
             raise ValueError(
-                f"stages[{i}]: share is of the run's length, which is not set; add samples, tokens or epochs"
+                f"stages[{i}]: share is a fraction of the run's length, which is not set; add samples, tokens or epochs"
             )
     _check_withdrawn(stages)
     if stages and given and stages[-1].has_end and stages[-1].share is None:

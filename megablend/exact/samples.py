@@ -124,7 +124,7 @@ def end_row(last: int, documents: int, sample: int, samples: int, *, extra: int,
     """
     if not keep_tail:
         raise PlanError(
-            f"the documents contain {sample - 1:,} samples; expected {samples:,}: check that the lengths belong to them"
+            f"the documents contain {sample - 1:,} samples; expected {samples:,}: the lengths may be those of other documents"
         )
     if last < extra:
         raise PlanError(
@@ -137,7 +137,7 @@ def end_row(last: int, documents: int, sample: int, samples: int, *, extra: int,
 def no_such(documents: Int32s, lengths: Int32s) -> PlanError:
     """The error for a document index that refers to documents without a length."""
     return PlanError(
-        f"the document index refers to documents {documents.min()} to {documents.max()}, but there are lengths of "
+        f"the document index refers to documents {documents.min()} to {documents.max()}, but lengths are given for "
         f"{len(lengths)}; rebuild it for these documents"
     )
 

@@ -10,7 +10,7 @@ from megablend.storage.prefetched import PrefetchedStorage
 from megablend.storage.transfer import MeteredStorage, Transfer, price_transfer
 
 _FIXED_REQUESTS, _FIXED_BYTES = 17, 128 << 10
-"""Of each file, whatever its size: samples and its end."""
+"""Requests and bytes that each file costs, whatever its size: samples, and the end of the file."""
 
 
 def estimate_indexing(listing: SourceListing, storage: Storage, options: ObjectOptions) -> Transfer:

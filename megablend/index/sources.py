@@ -164,8 +164,8 @@ def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
             return pair[0]
     if storage.is_folder(pattern):
         raise spec.complaint(f"{pattern} is a folder: {_advice(pattern, storage)}")
-    beside = location.join(location.escape_wildcards(location.get_parent(pattern)), "*")
-    nearest = difflib.get_close_matches(pattern, storage.glob(beside), n=1)
+    siblings = location.join(location.escape_wildcards(location.get_parent(pattern)), "*")
+    nearest = difflib.get_close_matches(pattern, storage.glob(siblings), n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     raise spec.complaint(f"{pattern} matches no file{hint}")
 

@@ -1,4 +1,4 @@
-"""The same from Python, out of Megatron's own config."""
+"""`megablend megatron-cache` in Python, from Megatron's own config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megablend.storage.objects.helper import closing_helper
 
 
 class DatasetConfig(Protocol):
-    """What is looked at of a GPTDatasetConfig."""
+    """The settings of a GPTDatasetConfig that are used."""
 
     random_seed: int
     sequence_length: int

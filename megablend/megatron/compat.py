@@ -24,7 +24,7 @@ _DEFAULTS = {
     "mid_level_dataset_surplus": 0.005,
     "multiple_validation_sets": False,
 }
-"""What versions that lack a setting do."""
+"""The behaviour of versions that lack a setting."""
 _OTHERS = {
     "add_extra_token_to_sequence",
     "allow_ambiguous_pad_tokens",

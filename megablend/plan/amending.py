@@ -86,7 +86,7 @@ def amend_ledger(cut: Ledger, requested: Ledger) -> Ledger:
     added = [stage for stage in requested.stages if stage.stop > at]
     if describe_difference(cut.blend, added[0].blend) is None and cut.index == added[0].index:
         raise PlanError(
-            f"run {cut.run!r}: the order from sample {at:,} on would be as it is; change what decides it (masks do not, and "
-            "need no amendment)"
+            f"run {cut.run!r}: the order from sample {at:,} on would not change; change a setting that affects it (masks do not, "
+            "and need no amendment)"
         )
     return dataclasses.replace(cut, stages=(*cut.stages, *added))

@@ -162,9 +162,9 @@ class Ledger:
             after = requested.stage_at(last)
             if start < stop and (reason := describe_difference(stage.blend, after.blend)):
                 raise PlanError(
-                    f"run {self.run!r} has already started, so its order is fixed: its stage {number} goes on to sample "
-                    f"{stage.stop:,}, but the config's changes before: {reason}; restore the stage's end, "
-                    f"`samples: {stage.end}`; `megablend amend CONFIG --at SAMPLE` lets the stage after it begin earlier"
+                    f"run {self.run!r} has already started, so its order is fixed: its stage {number} ends at sample "
+                    f"{stage.stop:,}, but the config changes before that: {reason}; restore the stage's end, `samples: "
+                    f"{stage.end}`; `megablend amend CONFIG --at SAMPLE` lets the stage after it begin earlier"
                 )
 
     @property
@@ -182,8 +182,8 @@ def _explain_amending(stage: Stage, reason: str) -> str:
         return ""
     change = "sources: {NAME: {weight: NUMBER}}" if what == "share" else f"{what}: NUMBER"
     return (
-        ", or change it from where training is: restore it, add what changes as a stage after one with the end that was built, "
-        f"`stages: [{{samples: {stage.end}}}, {{{change}}}]`, and commit that (`megablend amend CONFIG --at SAMPLE`)"
+        ", or change it from where training is: restore the previous value, list the change as a stage after the one that was "
+        f"built, `stages: [{{samples: {stage.end}}}, {{{change}}}]`, and commit that (`megablend amend CONFIG --at SAMPLE`)"
     )
 
 

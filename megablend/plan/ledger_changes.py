@@ -129,5 +129,5 @@ def _whole(value: object) -> int:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError("not a text")
+        raise ValueError("not a string")
     return value

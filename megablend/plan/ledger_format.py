@@ -132,7 +132,7 @@ def _parse_stages(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[
         return parse_changes(record)
     run, index, blend = record["run"], record["index"], _parse_blend(record["blend"])
     if not isinstance(run, str) or not isinstance(index, str):
-        raise ValueError("a name is not a text")
+        raise ValueError("a name is not a string")
     return run, tuple(Stage(end=_whole(end), index=index, blend=blend) for end in record["ends"]), record["digests"]
 
 

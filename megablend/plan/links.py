@@ -14,7 +14,7 @@ class Link(NamedTuple):
     digest: str
     """The plan's digest after the stage, had it gone on to its end."""
     cut: int | None = None
-    """Where an amendment stops it before; None where it goes on to its end."""
+    """Where an amendment stops it before; None where it continues to its end."""
 
     @property
     def stop(self) -> int:

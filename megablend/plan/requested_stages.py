@@ -21,7 +21,7 @@ class RequestedSchedule(NamedTuple):
 
     kind: str
     steps: int
-    """At most."""
+    """The most steps of the schedule."""
     start: tuple[Fraction, ...]
     """[num_sources], sum 1: the shares of the stage before."""
 
@@ -131,8 +131,8 @@ def _explain_empty(start: int, first: int, end: int) -> str:
     if start == first:
         return f"it ends at sample {end:,}, but begins at sample {start:,}; end it later"
     return (
-        f"it ends at sample {end:,}, but the samples that an amendment left in the settings before it, where the length of "
-        f"samples changes or files are withdrawn, go on to sample {first:,}; end it later"
+        f"it ends at sample {end:,}, but where an amendment changes the length of samples or withdraws files, the settings "
+        f"before it are kept to sample {first:,}; end it later"
     )
 
 
@@ -194,7 +194,7 @@ def _length(
 def _end_with_lanes(
     length: int, settings: StageSettings, lanes: int, first: int, links: Sequence[Link], *, is_cut: bool
 ) -> int:
-    """The length of a stage that another one follows, a multiple of its lanes unless it is committed already or cut before.
+    """The length of a stage that is followed by another, a multiple of its lanes unless it is committed already or cut before.
 
     Raises: PlanError for a number of samples that is not a multiple, and for a stage shorter than that.
     """
@@ -205,8 +205,8 @@ def _end_with_lanes(
     if settings.samples is not None:
         nearest = [f"{first + each:,}" for each in (aligned, aligned + lanes) if each]
         raise PlanError(
-            f"samples: found {settings.samples:,}, expected {' or '.join(nearest)}: a stage that another one follows has a "
-            f"multiple of its {lanes} lanes, counted from its start at sample {first:,}"
+            f"samples: found {settings.samples:,}, expected {' or '.join(nearest)}: a stage that is followed by another must "
+            f"have a multiple of its {lanes} lanes, counted from its start at sample {first:,}"
         )
     if aligned == 0:
         raise PlanError(f"it has {length:,} samples, fewer than its {lanes} lanes; end it later, or lower lanes")

@@ -177,7 +177,7 @@ class Run:
         """How the source's samples are arranged over its blocks."""
         return self.locator.order(source)
 
-    def stretches(self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]) -> Spans:
+    def locate_spans(self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]) -> Spans:
         """Where the tokens of samples are stored; see `Locator.locate_tokens`."""
         starts, steps = self.plan.token_ranges(sources, ordinals)
         return self.locator.locate_tokens(sources, starts, steps + self.asked.config.add_extra_token_to_sequence)

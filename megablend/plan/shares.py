@@ -37,7 +37,7 @@ def cap_of(
     """The most samples that a source may give, by its max_epochs and max_tokens; None where it has neither.
 
     Args:
-        tokens: of the source in the split, once.
+        tokens: tokens of the source in the split, in one epoch.
         read: tokens of it that were read before, over all epochs.
         place: the same, had all epochs before had `tokens` tokens; by default they had.
     """
@@ -126,7 +126,7 @@ def _amounts_in_samples(
                 )
         return values
     if any(amount.denominator != 1 for amount in amounts):
-        raise PlanError("`samples` of sources are counts where the config sets no length: expected integers")
+        raise PlanError("without a length in the config, `samples` of sources are counts: expected integers")
     return amounts
 
 

@@ -1,4 +1,4 @@
-"""A stage of a run: a stretch of its samples with one blend, and all that decides their order there."""
+"""A stage of a run: a range of its samples with one blend, and all that decides their order there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Blend:
     sequence_length: int
     add_extra_token_to_sequence: bool
     sources: tuple[SourceShare, ...]
-    """In the order of the config."""
+    """The sources in the order of the config."""
     interleaving: str = "sequential"
     """A name of `INTERLEAVINGS`."""
     order: str = "sequential"
@@ -69,7 +69,7 @@ class Stage:
     """Digest of the index snapshot that the stage reads."""
     blend: Blend
     cut: int | None = None
-    """Where an amendment stops the stage before its end, at the end of a cycle; None where it goes on to its end."""
+    """Where an amendment stops the stage before its end, at the end of a cycle; None where it continues to its end."""
 
     @property
     def stop(self) -> int:

@@ -167,7 +167,7 @@ class StagesPlan:
         return ks
 
     def find_samples(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """As `samples_of` returns them, -1 for ordinals that the plan does not have; for sources that it has."""
+        """Like `samples_of`, but -1 for ordinals that the plan does not have; all sources must be in the plan."""
         ks = np.full(len(ordinals), -1, np.int64)
         left = np.arange(len(ordinals))
         coming = ordinals  # of the entries in `left`: ordinals, and after a cut next ordinals
@@ -225,7 +225,7 @@ class StagesPlan:
         return tokens
 
     def list_stretches(self) -> list[Stretch]:
-        """The stages, as stretches of samples."""
+        """List the stages as ranges of samples."""
         stops = [*self._starts[1:], self.num_samples]
         return [
             Stretch(stage.number, start, stop, stage.request, stage.cursor, read)

@@ -39,7 +39,7 @@ def find_memory_need(run: Run, *, micro_batch_size: int, data_parallel_size: int
 
 
 def _count_rounds(run: Run, budget: Budget, micro_batch_size: int, most: int) -> int:
-    """How many micro batches of lanes each process may read, so that their blocks fit in its budget; `most` at most."""
+    """How many micro batches of lanes each process may read, so that their blocks fit in its budget; never more than `most`."""
     low, high = 0, most + 1
     while high - low > 1:
         middle = (low + high) // 2

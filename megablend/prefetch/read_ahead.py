@@ -132,7 +132,7 @@ class ReadAhead:
         waiting = self._table.ids[self._table.occupied()]
         self._table = self._table.move_to(np.union1d(now.ids, waiting))
         self._places = np.searchsorted(self._table.ids, now.ids)  # table slots of the schedule's blocks
-        self._stretch_places = self._places[now.places]
+        self._span_places = self._places[now.places]
         order = np.argsort(now.last_use, kind="stable")
         order = order[~window.keeps[order]]
         self._leaving = self._places[order]
@@ -196,10 +196,10 @@ class ReadAhead:
 
     def _gather(self, now: ReadSchedule) -> Samples:
         """The samples of this step, whose blocks are in the table."""
-        first, last = now.stretch_offsets[self._step : self._step + 2]
+        first, last = now.span_offsets[self._step : self._step + 2]
         begin, end = now.step_offsets[self._step : self._step + 2]
-        spans = Spans(*(column[first:last] for column in now.stretches))
-        places = self._stretch_places[first:last]
+        spans = Spans(*(column[first:last] for column in now.spans))
+        places = self._span_places[first:last]
         samples = gather(self._run, self._table, places, spans, now.sources[begin:end], self._continues)
         if samples.masked is not None and self._meter is not None:
             self._meter.add(ReadCounts(masked_samples=int(samples.masked.sum())))

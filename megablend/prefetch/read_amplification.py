@@ -46,7 +46,7 @@ def read_amplification(
             if not run.consumes_whole_blocks:
                 useful += float(_stored(run, now.ids) @ (now.used / run.store.num_tokens(now.ids)))
             else:
-                used.append(np.unique(np.stack([now.stretches.epochs, now.stretches.blocks]), axis=1))
+                used.append(np.unique(np.stack([now.spans.epochs, now.spans.blocks]), axis=1))
         all_dictionaries |= dictionaries.seen
     if used:
         _, blocks = np.unique(np.concatenate(used, axis=1), axis=1)

@@ -52,10 +52,10 @@ class ReadSchedule:
     """int64 [num_steps + 1], into `samples`."""
     sources: npt.NDArray[np.int32]
     """int32 [n], the samples' sources."""
-    stretches: Spans
+    spans: Spans
     """Where the samples' tokens are stored, [m]."""
-    stretch_offsets: Int64s
-    """int64 [num_steps + 1], into `stretches`."""
+    span_offsets: Int64s
+    """int64 [num_steps + 1], into `spans`."""
     ids: Int64s
     """int64 [num_blocks], the blocks needed, ascending."""
     rows: Array
@@ -89,39 +89,39 @@ class LocatedSteps(NamedTuple):
     step_offsets: Int64s
     sources: npt.NDArray[np.int32]
     ordinals: Int64s
-    stretches: Spans
+    spans: Spans
 
     def until(self, step: int) -> LocatedSteps:
         """The steps before `step`."""
         num_samples = int(self.step_offsets[step])
-        num_stretches = int(np.searchsorted(self.stretches.rows, num_samples))
+        num_spans = int(np.searchsorted(self.spans.rows, num_samples))
         return LocatedSteps(
             self.samples[:num_samples],
             self.step_offsets[: step + 1],
             self.sources[:num_samples],
             self.ordinals[:num_samples],
-            Spans(*(column[:num_stretches] for column in self.stretches)),
+            Spans(*(column[:num_spans] for column in self.spans)),
         )
 
 
 def locate_steps(run: Run, samples: Int64s, step_offsets: Int64s) -> LocatedSteps:
     """Locate the samples, int64 [n], of the steps at `step_offsets`, int64 [num_steps + 1]."""
     sources, ordinals = run.plan.locate_many(samples)
-    return LocatedSteps(samples, step_offsets, sources, ordinals, run.stretches(sources, ordinals))
+    return LocatedSteps(samples, step_offsets, sources, ordinals, run.locate_spans(sources, ordinals))
 
 
 def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
     """The read schedule of steps of samples."""
-    samples, step_offsets, sources, ordinals, stretches = steps_located
-    ids, firsts, places = np.unique(stretches.blocks, return_index=True, return_inverse=True)
-    stretch_offsets = np.searchsorted(stretches.rows, step_offsets)
-    steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(stretch_offsets))
+    samples, step_offsets, sources, ordinals, spans = steps_located
+    ids, firsts, places = np.unique(spans.blocks, return_index=True, return_inverse=True)
+    span_offsets = np.searchsorted(spans.rows, step_offsets)
+    steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(span_offsets))
     rows = run.store.generation.blocks(ids)
     sizes, reading = run.store.memory_bytes(ids, rows, documents=run.config.inter_document_masking)
     last_use = np.zeros(len(ids), np.int64)
     last_use[places] = steps  # steps ascend, so the last assignment wins
-    advances = stretches.stops - stretches.starts
-    begins, ends = (np.flatnonzero(np.diff(stretches.rows, **edge)) for edge in ({"prepend": -1}, {"append": -1}))
+    advances = spans.stops - spans.starts
+    begins, ends = (np.flatnonzero(np.diff(spans.rows, **edge)) for edge in ({"prepend": -1}, {"append": -1}))
     extra = run.sample_tokens - run.config.sequence_length
     advances[ends] -= extra
     pending_boundary_tokens = np.bincount(places[begins], extra * (ordinals > 0), minlength=len(ids))
@@ -130,8 +130,8 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
         samples=samples,
         step_offsets=step_offsets,
         sources=sources,
-        stretches=stretches,
-        stretch_offsets=stretch_offsets,
+        spans=spans,
+        span_offsets=span_offsets,
         ids=ids,
         rows=rows,
         places=places,

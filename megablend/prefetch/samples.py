@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ class Sample:
     """Number of its source in the split."""
     ordinal: int
     """Its number within the source, counted over all epochs."""
-    stretches: Spans
+    spans: Spans
     """Where its tokens are stored, in order; `blocks` are block numbers of the index."""
     tokens: npt.NDArray[np.int64]
     """int64 [sequence_length + 1] (without the extra token: [sequence_length])."""
@@ -35,6 +36,16 @@ class Sample:
     """int64 [num_pieces]: positions in `tokens` where a document, or its continuation in another block, begins; first is 0."""
     extra: dict[str, npt.NDArray[Any]]
     """By extra column, one value per token: [num_tokens]."""
+
+    @property
+    def stretches(self) -> Spans:
+        """The name of `spans` in release 0.1.0, kept for one more release."""
+        warnings.warn(
+            "Sample.stretches is now called spans; the old name will be removed in the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.spans
 
 
 class Samples(NamedTuple):
@@ -60,13 +71,13 @@ def read_sample(run: Run, window: BlockCache, k: int) -> Sample:
     Raises: IndexError for k outside the run; MissingFileError, ChangedFileError, CorruptFileError from its files.
     """
     sources, ordinals = run.plan.locate_many([k])
-    stretches = run.stretches(sources, ordinals)
-    samples = _read(run, window, sources, stretches, documents=True)
+    spans = run.locate_spans(sources, ordinals)
+    samples = _read(run, window, sources, spans, documents=True)
     assert samples.begins is not None
     extra = samples.labels[0, -1:] if run.config.add_extra_token_to_sequence else samples.labels[0, :0]
     tokens = np.concatenate([samples.tokens[0], extra])
     starts = np.flatnonzero(samples.begins[0])
-    return Sample(int(sources[0]), int(ordinals[0]), stretches, tokens, starts, _first(samples.extra))
+    return Sample(int(sources[0]), int(ordinals[0]), spans, tokens, starts, _first(samples.extra))
 
 
 def _first(extra: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
@@ -76,14 +87,12 @@ def _first(extra: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
 def read_samples(run: Run, window: BlockCache, ks: npt.ArrayLike) -> Samples:
     """Locate samples `ks`, at least one, and read their blocks; `begins` only if the config needs it. Raises as `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
-    stretches = run.stretches(sources, ordinals)
-    return _read(run, window, sources, stretches, documents=run.config.inter_document_masking)
+    spans = run.locate_spans(sources, ordinals)
+    return _read(run, window, sources, spans, documents=run.config.inter_document_masking)
 
 
-def _read(
-    run: Run, window: BlockCache, sources: npt.NDArray[np.int32], stretches: Spans, *, documents: bool
-) -> Samples:
-    ids, places = np.unique(stretches.blocks, return_inverse=True)
+def _read(run: Run, window: BlockCache, sources: npt.NDArray[np.int32], spans: Spans, *, documents: bool) -> Samples:
+    ids, places = np.unique(spans.blocks, return_inverse=True)
     table = BlockTable(ids)
     try:
         blocks = DecodedBlocks.of(window.get(ids.tolist()))
@@ -93,14 +102,14 @@ def _read(
         blocks = read_or_replace(run.store, ids, pieces=True)
     table.put(np.arange(len(ids)), blocks, np.zeros(len(ids), np.int64))
     continues = find_continued(run.store.generation, ids) if documents else None
-    return gather(run, table, places, stretches, sources, continues)
+    return gather(run, table, places, spans, sources, continues)
 
 
 def gather(
     run: Run,
     table: BlockTable,
     places: npt.NDArray[np.int64],
-    stretches: Spans,
+    spans: Spans,
     sources: npt.NDArray[np.int32],
     continues: npt.NDArray[np.bool_] | None,
 ) -> Samples:
@@ -108,25 +117,25 @@ def gather(
 
     Args:
         places: int64 [m], table slot of each span's block.
-        stretches: the samples' spans, [m].
+        spans: the samples' spans, [m].
         sources: int32 [n], the samples' sources.
         continues: bool [num_blocks], as `find_continued` returns it for the table's blocks; None where `begins` is not needed.
     """
     config = run.config
     width, shape = run.sample_tokens, (len(sources), config.sequence_length)
     tokens, labels = np.empty(shape, np.int64), np.empty(shape, np.int64)
-    table.gather(places, stretches, width, tokens, labels)
+    table.gather(places, spans, width, tokens, labels)
     if not config.add_extra_token_to_sequence:
         labels[:, -1] = 0
     columns = run.extra_columns
     size = len(sources), width
-    extra = {each.column: table.gather_extra(i, each.dtype, places, stretches, size) for i, each in enumerate(columns)}
+    extra = {each.column: table.gather_extra(i, each.dtype, places, spans, size) for i, each in enumerate(columns)}
     masked = None
     if run.store.damaged:
-        masked = find_masked(run.store, stretches.rows - stretches.rows[0], stretches.blocks, len(sources))
+        masked = find_masked(run.store, spans.rows - spans.rows[0], spans.blocks, len(sources))
     if continues is None:
         return Samples(sources, tokens, labels, None, extra, masked)
-    begins = table.begins(places, stretches, len(sources) * width, width, continues).reshape(len(sources), width)
+    begins = table.begins(places, spans, len(sources) * width, width, continues).reshape(len(sources), width)
     return Samples(sources, tokens, labels, begins, extra, masked)
 
 

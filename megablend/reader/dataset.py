@@ -154,7 +154,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self.check_position(self.skips.position(whole_number("trained_samples", trained_samples, least=0)))
 
     def check_position(self, consumed_samples: int) -> int:
-        """`consumed_samples` as an int. Raises: ConfigError for what is no whole number; StateError outside the run."""
+        """`consumed_samples` as an int. Raises: ConfigError if it is not a whole number; StateError outside the run."""
         consumed_samples = whole_number("consumed_samples", consumed_samples)
         if not 0 <= consumed_samples <= self.run.num_samples:
             raise StateError(

@@ -12,11 +12,11 @@ def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
     """The error, extended by the first of samples `ks` that needs the file, the sample's source, and a remedy."""
     try:
         sources, ordinals = run.plan.locate_many(ks)
-        stretches = run.stretches(sources, ordinals)
+        spans = run.locate_spans(sources, ordinals)
     except MegablendError:  # the cache is damaged, too
         return error
     generation = run.store.generation
-    for row, file in zip(stretches.rows.tolist(), generation.file_of(stretches.blocks).tolist(), strict=True):
+    for row, file in zip(spans.rows.tolist(), generation.file_of(spans.blocks).tolist(), strict=True):
         column = generation.columns[int(generation.file_columns[file])]
         if error.path in column.kind.files(generation.path(file, run.store.roots)):
             needed = f"needed for sample {ks[row]:,} of {run.split}, source {column.source_name!r}"

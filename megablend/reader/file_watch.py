@@ -105,6 +105,6 @@ def _is_ended(end: SimpleQueue[None], seconds: float) -> bool:
 
 
 def _explained(error: DataError) -> DataError:
-    remedy = "found by the check of files in the background, before a sample needed it; restore the file and resume; "
+    remedy = "found by the background check of files, before a sample needed it; restore the file and resume; "
     remedy += "`megablend check CONFIG` lists all files that are missing or changed"
     return type(error)(error.path, f"{error.problem}: {remedy}", offset=error.offset)

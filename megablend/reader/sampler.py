@@ -83,10 +83,10 @@ class PretrainingSampler(Sampler[list[int]]):
                     before.stop - rest if 2 * rest <= step and before.stop - rest > start else before.stop - rest + step
                 )
                 raise ConfigError(
-                    f"the length or the masks of samples change at sample {before.stop:,}, within a step of {step:,} samples "
-                    f"(micro batch {self.micro_batch_size} x {self.data_parallel_size} ranks) counted from sample {start:,}, and "
-                    f"no batch may have both: the nearest end of a step is sample {nearest:,}; end the stage there, or use a "
-                    "micro batch and ranks whose steps end where it does"
+                    f"the length or the mask settings of samples change at sample {before.stop:,}, within a step of {step:,} "
+                    f"samples (micro batch {self.micro_batch_size} x {self.data_parallel_size} ranks, from sample {start:,} on), "
+                    f"and a batch cannot contain both: the nearest end of a step is sample {nearest:,}; end the stage there, or "
+                    "use a micro batch and ranks whose steps end where it does"
                 )
             start = before.stop
 

@@ -15,7 +15,7 @@ DRAWN = 200
 _WIDE, _NARROW = 11.5, 3.6
 """Widths in inches, at 96 pixels each."""
 _ROW, _HEIGHT = 0.24, 2.6
-"""Inches of a row of a chart of sources, and of the height of the other charts, without what is around the axes."""
+"""Heights in inches, without what is around the axes: of one row in a chart of sources, and of other charts."""
 Drawing = Callable[[Any, bool], None]
 
 
@@ -77,13 +77,13 @@ def _sketch(split: SplitDescription, sources: Sequence[SourceDescription]) -> It
     )
     yield _Sketch(
         title="Requested and actual shares",
-        text=f"Shares of {of}: bars are what the run gives, marks what the config requests.",
+        text=f"Shares of {of}: bars show the run's shares, marks those that the config requests.",
         draw=lambda axes, narrow: drawings.draw_requested(axes, sources, narrow=narrow),
         rows=rows,
     )
     yield _Sketch(
         title="Tokens read",
-        text=f"Tokens that the run reads of {of}; of {first.name} most, {first.tokens_read:,}.",
+        text=f"Tokens that the run reads from {of}; {first.name} has the most, {first.tokens_read:,}.",
         draw=lambda axes, narrow: drawings.draw_tokens(axes, sources, narrow=narrow),
         rows=rows,
     )
@@ -95,7 +95,7 @@ def _sketch(split: SplitDescription, sources: Sequence[SourceDescription]) -> It
     )
     yield _Sketch(
         title="Exhaustion",
-        text=f"From the first to the last sample of {of}. Marks are the ends of epochs, the first 32 of a source.",
+        text=f"First and last sample of {of}. Marks show where epochs end, up to 32 for each source.",
         draw=lambda axes, narrow: drawings.draw_exhaustion(axes, sources, split.samples, narrow=narrow),
         rows=rows,
     )
@@ -109,7 +109,7 @@ def _sketch(split: SplitDescription, sources: Sequence[SourceDescription]) -> It
     else:
         yield _Sketch(
             title="Mean lengths of documents",
-            text=f"Mean tokens of a document of {of}. An index with tables of documents (`order: document`) has all lengths.",
+            text=f"Mean number of tokens per document of {of}. With document tables (`order: document`), all lengths are known.",
             draw=lambda axes, narrow: drawings.draw_means(axes, sources, narrow=narrow),
             rows=rows,
         )

@@ -17,7 +17,7 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Allocate: TypeAlias = Callable[[int], Bytes]
 KnownFiles: TypeAlias = Mapping[str, Any]
-"""By path, or by scheme; picklable, without credentials."""
+"""What is known of files, by path or by scheme; picklable, without credentials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ _MAX_DESCRIPTORS = 256
 FileIdentity: TypeAlias = tuple[int, int]
 """st_dev, st_ino: different for another file under the same path."""
 OpenedFiles: TypeAlias = dict[str, FileIdentity]
-"""By path, the file that a storage opened there."""
+"""The file that a storage opened, by path."""
 
 
 def default_capacity() -> int:

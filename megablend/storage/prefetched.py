@@ -36,7 +36,7 @@ class _Held(NamedTuple):
     start: int
     stop: int
     data: Future[tuple[Bytes, Int64s]]
-    """Of all ranges that were requested with it."""
+    """The buffers of all ranges that were requested with this one."""
     number: int
     """Its own among these."""
 

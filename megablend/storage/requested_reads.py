@@ -13,7 +13,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MAX_HELD_BYTES = 512 << 20
-"""Of large ranges that a process holds, for all files together."""
+"""Limit for the large ranges that a process keeps in memory, over all files."""
 
 
 class RequestedReads:

@@ -16,7 +16,7 @@ from megablend.testing.format_files import FormatFiles
 
 
 class FormatFailures(FormatFiles):
-    """Each gets its error, which names the file."""
+    """Each kind of bad file raises its error, which names the file."""
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         """Each file that belongs to the path."""

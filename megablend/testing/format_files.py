@@ -20,7 +20,7 @@ class FormatFiles:
     format: Format
     """The format."""
     suffix: str
-    """Of the files that `write` writes."""
+    """Suffix of the files that `write` writes."""
     column: str | None = None
     """The column that `write` writes the documents to; None if the format has no columns."""
     options: Mapping[str, OptionValue] = {}
@@ -28,7 +28,7 @@ class FormatFiles:
     separator: tuple[int, ...] = ()
     """Tokens that each document ends with when it is read, but not when it is written."""
     token_dtype = "int32"
-    """Of the tokens that `write` writes."""
+    """Dtype of the tokens that `write` writes."""
     block_bytes = 256
     """Block size of the indexes: `MIXED` must become more than three blocks."""
     lengths_are_stored = False

@@ -10,7 +10,7 @@ from megablend.storage.base import Storage
 from megablend.storage.location import join
 
 CONTENT = random.Random(3).randbytes(5 * 4096 + 1234)
-"""Of every file but the empty one, followed by the file's name."""
+"""Content of every file but the empty one; the file's name follows it."""
 NAMES = (
     "t/a.bin",
     "t/b.bin",
@@ -27,7 +27,7 @@ NAMES = (
     "t/empty.bin",
     "tt/x.bin",
 )
-"""Of the files that each storage must find and read."""
+"""Names of the files that each storage must find and read."""
 A_FILE = "t/a.bin"
 
 

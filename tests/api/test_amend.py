@@ -182,12 +182,12 @@ def test_amended_again_and_again(config: dict[str, Any]) -> None:
         (
             {"stages": [FIRST, NEXT | {"samples": 120, "sequence_length": 12}]},
             {"at": 100},
-            "it ends at sample 120, but the samples that an amendment left in the settings before it",
+            "it ends at sample 120, but where an amendment changes the length of samples or withdraws files, the settings",
         ),
         (
             {"stages": [FIRST, {"samples": 800}]},
             {"at": 100},
-            "the order from sample 112 on would be as it is; change what decides it",
+            "the order from sample 112 on would not change; change a setting that affects it",
         ),
         ({"stages": [FIRST, NEXT]}, {}, "give either at, a sample, or state"),
         (
@@ -253,7 +253,7 @@ def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
     assert "give either --at SAMPLE or --state FILE" in run(code=2)
     assert "--plus needs --state" in run("--at", "9", "--plus", "3", code=2)
     printed = run("--state", str(state), "--plus", "2", "--dry-run")
-    assert "run 'default' would go on with other settings from sample 96 on (92 rounded up" in printed
+    assert "run 'default' would continue with other settings from sample 96 on (92 rounded up" in printed
     assert "share of source 's0': 3/4 -> 1/4" in printed
     assert json.loads(run("--at", "97", "--json"))["at"] == 112
     assert torch.tensor(megablend.open(str(path)).run.ledger.ends).tolist() == [112, 640]

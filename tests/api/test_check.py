@@ -143,7 +143,7 @@ def test_a_file_that_went_is_an_error_at_the_next_batch(
     path = files(tmp_path, 0)[1]
     path.rename(tmp_path / "aside")
     with pytest.raises(
-        MissingFileError, match=rf"{path}: no such file \(source 's0'\): found by the check of files in the"
+        MissingFileError, match=rf"{path}: no such file \(source 's0'\): found by the background check of"
     ):
         batches_until_error(loader)
     loader.close()
@@ -161,7 +161,7 @@ def test_files_are_checked_for_a_data_loader_of_others_too(
         for _ in loader.next_indices():  # nothing reads the file
             time.sleep(0.1)
 
-    with pytest.raises(MissingFileError, match=r"found by the check of files in the background"):
+    with pytest.raises(MissingFileError, match=r"found by the background check of files"):
         take_slowly()
     loader.close()
 

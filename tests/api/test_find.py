@@ -135,7 +135,7 @@ def test_what_cannot_be_found(tmp_path: Path) -> None:
     twin = config["sources"][0] | {"name": "twin", "path": str(tmp_path / "source0" / "*.parquet")}
     more = config | {"sources": [*config["sources"], twin], "run": "more"}
     megablend.build(more)
-    with pytest.raises(ConfigError, match=r"2 files end so \(.*\); give more of the path"):
+    with pytest.raises(ConfigError, match=r"2 files have this ending \(.*\); give more of the path"):
         megablend.find(more, "source0/0.parquet")
 
 

@@ -27,6 +27,15 @@ def test_read_pages_reads_blocks(tmp_path: Path) -> None:
     assert np.array_equal(found.tokens, store.read_blocks([0]).tokens)
 
 
+def test_stretches_of_a_sample_are_spans(tmp_path: Path) -> None:
+    source = write_source(tmp_path, 0, "parquet", documents(0, 20, 20, 1)) | {"weight": 1}
+    config = make_config(tmp_path, [source], samples=4)
+    megablend.build(config)
+    sample = megablend.open(config).sample(0)
+    with pytest.warns(DeprecationWarning, match="Sample.stretches is now called spans"):
+        assert sample.stretches is sample.spans
+
+
 def test_the_old_names_of_config_keys_and_orders_are_accepted(tmp_path: Path) -> None:
     source = {"name": "a", "path": "a.parquet"}
     old = {"cache": "c", "sequence_length": 8, "samples": 1, "sources": [source], "cycle": 5, "order": "row"}

@@ -25,7 +25,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 def first_repeat(run: Run) -> dict[str, Any]:
     """Found by looking at every sample."""
     sources, ordinals = run.plan.locate_many(np.arange(run.num_samples))
-    spans = run.stretches(sources, ordinals)
+    spans = run.locate_spans(sources, ordinals)
     sample = int(spans.rows[spans.epochs > 0][0])
     return {"source": run.sources[sources[sample]].name, "sample": sample}
 

@@ -111,7 +111,7 @@ FAULTS: dict[str, Fault] = {
     "a .npy of floats": Fault(
         "a.npy",
         lambda path: np.save(path, TOKENS.astype(np.float32)),
-        "contains .* by its .npy header; write one of uint16, ",
+        "contains .* according to its .npy header; write one of uint16, ",
         [lambda path, _: np.save(path, TOKENS)],
     ),
     "a .npy of two dimensions": Fault(

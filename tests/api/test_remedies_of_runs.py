@@ -220,7 +220,7 @@ def test_a_change_during_a_run(tmp_path: Path, change: dict[str, int]) -> None:
     project = Project(tmp_path, lanes=2, shuffle_window=8)
     configure(**change)(project)
     with pytest.raises(
-        MegablendError, match="or change it from where training is: restore it, add what changes"
+        MegablendError, match="or change it from where training is: restore the previous value"
     ) as caught:
         build(project)
     written = re.search(r"`stages: (\[.*?\])`", str(caught.value))

@@ -13,19 +13,8 @@ import yaml
 import megablend
 from megablend.cli.main import main
 from megablend.cli.tables import print_sample
+from tests.cli.commands import run, run_process
 from tests.runs import EOD, documents, make_config, write_source
-
-
-def run(*args: object, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parents[2])
-    return subprocess.run(
-        [sys.executable, "-m", "megablend", *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": root} | environ,
-    )
 
 
 @pytest.fixture
@@ -54,7 +43,7 @@ def as_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_build_prints_a_table_and_progress_in_lines(config: Path) -> None:
-    done = run("build", config)
+    done = run_process("build", config)
     assert done.returncode == 0
     assert "run 'demo' is new: 100 samples" in done.stdout
     assert "megablend: indexed 4 of 4 files" in done.stderr
@@ -176,7 +165,7 @@ def test_show_out_of_range(built: Path, sample: str) -> None:
 
 
 def test_version() -> None:
-    assert run("--version").stdout.split()[-1] == megablend.__version__
+    assert run_process("--version").stdout.split()[-1] == megablend.__version__
 
 
 def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,7 +218,7 @@ def test_verify_names_what_is_damaged(tmp_path: Path, built: Path) -> None:
 
 
 def test_a_launcher_that_disagrees_is_refused(config: Path) -> None:
-    done = run("build", config, OMPI_COMM_WORLD_SIZE="4")
+    done = run_process("build", config, OMPI_COMM_WORLD_SIZE="4")
     assert done.returncode == 2
     assert "started 4 processes" in done.stderr
 

@@ -92,7 +92,7 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
         ([{"samples": 8, "tokens": 64}], {}, "stages[0]: the stage's end is given by samples and tokens; keep one"),
         ([{"samples": 8}, {"lanes": 2}], {}, "samples: weights are relative and do not set a length"),
         ([{}, {"samples": 80}], {}, "stages[0]: weights are relative, so the stage needs an end"),
-        ([{"share": 0.5}, {"samples": 80}], {}, "stages[0]: share is of the run's length, which is not set"),
+        ([{"share": 0.5}, {"samples": 80}], {}, "stages[0]: share is a fraction of the run's length, which is not set"),
         ([{"share": 1.5}], {"samples": 80}, "stages[0].share: found 1.5, expected a share of the run"),
         ([{"samples": 80}], {"samples": 80}, "samples: the last stage already says where the run ends; remove one"),
         ([{"from": 3, "samples": 80}], {}, "stages[0]: found `from`, but the first stage begins with the run"),
@@ -101,7 +101,7 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
             {},
             "stages[0]: sources.train[1]: mixed units ('web' epochs, 'code' weight)",
         ),
-        ([{"samples": 8, "steps": 4}], {}, "stages[0]: steps are those of a schedule; add `schedule: linear`"),
+        ([{"samples": 8, "steps": 4}], {}, "stages[0]: steps apply to a schedule only; add `schedule: linear`"),
         ([{"samples": 8, "schedule": "sine"}], {}, "stages[0].schedule: found 'sine', expected 'linear' or 'cosine'"),
         ([{"samples": 8, "schedule": "linear", "steps": 257}], {}, "stages[0].steps: found 257, expected at most 256"),
         (

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from megablend.exact import documents as ours
 from megablend.exact.shuffle import SMALL, Generator
+from tests.examples import examples
 from tests.megatron_core import megatron
 
 
@@ -13,7 +14,8 @@ def same_state(one: Generator, other: np.random.RandomState) -> bool:
     return np.array_equal(one.key, state["key"]) and one.position == state["pos"]
 
 
-@settings(max_examples=80, derandomize=True, deadline=None)
+@pytest.mark.long
+@examples(80)
 @given(st.integers(0, 50), st.integers(1, 5), st.booleans(), st.integers(0, 9))
 @example(SMALL // 3 + 1, 4, True, 1)
 @example(SMALL + 1, 1, True, 1)
@@ -26,6 +28,7 @@ def test_document_index_as_megatron(size: int, epochs: int, separate: bool, seed
     assert same_state(state, twin)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("first", "total"), [(0, 0), (0, 5), (5, 5), (3, 8), (SMALL, SMALL), (SMALL + 3, 2 * SMALL + 9), (9, 6)]
 )

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
@@ -14,10 +14,12 @@ from megablend.exact.epochs import (
     samples_before_final_epoch,
     shuffle_dtype,
 )
+from tests.examples import examples
 from tests.megatron_core import megatron
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@pytest.mark.long
+@examples(200)
 @given(st.integers(1, 300), st.none() | st.integers(0, 400), st.integers(1, 40), st.integers(0, 1))
 def test_epochs_as_megatron(tokens: int, samples: int | None, length: int, extra: int) -> None:
     config = SimpleNamespace(sequence_length=length, add_extra_token_to_sequence=bool(extra))
@@ -34,6 +36,7 @@ def test_no_tokens_no_epochs() -> None:
     assert num_epochs(0, None, 4, 1) == num_epochs(0, 0, 4, 0) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep_tail", [False, True])
 @pytest.mark.parametrize(("length", "extra"), [(1, 0), (2, 0), (2, 1), (3, 1)])
 def test_no_tokens_no_samples_as_megatron(length: int, extra: int, keep_tail: bool) -> None:

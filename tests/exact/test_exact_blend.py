@@ -53,6 +53,7 @@ def check(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
         np.testing.assert_array_equal(one, other, strict=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 2, 3, 24, 25, 26, FEW, FEW + 1, FEW + 2, 100, 1000])
 def test_greedy_as_megatron(kind: str, size: int) -> None:
@@ -60,6 +61,7 @@ def test_greedy_as_megatron(kind: str, size: int) -> None:
     check(greedy(weights.tolist(), count).draw(count), theirs(weights, count))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["uniform", "rounded"])
 def test_as_many_datasets_as_there_may_be(kind: str) -> None:
     weights = weights_of(kind, MOST_DATASETS)
@@ -74,6 +76,7 @@ def test_long_blends_as_megatron(kind: str, size: int) -> None:
     check(greedy(weights.tolist(), count).draw(count, threads=3), theirs(weights, count))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "weights",
     [
@@ -97,11 +100,13 @@ def test_odd_weights_as_megatron(weights: list[float], repeats: int) -> None:
     check(greedy(many.tolist(), 300).draw(300, threads=4), theirs(many, 300))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", [[1], [5], [3, 3, 3], [1, 2, 300], [7] * 50, [1] * 40 + [90]], ids=str)
 def test_exhaustive_as_megatron(sizes: list[int]) -> None:
     _check_exhaustive(sizes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [2, FEW, FEW + 1, 400])
 @pytest.mark.parametrize("most", [2, 60])
 def test_generated_exhaustive_as_megatron(size: int, most: int) -> None:
@@ -118,6 +123,7 @@ def _check_exhaustive(sizes: list[int]) -> None:
     check(blend.draw(total), expected)
 
 
+@pytest.mark.long
 def test_pieces_and_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST", 500)
     monkeypatch.setattr(module, "MOST", 3000)
@@ -130,6 +136,7 @@ def test_pieces_and_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> No
             check((np.concatenate([p[0] for p in pieces]), np.concatenate([p[1] for p in pieces])), expected)
 
 
+@pytest.mark.long
 def test_wrong_guesses_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST", 500)
     guess, wrong = Greedy._guess, []

@@ -2,13 +2,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
 from megablend.exact import samples as ours
 from megablend.exact.epochs import num_samples
 from megablend.exact.samples import sample_index, sample_rows
+from tests.examples import examples
 from tests.megatron_core import megatron
 
 
@@ -20,8 +21,9 @@ def theirs(
     return rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@settings(max_examples=150, derandomize=True, deadline=None)
+@examples(150)
 @given(st.data())
 def test_as_megatron(dtype: Any, data: st.DataObject) -> None:
     lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=9)), np.int32)
@@ -48,6 +50,7 @@ def test_as_megatron(dtype: Any, data: st.DataObject) -> None:
             np.testing.assert_array_equal(found, expected, strict=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threads", [1, 3])
 def test_many_documents_as_megatron(threads: int) -> None:
     rng = np.random.default_rng(1)
@@ -62,6 +65,7 @@ def test_many_documents_as_megatron(threads: int) -> None:
     np.testing.assert_array_equal(np.concatenate(parts), found, strict=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("longest", [80, 400, 100_000])
 def test_short_documents_as_megatron(longest: int, dtype: Any) -> None:
@@ -75,6 +79,7 @@ def test_short_documents_as_megatron(longest: int, dtype: Any) -> None:
     np.testing.assert_array_equal(found, theirs(lengths, documents, 2000, 2, tokens, True, 0, dtype), strict=True)
 
 
+@pytest.mark.long
 def test_samples_that_single_precision_adds() -> None:
     lengths = np.full(2**21, 16, np.int32)
     lengths[-1] += 7
@@ -90,5 +95,5 @@ def test_wrong_lengths_are_refused(threads: int) -> None:
     lengths, documents = np.array([5, 6], np.int32), np.array([0, 1, 1], np.int32)
     with pytest.raises(PlanError, match="the documents contain 4 samples; expected 5"):
         sample_index(lengths, documents, 4, 5, extra=1, threads=threads)
-    with pytest.raises(PlanError, match="the document index refers to documents 0 to 2, but there are lengths of 2"):
+    with pytest.raises(PlanError, match="the document index refers to documents 0 to 2, but lengths are given for 2"):
         sample_index(lengths, documents + np.array([0, 0, 1], np.int32), 4, 4, extra=1, threads=threads)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
@@ -16,10 +16,11 @@ from megablend.exact.epochs import num_samples
 from megablend.exact.sample_parts import count_run, cut_run, rows_after
 from megablend.exact.samples import sample_index
 from tests import naive_megatron as naive
+from tests.examples import examples
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@settings(max_examples=200, derandomize=True, deadline=None)
+@examples(200)
 @given(st.data())
 def test_parts_make_the_whole(dtype: Any, data: st.DataObject) -> None:
     lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=9)), np.int32)
@@ -61,7 +62,7 @@ def test_parts_make_the_whole(dtype: Any, data: st.DataObject) -> None:
 
 def test_a_run_of_other_lengths_is_refused() -> None:
     lengths = np.array([5, 6], np.int32)
-    with pytest.raises(PlanError, match="the document index refers to documents 0 to 2, but there are lengths of 2"):
+    with pytest.raises(PlanError, match="the document index refers to documents 0 to 2, but lengths are given for 2"):
         count_run(lengths, np.array([0, 2], np.int32))
     with pytest.raises(PlanError, match="the documents contain 2 samples; expected 3"):
         rows_after(6, 2, 11, 4, 3, extra=1, keep_tail=False, dtype=np.int32)

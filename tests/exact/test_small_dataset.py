@@ -4,16 +4,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
 from megablend.exact.epochs import num_epochs, num_samples, samples_before_final_epoch
 from megablend.exact.small_dataset import EpochPlan, fill_small_dataset
+from tests.examples import examples
 from tests.megatron_core import megatron
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@pytest.mark.long
+@examples(200)
 @given(st.data())
 def test_as_megatron(data: st.DataObject) -> None:
     lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=40)), np.int32)

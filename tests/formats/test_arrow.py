@@ -17,6 +17,7 @@ from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.arrow.message import BatchError
 from megablend.storage.base import Bytes
 from tests.formats.writers import index, opened, pieces
+from tests.pyarrow_versions import needs_pyarrow
 from tests.storages import STORAGE
 
 ROWS = [[1, 2], None, [3, None], [], [7, 8], [9, None], [], [6]]
@@ -56,6 +57,7 @@ def test_integer_types(tmp_path: Path, element: str, codec: str | None) -> None:
     assert index(path, "ids").token_dtype == element
 
 
+@needs_pyarrow(16, "views of strings")
 @pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
 @pytest.mark.parametrize(
     ("kind", "values"),
@@ -152,7 +154,7 @@ def test_beside_the_tokens_any_numbers_will_do() -> None:
         [(str(kind), kind) for kind in kinds] + [("text", pa.string()), ("lists", pa.list_(pa.uint64()))]
     )
     found = [find_column("x", str(kind), schema, numbers=True)[1].token_dtype for kind in kinds]
-    assert found == [np.dtype(kind.to_pandas_dtype()).name for kind in kinds]
+    assert found == ["bool", "float16", "float32", "float64", "int8"]
     with pytest.raises(
         ConfigError, match=r"x: column 'text' has type string, expected integers, floats, booleans or li"
     ):
@@ -161,6 +163,7 @@ def test_beside_the_tokens_any_numbers_will_do() -> None:
         find_column("x", "lists", schema, numbers=True)
 
 
+@needs_pyarrow(16, "views of lists")
 def test_columns_of_unknown_layout_are_named(tmp_path: Path) -> None:
     views = pa.ListViewArray.from_arrays([0], [1], pa.array([1]))
     path = write(tmp_path / "x.arrow", pa.table({"odd": views, "ids": [1]}))

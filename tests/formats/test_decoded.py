@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.formats.base import NO_OFFSETS, DecodedBlock
 from megablend.formats.decoded import DTYPES, KINDS, DecodedBlocks, addresses_of
+from tests.examples import examples
 
 Listed = list[tuple[str, list[int], list[int]]]
 
@@ -41,7 +42,7 @@ def parts(draw: st.DrawFn) -> tuple[DecodedBlocks, Listed]:
     return DecodedBlocks(owners, kinds, sizes, addresses_of(owners) + begin, offsets), expected
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@examples(150)
 @given(st.lists(parts(), max_size=4), st.data())
 def test_blocks_joined_and_taken_are_those_of_lists(
     found: list[tuple[DecodedBlocks, Listed]], data: st.DataObject

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.config.read_spec import ReadSpec
@@ -20,6 +20,7 @@ from megablend.formats.megatron import MEGATRON
 from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts
 from megablend.index.build import build_index
 from megablend.index.source_spec import SourceSpec
+from tests.examples import examples
 from tests.formats.writers import index, opened, pieces, write_megatron
 from tests.storages import STORAGE
 
@@ -148,7 +149,7 @@ def test_an_idx_that_changes_under_its_reader(path: Path) -> None:
         read_blocks(reader, found.blocks, found.chunks, STORAGE)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(0, 40), max_size=40),
     block_bytes=st.integers(1, 300),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import CorruptFileError
@@ -14,6 +14,7 @@ from megablend.formats.parquet.decoding.bodies import decompress_pages
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.jit import library_function
 from megablend.kernels.parquet.bodies import expand_lz4, expand_lz4_plainly, lz4_decompress, zstd_decompress
+from tests.examples import examples
 from tests.storages import STORAGE
 
 NAMES = {0: "", 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
@@ -47,7 +48,7 @@ BODIES = st.lists(
 )
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@examples(150)
 @given(BODIES)
 def test_bodies_come_back_whatever_their_codecs(parts: Parts) -> None:
     assert expanded([(codec, stored(codec, data), len(data)) for codec, data in parts]) == [data for _, data in parts]
@@ -109,6 +110,7 @@ def test_what_a_system_does_not_have_is_none() -> None:
     assert library_function("libc.so.6", "there_is_no_such_function", "intc") is None
 
 
+@pytest.mark.long
 def test_every_thread_has_a_context_of_its_own() -> None:
     if zstd_decompress is None:
         pytest.skip("this system has no libzstd.so.1")

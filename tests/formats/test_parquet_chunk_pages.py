@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.formats.parquet.decoding.headers import NO_DICTIONARY
@@ -10,8 +10,9 @@ from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, join_part
 from megablend.formats.parquet.indexing.count import PAGE_DTYPE
 from megablend.formats.parquet.metadata.checks import chunk_of, refuse, refuse_pages, starts_of, sum_by_chunk
 from megablend.formats.parquet.metadata.thrift import MalformedError
+from tests.examples import examples
 
-SETTINGS = settings(max_examples=100, derandomize=True, deadline=None)
+SETTINGS = examples(100)
 COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=9)
 
 GAP_BYTES = 1000

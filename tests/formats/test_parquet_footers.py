@@ -83,6 +83,7 @@ def test_pyarrow_says_the_same(tmp_path: Path) -> None:
         assert (chunk["column_index_bytes"] > 0) == theirs.has_column_index
 
 
+@pytest.mark.long
 def test_damaged_footers_are_left_alone_or_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(5)
     seen = {"alike": 0, "left alone": 0}

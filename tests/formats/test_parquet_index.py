@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT
@@ -18,8 +18,10 @@ from megablend.formats.parquet.metadata.page_index import (
     parse_offset_indexes,
 )
 from megablend.formats.parquet.metadata.thrift import Kind, MalformedError, write_struct
+from tests.examples import examples
 from tests.formats.parquet_files import Rows, check
 from tests.formats.writers import index
+from tests.pyarrow_versions import needs_pyarrow
 
 LISTS = pa.list_(pa.int32())
 FULL: Rows = [[1, 2, 3]] * 90
@@ -42,6 +44,7 @@ def store(path: Path, rows: Rows, kind: pa.DataType = LISTS, *, version: str = "
     return path
 
 
+@needs_pyarrow(20, "histograms of levels")
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize(
     ("rows", "page_index", "documents", "scans", "knows"),
@@ -96,7 +99,7 @@ def test_chunks_know_where_they_begin(tmp_path: Path) -> None:
     assert found.chunks["dictionary_offset"].tolist() == [-1, -1]
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.sets(st.integers(1, 36), max_size=6))
 def test_documents_are_followed_over_pages(lengths: list[int], cuts: set[int]) -> None:
     # One slot more than tokens: a null ends each row, so that a page may hold nothing but the end of a long row.

@@ -1,7 +1,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.formats.parquet.metadata.thrift import (
@@ -12,11 +12,12 @@ from megablend.formats.parquet.metadata.thrift import (
     read_struct,
     write_struct,
 )
+from tests.examples import examples
 
 INTEGER = st.integers(-(2**63), 2**63 - 1)
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(INTEGER, max_size=20),
     st.binary(max_size=300),

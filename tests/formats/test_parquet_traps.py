@@ -33,6 +33,7 @@ from tests.formats.parquet_files import (
     check as check_column,
 )
 from tests.formats.writers import index, opened
+from tests.pyarrow_versions import needs_pyarrow
 from tests.storages import STORAGE
 
 check = functools.partial(check_column, column="ids")
@@ -220,6 +221,7 @@ def test_values_that_end_before_the_levels_do(path: Path, codec: int, name: str 
         check(path, VALUES)
 
 
+@needs_pyarrow(20, "histograms of levels")
 def test_levels_that_are_not_those_of_the_page_index(path: Path) -> None:
     """Where documents are asked for, and nulls make these unsure, pages' levels are read; and must agree page by page."""
     rows = [[1, None, 2]] * 40 + [[1, None, None]] * 40
@@ -238,7 +240,7 @@ def test_levels_that_are_not_those_of_the_page_index(path: Path) -> None:
     assert (tokens[0], nulls[0]) == (nulls[3], tokens[3]) == (28, 14)
     swapped = [histograms[3], *histograms[1:3], histograms[0], *histograms[4:]]
     path.write_bytes(data.replace(stored(histograms), stored(swapped)))
-    with pytest.raises(CorruptFileError, match="damaged: a page has 28 tokens, 14 by its ColumnIndex"):
+    with pytest.raises(CorruptFileError, match="damaged: a page has 28 tokens, 14 in its ColumnIndex"):
         index(path, "ids")
     heights = [[rows, 2 * rows] for rows in found.blocks["rows"].tolist()]
     assert data.count(stored(heights)) == 1
@@ -275,7 +277,7 @@ def test_rows_must_agree(path: Path) -> None:
 def test_tokens_must_agree(path: Path) -> None:
     sizes = write_struct([(3, Kind.LIST, (Kind.I64, [1, 5]))])
     write(path, [flat_page()], num_values=6, num_rows=6, meta=[(16, Kind.STRUCT, sizes)])
-    with pytest.raises(CorruptFileError, match="its pages have 4 tokens, 5 by its metadata"):
+    with pytest.raises(CorruptFileError, match="its pages have 4 tokens, 5 in its metadata"):
         check(path, VALUES)
 
 
@@ -337,7 +339,7 @@ def test_an_index_that_does_not_fit_the_page(path: Path) -> None:
     found = index(path, "ids")
     reader = opened(path, None, found)
     for field, value, match in [
-        ("tokens", 5, "4 tokens, 5 by the index"),
+        ("tokens", 5, "4 tokens, 5 in the index"),
         ("rows", 5, "6 rows begin in it, which contradicts the index"),
         ("stored_bytes", int(found.blocks["stored_bytes"][0]) - 1, "its body has"),
         ("offset", 5, "the page is damaged"),
@@ -392,6 +394,7 @@ def test_checksums_of_dictionaries_and_of_row_groups(path: Path) -> None:
         read_blocks(opened(path, None, found), blocks, found.chunks, STORAGE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("page_index", [False, True])
 def test_mutated_files_give_clear_errors(tmp_path: Path, version: str, page_index: bool) -> None:

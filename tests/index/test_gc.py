@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Collection
 from pathlib import Path
 
@@ -25,7 +24,8 @@ from megablend.index.group_totals import load_group_totals, save_group_totals
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
-from tests.index.index_data import ROOT, build, run, spec, write
+from tests.forks import forked
+from tests.index.index_data import build, environment, spec, write
 from tests.storages import STORAGE
 
 DAY = 86400.0
@@ -37,19 +37,21 @@ from megablend.index.gc import collect
 
 calls = []
 
-def crashing(function):
+def crashing(function, step):
     def call(*args, **options):
         calls.append(args)
-        if len(calls) == int(sys.argv[1]):
+        if len(calls) == step:
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*args, **options)
     return call
 
-for name in ("rename", "unlink"):
-    setattr(Path, name, crashing(getattr(Path, name)))
-os.unlink, os.rmdir = crashing(os.unlink), crashing(os.rmdir)
-shutil._use_fd_functions = False
-collect(sys.argv[2], lambda: [], min_age_seconds=0, dry_run=False)
+def work(step, cache):
+    step = int(step)
+    for name in ("rename", "unlink"):
+        setattr(Path, name, crashing(getattr(Path, name), step))
+    os.unlink, os.rmdir = crashing(os.unlink, step), crashing(os.rmdir, step)
+    shutil._use_fd_functions = False
+    collect(cache, lambda: [], min_age_seconds=0, dry_run=False)
 """
 
 
@@ -203,21 +205,22 @@ def test_it_refuses_what_it_cannot_know(cache: Path, tmp_path: Path, monkeypatch
 def test_a_collection_killed_at_each_of_its_steps(cache: Path) -> None:
     age(cache, 8)
     third = list_snapshots(cache)[-1]
-    for step in range(1, 60):
-        copy = cache.with_name(f"copy{step}")
-        shutil.copytree(cache, copy)
-        result = run([sys.executable, "-c", CRASH, str(step), str(copy)], PYTHONPATH=ROOT)
-        assert verify(str(copy), data=True, storage=STORAGE) == []
-        assert list_snapshots(copy)[-1] == third
-        for digest in list_snapshots(copy):
-            assert open_snapshot(copy, digest).num_files == 2
-        if result.returncode == 0:
-            break
-        assert result.returncode == -signal.SIGKILL, result.stderr
-        gc(copy, days=0)
-        assert names(generations(copy)) == {third}
-        assert len(names(fragments(copy))) == 2
-        assert len(names(splits(copy))) == 1
-    else:
-        pytest.fail("the collection never finished")
+    with forked(CRASH, environment()) as call:
+        for step in range(1, 60):
+            copy = cache.with_name(f"copy{step}")
+            shutil.copytree(cache, copy)
+            code = call(step, copy)
+            assert verify(str(copy), data=True, storage=STORAGE) == []
+            assert list_snapshots(copy)[-1] == third
+            for digest in list_snapshots(copy):
+                assert open_snapshot(copy, digest).num_files == 2
+            if code == 0:
+                break
+            assert code == -signal.SIGKILL
+            gc(copy, days=0)
+            assert names(generations(copy)) == {third}
+            assert len(names(fragments(copy))) == 2
+            assert len(names(splits(copy))) == 1
+        else:
+            pytest.fail("the collection never finished")
     assert step > 12

@@ -153,7 +153,7 @@ def test_a_changed_length_is_found_when_its_group_is_read(pair: Path) -> None:
     store.read([0, 1])
     begin = place // GROUP_BYTES * GROUP_BYTES
     with pytest.raises(
-        ChangedFileError, match=rf"long\.idx: its bytes from {begin} to .* differ from those when it was indexed"
+        ChangedFileError, match=rf"long\.idx: its bytes from {begin} to .* differ from the bytes when it was indexed"
     ):
         store.read([last])
     flip(pair.with_suffix(".idx"), place)

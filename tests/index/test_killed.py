@@ -18,6 +18,7 @@ from megablend.index.build import SourceSpec
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
+from tests.forks import forked
 from tests.index.index_data import ROOT, build, driver, environment, run, spec, write
 from tests.storages import STORAGE
 
@@ -32,12 +33,14 @@ calls, fsync = [], os.fsync
 
 def crash(file):
     calls.append(file)
-    if len(calls) == int(sys.argv[1]):
+    if len(calls) == last:
         os.kill(os.getpid(), signal.SIGKILL)
     fsync(file)
 
-os.fsync = crash
-build(Path(sys.argv[3]), spec(Path(sys.argv[2])))
+def work(write_number, data, cache):
+    global last
+    last, os.fsync = int(write_number), crash
+    build(Path(cache), spec(Path(data)))
 """
 
 
@@ -105,16 +108,16 @@ def test_a_build_killed_at_each_of_its_last_writes(data: Path, tmp_path: Path, d
     if again:
         build(cache, spec(data))
     build(cache, spec(data, "0*.arrow"))
-    for write_number in range(1, 40):
-        command = [driver(0)[0], "-c", CRASH, str(write_number), str(data), str(cache)]
-        result = run(command, PYTHONPATH=f"{ROOT}:{Path(__file__).parent}")
-        assert set(list_snapshots(str(cache))) <= expected
-        assert verify(str(cache), data=False, storage=STORAGE) == []
-        if result.returncode == 0:
-            break
-        assert result.returncode == -signal.SIGKILL, result.stderr
-    else:
-        pytest.fail("the build never finished")
+    with forked(CRASH, environment()) as call:
+        for write_number in range(1, 40):
+            code = call(write_number, data, cache)
+            assert set(list_snapshots(str(cache))) <= expected
+            assert verify(str(cache), data=False, storage=STORAGE) == []
+            if code == 0:
+                break
+            assert code == -signal.SIGKILL
+        else:
+            pytest.fail("the build never finished")
     assert write_number > 6
     check_after(data, cache, digest)
 

@@ -70,6 +70,7 @@ def test_threads_look_up_side_by_side(tmp_path: Path) -> None:
     assert wrong == [0] * 4
 
 
+@pytest.mark.long
 def test_of_a_large_table_little_stays_in_memory(tmp_path: Path) -> None:
     table = table_of(tmp_path / "t", 10_000_000)  # 90 MB
     rows = np.random.default_rng(0).integers(0, 10_000_000, 20_000)

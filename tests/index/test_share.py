@@ -2,15 +2,16 @@ from __future__ import annotations
 
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.distributed.assign import assign_longest_first
+from tests.examples import examples
 
 COSTS = st.lists(st.integers(0, 1000), max_size=40)
 
 
-@settings(derandomize=True, max_examples=50)
+@examples(50)
 @given(COSTS, st.integers(1, 9))
 def test_every_item_goes_to_one_rank(costs: list[int], num_ranks: int) -> None:
     items = assign_longest_first(costs, num_ranks)
@@ -18,7 +19,7 @@ def test_every_item_goes_to_one_rank(costs: list[int], num_ranks: int) -> None:
     assert sorted(item for rank in items for item in rank) == list(range(len(costs)))
 
 
-@settings(derandomize=True, max_examples=30)
+@examples(30)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.integers(2, 3))
 def test_the_dearest_load_is_near_the_best_possible(costs: list[int], num_ranks: int) -> None:
     def dearest(ranks: tuple[int, ...]) -> int:

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.blocks.splits import PART_DTYPE, SplitBlocks
 from megablend.errors import CacheError
 from megablend.index.group_totals import count, load_group_totals, save_group_totals
 from megablend.index.snapshot import open_snapshot
+from tests.examples import examples
 from tests.index.index_data import build, spec, write
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 7), st.integers(1, 4), st.integers(1, 40))
 def test_totals_are_sums_over_blocks(sizes: list[int], num_groups: int, run: int, in_a_pass: int) -> None:
     expected = [0] * num_groups

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.plan.bijection import PACKED, permuted, shuffle
 from megablend.kernels.plan.keyed_hash import MASK
 from tests import naive
+from tests.examples import examples
 
 
 @pytest.mark.parametrize("n", [*range(1, 61), 127, 128, 129, 1023, 1024, 1025])
@@ -42,7 +43,7 @@ def shuffled(n: int, key: int, epoch: int = 0, group: int = 0) -> list[int]:
     return [int(entry) for entry in entries]
 
 
-@settings(max_examples=30, derandomize=True, deadline=None)
+@examples(30)
 @given(st.integers(0, 200), st.integers(0, MASK), st.integers(0, MASK), st.integers(0, 2000))
 def test_shuffle_equals_its_twin(n: int, key: int, epoch: int, group: int) -> None:
     assert shuffled(n, key, epoch, group) == (naive.shuffled(n, key, epoch, group) if n else [])

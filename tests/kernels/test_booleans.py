@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.parquet.booleans import decode_bits
+from tests.examples import examples
 
 
 def address(data: bytes) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint8]], int]:
@@ -13,7 +14,7 @@ def address(data: bytes) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint8]], in
     return held, int(held.__array_interface__["data"][0])
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(st.lists(st.booleans(), max_size=70))
 def test_bits(values: list[bool]) -> None:
     data = sum(value << i for i, value in enumerate(values)).to_bytes((len(values) + 7) // 8, "little")
@@ -26,7 +27,7 @@ def test_bits(values: list[bool]) -> None:
     del held
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(1, 200), st.booleans(), st.booleans()), max_size=6))
 def test_runs(parts: list[tuple[int, bool, bool]]) -> None:
     """Each part is a run of one value, or groups of eight alternating ones."""

@@ -4,16 +4,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT, DecodedBlock
 from megablend.formats.eod import with_eod
+from tests.examples import examples
 
 PIECES = st.lists(st.lists(st.integers(1, 9), max_size=4), max_size=8)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@examples(200)
 @given(PIECES, st.integers(0, 7), st.sampled_from(["uint16", "int32", "int64"]))
 def test_each_ended_document_with_tokens_gets_one(pieces: list[list[int]], flags: int, dtype: str) -> None:
     expected = []

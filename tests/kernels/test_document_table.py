@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.document_table import add_lengths
+from tests.examples import examples
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=40), st.integers(1, 9), st.integers(0, 1))
 def test_starts_are_sums(lengths: list[int], every: int, end_tokens: int) -> None:
     ends = [length + end_tokens if length else 0 for length in lengths]

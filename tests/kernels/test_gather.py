@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.formats.base import DecodedBlock
 from megablend.formats.decoded import DecodedBlocks
 from megablend.order.base import Spans
 from megablend.prefetch.block_table import BlockTable
+from tests.examples import examples
 
 TYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]
 
@@ -46,7 +47,7 @@ def samples_of(walk: list[tuple[int, int, int]], width: int) -> Spans:
     return spans(listed)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@examples(200)
 @given(st.data())
 def test_samples_of_blocks_of_several_types(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
@@ -125,7 +126,7 @@ def twin(blocks: list[DecodedBlock], continues: list[bool], listed: list[tuple[A
     return marks
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@examples(200)
 @given(st.data())
 def test_documents_begin_where_pieces_do(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=5))

@@ -2,11 +2,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.exact.greedy import fill, fill_by_scan
 from tests import naive_megatron as naive
+from tests.examples import examples
 
 WEIGHTS = st.lists(st.sampled_from([1, 2, 3, 7, 50]) | st.floats(0, 1), min_size=1, max_size=9).filter(any)
 
@@ -15,7 +16,7 @@ def drawn(datasets: Any, samples: Any) -> list[tuple[int, int]]:
     return list(zip(datasets.tolist(), samples.tolist(), strict=True))
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@examples(100)
 @given(WEIGHTS, st.booleans(), st.data())
 def test_in_any_pieces_as_the_twin(weights: list[float], capped: bool, data: st.DataObject) -> None:
     sizes = [int(max(1, weight)) for weight in weights]

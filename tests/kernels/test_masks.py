@@ -3,10 +3,11 @@
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.reader.masks import count_positions, document_ends, fill_causal_mask
+from tests.examples import examples
 
 ROWS = st.integers(1, 9).flatmap(
     lambda length: st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=1, max_size=3)
@@ -17,7 +18,7 @@ def starts(row: list[bool]) -> list[int]:
     return [0, *(i for i in range(1, len(row)) if row[i])]
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@examples(100)
 @given(ROWS)
 def test_positions_count_from_the_last_start(rows: list[list[bool]]) -> None:
     out = np.empty((len(rows), len(rows[0])), np.int64)
@@ -26,7 +27,7 @@ def test_positions_count_from_the_last_start(rows: list[list[bool]]) -> None:
     assert out.tolist() == expected
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@examples(100)
 @given(ROWS)
 def test_ends_are_running_lengths(rows: list[list[bool]]) -> None:
     begins = np.array([[True, *row[1:]] for row in rows])
@@ -39,7 +40,7 @@ def test_ends_are_running_lengths(rows: list[list[bool]]) -> None:
         assert most == max(b - a for a, b in pairwise(edges))
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@examples(100)
 @given(ROWS)
 def test_attention_stays_within_a_document_and_the_past(rows: list[list[bool]]) -> None:
     length = len(rows[0])

@@ -4,13 +4,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.parquet.levels import BROKEN, LEVELS_DTYPE, NONE, TOO_FEW, TOO_HIGH, TOO_LONG, read_levels
+from tests.examples import examples
 from tests.kernels.parquet_streams import groups, hybrids, packed, run, varint
 
-SETTINGS = settings(max_examples=80, derandomize=True, deadline=None)
+SETTINGS = examples(80)
 
 
 def read(

@@ -2,10 +2,11 @@ import random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.parquet.lz4 import decode_lz4
+from tests.examples import examples
 
 
 def decode(block: bytes, room: int) -> bytes | None:
@@ -56,7 +57,7 @@ def test_blocks_come_back(size: int, kinds: int, width: int) -> None:
         assert decode(block[:-cut], size) != data
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(st.tuples(st.binary(max_size=40), st.integers(1, 20), st.integers(4, 60)), max_size=8),
     st.binary(max_size=300),

@@ -8,15 +8,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.formats.parquet.metadata.page_header import parse_page_header
 from megablend.formats.parquet.metadata.thrift import Kind, MalformedError, read_struct, write_struct
 from megablend.kernels.parquet.page_headers import HEADER_DTYPE, parse_headers, read_headers, walk_headers
 from megablend.kernels.parquet.thrift import TRUNCATED, skip_structs
+from tests.examples import examples
 
-SETTINGS = settings(max_examples=150, derandomize=True, deadline=None)
+SETTINGS = examples(150)
 COUNT = st.integers(0, 2**31 - 2**25)
 STATISTICS = write_struct([(3, Kind.I64, 5), (5, Kind.BINARY, b"\xff" * 9), (6, Kind.BINARY, b"")])
 

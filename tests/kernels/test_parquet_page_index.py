@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.formats.parquet.indexing.count import PAGE_DTYPE
@@ -15,8 +15,9 @@ from megablend.kernels.parquet import page_index
 from megablend.kernels.parquet.document_counts import sum_chunks
 from megablend.kernels.parquet.page_counts import count_told_pages
 from megablend.kernels.parquet.page_index import MIN_LOCATION_BYTES, page_counts, page_locations
+from tests.examples import examples
 
-SETTINGS = settings(max_examples=150, derandomize=True, deadline=None)
+SETTINGS = examples(150)
 Int64s = npt.NDArray[np.int64]
 Fields = list[tuple[int, Kind, object]]
 Place = tuple[int, int, int]

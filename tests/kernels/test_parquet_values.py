@@ -6,15 +6,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.parquet import delta
 from megablend.kernels.parquet.byte_stream_split import join_streams
 from megablend.kernels.parquet.dictionary import BROKEN, OUT_OF_RANGE, decode_dictionary
+from tests.examples import examples
 from tests.kernels.parquet_streams import groups, hybrids, packed, run, varint, zigzag
 
-SETTINGS = settings(max_examples=60, derandomize=True, deadline=None)
+SETTINGS = examples(60)
 DTYPES = ["int32", "int64"]
 BITS = {"int32": 32, "int64": 64}
 

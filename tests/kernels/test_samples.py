@@ -2,12 +2,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.exact.sample_index import cut, gather_lengths
 from megablend.kernels.exact.short_documents import LONG, cut_short_documents, narrow_to_uint8
 from tests import naive_megatron as naive
+from tests.examples import examples
 
 
 def cut_narrowed(lengths: Any, *args: Any) -> tuple[int, int, int]:
@@ -25,7 +26,7 @@ KERNELS = pytest.mark.parametrize("cut", [cut, cut_narrowed, cut_as_they_are])
 
 @KERNELS
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@settings(max_examples=150, derandomize=True, deadline=None)
+@examples(150)
 @given(st.data())
 def test_cut_in_any_pieces_equals_the_twin(cut: Any, dtype: Any, data: st.DataObject) -> None:
     sizes = st.integers(0, 9) | st.integers(LONG - 1, LONG + 1)

@@ -2,11 +2,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.exact.numpy_shuffle import AHEAD, BUFFER, shuffle
 from tests import naive_megatron as naive
+from tests.examples import examples
 
 SIZES = [0, 1, 2, 3, 4, 5, AHEAD, AHEAD + 1, AHEAD + 2, 255, 256, 257, 467, 468, 469, 623, 624, 625]
 LONG = [BUFFER - 1, BUFFER, BUFFER + 1, BUFFER + 2, 3 * BUFFER + 1, 2**15 + 1, 2**17 - 1, 2**17, 2**17 + 1]
@@ -43,7 +44,7 @@ def test_long_ones_as_numpy(size: int, dtype: Any) -> None:
     check(size, dtype, 7, 1)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(st.integers(0, 1500), st.integers(0, 2**32 - 1), st.integers(0, 1300))
 def test_as_numpy_from_any_state(size: int, seed: int, used: int) -> None:
     check(size, np.uint32, seed, used)

@@ -1,13 +1,14 @@
 """Stretches cut where things begin, token by token."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.plan.spans import count_cuts, cut
+from tests.examples import examples
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@examples(200)
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=12), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)))
 )

@@ -4,12 +4,13 @@ from math import floor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.plan.tree import first_multiple, heavy_child_count, leaf_at, leaf_counts
 from megablend.plan.interleavings.tree import Tree, build_tree
 from tests import oracle
+from tests.examples import examples
 
 TOTALS = st.lists(st.integers(1, 12), min_size=1, max_size=12)
 HUGE = 2**50 - 1
@@ -31,7 +32,7 @@ def depth(tree: Tree, rank: int) -> int:
     return steps
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@examples(300)
 @given(st.integers(1, HUGE), st.data())
 def test_handed_is_exact(whole: int, data: st.DataObject) -> None:
     part, n = data.draw(st.integers(0, whole)), data.draw(st.integers(0, whole))
@@ -46,7 +47,7 @@ def test_handed_is_exact_at_edges(whole: int) -> None:
             assert heavy_child_count(n, part, whole) == floor(Fraction(n * part, whole) + Fraction(1, 2)), (n, part)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(TOTALS)
 def test_counts_equal_the_twin_at_every_prefix(totals: list[int]) -> None:
     tree, twin = arrays(totals), oracle.huffman(totals)
@@ -60,7 +61,7 @@ def test_counts_equal_the_twin_at_every_prefix(totals: list[int]) -> None:
             assert found == (sum(counts[:rank]), counts[rank])
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@examples(40)
 @given(TOTALS, st.data())
 def test_leaf_at_lays_samples_out_by_leaf(totals: list[int], data: st.DataObject) -> None:
     tree, total = arrays(totals), sum(totals)
@@ -71,7 +72,7 @@ def test_leaf_at_lays_samples_out_by_leaf(totals: list[int], data: st.DataObject
         assert leaf_at(tree.left_leaves, tree.left_samples, total, start, stop, position) == rank
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@examples(40)
 @given(TOTALS, st.integers(1, 9), st.data())
 def test_first_multiple_is_the_least(totals: list[int], step: int, data: st.DataObject) -> None:
     tree, total = arrays(totals), sum(totals)

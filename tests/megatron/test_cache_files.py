@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import CacheError
@@ -21,6 +21,7 @@ from megablend.megatron.cache_builder import commit
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact, problem_with
 from megablend.megatron.cache_builder.commit import WORK_FOLDER, Commits
 from megablend.megatron.cache_builder.write import ArtefactWriter
+from tests.examples import examples
 
 ARTEFACT = Artefact(
     base="f00-GPTDataset-train",
@@ -47,7 +48,7 @@ def write(cache: Path) -> None:
         out.write("shuffle_index", SHUFFLED)
 
 
-@settings(derandomize=True, max_examples=100)
+@examples(100)
 @given(
     st.lists(st.integers(0, 3) | st.just(0), min_size=1, max_size=2),
     st.sampled_from(["int16", "int32", "uint32", "int64"]),

@@ -163,22 +163,22 @@ FAULTS: dict[str, Fault] = {
     ),
     "no size of train": Fault(
         give(train_samples=None),
-        "train: its size needs --train-samples or --train-iters, or give it outright by --train-samples",
+        "train: its size needs --train-samples or --train-iters, or set it directly by --train-samples",
         [then_give(train_samples=300), then_give(train_iters=10, global_batch_size=4)],
     ),
     "no batch": Fault(
         give(train_samples=None, train_iters=10),
-        "train: its size needs --global-batch-size, or give it outright by --train-samples",
+        "train: its size needs --global-batch-size, or set it directly by --train-samples",
         [then_give(global_batch_size=4), then_give(train_iters=None, train_samples=300)],
     ),
     "no size of valid": Fault(
         give(valid_samples=None, global_batch_size=4),
-        "valid: its size needs --eval-interval, or give it outright by --valid-samples",
+        "valid: its size needs --eval-interval, or set it directly by --valid-samples",
         [then_give(eval_interval=10), then_give(valid_samples=5)],
     ),
     "no batch of test": Fault(
         give(test_samples=None),
-        "test: its size needs --global-batch-size, or give it outright by --test-samples",
+        "test: its size needs --global-batch-size, or set it directly by --test-samples",
         [then_give(global_batch_size=1), then_give(test_samples=5)],
     ),
     "full validation of a number": Fault(

@@ -152,9 +152,7 @@ def test_a_version_that_does_not_fit_goes_megatrons_way(
     monkeypatch.setattr("megablend.megatron.plugin.builder.misfit", lambda builder: "GPTDataset has no __len__")
     for fast in (False, True):
         monkeypatch.setattr("megablend.megatron.plugin.builder.assumes_whole_cache", lambda config, fast=fast: fast)
-        with pytest.warns(
-            RuntimeWarning, match=r"GPTDataset has no __len__: the datasets are built Megatron's own way"
-        ):
+        with pytest.warns(RuntimeWarning, match=r"GPTDataset has no __len__: Megatron builds the datasets itself"):
             found = build(GPTDataset, config_of(tmp_path / "ours", **options))
         with pytest.raises(
             ConfigError, match=r"MegablendGPTDataset does not work with megatron-core .*no __len__; use"

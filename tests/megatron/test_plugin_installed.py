@@ -91,12 +91,15 @@ def an_error(patch: pytest.MonkeyPatch) -> None:
         (a_method_named_as_ours, r"^BlendedMegatronDatasetBuilder has a _open of its own$"),
         (another_barrier, r"^gpt_dataset\._load waits for other ranks$"),
         (a_setting_less, r"^GPTDatasetConfig has no colour$"),
-        (another_shuffle, r"^tiny datasets \(several_epochs\): Megatron makes another shuffle_index of GPTDataset$"),
+        (
+            another_shuffle,
+            r"^tiny datasets \(several_epochs\): Megatron builds a different shuffle_index for GPTDataset$",
+        ),
         (
             another_name,
             r"^tiny datasets \(several_epochs\): Megatron looks for \w+-(GPT|Blended)Dataset-(train|valid|test)-\S+ in addition",
         ),
-        (another_token, r"^tiny datasets \(several_epochs\): sample 0 is another in MegablendGPTDataset"),
+        (another_token, r"^tiny datasets \(several_epochs\): sample 0 differs between MegablendGPTDataset"),
         (an_error, r"^tiny datasets \(several_epochs\): KeyError: 'epochs'$"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets.blended_megatron_dataset_config import (
     convert_split_vector_to_split_matrix,
@@ -16,6 +16,7 @@ from megablend.errors import ConfigError
 from megablend.megatron.request.request import Blend, CacheRequest
 from megablend.megatron.request.sizes import TrainingFlags
 from megablend.megatron.request.split import sequence_range, split_matrix
+from tests.examples import examples
 
 BLEND = Blend(prefixes=("/a", "/b"), weights=(1.0, 2.0))
 PLAIN = Blend(prefixes=("/a", "/b"))
@@ -63,7 +64,7 @@ def test_weights_go_with_prefixes() -> None:
         Blend(prefixes=("a", "b"), weights=(1.0,))
 
 
-@settings(derandomize=True, max_examples=200)
+@examples(200)
 @given(
     st.lists(st.floats(0, 1e4).map(lambda part: f"{part:.4f}") | st.integers(0, 999).map(str), min_size=1, max_size=3)
 )
@@ -111,7 +112,7 @@ def test_splits_without_data_need_no_flags() -> None:
         ({}, r"train: its size needs --train-samples or --train-iters"),
         ({"train_iters": 3}, r"train: its size needs --global-batch-size"),
         ({"train_iters": 3, "train_samples": 3}, r"--train-samples and --train-iters are both given"),
-        ({"train_samples": 3}, r"valid: its size needs --eval-interval, or give it outright by --valid-samples"),
+        ({"train_samples": 3}, r"valid: its size needs --eval-interval, or set it directly by --valid-samples"),
         ({"train_samples": 3, "eval_interval": 1}, r"valid: its size needs --global-batch-size"),
         ({"train_samples": 3, "valid_samples": 1}, r"test: its size needs --global-batch-size.*--test-samples"),
         ({"train_samples": 3, "valid_samples": 1, "full_validation": True}, r"leave out --valid-samples"),

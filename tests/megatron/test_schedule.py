@@ -3,12 +3,13 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import ConfigError
 from megablend.megatron.cache_builder.cost import CostEstimate
 from megablend.megatron.cache_builder.schedule import MemoryGate, NodeResources, assign_jobs, forecast
+from tests.examples import examples
 
 MB = 1 << 20
 
@@ -21,7 +22,7 @@ def place(host: str, memory: int = 100 * MB, cores: int = 4) -> NodeResources:
     return NodeResources(host=host, memory=memory, cores=frozenset(range(cores)))
 
 
-@settings(derandomize=True, max_examples=200)
+@examples(200)
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(1, 10**9)), max_size=30),
     st.lists(st.sampled_from("abc"), min_size=1, max_size=12),

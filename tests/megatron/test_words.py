@@ -4,18 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets.utils import get_blend_from_list
 
 from megablend.errors import ConfigError
 from megablend.megatron.request.data_path import blend_from_words, read_blends, read_words
+from tests.examples import examples
 
 PREFIXES = st.lists(st.sampled_from(["/a", " /b ", "c_text", "d.e/f"]), min_size=1, max_size=6)
 WEIGHTS = st.sampled_from(["1", "0.3", "1e-9", "70"])
 
 
-@settings(derandomize=True, max_examples=100)
+@examples(100)
 @given(PREFIXES, st.booleans(), st.data())
 def test_reads_what_megatron_reads(prefixes: list[str], weighted: bool, data: st.DataObject) -> None:
     words = [word for prefix in prefixes for word in ([data.draw(WEIGHTS), prefix] if weighted else [prefix])]

@@ -7,12 +7,13 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.order.document import DocumentOrder
 from megablend.testing.orders import ListedBlocks, list_tokens
 from tests import naive
+from tests.examples import examples
 from tests.order.test_orders import spans
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=25).filter(any)
@@ -25,7 +26,7 @@ def cut_into_blocks(documents: list[int], edges: list[int]) -> ListedBlocks:
     return ListedBlocks([b - a for a, b in pairwise([0, *inside, total])], documents)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(
     LENGTHS,
     st.lists(st.integers(0, 100), max_size=12),
@@ -40,7 +41,7 @@ def test_row_equals_its_twin(documents: list[int], edges: list[int], key: int, t
     assert list_tokens(order, 0, 3 * blocks.num_tokens) == expected
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(LENGTHS, st.lists(st.integers(0, 100), max_size=12), st.integers(0, 2**63 - 1), st.data())
 def test_every_token_of_every_epoch_once_and_entry_anywhere(
     documents: list[int], edges: list[int], key: int, data: st.DataObject
@@ -73,6 +74,7 @@ def test_many_stretches_at_once_are_each_by_itself() -> None:
         assert [span[1:] for span in listed if span[0] == row] == spans(order, start, start + 21)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("threshold", "group"), [(10, 10), (3, 2)])
 def test_every_document_is_everywhere_about_equally_often(threshold: int, group: int) -> None:
     order, epochs = DocumentOrder(ListedBlocks([3, 3], [1] * 6), 11, threshold=threshold, group=group), 6000

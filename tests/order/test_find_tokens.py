@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.order.base import DocumentBlocks, Order
@@ -16,6 +16,7 @@ from megablend.order.document import DocumentOrder
 from megablend.order.sequential import SequentialOrder
 from megablend.testing.orders import ListedBlocks
 from tests import naive
+from tests.examples import examples
 from tests.order.test_document_order import LENGTHS, cut_into_blocks
 from tests.order.test_orders import SIZES
 
@@ -44,7 +45,7 @@ def check_ranges(
 
 
 @pytest.mark.parametrize(("threshold", "groups", "runs"), [(99, 4, 4), (3, 4, 64), (3, 2, 2)])
-@settings(max_examples=40, derandomize=True, deadline=None)
+@examples(40)
 @given(sizes=SIZES, key=st.integers(0, 2**63 - 1), epoch=st.integers(0, EPOCHS - 1), data=st.data())
 def test_blocks(
     threshold: int, groups: int, runs: int, sizes: list[int], key: int, epoch: int, data: st.DataObject
@@ -54,7 +55,7 @@ def test_blocks(
     check_ranges(BlockOrder(blocks, key, **settings_of), blocks, epoch, walk, data)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(LENGTHS, st.lists(st.integers(0, 100), max_size=12), st.integers(0, 2**63 - 1), st.integers(0, 2), st.data())
 def test_documents(documents: list[int], edges: list[int], key: int, epoch: int, data: st.DataObject) -> None:
     blocks = cut_into_blocks(documents, edges)
@@ -62,7 +63,7 @@ def test_documents(documents: list[int], edges: list[int], key: int, epoch: int,
     check_ranges(DocumentOrder(blocks, key, threshold=5, group=3), blocks, epoch, walk, data)
 
 
-@settings(max_examples=20, derandomize=True, deadline=None)
+@examples(20)
 @given(SIZES, st.integers(0, 2), st.data())
 def test_sequential(sizes: list[int], epoch: int, data: st.DataObject) -> None:
     walk = [(e, b, token) for e in range(EPOCHS) for b, size in enumerate(sizes) for token in range(size)]

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.order.base import DocumentBlocks, Order
@@ -14,6 +14,7 @@ from megablend.order.document import DocumentOrder
 from megablend.order.registry import ORDERS
 from megablend.testing.orders import ListedBlocks, list_tokens
 from tests import naive
+from tests.examples import examples
 
 TWO_LEVELS = partial(BlockOrder, threshold=3, groups=4)
 RUNS = partial(BlockOrder, threshold=3, groups=2, runs=2)
@@ -33,7 +34,7 @@ def spans(order: Order, start: int, stop: int) -> list[tuple[int, int, int, int]
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@examples(40)
 @given(SIZES, st.integers(0, 2**63 - 1), st.integers(0, 30), st.integers(1, 9), st.integers(1, 4))
 def test_page_equals_its_twin(sizes: list[int], key: int, threshold: int, groups: int, runs: int) -> None:
     order = BlockOrder(ListedBlocks(sizes), key, threshold=threshold, groups=groups, runs=runs)
@@ -51,6 +52,7 @@ def test_orders_shuffle_anew_by_epoch_and_key(name: str) -> None:
     assert len(seen) == 25
 
 
+@pytest.mark.long
 def test_page_puts_every_block_everywhere_equally_often() -> None:
     order, epochs = BlockOrder(ListedBlocks([1] * 6), 11), 6000
     blocks = np.array([block for _, block, _ in list_tokens(order, 0, 6 * epochs)]).reshape(epochs, 6)

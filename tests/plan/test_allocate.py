@@ -1,16 +1,17 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
 from megablend.plan.allocate import MAX_CYCLES_PER_RUN, cycles_per_run, largest_remainder, stage_totals
+from tests.examples import examples
 
 WEIGHTS = st.lists(st.one_of(st.integers(0, 9), st.fractions(0, 3)), min_size=1, max_size=8).filter(any)
 
 
-@settings(max_examples=100, derandomize=True)
+@examples(100)
 @given(WEIGHTS, st.integers(0, 10**15))
 def test_totals_are_exact_and_within_one(weights: list[int | Fraction], total: int) -> None:
     totals = largest_remainder(weights, total)
@@ -33,7 +34,7 @@ def test_large_numbers_are_exact() -> None:
     assert totals == [312_500_001] + [312_500_000] * 31_999
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@examples(40)
 @given(WEIGHTS, st.lists(st.integers(1, 50), min_size=1, max_size=30))
 def test_appended_stages_stay_near_the_share(weights: list[int | Fraction], lengths: list[int]) -> None:
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
@@ -47,7 +48,7 @@ def test_appended_stages_stay_near_the_share(weights: list[int | Fraction], leng
             assert abs(count - Fraction(weight) * end / sum(weights)) < 2
 
 
-@settings(max_examples=20, derandomize=True)
+@examples(20)
 @given(WEIGHTS, st.lists(st.integers(1, 50), min_size=2, max_size=9))
 def test_more_stages_do_not_change_the_first(weights: list[int | Fraction], lengths: list[int]) -> None:
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]

@@ -6,12 +6,13 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.plan.allocate import largest_remainder, stage_totals
 from megablend.plan.interleavings.tree import build_tree
 from megablend.plan.stages_plan import StagesPlan
+from tests.examples import examples
 from tests.plan.plans import lane_plan
 
 Floats = npt.NDArray[np.float64]
@@ -31,6 +32,7 @@ def blends(scale: int = 1) -> dict[str, list[int | Fraction]]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", blends())
 @pytest.mark.parametrize("total", [4_001, 10**13])
 def test_every_prefix_is_within_2(name: str, total: int) -> None:
@@ -92,7 +94,7 @@ def test_steps_are_balanced_in_large_plans(name: str, lanes: int, slots: int) ->
         check_steps(blends(10)[name], lanes, slots, total)
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
+@examples(25)
 @given(
     st.lists(st.integers(1, 1000), min_size=1, max_size=12),
     st.integers(1, 16),
@@ -103,6 +105,7 @@ def test_steps_are_balanced_in_any_plan(weights: list[int], quarter: int, more: 
     check_steps([*weights], 4 * quarter, 4 * quarter + more, total)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", blends())
 def test_a_thousand_appends_of_one_sample_stay_within_2(name: str) -> None:
     weights = blends()[name]

@@ -267,7 +267,7 @@ PLAN_ERRORS = [
     Mistake(
         "half a sample",
         {**COUNTS, "samples": None, "s0": {"weight": None, "samples": 1.5}},
-        "`samples` of sources are counts where the config sets no length: expected integers",
+        "without a length in the config, `samples` of sources are counts: expected integers",
     ),
     Mistake(
         "a run shorter than a sample",
@@ -295,7 +295,7 @@ PLAN_ERRORS = [
     Mistake(
         "a stage that ends within a step of lanes",
         {"stages": [{"samples": 101}, {"sources": {"s0": {"weight": 1}}}]},
-        "found 101, expected 100 or 104: a stage that another one follows has a multiple of its 4 lanes",
+        "found 101, expected 100 or 104: a stage that is followed by another must have a multiple of its 4 lanes",
         "huggingface/nanotron#113",
     ),
 ]
@@ -309,8 +309,9 @@ NOTES = [
     Mistake(
         "the way to another mix",
         {"run": "built", "s0": {"weight": 7}},
-        "or change it from where training is: restore it, add what changes as a stage after one with the end that was built, "
-        "`stages: [{samples: 200}, {sources: {NAME: {weight: NUMBER}}}]`, and commit that (`megablend amend CONFIG --at SAMPLE`)",
+        "or change it from where training is: restore the previous value, list the change as a stage after the one that was "
+        "built, `stages: [{samples: 200}, {sources: {NAME: {weight: NUMBER}}}]`, "
+        "and commit that (`megablend amend CONFIG --at SAMPLE`)",
         "NVIDIA/Megatron-LM#457",
     ),
     Mistake(

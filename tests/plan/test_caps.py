@@ -5,12 +5,13 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
 from megablend.plan.allocate import largest_remainder
 from megablend.plan.caps import capped_shares, capped_totals, longest_stage, plan_full_shares
+from tests.examples import examples
 
 BLENDS = st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 30)), min_size=1, max_size=6).filter(
     lambda blend: any(weight for weight, _ in blend)
@@ -33,7 +34,7 @@ def water_level(weights: list[int], caps: list[int | None], total: int) -> list[
     return amounts(below if not sum(rising) else below + rest / sum(rising))
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@examples(300)
 @given(BLENDS, st.integers(0, 150))
 def test_totals_are_within_one_of_the_water_level_and_never_above_a_cap(
     blend: list[tuple[int, int | None]], total: int
@@ -83,7 +84,7 @@ def test_the_longest_stage(
             assert all(cap is None or n <= cap for n, cap in zip(asked, caps, strict=True)) == fits
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@examples(200)
 @given(BLENDS, st.integers(1, 150))
 def test_shares_are_the_water_level_itself(blend: list[tuple[int, int | None]], total: int) -> None:
     weights, caps = [weight for weight, _ in blend], [cap for _, cap in blend]
@@ -92,7 +93,7 @@ def test_shares_are_the_water_level_itself(blend: list[tuple[int, int | None]], 
         assert capped_shares(weights, caps, total) == [x / total for x in water_level(weights, caps, total)]
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@examples(200)
 @given(BLENDS, st.integers(1, 150), st.sampled_from([1, 4]))
 def test_full_shares_end_one_source_after_another(blend: list[tuple[int, int | None]], total: int, lanes: int) -> None:
     weights, caps = [weight for weight, _ in blend], [cap for _, cap in blend]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.plan.computed_weights import compute_weights
+from tests.examples import examples
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(1, 10**13), min_size=1, max_size=20), st.sampled_from(["0.5", "1", "2", "10/3", "100"]))
 def test_weights_agree_with_floats(sizes: list[int], temperature: str) -> None:
     made = compute_weights([Fraction(n) for n in sizes], Fraction(temperature))

@@ -71,6 +71,7 @@ def test_many_random_plans_equal_the_oracle() -> None:
         assert check_plan(given) <= 8, given
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lanes", "slots", "cycle_samples", "span"), [(512, 64, 320, 32), (64, 64, 41, 32), (8, 64, 100, 7), (1, 64, 9, 3)]
 )

@@ -63,12 +63,12 @@ def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
     assert found.sources.tolist() == sources.tolist()
     touched: dict[int, list[int]] = {}
     for i in rng.sample(range(len(samples)), 40):
-        alone = run.stretches(sources[i : i + 1], ordinals[i : i + 1])
-        mine = found.stretches.rows == i
-        for column, single in zip(found.stretches[1:], alone[1:], strict=True):
+        alone = run.locate_spans(sources[i : i + 1], ordinals[i : i + 1])
+        mine = found.spans.rows == i
+        for column, single in zip(found.spans[1:], alone[1:], strict=True):
             assert column[mine].tolist() == single.tolist()
     for step in range(30):
-        low, high = found.stretch_offsets[step : step + 2]
+        low, high = found.span_offsets[step : step + 2]
         for block in found.ids[found.places[low:high]].tolist():
             touched.setdefault(block, []).append(step)
     assert found.ids.tolist() == sorted(touched)
@@ -110,8 +110,8 @@ def hold(run: Run, future: StepSequence, given: Budget) -> Counter[int]:
 
 def blocks_used(run: Run, samples: Any) -> Counter[int]:
     """How many passes need each block."""
-    stretches = run.stretches(*run.plan.locate_many(samples))
-    return Counter(block for _, block in {*zip(stretches.epochs.tolist(), stretches.blocks.tolist(), strict=True)})
+    spans = run.locate_spans(*run.plan.locate_many(samples))
+    return Counter(block for _, block in {*zip(spans.epochs.tolist(), spans.blocks.tolist(), strict=True)})
 
 
 @pytest.mark.parametrize("samples", [1, 40, 1000])

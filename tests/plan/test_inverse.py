@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from megablend.kernels.plan.bijection import permuted, unpermuted
 from megablend.plan.interleavings.sequential import SequentialPlan
 from tests import oracle
+from tests.examples import examples
 from tests.plan.plans import lane_plan
 from tests.plan.test_lanes import plans
 
@@ -25,13 +26,13 @@ def check_every_ordinal(arguments: oracle.Plan, *, backwards: bool = False) -> N
     assert found.tolist() == [expected[place] for place in places]
 
 
-@settings(max_examples=120, derandomize=True, deadline=None)
+@examples(120)
 @given(plans())
 def test_equals_a_walk(arguments: oracle.Plan) -> None:
     check_every_ordinal(arguments)
 
 
-@settings(max_examples=30, derandomize=True, deadline=None)
+@examples(30)
 @given(plans())
 def test_in_any_sequence(arguments: oracle.Plan) -> None:
     check_every_ordinal(arguments, backwards=True)

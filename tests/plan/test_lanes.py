@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
 from megablend.plan.stages_plan import StagesPlan
 from tests import oracle
+from tests.examples import examples
 from tests.plan.plans import lane_plan
 
 
@@ -35,7 +36,7 @@ def plans(draw: st.DrawFn) -> oracle.Plan:
     }
 
 
-@settings(max_examples=80, derandomize=True, deadline=None)
+@examples(80)
 @given(plans())
 def test_equals_the_oracle(arguments: oracle.Plan) -> None:
     plan = lane_plan(**arguments)
@@ -43,7 +44,7 @@ def test_equals_the_oracle(arguments: oracle.Plan) -> None:
     assert [tuple(sample) for sample in found.tolist()] == oracle.walk(**arguments)
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@examples(40)
 @given(plans(), st.data())
 def test_every_ordinal_once_and_counts_agree(arguments: oracle.Plan, data: st.DataObject) -> None:
     plan = lane_plan(**arguments)
@@ -61,7 +62,7 @@ def test_every_ordinal_once_and_counts_agree(arguments: oracle.Plan, data: st.Da
     assert plan.locate(k) == (sources[k], ordinals[k])
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
+@examples(25)
 @given(plans())
 def test_appending_a_stage_changes_nothing_before(arguments: oracle.Plan) -> None:
     longer = lane_plan(**arguments)
@@ -141,6 +142,7 @@ def test_pickles() -> None:
     assert [plan.locate(k) for k in range(83)] == [copy.locate(k) for k in range(83)]
 
 
+@pytest.mark.long
 def test_huge_plans_are_exact_and_ready_at_once() -> None:
     total, num_sources = 10**13, 32_000
     weights = 1 / np.arange(1, num_sources + 1)

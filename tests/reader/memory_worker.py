@@ -32,7 +32,7 @@ def main() -> None:
     for batch in range(num_batches):
         next(batches)
         if batch in (0, num_batches - 1):
-            epochs.update(dataset.sample(first + 8 * batch).stretches.epochs.tolist())
+            epochs.update(dataset.sample(first + 8 * batch).spans.epochs.tolist())
     print(json.dumps({"growth": memory("VmHWM") - before, "epochs": sorted(epochs)}))
 
 

@@ -228,7 +228,7 @@ def test_amplification_is_what_is_measured(tmp_path: Path, micro_batch: int, ran
                 drop_last=False,
             )
         )
-    stretches = run.stretches(*run.plan.locate_many(np.arange(900)))
-    used = [block for _, block in {*zip(stretches.epochs.tolist(), stretches.blocks.tolist(), strict=True)}]
+    spans = run.locate_spans(*run.plan.locate_many(np.arange(900)))
+    used = [block for _, block in {*zip(spans.epochs.tolist(), spans.blocks.tolist(), strict=True)}]
     bytes_used = int(run.store.generation.blocks(used)["stored_bytes"].sum())
     assert storage.bytes / bytes_used == pytest.approx(expected, rel=0.05)

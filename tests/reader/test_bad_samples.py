@@ -24,7 +24,7 @@ def damage(dataset: Dataset, file: str) -> set[int]:
     with Path(generation.path(number)).open("r+b") as data:
         data.seek(int(row["offset"]))
         data.write(b"\xff" * int(row["stored_bytes"]))
-    spans = [dataset.run.stretches(*dataset.run.plan.locate_many([k])) for k in range(len(dataset))]
+    spans = [dataset.run.locate_spans(*dataset.run.plan.locate_many([k])) for k in range(len(dataset))]
     return {k for k, each in enumerate(spans) if block in each.blocks.tolist()}
 
 

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
 import megablend
 from megablend.errors import ConfigError, CorruptFileError, PlanError
+from tests.examples import examples
 from tests.formats.writers import KINDS
 from tests.runs import EOD, documents, make_config
 
@@ -119,7 +120,7 @@ def test_every_number_comes_with_its_token(tmp_path: Path, kind: str, order: str
             check(sample, listed[sample.source], eods[sample.source])
 
 
-@settings(max_examples=15, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(WRITERS)), st.sampled_from([None, EOD]), st.integers(1, 40), st.integers(0, 10**6))
 def test_any_rows(tmp_path_factory: pytest.TempPathFactory, kind: str, eod: int | None, length: int, seed: int) -> None:
     rng, folder = random.Random(seed), tmp_path_factory.mktemp("run")

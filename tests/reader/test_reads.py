@@ -92,8 +92,8 @@ Reads = list[tuple[int, str, int, int]]
 def bytes_used(config: dict[str, Any]) -> int:
     """Of the blocks that a run needs, once an epoch each."""
     run = megablend.open(config).run
-    stretches = run.stretches(*run.plan.locate_many(np.arange(run.num_samples)))
-    pairs = np.unique(np.stack([stretches.epochs, stretches.blocks]), axis=1)
+    spans = run.locate_spans(*run.plan.locate_many(np.arange(run.num_samples)))
+    pairs = np.unique(np.stack([spans.epochs, spans.blocks]), axis=1)
     return int(run.store.generation.blocks(pairs[1])["stored_bytes"].sum(dtype=np.int64))
 
 

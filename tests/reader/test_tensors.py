@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
 from megablend.config import load_config
 from megablend.prefetch.samples import Samples
 from megablend.reader.tensors import sample_dict
+from tests.examples import examples
 
 LENGTH = 12
 
@@ -31,7 +32,7 @@ def sample(tokens: list[int], starts: list[int] | None = None) -> Samples:
     return Samples(np.array([3], np.int32), text[:1], text[1:], begins[np.newaxis], {})
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@examples(200)
 @given(
     st.lists(st.integers(0, 3), min_size=LENGTH + 1, max_size=LENGTH + 1),
     st.lists(st.booleans(), min_size=4, max_size=4),

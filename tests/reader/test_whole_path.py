@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import megablend
 from megablend.order.block import BlockOrder
 from megablend.order.document import DocumentOrder
 from megablend.order.registry import ORDERS
+from tests.examples import examples
 from tests.formats.writers import KINDS
 from tests.runs import EOD, documents, make_config, write_source
 
@@ -85,7 +86,7 @@ def test_every_token_as_often_as_its_epochs_say(tmp_path: Path, levels: str, kin
         check_source({o: t for (source, o), t in read.items() if source == d}, stream(docs, eods[d]), 8, 1)
 
 
-@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=4),
     st.integers(1, 70),

@@ -169,6 +169,7 @@ def test_plain_paths_are_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         make_storage().stat(f"file://{tmp_path / name}")
 
 
+@pytest.mark.long
 def test_few_descriptors_suffice_for_many_files(tmp_path: Path) -> None:
     for i in range(60):
         (tmp_path / str(i)).write_bytes(b"x")

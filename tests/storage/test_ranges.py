@@ -3,17 +3,18 @@
 import itertools
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.storage.base import ReadLimits
 from megablend.storage.ranges import merge_ranges, portions
+from tests.examples import examples
 
 GAP, MOST = 5, 40
 LIMITS = ReadLimits(max_gap_bytes=GAP, max_merged_bytes=MOST, max_reads=1)
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(0, 12)), st.integers(1, 9))
 def test_portions_are_neighbours_and_small(sizes: list[int], most: int) -> None:
     parts = [sizes[part] for part in portions(np.array(sizes, np.int64), most)]
@@ -36,7 +37,7 @@ def _runs_one_by_one(ranges: list[tuple[int, int, int]]) -> list[list[tuple[int,
     return found
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 50), st.integers(0, 50)), max_size=25), st.randoms())
 def test_neighbours_are_read_together_as_far_as_the_limits_go(
     ranges: list[tuple[int, int, int]], chance: object
@@ -50,7 +51,7 @@ def test_neighbours_are_read_together_as_far_as_the_limits_go(
     assert stops.tolist() == [max(offset + size for offset, size, _ in run) for run in expected]
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 50)), max_size=25), st.integers(0, 1 << 30))
 def test_ranges_may_come_in_any_order(ranges: list[tuple[int, int]], seed: int) -> None:
     offsets, sizes = (np.array([each[i] for each in ranges], np.int64) for i in range(2))

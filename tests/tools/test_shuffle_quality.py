@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from neighbours import autocorrelation, distance_moved, neighbours
 from quality import table
@@ -19,6 +19,8 @@ from strategies import STRATEGIES, Setting
 from tiny_model import TinyModel, evaluate
 from topics import make_corpus, topic_of
 from train_order import learning_rate, train
+
+from tests.examples import examples
 
 ROOT = Path(__file__).parent.parent.parent
 SETTINGS = st.builds(
@@ -32,7 +34,7 @@ SETTINGS = st.builds(
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(setting=SETTINGS, seed=st.integers(0, 99))
 def test_an_order_has_every_sample_once(name: str, setting: Setting, seed: int) -> None:
     found = STRATEGIES[name](setting, np.random.default_rng(seed))
@@ -45,14 +47,14 @@ def test_an_order_has_every_sample_once(name: str, setting: Setting, seed: int) 
         assert (np.sort(found[:, 0]) == np.arange(setting.num_samples) * setting.sequence_length).all()
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(setting=SETTINGS, seed=st.integers(0, 99))
 def test_a_window_gives_nothing_that_it_cannot_have_read(setting: Setting, seed: int) -> None:
     samples = STRATEGIES["window"](setting, np.random.default_rng(seed))[:, 0] // setting.sequence_length
     assert (samples < np.arange(len(samples)) + setting.buffer).all()
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(setting=SETTINGS, seed=st.integers(0, 99))
 def test_a_refilled_buffer_reads_whole_pages_and_holds_no_more_than_its_size(setting: Setting, seed: int) -> None:
     found = STRATEGIES["refilled page buffer"](setting, np.random.default_rng(seed))
@@ -76,7 +78,7 @@ def test_a_full_shuffle_differs_by_seed_and_moves_samples_by_a_third() -> None:
     assert distance_moved(orders[0]) == pytest.approx(1 / 3, abs=0.02)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@examples(100)
 @given(labels=st.lists(st.integers(0, 4), min_size=12, max_size=60), batch=st.integers(1, 12))
 def test_neighbours_and_autocorrelation_are_those_of_loops(labels: list[int], batch: int) -> None:
     whole = [labels[i : i + batch] for i in range(0, len(labels) - batch + 1, batch)]

@@ -47,6 +47,6 @@ def test_another_batch_than_the_logs_is_a_failure(
 
 def test_the_readmes_python_runs(demo: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n", 1)[1].split("```", 1)[0]
-    (tmp_path / "readme.py").write_text(code.replace("demo/demo.yaml", str(demo / "demo.yaml")), encoding="utf-8")
+    (tmp_path / "readme.py").write_text(code.replace("config.yaml", str(demo / "demo.yaml")), encoding="utf-8")
     runpy.run_path(os.fspath(tmp_path / "readme.py"))
     assert capsys.readouterr().out.count("torch.Size([8, 512])") == 3

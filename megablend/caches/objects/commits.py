@@ -32,7 +32,7 @@ class Commit(NamedTuple):
 
     number: int
     files: dict[str, StoredFile]
-    """By name; empty if the folder was removed."""
+    """Files by name; empty if the folder was removed."""
     replaced: frozenset[str]
     """Names of the files that do not belong to its identity."""
 

@@ -88,7 +88,7 @@ class ArrowReader:
     def _batches(
         self, blocks: Array, fetched: Sequence[FetchedRanges], *, tokens: bool
     ) -> list[tuple[np.void, np.void, Batch, Buffers]]:
-        """Of each block: itself, its place, its message and its buffers."""
+        """For each block: its row, its location, its message and its buffers."""
         places = self._places(blocks)
         is_whole, parts = _are_whole(blocks, places, tokens=tokens), _parts_by_block(fetched[1:])
         found = []
@@ -124,7 +124,7 @@ class ArrowReader:
         return CorruptFileError(self.path, f"record batch {error}", offset=int(place["offset"]))
 
     def _check(self, block: np.void, rows: int, tokens: int) -> None:
-        """A batch must hold what the index says."""
+        """Check that a batch has the rows and tokens that were indexed."""
         if (rows, tokens) != (int(block["rows"]), int(block["tokens"])):
             raise CorruptFileError(
                 self.path,
@@ -142,7 +142,7 @@ class _Stored:
     whole: bool
 
     def load(self, offset: int, size: int) -> Bytes:
-        """What lies at a buffer's offset, as Buffers asks for it."""
+        """The bytes at a buffer's offset, as Buffers requests them."""
         if self.whole:
             return self.parts[0][offset : offset + size]
         return self.parts[offset][:size] if size else _EMPTY

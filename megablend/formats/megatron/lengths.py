@@ -99,7 +99,7 @@ class LengthReader:
                 return
             if not self._is_checked[group]:
                 if _digest(data[start - begin : stop - begin].data) != self._digests[group]:
-                    raise self._changed(f"its bytes from {start} to {stop} differ from those")
+                    raise self._changed(f"its bytes from {start} to {stop} differ from the bytes")
                 self._is_checked[group] = True
 
     def _changed(self, problem: str) -> ChangedFileError:

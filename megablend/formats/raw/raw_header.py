@@ -30,7 +30,7 @@ _LIT_BYTES = 24
 _LIT_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float32", 7: "float64", 8: "uint16"}
 _LLMC_BYTES = 1024
 _LLMC = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
-"""By magic: version and dtype."""
+"""Version and dtype for each magic number."""
 _NPY_DTYPES = {f"<{np.dtype(name).str[1:]}": name for name in DTYPES}
 _DESCR = re.compile(r"""['"]descr['"]\s*:\s*['"]([^'"]{1,20})['"]""")
 _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([0-9,\sL]{0,100})\)""")
@@ -134,12 +134,12 @@ def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
         raise UnsupportedFileError(path, f"its .npy header is {text.strip()[:200]!r}; expected one array of integers")
     if descr[1] not in _NPY_DTYPES:
         raise UnsupportedFileError(
-            path, f"contains {descr[1]} by its .npy header; write one of {', '.join(DTYPES)}, little-endian"
+            path, f"contains {descr[1]} according to its .npy header; write one of {', '.join(DTYPES)}, little-endian"
         )
     sizes = [each.strip(" L\n") for each in shape[1].split(",")]
     if len(sizes) != (2 if sizes[-1] == "" else 1) or not sizes[0].isdigit() or len(sizes[0]) > 18:
         raise UnsupportedFileError(
-            path, f"has shape ({shape[1]}) by its .npy header; write one dimension (tokens.reshape(-1))"
+            path, f"has shape ({shape[1]}) according to its .npy header; write one dimension (tokens.reshape(-1))"
         )
     return _Header(".npy", start + length, _NPY_DTYPES[descr[1]], int(sizes[0]))
 

@@ -37,7 +37,7 @@ _MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
 
 @device
 def _next(turn: int, size: int, count: float, cap: float) -> tuple[int, float]:
-    """The turn, in a group of `size`, after this one, and the count of the member that then has it."""
+    """The next turn in a group of `size`, and the count of the member whose turn it is."""
     turn += 1
     if turn < size:
         return turn, count

@@ -17,7 +17,7 @@ from megablend.kernels.exact.sample_index import begun
 Int32s = npt.NDArray[np.int32]
 Uint8s = npt.NDArray[np.uint8]
 LONG = 255
-"""In a byte: this many tokens, or more."""
+"""The byte that stands for this many tokens or more."""
 AHEAD = 64
 """Prefetch distance for lengths, in documents."""
 

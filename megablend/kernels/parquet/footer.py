@@ -301,7 +301,7 @@ def _forget_statistics(found: np.void) -> None:
 
 @device
 def _statistics(data: Pointer, at: int, end: int, kind: int, found: np.void) -> int:
-    """Of Statistics: the position after it. Its count of nulls, and its smallest and largest values as they are written."""
+    """Parse Statistics: the number of nulls, and the smallest and largest values as stored. Returns the position after it."""
     _forget_statistics(found)
     field = 0
     if kind != STRUCT:
@@ -353,7 +353,7 @@ def _value(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, np.ui
 
 @device
 def _histogram(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, int, int]:
-    """Of SizeStatistics: the position after it; how many counts of definition levels there are (or -1), their sum, the last."""
+    """Parse SizeStatistics. Returns the position after it, and of the definition levels' counts: how many (or -1), sum, last."""
     field, count, total, last = 0, np.int64(-1), np.int64(0), np.int64(0)
     if kind != STRUCT:
         return UNUSUAL, count, total, last

@@ -26,8 +26,8 @@ LEVELS_DTYPE = np.dtype(
         ("begin", "<i8"),  # byte at which the values begin, after the levels
         ("tokens", "<i8"),
         ("pieces", "<i8"),
-        ("continues", "?"),  # the first piece goes on with a row of the page before
-        ("head", "<i8"),  # tokens of the first piece where it goes on with a row
+        ("continues", "?"),  # the first piece continues a row of the page before
+        ("head", "<i8"),  # tokens of the first piece where it continues a row
         ("inner", "<i8"),  # rows with tokens that begin in the page, the last row left out
         ("tail", "<i8"),  # tokens of the last row that begins in the page
         ("problem", "<i8"),  # one of those below

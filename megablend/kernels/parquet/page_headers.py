@@ -48,7 +48,7 @@ Headers = npt.NDArray[np.void]
 
 @kernel
 def parse_headers(addresses: npt.NDArray[np.uint64], sizes: Int64s, headers: Headers) -> int:
-    """Parse the headers of pages in memory, `offset` left alone. Returns the number of the first that needs care; n if none does.
+    """Parse the headers of pages in memory; `offset` is not set. Returns the number of the first that needs care; n if none does.
 
     Args:
         addresses: uint64 [n], addresses of pages.

@@ -37,12 +37,12 @@ TOO_LARGE = 6
 OVERLAP = 7
 """Page `detail` begins before its chunk, or extends beyond the next page or the limit."""
 DISORDER = 8
-"""Page `detail` begins after the next one's rows, or the first one not with the first row."""
+"""Rows are not in order: page `detail` begins after the next page, or the first page does not begin at row 0."""
 INCOMPLETE = 9
 """There are some counts of kind `detail` (0 nulls, 1 repetition, 2 definition levels), but not all."""
 BAD_COUNT = 10
 SUMS_DIFFER = 11
-"""Of definition and repetition levels of a page."""
+"""The histograms of a page's definition and repetition levels have different sums."""
 
 
 @kernel
@@ -110,7 +110,7 @@ def _bad_number(offset: int, size: int, row: int) -> int:
 
 @device
 def _locations(data: Pointer, at: int, end: int, offsets: Int64s, sizes: Int64s, first_rows: Int64s) -> int:
-    """Of an OffsetIndex: the number of its pages; below 0, see `kernels.thrift`."""
+    """Parse an OffsetIndex. Returns the number of its pages; below 0, see `kernels.thrift`."""
     field, found = 0, UNUSUAL
     while True:
         at, field, kind = next_field(data, at, end, field)
@@ -133,7 +133,7 @@ def _locations(data: Pointer, at: int, end: int, offsets: Int64s, sizes: Int64s,
 
 @device
 def _location(data: Pointer, at: int, end: int) -> tuple[int, int, int, int]:
-    """Of a PageLocation: the position after it, offset, size, first row."""
+    """Parse a PageLocation. Returns the position after it, offset, size, first row."""
     offset = size = row = np.int64(0)
     if at < end and data[at] == FIRST_I64:  # as all writers write it
         then, offset = integer(data, at + 1, end, I64)
@@ -234,7 +234,7 @@ def _agree(some: Int64s, others: Int64s) -> bool:
 def _counts(
     data: Pointer, at: int, end: int, nulls: Int64s, rep_levels: Int64s, def_levels: Int64s, found: Int64s
 ) -> int:
-    """Of a ColumnIndex: the position after it."""
+    """Parse a ColumnIndex. Returns the position after it."""
     field = 0
     while True:
         at, field, kind = next_field(data, at, end, field)
@@ -261,7 +261,7 @@ def _counts(
 
 @device
 def _integers(data: Pointer, at: int, end: int, kind: int, count: int, out: Int64s) -> int:
-    """Of a list's elements: the position after them. They are `out`'s columns, one after the other; if not as many, left out."""
+    """Parse a list's elements into `out`, column by column, if there are as many. Returns the position after them."""
     height, width = out.shape
     if count != height * width:
         for _ in range(count):

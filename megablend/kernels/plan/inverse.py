@@ -134,7 +134,7 @@ def _is_mixed(head: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
 
 @device
 def _lane_ranks(head: Int64s, parts: Int64s, lanes: int, other: int, residue: int) -> tuple[int, int, int]:
-    """In a cycle of the period, of a residue: (its ranks [low, high), the turn of rank `low`)."""
+    """The ranks that a residue has in a cycle of the period: (low, high, turn of rank `low`)."""
     left, left_rest, right, right_rest = parts[other]
     before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
     lowest, highest = epoch_edges(head, other)

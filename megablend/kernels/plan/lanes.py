@@ -97,7 +97,7 @@ def locate(
 
 @kernel
 def cycle_shift(seed: int, start: int, cycle: int, turns: int) -> int:
-    """By how many turns the lanes of a cycle of `turns` slots are ahead; `start` is the stage's first sample."""
+    """The number of turns by which a cycle of `turns` slots is rotated; `start` is the stage's first sample."""
     return bounded_hash(cycle_key(seed, start, cycle), 0, turns)
 
 

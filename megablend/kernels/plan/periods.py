@@ -32,7 +32,7 @@ BEGIN, END, EPOCH, PURE_BEGIN, PURE_END, ORDINAL, LOW, HIGH, HEAD = range(9)
 """What is kept of a period: its cycles; its epoch; those of its cycles that have no other epoch; its first ordinal; the first of
 its ranks in its first cycle, and the end of its ranks in its last cycle."""
 ALL = 1 << 62
-"""An ordinal beyond all."""
+"""Larger than any ordinal."""
 
 
 class Stage(NamedTuple):
@@ -41,7 +41,7 @@ class Stage(NamedTuple):
     left_leaves: Int32s
     left_samples: Int64s
     total: int
-    """Samples."""
+    """Number of samples."""
     dealt: int
     """Samples of its cycles, the cut one included; what follows is the tail."""
     lanes: int
@@ -54,7 +54,7 @@ class Leaf(NamedTuple):
 
     rank: int
     total: int
-    """Samples."""
+    """Number of samples."""
     first_token: int
     """Where the source's first sample of the stage begins, counted over all its epochs."""
     span: int
@@ -232,7 +232,7 @@ def ordinal_in_period(
 
 @device
 def count_ranks(left: int, left_rest: int, right: int, right_rest: int, residue: int) -> tuple[int, int, int]:
-    """Of a source's positions in a cycle: (those of smaller residues, those of `residue`, the first turn of these)."""
+    """Count a source's positions in a cycle: (with smaller residues, with `residue`, first turn of the latter)."""
     before = (right - left) * residue + min(right_rest, residue) - min(left_rest, residue)
     first = left + (left_rest > residue)
     return before, right + (right_rest > residue) - first, first

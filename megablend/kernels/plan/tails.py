@@ -34,10 +34,11 @@ def find_tails(
     parts: Int64s,
     edges: Int64s,
 ) -> None:
-    """Fill edges int64 [3, num_leaves]: of the period that the end of cycle `cut` - 1 cuts, its first ordinal, how many ordinals
-    have been read, and its end; three times the ordinals read where it cuts none. Of these periods, heads int64 [1, num_leaves,
-    HEAD] and parts int64 [1, num_leaves, max(leaf_spans), 4] are filled, too. Others as megablend.kernels.plan.lanes.locate has
-    them.
+    """Find the period of each source that the end of cycle `cut` - 1 cuts.
+
+    Fills edges, int64 [3, num_leaves]: the period's first ordinal, the number of ordinals read so far, and its end; where no
+    period is cut, all three are the number of ordinals read. Also fills heads, int64 [1, num_leaves, HEAD], and parts, int64
+    [1, num_leaves, max(leaf_spans), 4], for these periods. Other arguments: see megablend.kernels.plan.lanes.locate.
     """
     total = int(leaf_samples.sum())
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)

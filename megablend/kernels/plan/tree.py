@@ -136,7 +136,7 @@ def all_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, co
 def first_multiple(
     left_leaves: Int32s, left_samples: Int64s, total: int, leaf_total: int, rank: int, count: int, step: int
 ) -> int:
-    """As `least_multiple` does, which kernels call."""
+    """The same as `least_multiple`, for callers outside of kernels."""
     return least_multiple(left_leaves, left_samples, total, leaf_total, rank, count, step)
 
 

@@ -81,7 +81,7 @@ def mark_documents(
     """Mark the tokens at which a document, or the part of it that another block holds, begins; and the first of each sample.
 
     Args:
-        ids, continues, addresses, counts: of blocks, [num_blocks]: number in the index; whether its first piece goes on with
+        ids, continues, addresses, counts: of blocks, [num_blocks]: number in the index; whether its first piece continues
             the document of the block before; the address of the offsets of its pieces, and their number.
         places, epochs, starts, stops: of spans, int64 [m].
         width: tokens of a sample.

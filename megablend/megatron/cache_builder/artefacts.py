@@ -24,7 +24,7 @@ _ALIGNMENT = 64
 _DESCRIPTORS = {name: np.dtype(name).str for name in ("int16", "int32", "uint32", "int64")}
 _ITEM_BYTES = {name: np.dtype(name).itemsize for name in _DESCRIPTORS}
 _DIGITS = 21
-"""That numpy leaves room for, so that the first dimension can grow in place."""
+"""numpy reserves this many digits, so that the first dimension can grow in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None =
     """Why the cached files cannot be used; "" if there is no description, None if all is well.
 
     Args:
-        names: what `names_in` found, so that files that are not there are not looked for one by one.
+        names: what `names_in` found, so that missing files are not looked up one by one.
     """
     if names is not None and artefact.description_name not in names:
         return ""

@@ -56,7 +56,7 @@ class CacheReport:
     notes: tuple[str, ...]
     """Non-fatal warnings: damaged files, a file system without locks."""
     forecast: Forecast
-    """Of what was missing."""
+    """Estimated cost of what was missing."""
     seconds: float
 
 

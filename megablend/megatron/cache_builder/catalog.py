@@ -34,13 +34,13 @@ _FOLDER = "megablend-lengths"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What a catalog says of a `.bin/.idx` pair."""
+    """A catalog's entry for a `.bin/.idx` pair."""
 
     lengths: Array
     """int32 [num_sequences], tokens; memory-mapped."""
     token_dtype: str
     etag: str
-    """Of the `.idx`, when its lengths were read."""
+    """The etag of the `.idx` when its lengths were read."""
 
 
 class Catalog:
@@ -90,7 +90,7 @@ def build_catalog(cache: str, prefixes: Sequence[str], *, launch: Communicator, 
     text = json.dumps(pairs, indent=0).encode()
     if launch.bcast(_is(path, text)):
         return
-    if launch.rank == 0:  # it must not stand beside other lengths, however this ends
+    if launch.rank == 0:  # it must not be found next to other lengths, however this ends
         with translate_os_errors(path):
             path.with_suffix(".json").unlink(missing_ok=True)
     with shared_array(path.with_suffix(".npy"), firsts[-1], launch) as write:

@@ -37,7 +37,7 @@ WORK_FOLDER = ".megablend"
 _BATCH_BYTES = 64 << 20
 """Arrays that are committed together; large enough that flushes are few, small enough that a killed build loses little."""
 MAX_BUFFERS = 1024
-"""That Linux takes at once (IOV_MAX)."""
+"""The most buffers that Linux writes in one call (IOV_MAX)."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOCAL = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x794C7630}
@@ -147,7 +147,7 @@ class Commits:
             self.finish()
 
     def finish(self) -> None:
-        """Commit all that were added. Raises: CacheError; StoppedError."""
+        """Commit all arrays that were added. Raises: CacheError; StoppedError."""
         with self._lock:
             batch, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if self.stop.is_set():

@@ -1,4 +1,4 @@
-"""What jobs take: memory, and time."""
+"""Estimates the memory and time of jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER
 PIECE_BYTES = 1 << 24
 """Sample indices go to the disk in pieces of about this size for each thread that makes them."""
 _DRAWN_BYTES = 40 << 20
-"""And blends in pieces of this size."""
+"""Blends are built in pieces of this size."""
 _NS = {
     "document": 10.0,
     "length": 10.0,
@@ -29,38 +29,38 @@ class Parted:
     """What a dataset takes whose sample index all ranks make."""
 
     memory: int
-    """Bytes of its owner's arrays."""
+    """Bytes of the arrays on the rank that owns the job."""
     cost: int
-    """Nanoseconds of its owner."""
+    """Time of the rank that owns the job, in nanoseconds."""
     parts_cost: int
-    """Of all parts together."""
+    """Cost of all parts together."""
     lengths: int
     """Bytes on each rank, while it counts its part."""
     gathered: int
-    """Of all parts together, from then on until they are written."""
+    """Bytes of all parts together, from when they are gathered until they are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostEstimate:
-    """What a job takes."""
+    """The estimated cost of a job."""
 
     memory: int
     """Bytes of arrays, on one thread, with its two shuffles one after the other."""
     overlapped: int
-    """The same with the shuffle index made while the sample index is."""
+    """Bytes of arrays if the shuffle index is built at the same time as the sample index."""
     cost: int
     """Nanoseconds of one thread."""
     parted: Parted | None = None
-    """None for what cannot be."""
+    """None if it cannot be built in parts."""
 
     def owners(self, *, parted: bool) -> CostEstimate:
-        """What the job takes of its owner."""
+        """Cost of the job on the rank that owns it."""
         own = self.parted if parted else None
         return self if own is None else CostEstimate(memory=own.memory, overlapped=own.memory, cost=own.cost)
 
 
 def estimate_cost(job: Job) -> CostEstimate:
-    """What a job takes, to within some per cent."""
+    """Estimate the cost of a job, to within some per cent."""
     if isinstance(job, BlendJob):
         memory = min(job.artefact.nbytes, _DRAWN_BYTES)
         return CostEstimate(

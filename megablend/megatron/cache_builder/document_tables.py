@@ -88,7 +88,7 @@ def open_table(cache: str, address: DatasetURI, storage: Storage) -> tuple[Block
         return _store(cache, address, storage), np.load(path, mmap_mode="r")
     except (OSError, ValueError) as error:
         raise CacheError(
-            f"{path}: the document table of {address} is not there, or damaged ({error}); build again"
+            f"{path}: the document table of {address} is missing or damaged ({error}); build again"
         ) from error
 
 

@@ -22,12 +22,12 @@ from megablend.storage.parallel_map import parallel_map
 from megablend.storage.wrapper import WrapperStorage
 
 _COPY_BYTES = 64 << 20
-"""Read at a time."""
+"""Bytes that are read at a time."""
 _FOLDER = "megablend-idx"
 
 
 def copies_folder(cache: str, object_storage_cache_path: str | None) -> Path:
-    """Where a config's copies are."""
+    """The folder of a config's copies."""
     return Path(object_storage_cache_path or Path(cache, _FOLDER)).absolute()
 
 

@@ -23,11 +23,11 @@ class PartSize:
     """Size of one part of a dataset."""
 
     begin: int
-    """Its first sequence."""
+    """Number of its first sequence."""
     end: int
     tokens: int
     num_sequences: int
-    """Of the whole dataset."""
+    """Number of sequences in the whole dataset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class StoredLengths:
 
     path: str
     offset: int
-    """Byte of the first."""
+    """Offset of the first length in the file, in bytes."""
     num_sequences: int
     storage: Storage
 

@@ -48,7 +48,7 @@ def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
 
 
 def _bound_holds(job: BlendJob) -> bool:
-    """Whether the bound says so."""
+    """Whether a bound shows, without counting, that there are enough samples."""
     if job.interleaving != GREEDY:
         return False
     rounding = 4 * sys.float_info.epsilon * job.num_samples * len(job.weights)
@@ -57,7 +57,7 @@ def _bound_holds(job: BlendJob) -> bool:
 
 
 def _counts(job: BlendJob) -> list[int]:
-    """How many samples the blend takes of each dataset."""
+    """Number of samples that the blend takes from each dataset."""
     if job.interleaving == LARGEST_REMAINDER:
         return largest_remainder([Fraction(share) for share in job.shares], job.num_samples)
     blend, counts = greedy(job.weights, job.num_samples), np.zeros(len(job.weights), np.int64)

@@ -51,7 +51,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A part's rows are on the disk."""
+    """Message that a part's rows are on disk."""
 
     job: int
     part: int
@@ -137,7 +137,7 @@ class Parts:
 
     @property
     def left(self) -> int:
-        """Jobs whose part here is not done."""
+        """Jobs whose part on this rank is not done."""
         return len(self._left)
 
     def close(self) -> None:

@@ -28,12 +28,12 @@ class PooledArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of numpy.ndarray."""
+        """The same as numpy.ndarray's."""
         return self._header[0]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As of numpy.ndarray."""
+        """The same as numpy.ndarray's."""
         return self._header[1]
 
     def __len__(self) -> int:

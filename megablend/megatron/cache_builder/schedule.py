@@ -16,7 +16,7 @@ from megablend.megatron.cache_builder.cost import PIECE_BYTES, CostEstimate
 from megablend.megatron.cache_builder.free_memory import free_memory
 
 _USABLE = 0.8
-"""Of a node's free memory, where no bound is given."""
+"""Usable fraction of a node's free memory if no limit is given."""
 PARTED_NS = 5e8
 """Minimum cost of a sample index that all ranks make together: below it, communication takes longer."""
 
@@ -44,19 +44,19 @@ class Assignment:
     jobs: tuple[int, ...]
     """Most expensive first; empty for a rank that stays idle because its node lacks memory."""
     memory: int
-    """Bytes for them."""
+    """Bytes of memory for the jobs."""
     threads: int
-    """For all of it."""
+    """Number of threads for all of them."""
     parted: frozenset[int] = frozenset()
-    """Jobs of all ranks whose sample index all ranks that work make."""
+    """Jobs whose sample index is built by all ranks that have work."""
     part: int = -1
-    """This rank's of each of those; -1 for a rank that rests."""
+    """This rank's part of each of those; -1 for an idle rank."""
     num_parts: int = 0
     reserved: int = 0
-    """Bytes for the parts."""
+    """Bytes of memory for the parts."""
 
     def takes(self, number: int, need: CostEstimate) -> CostEstimate:
-        """What a job takes of its owner."""
+        """Cost of a job on the rank that owns it."""
         return need.owners(parted=number in self.parted)
 
     @property
@@ -135,14 +135,14 @@ def _parted(needs: Sequence[CostEstimate], num_parts: int, spare: int) -> tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What the work will take."""
+    """The estimated cost of the work."""
 
     ranks: int
-    """That have something to do."""
+    """Number of ranks with work to do."""
     memory: int
     """Bytes of arrays on the node that holds most, at most."""
     seconds: float
-    """Roughly, once the kernels are compiled."""
+    """Expected seconds, not counting the compilation of kernels."""
 
 
 def forecast(needs: Sequence[CostEstimate], shares: Sequence[Assignment], places: Sequence[NodeResources]) -> Forecast:

@@ -26,15 +26,15 @@ def shared_array(path: Path, count: int, launch: Communicator) -> Iterator[Calla
         if launch.rank == 0:
             stack.enter_context(build_lock(path.parent))
             remove_leftovers(path.parent)
-        beside = launch.bcast(temp_sibling(path))
+        temporary = launch.bcast(temp_sibling(path))
         header = ArraySpec(name=path.stem, shape=(count,), dtype="int32").header()
         try:
             if launch.rank == 0:
-                with beside.open("xb") as empty:
+                with temporary.open("xb") as empty:
                     empty.write(header)
                     empty.truncate(len(header) + 4 * count)
             launch.barrier()
-            with open_part(beside) as file:
+            with open_part(temporary) as file:
 
                 def write(first: int, values: Array) -> None:
                     file.seek(len(header) + 4 * first)
@@ -44,8 +44,8 @@ def shared_array(path: Path, count: int, launch: Communicator) -> Iterator[Calla
                 flush(file)
             launch.barrier()
             if launch.rank == 0:
-                beside.replace(path)
+                temporary.replace(path)
             launch.barrier()
         finally:
             if launch.rank == 0:
-                beside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)

@@ -37,7 +37,7 @@ class DatasetJob:
     size: PartSize
     num_epochs: int
     num_samples: int
-    """Samples that it will have: as many as requested, or more."""
+    """Number of samples that it will have: as many as requested, or more."""
     samples_before_final: int | None
     """Samples of all epochs but the last, where the last is shuffled by itself."""
     keep_tail: bool
@@ -45,7 +45,7 @@ class DatasetJob:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name used in messages."""
         return f"{self.part.prefix} ({SPLITS[self.part.split]})"
 
 
@@ -56,18 +56,18 @@ class BlendJob:
     artefact: Artefact
     layout: SplitLayout
     weights: tuple[float, ...]
-    """As written in the description; integers, the datasets' lengths, if there is no size."""
+    """The weights in the description; if there is no size, the datasets' lengths, as integers."""
     size: int | None
     lengths: tuple[int, ...]
     """Samples of its datasets."""
 
     interleaving: str
     seed: int
-    """Of an interleaving that draws."""
+    """Seed of an interleaving that draws at random."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name used in messages."""
         return f"blend ({self.layout.name})"
 
     @property
@@ -77,7 +77,7 @@ class BlendJob:
 
     @property
     def num_samples(self) -> int:
-        """Of the blend."""
+        """Number of samples of the blend."""
         return sum(self.lengths) if self.size is None else self.size
 
 
@@ -94,12 +94,12 @@ class SplitPlan:
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """All that is to be built."""
+        """All jobs, the blend last."""
         return self.datasets if self.blend is None else (*self.datasets, self.blend)
 
     @property
     def num_samples(self) -> int:
-        """What training may draw."""
+        """Number of samples that training can draw."""
         return sum(job.num_samples for job in self.datasets) if self.blend is None else self.blend.num_samples
 
 

@@ -60,7 +60,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     Serves GPTDataset over `.bin/.idx`, and MegablendGPTDataset over these, Parquet and Arrow. Other classes, mock data, a
     config without a cache folder, settings that are not known, and versions of megatron-core that build something else go
-    Megatron's own way, with a warning.
+    by Megatron itself, with a warning.
 
     Args:
         cls: GPTDataset or MegablendGPTDataset.
@@ -137,7 +137,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
                 f"{self.cls.__name__} does not work with megatron-core {installed_version()}: {reason}; use a version "
                 f"from {TRIED[0]} to {TRIED[-1]}, or GPTDataset over .bin/.idx pairs"
             )
-        warnings.warn(f"{reason}: the datasets are built Megatron's own way", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{reason}: Megatron builds the datasets itself", RuntimeWarning, stacklevel=3)
         return list(BlendedMegatronDatasetBuilder(self.cls, self.sizes, self.is_built_on_rank, self.config).build())
 
     def _open_whole(self) -> list[Any] | None:
@@ -204,7 +204,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return dataclasses.replace(request, dataset_class=self.cls.__name__, lengths_at=lengths_at)
 
     def _named(self, word: str) -> str:
-        """A prefix or an address as descriptions have it."""
+        """A prefix or an address in the form that descriptions contain."""
         if parse_address(word).format == PAIR:
             return word
         return str(pinned_address(cache_of(self.config), word))
@@ -262,25 +262,25 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return made
 
     def _path(self, prefix: str) -> str:
-        """A prefix or an address as datasets have it."""
+        """A prefix or an address in the form that datasets contain."""
         return self._named(prefix) if issubclass(self.cls, MegablendGPTDataset) else prefix
 
     def _build_megatron_dataset_splits(
         self, dataset_path: str, split: Any, sizes: list[int | None], synchronize_ranks: bool = True
     ) -> list[Any]:
-        """As Megatron does it, without waiting for rank 0."""
+        """The same as Megatron's method, without waiting for rank 0."""
         return list(super()._build_megatron_dataset_splits(self._path(dataset_path), split, sizes, False))
 
     @staticmethod
     def build_generic_dataset(
         cls: Any, is_built_on_rank: Callable[[], bool], synchronize_ranks: bool, *args: Any
     ) -> Any:
-        """As Megatron does it, without waiting for rank 0."""
+        """The same as Megatron's method, without waiting for rank 0."""
         if torch.distributed.is_initialized() and not is_built_on_rank():
             return None
         return cls(*args)
 
 
 def _renamed(blend: Any, names: Mapping[str, str]) -> Any:
-    """A blend, or none, with its prefixes under other names."""
+    """A blend with its prefixes renamed; None for None."""
     return None if blend is None else ([names[word] for word in blend[0]], blend[1])

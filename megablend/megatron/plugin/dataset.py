@@ -49,9 +49,9 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return len(self._arrays[1]) - 1
 
     def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
-        """Arrays that are opened when they are first read; Megatron would map three a dataset.
+        """Arrays that are opened when they are first read; Megatron would map three for each dataset.
 
-        Where Megatron's are deferred (`defer_npy_index_mmap`), none are to be seen before the first sample.
+        Where Megatron's are deferred (`defer_npy_index_mmap`), these are None until the first sample is read.
         """
         base = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}"
         paths = [
@@ -75,7 +75,7 @@ def cache_of(config: Any) -> str:
     """The config's cache folder. Raises: ConfigError where it has none."""
     if not config.path_to_cache:
         raise ConfigError(
-            "path_to_cache (--data-cache-path) is not set; the index and the arrays of these datasets lie there"
+            "path_to_cache (--data-cache-path) is not set; the index and the arrays of these datasets are stored there"
         )
     return str(config.path_to_cache)
 
@@ -109,5 +109,5 @@ def pairs_of(config: Any) -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)
 def _pairs(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Asked for each of thousands of pairs."""
+    """Cached, since it is called for each of thousands of pairs."""
     return tuple(word for word in words if parse_address(word).format == PAIR)

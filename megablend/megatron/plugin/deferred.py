@@ -53,7 +53,7 @@ def _restore(cls: type[Any], known: dict[str, Any]) -> Any:
 
 
 def identifiers(dataset: Any) -> OrderedDict[str, Any]:
-    """As the constructor makes them. Source: MegatronDataset.__init__."""
+    """The identifiers, as the constructor makes them. Source: MegatronDataset.__init__."""
     own = [("class", type(dataset).__name__), ("dataset_path", dataset.dataset_path)]
     own += [("num_samples", dataset.num_samples), ("index_split", dataset.index_split.name)]
     return OrderedDict([*own, *((name, getattr(dataset.config, name)) for name in dataset._key_config_attributes())])
@@ -110,7 +110,7 @@ def _attribute(dataset: Any, name: str) -> Any:
 
 
 def _reduce(dataset: Any, protocol: Any) -> Any:
-    """A spawned worker opens what it uses."""
+    """Without the opened dataset: a spawned worker opens what it uses."""
     with _opening:
         known = dict(dataset.__dict__)
     if "_opened" not in known:

@@ -27,7 +27,7 @@ class Documents(ABC):
     """Documents by number, with the interface of megatron.core.datasets.indexed_dataset.IndexedDataset. Picklable."""
 
     path_prefix: str
-    """Their name in the blend."""
+    """Name of the documents in the blend."""
     sequence_lengths: Array
     """int32 [num_documents], tokens; memory-mapped."""
     multimodal = False
@@ -51,7 +51,7 @@ class Documents(ABC):
         return self.document_indices
 
     def set_document_indices(self, document_indices: Array) -> None:
-        """Replace document_indices, in this object alone."""
+        """Replace document_indices in this object only."""
         self.index.document_indices = document_indices
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class PairDocuments(Documents):
 
     @cached_property
     def _idx_arrays(self) -> tuple[Array, Array]:
-        """Pointers and document boundaries. Raises: as get does."""
+        """Pointers and document boundaries. Raises as `get` does."""
         self._check()
         path = f"{self.path_prefix}.idx"
         with self._storage.descriptor(path) as fd:  # the file that was checked, whatever the path refers to now

@@ -42,7 +42,7 @@ class PageOrderDataset(MegablendGPTDataset):
         return run.skips.count_trained(len(run))
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
-        """GPTDataset's dict; `dataset_id` besides, where several sources are blended."""
+        """GPTDataset's dict, with `dataset_id` where several sources are blended."""
         found: dict[str, Any] = super().__getitem__(idx)
         if len(self.dataset.run.sources) == 1:
             return found

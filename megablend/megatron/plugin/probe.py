@@ -1,11 +1,11 @@
-"""Whether the plugin fits the installed megatron-core, found out by looking at its code and by building tiny datasets both ways.
+"""Whether the plugin fits the installed megatron-core, checked by inspecting its code and by building tiny datasets both ways.
 
-    methods    those that our classes replace are there, take the same arguments, and none that we add is theirs
-    waiting    no step of opening datasets waits for other ranks, but those that we replace
-    settings   those that a cache depends on are there
-    builds     Megatron finds all it looks for in a cache of ours, and makes the same arrays and samples by itself
+    methods    those that our classes override exist and take the same arguments; those that we add do not exist there
+    waiting    no step of opening datasets waits for other ranks, except those that we override
+    settings   those that a cache depends on exist
+    builds     Megatron finds all files that it needs in a cache of ours, and builds the same arrays and samples by itself
 
-A version that differs in any of these is named with what differs; its number is not looked at.
+A version that differs in any of these is refused with a message that says how; its number does not matter.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _compare(builder: type[Any], cache: Path, options: dict[str, Any], sizes: li
         theirs = type(ours)(*arguments[:-1], memory)
         for name in _ARRAYS:
             if not _same(getattr(ours, name, None), getattr(theirs, name, None)):
-                return f"Megatron makes another {name} of {type(ours).__name__}"
+                return f"Megatron builds a different {name} for {type(ours).__name__}"
     opened = builder(MegablendGPTDataset, sizes, lambda: True, _config(MegablendDatasetConfig, cache, options))
     opened._fill(SingleProcess())
     return _compare_samples(opened._open(), found, config)
@@ -207,11 +207,11 @@ def _compare_samples(ours: list[Any], theirs: list[Any], config: Any) -> str | N
                 if one[k].keys() != other[k].keys() or not all(
                     _same(one[k][name], other[k][name]) for name in other[k]
                 ):
-                    return f"sample {k} is another in MegablendGPTDataset than in GPTDataset"
+                    return f"sample {k} differs between MegablendGPTDataset and GPTDataset"
             if isinstance(other, GPTDataset) and len(other):
                 answer = other._query_document_sample_shuffle_indices(0)
                 if len(answer) != len(query_result(config, answer[0], answer[1], [])):
-                    return f"GPTDataset's query gives {len(answer)} things"
+                    return f"GPTDataset's query returns {len(answer)} values"
     return None
 
 

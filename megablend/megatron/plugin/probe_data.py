@@ -47,7 +47,7 @@ def several_epochs(prefixes: list[str]) -> Case:
 
 
 def by_length(prefixes: list[str]) -> Case:
-    """Blends without weights: all of one epoch, and some."""
+    """Blends without weights: of a whole epoch, and of a part."""
     return {"blend": (prefixes, None), "split": "1,1,0"}, [None, 4, 0]
 
 
@@ -59,11 +59,11 @@ def alone(prefixes: list[str]) -> Case:
 
 
 def validation_sets(prefixes: list[str]) -> Case:
-    """Several validation sets, whole."""
+    """Several validation sets, each used as a whole."""
     several = {"multiple_validation_sets": True, "full_validation": True}
     kept = {"drop_last_partial_validation_sequence": False}
     return {"blend_per_split": [(prefixes, [2.0, 1.0]), (prefixes, None), None], **several, **kept}, [20, None, 0]
 
 
 CASES: tuple[Callable[[list[str]], Case], ...] = (several_epochs, by_length, alone, validation_sets)
-"""Of prefixes."""
+"""Functions that make a case from prefixes."""

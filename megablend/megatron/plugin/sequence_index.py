@@ -24,7 +24,7 @@ class SequenceIndex:
     """
 
     sequence_modes = None
-    """Of multimodal data alone."""
+    """Used for multimodal data only."""
 
     def __init__(
         self,

@@ -84,6 +84,6 @@ def _identifiers(given: str | None, tokenizer_flags: Mapping[str, Any]) -> dict[
     if (given is None) == (tokenizer_flags["tokenizer_type"] is None):
         raise ConfigError(
             "tokenizer: expected either --tokenizer-identifiers (such as an earlier run's description.txt) or --tokenizer-type "
-            "and its flags, as training is given them: Megatron names its cache by the tokenizer"
+            "and its flags, the same as in training: Megatron names its cache by the tokenizer"
         )
     return build_identifiers(tokenizer_flags) if given is None else read_identifiers(given)

@@ -30,7 +30,7 @@ class DatasetPart:
     prefix: str
     split: int
     span: tuple[float, float]
-    """Of its sequences, as in the split matrix."""
+    """The fraction of its sequences, [begin, end), as in the split matrix."""
     num_samples: int | None
     """The least number to build; None for those of one epoch."""
 
@@ -51,7 +51,7 @@ class SplitLayout:
 
     @property
     def name(self) -> str:
-        """Of the split: train, valid or test."""
+        """Name of the split: train, valid or test."""
         return SPLITS[self.split]
 
 

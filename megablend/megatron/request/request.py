@@ -70,7 +70,7 @@ class CacheRequest:
     drop_last_partial_validation_sequence: bool = True
     add_extra_token_to_sequence: bool = True
     dataset_class: str = "GPTDataset"
-    """Of the datasets, in descriptions and in names."""
+    """Name of the datasets' class in descriptions and file names."""
     lengths_at: Mapping[str, str] = field(default_factory=dict)
     """For prefixes that are no `.bin/.idx` pairs: their documents' lengths, int32 in a `.npy` file."""
     interleaving: str = GREEDY

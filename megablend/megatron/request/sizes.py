@@ -1,7 +1,7 @@
 """How many samples training will ask each split for, by the flags of Megatron's training script.
 
 Source: megatron.training.training.get_train_valid_test_num_samples, update_train_iters. Batch-size ramps and phases are
-not reckoned with: where they are used, the numbers are given outright.
+not reckoned with: where they are used, the numbers are given directly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from megablend.megatron.request.request import SPLITS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFlags:
-    """The flags that sizes follow from, named as Megatron names them, and sizes given outright."""
+    """The flags that sizes follow from, named as Megatron names them, and sizes given directly."""
 
     train_samples: int | None = None
     train_iters: int | None = None
@@ -49,7 +49,7 @@ class TrainingFlags:
         if self.valid_samples is not None:
             return self.valid_samples
         if not self.eval_interval:
-            raise ConfigError("valid: its size needs --eval-interval, or give it outright by --valid-samples")
+            raise ConfigError("valid: its size needs --eval-interval, or set it directly by --valid-samples")
         rounds = self._iterations("valid", "--valid-samples") // self.eval_interval + 1
         return rounds * self.eval_iters * self._batch("valid", "--valid-samples")
 
@@ -63,11 +63,11 @@ class TrainingFlags:
             return self.train_iters
         if not self.train_samples:
             raise ConfigError(
-                f"{split}: its size needs --train-samples or --train-iters, or give it outright by {outright}"
+                f"{split}: its size needs --train-samples or --train-iters, or set it directly by {outright}"
             )
         return self.train_samples // self._batch(split, outright)
 
     def _batch(self, split: str, outright: str) -> int:
         if not self.global_batch_size:
-            raise ConfigError(f"{split}: its size needs --global-batch-size, or give it outright by {outright}")
+            raise ConfigError(f"{split}: its size needs --global-batch-size, or set it directly by {outright}")
         return self.global_batch_size

@@ -58,7 +58,7 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The identifiers of the tokenizer that the installed megatron-core builds of Megatron's flags.
 
     Args:
-        flags: all of Megatron's tokenizer flags, by the names of their attributes, words as tuples; as training is given them.
+        flags: all of Megatron's tokenizer flags, by the names of their attributes, words as tuples; the same as in training.
 
     Raises: ConfigError where megatron-core is not installed, or cannot build it.
     """

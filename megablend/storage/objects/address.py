@@ -17,7 +17,7 @@ class Address(NamedTuple):
     """A parsed location."""
 
     scheme: str
-    """In small letters."""
+    """The scheme, in lower case."""
     bucket: str
     """A bucket or container; of HTTP the server (`host` or `host:port`)."""
     key: str

@@ -114,7 +114,7 @@ class Attempts:
         if failure.kind is Kind.CONNECT and not self._has_answered:
             patience = min(patience, _FIRST_CONTACT_SECONDS)
         if seconds >= patience:
-            remedy = failure.remedy or "see to the source or the network, or set `give_up_after` higher"
+            remedy = failure.remedy or "check the source and the network, or increase `give_up_after`"
             raise DataError(
                 location, f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s: {remedy}"
             )

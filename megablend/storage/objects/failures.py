@@ -27,7 +27,7 @@ class Kind(Enum):
     MISSING = "missing"
     """There is no such object."""
     EMPTY = "empty"
-    """The object has none of the bytes asked for."""
+    """The object has none of the requested bytes."""
     NO_RANGES = "no ranges"
     """The server answers with a whole object, also where it is empty."""
     REFUSED = "refused"

@@ -40,7 +40,7 @@ class Pin:
         return {}
 
     def find_difference(self, other: Pin) -> str | None:
-        """How another version, that of an answer, differs from this one; None where it is the same."""
+        """How the version in a response differs from this one; None if it is the same."""
         if other.size != self.size:
             return f"it has {other.size} bytes, had {self.size}"
         if self.etag and other.etag and other.etag != self.etag:

@@ -167,7 +167,7 @@ class Source:
     def _say_weak(self) -> None:
         self._said_weak = True
         _LOG.warning(
-            "%s: gives no strong etags: whether an object was replaced is told by its size and the second it was modified in",
+            "%s: sends no strong etags: only its size or time of modification (in seconds) shows that an object was replaced",
             self.root,
         )
 
@@ -211,7 +211,7 @@ def _error_of(location: str, failure: Failure, pin: Pin | None, start: int, stop
     if failure.kind is Kind.EMPTY:
         return CorruptFileError(
             location,
-            f"truncated: {stop - start} bytes are wanted here, but the object ends before; restore it",
+            f"truncated: {stop - start} bytes expected here, but the object ends before; restore it",
             offset=start,
         )
     kind = UnsupportedFileError if failure.kind is Kind.NO_RANGES else DataError

@@ -182,10 +182,10 @@ class ObjectStorage:
         for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > most - sizes)):
             offset, size = int(offsets[i]), int(sizes[i])
             if pin is None or offset < 0 or size < 0:
-                raise CorruptFileError(path, f"{size} bytes are wanted from byte {offset}: no file has these")
+                raise CorruptFileError(path, f"invalid range: offset {offset}, length {size}")
             raise CorruptFileError(
                 path,
-                f"truncated: {size} bytes are wanted here, but the file ends at byte {most}; restore it",
+                f"truncated: {size} bytes expected here, but the file ends at byte {most}; restore it",
                 offset=offset,
             )
 
@@ -205,7 +205,7 @@ class ObjectStorage:
 
 
 def _is_url_pattern(url: str) -> bool:
-    """Whether a URL has wildcards; characters that it encodes, such as %5B, are none."""
+    """Whether a URL has wildcards; encoded characters such as %5B do not count as wildcards."""
     return is_wild(urlsplit(url).path)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from megablend.errors import ConfigError
 
 LIST_ENDING = ".urls"
-"""Of a local text file with a URL a line."""
+"""Suffix of a local text file with one URL per line."""
 MAX_URLS = 1_000_000
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d+)\.\.(\d+)")

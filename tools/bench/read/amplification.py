@@ -52,8 +52,8 @@ def measured(config: dict[str, Any], micro_batch: int, ranks: int) -> float:
         for _ in loader:
             pass
     run = megablend.open(config).run
-    stretches = run.stretches(*run.plan.locate_many(np.arange(run.num_samples)))
-    pairs = np.unique(np.stack([stretches.epochs, stretches.blocks]), axis=1)
+    spans = run.locate_spans(*run.plan.locate_many(np.arange(run.num_samples)))
+    pairs = np.unique(np.stack([spans.epochs, spans.blocks]), axis=1)
     return counting.bytes / int(run.store.generation.blocks(pairs[1])["stored_bytes"].sum(dtype=np.int64))
 
 

@@ -37,7 +37,7 @@ def places(
     megablend.build(config)
     dataset = megablend.open(config)
     run = dataset.run
-    spans = run.stretches(*run.plan.locate_many(np.arange(setting.num_samples)))
+    spans = run.locate_spans(*run.plan.locate_many(np.arange(setting.num_samples)))
     firsts = run.store.generation.tokens_before[spans.blocks] + spans.starts
     lengths = spans.stops - spans.starts
     before = np.cumsum(lengths) - lengths

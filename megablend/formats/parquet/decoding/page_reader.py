@@ -234,12 +234,12 @@ def _cut(offsets: Int64s, first: Int64s) -> list[Int64s]:
 
 def _check_body(size: int, expected: int) -> None:
     if size != expected:
-        raise MalformedError(f"its body has {size} bytes, {expected} by the index")
+        raise MalformedError(f"its body has {size} bytes, {expected} in the index")
 
 
 def _check_counts(block: np.void, tokens: int, rows: int, *, continues: bool) -> None:
     if tokens != block["tokens"]:
-        raise MalformedError(f"it has {tokens} tokens, {block['tokens']} by the index")
+        raise MalformedError(f"it has {tokens} tokens, {block['tokens']} in the index")
     if block["rows"] >= 0 and (rows, continues) != (block["rows"], bool(block["flags"] & STARTS_MID_DOCUMENT)):
         begins = "in the middle of a row" if continues else "with a row"
         raise MalformedError(f"it begins {begins} and {rows} rows begin in it, which contradicts the index")

@@ -45,7 +45,7 @@ def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
 
     num_rows = len(rows)
     parents = np.arange(num_rows)
-    while pa.types.is_nested(rows.type):
+    while rows.type.num_fields:  # pyarrow 15's is_nested leaves out lists of a fixed size
         valid = rows.is_valid()
         rows, parents = rows.filter(valid), parents[as_numpy(valid)]
         if pa.types.is_struct(rows.type):

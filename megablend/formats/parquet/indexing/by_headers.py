@@ -80,7 +80,7 @@ def _count(
     with search.error_context(chunks):
         refuse(
             sums != chunks["num_values"],
-            lambda i: f"its pages have {sums[i]} values, {chunks['num_values'][i]} by its metadata",
+            lambda i: f"its pages have {sums[i]} values, {chunks['num_values'][i]} in its metadata",
         )
     pages = np.zeros(len(headers), PAGE_DTYPE)
     for name in ("offset", "encoding", "decoded_bytes"):

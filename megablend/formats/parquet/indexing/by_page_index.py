@@ -100,7 +100,7 @@ def _scan_unsure(search: PageScanContext, chunks: Chunks, places: OffsetIndexes,
         refuse_pages(
             again["tokens"] != said,
             first_page,
-            lambda i: f"a page has {again['tokens'][i]} tokens, {said[i]} by its ColumnIndex",
+            lambda i: f"a page has {again['tokens'][i]} tokens, {said[i]} in its ColumnIndex",
         )
     pages[unsure] = again
     return scanned

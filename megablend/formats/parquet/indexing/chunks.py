@@ -47,13 +47,20 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
         places, counts = read_page_indexes(search, of_indexed)
         miscounted[indexed] |= find_miscounted(counts, places.first_page, of_indexed)
         encodings = uniform_page_encodings(of_indexed, search.column)
-        told = (of_indexed["column_index_bytes"] > 0) & (encodings >= 0) & has_token_counts(counts, search.column)
-        told &= ~miscounted[indexed]
-        if told.any():
-            of_told = places.of(told), counts.of(told, places.first_page)
-            parts.append((indexed[told], locate_from_page_index(search, of_indexed[told], encodings[told], *of_told)))
-        if not told.all():
-            parts.append((indexed[~told], count_from_offset_index(search, of_indexed[~told], places.of(~told))))
+        by_index = (of_indexed["column_index_bytes"] > 0) & (encodings >= 0) & has_token_counts(counts, search.column)
+        by_index &= ~miscounted[indexed]
+        if by_index.any():
+            of_counted = places.of(by_index), counts.of(by_index, places.first_page)
+            parts.append(
+                (
+                    indexed[by_index],
+                    locate_from_page_index(search, of_indexed[by_index], encodings[by_index], *of_counted),
+                )
+            )
+        if not by_index.all():
+            parts.append(
+                (indexed[~by_index], count_from_offset_index(search, of_indexed[~by_index], places.of(~by_index)))
+            )
     if len(walked):
         parts.append((walked, count_streamed(search, chunks[walked], count_by_scanning_headers)))
     found = replace(join_parts(len(chunks), parts), note=_note(chunks, miscounted))
@@ -85,5 +92,5 @@ def _check_sums(sums: Int64s, chunks: Chunks, column: Column) -> None:
     )
     refuse(
         has_histogram(chunks, column) & (tokens != chunks["top_level"]),
-        lambda i: f"its pages have {tokens[i]} tokens, {chunks['top_level'][i]} by its metadata",
+        lambda i: f"its pages have {tokens[i]} tokens, {chunks['top_level'][i]} in its metadata",
     )

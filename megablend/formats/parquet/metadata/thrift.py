@@ -44,7 +44,7 @@ class UnsupportedError(ValueError):
     def __init__(self, problem: str, item: int = 0) -> None:
         super().__init__(problem)
         self.item = item
-        """As of MalformedError."""
+        """See MalformedError."""
 
 
 class Kind(IntEnum):

@@ -1,0 +1,49 @@
+"""Commands as a user starts them: in a process of their own, or, which takes no second for imports, in this one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from unittest import mock
+
+from megablend.cli.main import main
+
+ROOT = str(Path(__file__).parents[2])
+
+
+def run(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process: its exit code, and what it prints."""
+    out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.object(sys, "argv", ["megablend", *map(str, args)]),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # those of the package are errors in tests; a user sees them, and goes on
+        os.chdir(cwd or before)
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 0
+        finally:
+            os.chdir(before)
+    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+
+
+def run_process(*args: object, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a process."""
+    return subprocess.run(
+        [sys.executable, "-m", "megablend", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": ROOT} | environ,
+        check=False,
+    )

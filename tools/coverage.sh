@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Coverage of the package by the quick tests, by folder: bash tools/coverage.sh [pytest arguments]
+# The kernels' own tests run twice, the second time in plain Python, which coverage sees. Processes that tests start are not counted.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+use_venv .venv-test --editable ".[mpich,test]"
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+export COVERAGE_FILE=$folder/coverage
+
+say "Quick tests"
+status=0
+python -m coverage run --source megablend -m pytest -q -m quick "$@" || status=$?
+say "Kernels in plain Python"
+NUMBA_DISABLE_JIT=1 python -m coverage run --append --source megablend -m pytest -q -m quick tests/kernels || status=$?
+python -m coverage json --quiet -o "$folder/coverage.json"
+
+say "Covered lines"
+python tools/sum_coverage.py "$folder/coverage.json"
+exit "$status"
