@@ -13,6 +13,7 @@ from megablend.api.blend_differences import Difference, list_blend_differences
 from megablend.api.committed import open_ledger
 from megablend.api.what_if import foresee_run
 from megablend.caches.base import GENERATIONS, RUNS
+from megablend.caches.find import is_remote
 from megablend.config import load_config
 from megablend.errors import ConfigError
 from megablend.plan.ledger import Ledger
@@ -179,6 +180,8 @@ def _first_epoch_end(a: Run, b: Run) -> int:
 
 def _read(path: str | Path) -> Run | State:
     """A run that a config, a ledger or a state describes."""
+    if is_remote(path):
+        raise ConfigError(f"{path}: is in an object store; give the run's config, or the file of a state")
     path = Path(path)
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; give a config, a run's ledger (runs/NAME.json of a cache) or a state")

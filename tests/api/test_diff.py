@@ -130,6 +130,8 @@ def test_states_are_compared_by_their_digests(tmp_path: Path) -> None:
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
     path = saved(tmp_path, "a", config)
+    with pytest.raises(ConfigError, match=r"^s3://\S+: is in an object store; give the run.s config"):
+        megablend.diff("s3://bucket/cache/runs/x/0000.json", path)
     with pytest.raises(ConfigError, match=r"is a folder; give a config, a run's ledger \(runs/NAME.json of a cache\)"):
         megablend.diff(path, tmp_path / "cache")
     empty = saved(tmp_path, "empty", config | {"cache": str(tmp_path / "none")})
