@@ -58,7 +58,7 @@ def lost_index(ledger: Ledger, newest: str, problem: str) -> CacheError:
     """The error for an index that a run keeps and that cannot be rebuilt."""
     problem = problem.removesuffix(f"; {REPAIR_REMEDY}")
     return CacheError(
-        f"{problem}\nrun {ledger.run!r} keeps the index {ledger.index}, but the present data and config make {newest}: "
-        "restore what they were, or that index from a backup, and build again; or give the run another name (`run:`), "
+        f"{problem}\nrun {ledger.run!r} keeps the index {ledger.index}, but the data and the config now make {newest}: "
+        "restore them as they were, or that index from a backup, and build again; or give the run another name (`run:`), "
         "or reset it (`megablend runs reset CONFIG`), and build"
     )

@@ -19,7 +19,7 @@ from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.forks import forked
-from tests.index.index_data import ROOT, build, driver, environment, run, spec, write
+from tests.index.index_data import ROOT, build, driver, environment, spec, write
 from tests.storages import STORAGE
 
 pytestmark = pytest.mark.long  # builds are started, killed and repeated
@@ -163,17 +163,9 @@ def test_a_build_of_many_files_killed_at_each_of_its_writes(data: Path, tmp_path
         read=ReadSpec(),
     )
     cache = tmp_path / "cache"
-    crash = CRASH.replace("spec(Path(sys.argv[2]))", f"eval({repr(both)!r}, vars(sources))")
-    command = [
-        driver(0)[0],
-        "-c",
-        f"from megablend.index import source_spec as sources\n{crash}",
-        str(number),
-        str(data),
-        str(cache),
-    ]
-    result = run(command, PYTHONPATH=f"{ROOT}:{Path(__file__).parent}")
-    assert result.returncode == -signal.SIGKILL, result.stderr
+    script = CRASH.replace("spec(Path(data))", f"eval({repr(both)!r}, vars(sources))")
+    with forked(f"from megablend.index import source_spec as sources\n{script}", environment()) as call:
+        assert call(number, data, cache) == -signal.SIGKILL
     assert verify(str(cache), data=False, storage=STORAGE) == []
     report = build(cache, both)
     assert report.read == (2 * NUM_FILES if number < 3 else 0)  # the second write is the pack's
