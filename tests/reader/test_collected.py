@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import megablend
@@ -81,7 +82,7 @@ def test_while_the_locks_of_reading_ahead_are_held(config: dict[str, Any], threa
     del trainer
 
     def collect(pipeline: Any) -> None:
-        with pipeline._lock, pipeline._claiming, pipeline._fetching._shutdown_lock:
+        with pipeline._lock, pipeline._requests._claiming, pipeline._fetching._shutdown_lock:
             gc.collect()
 
     thread = threading.Thread(target=collect, args=[pipeline], daemon=True)
@@ -124,6 +125,7 @@ def test_reading_stops_when_the_loader_is_collected(config: dict[str, Any]) -> N
     gc.collect()
     with pipeline._lock:
         pipeline._waiting.clear()
-    found = pipeline.submit([0], 1, pieces=False)
+    ids = np.array([0])
+    found = pipeline.submit(ids, pipeline._store.generation.blocks(ids), 1, pieces=False)
     assert not found.done()
     assert len(pipeline._waiting) == 1  # it starts nothing more

@@ -189,12 +189,12 @@ def test_single_samples_are_fetched_the_same_way(config: dict[str, Any], asynchr
 def test_closing_cancels_what_is_in_flight(
     config: dict[str, Any], asynchronous: LateAsynchronous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = megablend.open(config, storage=asynchronous).run.store
+    store, ids = megablend.open(config, storage=asynchronous).run.store, np.arange(8)
+    store.read_blocks(ids)  # opens the files
     monkeypatch.setattr(f"{__name__}.LATENCY", 3600.0)
-    pipeline = ReadPipeline(store, max_bytes=1 << 30, num_fetching=2, num_decoding=1)
-    ids = np.arange(8)
+    pipeline, before = ReadPipeline(store, max_bytes=1 << 30, num_fetching=2, num_decoding=1), asynchronous.requests
     pipeline.submit(ids, store.generation.blocks(ids), 1, pieces=False)
-    wait_until(lambda: asynchronous.requests > 0)
+    wait_until(lambda: asynchronous.requests > before)
     pipeline.close()
     wait_until(lambda: len(asyncio.all_tasks(asynchronous.loop)) == 0)
 
