@@ -137,7 +137,7 @@ def _describe_source(
         samples=samples,
         epochs=float(epochs),
         max_epochs=None if source.max_epochs is None else float(source.max_epochs),
-        tokens_left_in_epoch=run.epochs.start(number, math.ceil(epochs)) - used,
+        tokens_left_in_epoch=max(0, run.epochs.start(number, math.ceil(epochs)) - used),
         tokens_read=read,
         stored_bytes=stored_bytes,
         max_tokens=source.max_tokens,

@@ -19,11 +19,14 @@ def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
 
     Raises: CacheError where the table is damaged.
     """
-    blocks, part = run.blocks(source), run.parts[source]
+    part = run.parts[source]
+    if part["documents"] == 0:
+        return None
+    blocks = run.blocks(source)
     name = list(run.config.sources_of(run.split))[source]
     number = next(i for i, entry in enumerate(blocks.generation.sources) if entry.name == name)
     documents = int(part["documents"])
-    if documents == 0 or table_bytes(blocks.generation, number) is None:
+    if table_bytes(blocks.generation, number) is None:
         return None
     counted = min(COUNTED, documents)
     which = blocks.documents.table_rows(np.arange(counted) * documents // counted)

@@ -169,6 +169,11 @@ def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
             raise ValueError(
                 f"stages[{i}]: source {both[0]!r} is withdrawn, and changed in `sources`; keep one of them"
             )
+        if stage.withdraw and stage.schedule is not None:
+            raise ValueError(
+                f"stages[{i}]: the shares of a schedule change from those of the stage before, which has source "
+                f"{stage.withdraw[0]!r}; withdraw it in a stage before the schedule"
+            )
         gone |= dict.fromkeys(stage.withdraw, i)
 
 

@@ -167,7 +167,7 @@ def _join_columns(
 
 def name_source(name: str, number: int, later: set[str]) -> str:
     """The name that a source of snapshot `number` of several has; `later`: names of the sources of those after it."""
-    return f"{name}@{number}" if name in later else name
+    return f"{name} (snapshot {number})" if name in later else name  # names have no spaces
 
 
 def _move(column: ColumnEntry, file: int, block: int, name: str) -> ColumnEntry:

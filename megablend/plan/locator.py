@@ -82,7 +82,7 @@ class Locator:
         self._readings: dict[int, tuple[Reading, ...]] = {}
 
     def readings(self, source: int) -> tuple[Reading, ...]:
-        """What the epochs of a source read, in order: at least one."""
+        """What the epochs of a source read, in order; none of a source that no snapshot of this split has."""
         if source not in self._readings:
             self._readings[source] = tuple(_make_readings(self._sources[source]))
         return self._readings[source]
@@ -136,7 +136,10 @@ def _locate(
 
 
 def _make_readings(source: LocatedSource) -> list[Reading]:
-    """A reading for each run of segments of one snapshot; snapshots without the source are not read."""
+    """A reading for each run of segments of one snapshot; snapshots without the source are not read.
+
+    There is none where the split reads only such snapshots.
+    """
     readings, ranges = list[Reading](), source.blocks.ranges
     for (snapshot, _), segments in groupby(source.segments, lambda each: (each.snapshot, each.withdrawn)):
         first, *others = segments
@@ -157,5 +160,5 @@ def _make_readings(source: LocatedSource) -> list[Reading]:
                 first_block=ranges[snapshot].first_block,
             )
         )
-    stops = [*(reading.position for reading in readings[1:]), _FOREVER]
+    stops = [*(reading.position for reading in readings), _FOREVER][1:]
     return [reading._replace(stop=stop) for reading, stop in zip(readings, stops, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -65,13 +66,14 @@ class _Planner:
         cursor: tokens read.
         given: samples read.
         reach: the end of the samples that stages before have begun, of which a cut may have left some.
+        dropped: the same of sources that left some and are read no more; 0 of others.
     """
 
     def __init__(self, stages: Sequence[Stage], tokens: TokensByIndex, withdrawals: Sequence[Withdrawals]) -> None:
         self.stages, self.tokens = stages, tokens
         self.planned, self.start = list[PlannedStage](), 0
         size, first = len(next(iter(tokens.values()))), stages[0].blend if stages else None
-        self.cursor, self.given, self.reach = (np.zeros(size, np.int64) for _ in range(3))
+        self.cursor, self.given, self.reach, self.dropped = (np.zeros(size, np.int64) for _ in range(4))
         if first is not None:
             extra = int(first.add_extra_token_to_sequence)
             self.epochs = EpochsBuilder(tokens, stages[0].index, first.order, extra, withdrawals)
@@ -107,6 +109,7 @@ class _Planner:
 
     def _add_step(self, stage: Stage, end: int, totals: Int64s, number: int) -> None:
         request = self._make_request(stage.blend, _pad(totals, len(self.given)))
+        self._check_dropped(stage, request.totals)
         part = _plan_step(stage, request, self.cursor, end, number)
         read = _count_read(part)
         if part.tails is not None:
@@ -114,7 +117,8 @@ class _Planner:
         self._advance(part, read)
 
     def _advance(self, part: PlannedStage, read: Int64s) -> None:
-        self.planned.append(part)
+        is_dropped = self.dropped.any()
+        self.planned.append(dataclasses.replace(part, dropped=self.dropped) if is_dropped else part)
         self.start += part.length
         self.cursor = self.cursor + read * part.request.sample_tokens
         self.given = self.given + read
@@ -124,7 +128,9 @@ class _Planner:
         if not self._needs_drain(stage, following):
             return
         left = np.maximum(0, self.reach - self.given)
-        left[np.array(self.tokens[following.index]) == 0] = 0
+        is_gone = np.array(self.tokens[following.index]) == 0
+        dropped = np.where(is_gone & (left > 0), self.reach, self.dropped)
+        left[is_gone] = 0
         if left.any():
             last, request = self.planned[-1], self._make_request(stage.blend, left)
             part = PlannedStage(
@@ -135,7 +141,15 @@ class _Planner:
                 length=request.num_samples,
             )
             self._advance(part, left)
-        self.reach = np.minimum(self.reach, self.given)
+        self.reach, self.dropped = np.minimum(self.reach, self.given), dropped
+
+    def _check_dropped(self, stage: Stage, totals: Int64s) -> None:
+        """Raises: PlanError for a source that comes back after what it had left was dropped."""
+        for source in np.flatnonzero((totals > 0) & (self.dropped > self.given)).tolist():
+            raise PlanError(
+                f"source {stage.blend.sources[source].name!r} is read again after a stage that had none of its files, and where "
+                "the length of samples changed or files were withdrawn; add its new files as a source of another name"
+            )
 
     def _needs_drain(self, stage: Stage, following: Stage) -> bool:
         if stage.blend.sequence_length != following.blend.sequence_length:

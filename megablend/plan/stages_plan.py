@@ -73,6 +73,9 @@ class PlannedStage:
     """Its plan, if made already."""
     tails: Tails | None = None
     """What is left where it was cut; None where nothing is."""
+    dropped: Int64s | None = None
+    """int64 [num_sources], of sources that are read no more, the end of the samples that stages before it have begun; 0 of
+    others. None where there are none."""
 
 
 class StagesPlan:
@@ -103,6 +106,12 @@ class StagesPlan:
             given.append(given[-1] + read)
         self._given: Int64s = np.stack(given)
         """int64 [num_stages + 1, num_sources]: samples of each source before each stage."""
+        self._edges = self._given
+        """As `given`, but that what stages before have read of dropped sources is theirs."""
+        for number, stage in enumerate(stages):
+            if stage.dropped is not None:
+                self._edges = self._edges.copy() if self._edges is self._given else self._edges
+                np.maximum(self._edges[number:], stage.dropped, out=self._edges[number:])
         self._first_tokens = np.stack([stage.cursor for stage in stages])
         self._sample_tokens = np.array([stage.request.sample_tokens for stage in stages], np.int64)
         self._cuts = [number for number, stage in enumerate(stages) if stage.tails is not None]
@@ -212,7 +221,7 @@ class StagesPlan:
     def token_ranges(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, int | Int64s]:
         """First token of the samples (sources, ordinals) [n], counted over all epochs of the source: int64 [n]; and the tokens
         from each to the source's next sample: one number where it is the same in all stages, otherwise int64 [n]."""
-        stages = (self._given[1:-1, sources] <= ordinals).sum(axis=0)  # over [num_stages - 1, n]
+        stages = (self._edges[1:-1, sources] <= ordinals).sum(axis=0)  # over [num_stages - 1, n]
         inside = ordinals - self._given[stages, sources]
         starts: Int64s = self._first_tokens[stages, sources] + inside * self._sample_tokens[stages]
         same = (self._sample_tokens == self._sample_tokens[0]).all()
@@ -248,10 +257,10 @@ class StagesPlan:
         """How a source's samples cover its tokens, by ordinal; stages with samples of the same length are joined."""
         found = list[TokenRange]()
         for number, stage in enumerate(self._stages):
-            first, stop = (int(self._given[each, source]) for each in (number, number + 1))
+            first, stop = (int(self._edges[each, source]) for each in (number, number + 1))
             if number == len(self._stages) - 1:
                 stop = int(self._reach[source])
-            if first == stop:
+            if first >= stop:
                 continue
             step = stage.request.sample_tokens
             if found and found[-1].step == step:

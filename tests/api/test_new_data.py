@@ -10,6 +10,7 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import megablend
@@ -236,6 +237,63 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: s
     read = sum(8 for k in range(start) if dataset.sample(k).source == 0)
     size = len(kept["s0"]) + len(gone["s0"])
     assert skipped == len(gone["s0"] - set(tokens["s0"][read - read % size : read]))
+
+
+@pytest.mark.parametrize("in_one_stage", [True, False])
+def test_samples_of_another_length_after_a_source_is_withdrawn(tmp_path: Path, in_one_stage: bool) -> None:
+    """What lanes have read of the withdrawn source beyond the cut keeps the length that it had."""
+    config = make_run(tmp_path, order="sequential")
+    before = megablend.open(config)
+    withdrawn: dict[str, Any] = {"samples": 1600 if in_one_stage else 640, "withdraw": ["s1"]}
+    longer: dict[str, Any] = {"samples": 1600, "sequence_length": 16}
+    edited = config | {"stages": [STAGES[0], withdrawn | longer if in_one_stage else withdrawn]}
+    megablend.build_index(edited)
+    at = megablend.amend(edited, at=112).at
+    if not in_one_stage:
+        edited["stages"].append(longer)
+        megablend.build(edited)
+    dataset = megablend.open(edited)
+    assert [dataset[k]["tokens"].tolist() for k in range(at)] == [before[k]["tokens"].tolist() for k in range(at)]
+    assert {dataset.sample(k).source for k in range(at, len(dataset))} == {0}
+    found = read_sources(dataset)["s0"]
+    assert found == list(islice(cycle(tokens_of(OLD[0])), len(found)))
+    megablend.export(edited, tmp_path / "order.parquet")
+    pieces = pq.read_table(tmp_path / "order.parquet").column("pieces").to_pylist()
+    lengths = [sum(piece["stop"] - piece["start"] for piece in each) for each in pieces]
+    assert lengths == [len(dataset.sample(k).tokens) for k in range(len(dataset))]
+
+
+def test_validation_of_the_first_stage_has_no_sources_that_come_later(tmp_path: Path) -> None:
+    config = make_run(tmp_path, split="70,20,10")
+    before = megablend.open(config, "valid")
+    write_file(tmp_path, 2, "a", later(2))
+    grown = config | {
+        "sources": [*config["sources"], entry(tmp_path, 2, weight=0)],
+        "stages": [STAGES[0], STAGES[1] | {"sources": {"s2": {"weight": 1}}}],
+    }
+    megablend.build(grown)
+    for valid in (megablend.open(grown, "valid"), megablend.open(grown, "valid", stage=0)):
+        assert [valid[k]["tokens"].tolist() for k in range(len(valid))] == [
+            before[k]["tokens"].tolist() for k in range(len(before))
+        ]
+        assert len(list(megablend.Loader(valid, micro_batch_size=2))) == len(valid) // 2
+    later_one = megablend.open(grown, "valid", stage=1)
+    assert {later_one.sample(k).source for k in range(len(later_one))} == {0, 1, 2}
+    assert not megablend.describe(grown, document_lengths=True)["problems"]
+
+
+def test_any_names_of_sources(tmp_path: Path) -> None:
+    """One may look like what another is called in an older snapshot."""
+    config = make_run(tmp_path)
+    sources = [config["sources"][0], config["sources"][1] | {"name": "s0@0"}]
+    config = config | {"cache": str(tmp_path / "other"), "sources": sources}
+    megablend.build(config)
+    write_file(tmp_path, 0, "m2", later(0))
+    megablend.build(config | {"stages": STAGES})
+    dataset = megablend.open(config | {"stages": STAGES})
+    known = {"s0": set(tokens_of(OLD[0], later(0))), "s0@0": set(tokens_of(OLD[1]))}
+    for name, tokens in read_sources(dataset).items():
+        assert set(tokens) <= known[name]
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
