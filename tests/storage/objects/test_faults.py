@@ -159,7 +159,7 @@ def test_without_a_strong_etag_time_and_size_decide_and_it_is_said(kind: str, ca
         with pytest.raises(ChangedFileError, match="it has 9 bytes, had 10"):
             storage.read(url, 0, 4)
     assert len(caplog.records) == 1
-    assert "gives no strong etags" in caplog.records[0].getMessage()
+    assert "sends no strong etags" in caplog.records[0].getMessage()
 
 
 def test_a_listing_that_is_wrong_about_a_size_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
