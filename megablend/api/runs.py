@@ -76,19 +76,17 @@ def _plan_opened(config: Config, split: str, state: State | None, storage: Stora
             )
         run = plan_committed(config, split, ledger, storage)
         return _apply_ledger(run, ledger) if split == "train" else run
+    followed = ledger if ledger is not None and split == "train" and _is_on_ledger(ledger, state) else None
+    needed = state.indices if followed is None else [index for index in state.indices if index in followed.indices]
     known = list_snapshots(config.cache_store)
-    if missing := [index for index in state.indices if index not in known]:
+    if missing := [index for index in needed if index not in known]:
         raise StateError(
             f"the state was taken with index {missing[0]}, which {config.cache} does not hold (it has "
             f"{', '.join(known) or 'none'}); open it with the cache that the run was built in, or "
             "build the same data there (`megablend build CONFIG`)"
         )
-    if ledger is not None and split == "train" and ledger.indices[: len(state.indices)] == state.indices:
-        parting = find_parting(ledger.links, state.stages)
-        if parting is not None and parting.by_cut:
-            state.check(split=split, indices=ledger.indices, stages=ledger.links)
-        if _begins_with(ledger, state):
-            return _apply_ledger(plan_committed(config, split, ledger, storage), ledger)
+    if followed is not None:
+        return _apply_ledger(plan_committed(config, split, followed, storage), followed)
     run = plan_run(
         config,
         split,
@@ -98,6 +96,19 @@ def _plan_opened(config: Config, split: str, state: State | None, storage: Stora
     if split == "train":
         run = dataclasses.replace(run, ledger=run.ledger.of_state(state))
     return _in_version_of(run, state)
+
+
+def _is_on_ledger(ledger: Ledger, state: State) -> bool:
+    """Whether a state goes on with the ledger's plan; else with one of its own, from the config.
+
+    Raises: StateError where the ledger's plan was amended, or got another index, before the state's position.
+    """
+    parting = find_parting(ledger.links, state.stages)
+    if parting is not None and parting.sample and (parting.by_cut or state.reads_other(ledger.indices)):
+        state.check(split="train", indices=ledger.indices, stages=ledger.links)
+    # a ledger that ends before the state's new data does not have its stages yet
+    is_whole = parting is not None or len(ledger.indices) >= len(state.indices)
+    return is_whole and _begins_with(ledger, state)
 
 
 def _open_for_state(config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage) -> BlockStore:

@@ -85,21 +85,20 @@ class State:
             )
         return parsed
 
-    def check(self, *, split: str, indices: Sequence[str], stages: Sequence[Link]) -> None:
-        """Refuse to resume with another index or split, or where the plans differ before the state's position.
+    def reads_other(self, indices: Sequence[str]) -> bool:
+        """Whether one of the state's snapshots is another than that of `indices` in its place."""
+        return any(x != y for x, y in zip(self.indices, indices, strict=False))
 
-        What comes after it may differ: stages may have been appended or amended since.
+    def check(self, *, split: str, indices: Sequence[str], stages: Sequence[Link]) -> None:
+        """Refuse to resume with another split, or where the plans or their indices differ before the state's position.
+
+        What comes after it may differ: stages may have been appended or amended since, and read another index.
 
         Raises: StateError with both digests, the sample from which the plans differ, and the remedy.
         """
         if self.split != split:
             raise StateError(
                 f"the state belongs to split {self.split!r}, this dataset is split {split!r}; open that split"
-            )
-        if any(x != y for x, y in zip(self.indices, indices, strict=False)):
-            raise StateError(
-                f"the index differs: the state was saved with {', '.join(self.indices)}, this dataset reads "
-                f"{', '.join(indices)}; open the state's index with megablend.open(config, state=state)"
             )
         parting, consumed = find_parting(self.stages, stages), self.consumed_samples
         if parting is not None and parting.by_cut and consumed > parting.sample:
@@ -109,8 +108,16 @@ class State:
                 "from this state on (`megablend amend CONFIG --state FILE`)"
             )
         differs = parting is not None and (parting.sample == 0 or consumed > parting.sample)
+        where = f" from sample {parting.sample:,} on" if parting is not None and parting.sample else ""
+        if (differs or parting is None) and self.reads_other(indices):
+            remedy = "open the state's index with megablend.open(config, state=state)"
+            if parting is not None and parting.sample:
+                remedy = f"resume from a state of sample {parting.sample:,} or earlier"
+            raise StateError(
+                f"the index differs{where}: the state was saved with {', '.join(self.indices)}, this dataset reads "
+                f"{', '.join(indices)}; {remedy}"
+            )
         if differs or consumed > stages[-1].stop:
-            where = f" from sample {parting.sample:,} on" if parting is not None and parting.sample else ""
             raise StateError(
                 f"the plan differs{where}: the state was saved with {self.plan}, this dataset has {stages[-1].digest}; open the "
                 "state's plan with megablend.open(config, state=state) and the config that the run was built with"

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import megablend
-from megablend.errors import ConfigError, PlanError
+from megablend.errors import ConfigError, PlanError, StateError
 from megablend.plan.ledger_file import load_ledger
 from tests.formats.writers import KINDS
 from tests.runs import STEP, documents, make_config
@@ -294,6 +294,39 @@ def test_any_names_of_sources(tmp_path: Path) -> None:
     known = {"s0": set(tokens_of(OLD[0], later(0))), "s0@0": set(tokens_of(OLD[1]))}
     for name, tokens in read_sources(dataset).items():
         assert set(tokens) <= known[name]
+
+
+@pytest.mark.parametrize(
+    ("at", "stop", "says"),
+    [(200, 208, "was amended from sample 208 on"), (320, 320, "index differs from sample 320 on")],
+)
+def test_states_of_a_plan_whose_new_data_was_replaced(tmp_path: Path, at: int, stop: int, says: str) -> None:
+    config = make_run(tmp_path)
+    edited = config | {"stages": STAGES}
+    write_file(tmp_path, 1, "b", later(1))
+    megablend.build(edited)
+    replaced = megablend.open(edited)
+    early, last, late = (json.loads(json.dumps(replaced.state_dict(k))) for k in (100, stop, 500))
+    write_file(tmp_path, 0, "c", later(0))
+    megablend.build_index(edited)
+    assert megablend.amend(edited, at=at).at == stop
+    dataset = megablend.open(edited)
+    expected = [dataset[k]["tokens"].tolist() for k in range(100, 1600)]
+    assert expected != [replaced[k]["tokens"].tolist() for k in range(100, 1600)]
+    with pytest.raises(StateError, match=says):
+        megablend.open(edited, state=late)
+    with pytest.raises(StateError, match=says):
+        dataset.load_state_dict(late)
+    megablend.gc(config["cache"], older_than_days=0)  # the snapshot that was replaced goes
+    with pytest.raises(StateError, match=says):
+        megablend.open(edited, state=late)
+    for state in (early, last):
+        resumed = megablend.open(edited, state=state)
+        assert resumed.run.ledger == dataset.run.ledger
+        assert [resumed[k]["tokens"].tolist() for k in range(100, 1600)] == expected
+        megablend.Loader(dataset, micro_batch_size=4).load_state_dict(state)
+    earlier = edited | {"stages": [*STAGES[:1], STAGES[1] | {"sources": {"s0": {"weight": 5}}}]}
+    assert megablend.amend(earlier, state=early, dry_run=True).at == 112
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
