@@ -310,3 +310,31 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     megablend.build_index(without)
     with pytest.raises(PlanError, match="lacks source 's1', which the run has read before; list it in `withdraw`"):
         megablend.amend(edited, at=112)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_index_without_a_withdrawn_source_has_its_document_tables(tmp_path: Path, whole: bool) -> None:
+    config = make_run(tmp_path, order="document")
+    edited = config | {"stages": [STAGES[0], {"samples": 1600, "withdraw": ["s1"]}]}
+    if whole:
+        megablend.build(edited)
+    else:
+        report = megablend.build_index(edited)
+        assert report.documents is not None
+        megablend.amend(edited, at=112)
+    dataset = megablend.open(edited)
+    assert len(dataset) == 1600
+    assert {dataset.run.plan.locate(k)[0] for k in range(320, 1600)} == {0}
+
+
+def test_new_data_in_another_order_needs_no_document_table_of_the_old_index(tmp_path: Path) -> None:
+    config = make_run(tmp_path, order="block", split="70,20,10")  # the index then has counts of documents
+    before = megablend.open(config)
+    past = [before[k]["tokens"].tolist() for k in range(112)]
+    write_file(tmp_path, 1, "m00", later(1))
+    edited = config | {"stages": [STAGES[0], STAGES[1] | {"order": "document"}]}
+    megablend.build_index(edited)
+    megablend.amend(edited, at=112)
+    dataset = megablend.open(edited)
+    assert [dataset[k]["tokens"].tolist() for k in range(112)] == past
+    assert set(tokens_of(later(1))) & set(read_sources(dataset)["s1"])
