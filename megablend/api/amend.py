@@ -133,7 +133,7 @@ def _plan_amended(config: Config, cut: Ledger, *, keep: bool) -> Run:
     requested = plan_committed(config, "train", cut, make_run_storage(config), newest, keep=keep)
     run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger))
     check_run(run)
-    precompute_orders(config, run.store)
+    precompute_orders(run)
     if keep:
         publish_splits(config, run.store)
     return run

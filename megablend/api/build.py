@@ -30,7 +30,7 @@ from megablend.index.snapshot import open_snapshot
 from megablend.index.source_spec import SourceSpec
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
-from megablend.plan.open_store import open_stores
+from megablend.plan.open_store import open_block_store, open_stores
 from megablend.plan.run import as_promised, check_run, plan_run, precompute_orders
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
@@ -230,8 +230,9 @@ def _list_needed(config: Config, ledger: Ledger | None, report: BuildReport) -> 
 
 def _tabulate(config: Config, digests: Sequence[str], launch: Communicator, storage: Storage | None) -> TablesReport:
     """Make the document tables of the snapshots that the run reads; reports the last ones. Called by all ranks."""
-    stores = open_stores(config, digests, storage or make_run_storage(config)).stores
-    for store in stores:
+    for digest in digests:
+        generation = open_snapshot(config.cache_store, digest)  # it may lack sources that are withdrawn
+        store = open_block_store(config, generation, storage or make_run_storage(config), may_lack=True)
         numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
         report = build_tables(store, [numbers[name] for name in config.tabled if name in numbers], launch=launch)
     return report
@@ -279,7 +280,7 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
     extended = ledger.extend(as_promised(run, ledger).ledger) if ledger else run.ledger
     run = dataclasses.replace(run, ledger=extended)
     check_run(run)
-    precompute_orders(config, store)
+    precompute_orders(run)
     publish_splits(config, store)
     if extended != ledger:
         save_ledger(config.cache_store, extended, replaces=ledger)

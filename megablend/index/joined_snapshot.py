@@ -1,13 +1,14 @@
 """Several snapshots of a run as one: their files, chunks and blocks are numbered through, in the order of the snapshots.
 
 Tables stay where they are; each row is read from its snapshot's, and verified there. A source keeps its name in the last snapshot
-that has it; in earlier ones it gets the snapshot's number as a suffix, so that names stay unique.
+that has it; in earlier ones it gets the snapshot's number as a suffix, so that names stay unique. A renamed file is read where
+the last snapshot that has its content found it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.source_entry import ColumnEntry, SourceEntry
 from megablend.index.tables import CHUNK_COLUMNS, FILE_SCHEMA
 from megablend.lazy import cached_property
+from megablend.storage.location import join
 
 Int64s = npt.NDArray[np.int64]
 
@@ -68,7 +70,37 @@ class JoinedSnapshot(Snapshot):
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
         """uint64 [num_files]; see Snapshot.seen. Raises: CacheError."""
-        return np.concatenate([each.seen for each in self.snapshots])
+        seen = np.concatenate([each.seen for each in self.snapshots])
+        for old, new in self._renamed.items():
+            seen[old] = seen[new]
+        return seen
+
+    def file_names(self) -> list[str]:
+        """See Snapshot.file_names; of renamed files the names of now."""
+        names = super().file_names()
+        for old, new in self._renamed.items():
+            names[old] = names[new]
+        return names
+
+    def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
+        """See Snapshot.path; of a renamed file the path of now."""
+        return super().path(self._renamed.get(i, i), roots)
+
+    @cached_property
+    def _renamed(self) -> dict[int, int]:
+        """For files with another path in a later snapshot, the number of one with their content in the last that has it."""
+        latest, found = dict[tuple[str, str], dict[str, dict[str, int]]](), dict[int, int]()
+        for snapshot, first in reversed(list(zip(self.snapshots, self._first_files.tolist(), strict=False))):
+            names = snapshot.file_names()
+            for column in snapshot.columns:
+                known = latest.setdefault((column.source_name, column.column), {})
+                mine = dict[str, dict[str, int]]()
+                for i, key in zip(column.files, snapshot.file_keys(column), strict=True):
+                    mine.setdefault(key, {})[join(column.root, names[i])] = first + i
+                for key, paths in mine.items():
+                    now = known.setdefault(key, paths)
+                    found |= {i: next(iter(now.values())) for path, i in paths.items() if path not in now}
+        return found
 
     @property
     def token_ranges(self) -> Int64s:

@@ -211,8 +211,12 @@ def as_promised(run: Run, ledger: Ledger) -> Run:
     return dataclasses.replace(run, ledger=planned.with_cycles_of(ledger) if run.split == "train" else planned)
 
 
-def precompute_orders(config: Config, store: BlockStore) -> None:
-    """Store in the cache the totals that the orders of blended splits would otherwise compute on opening. Raises CacheError."""
+def precompute_orders(run: Run) -> None:
+    """Store in the cache the totals that the orders of blended splits would otherwise compute on opening. Raises CacheError.
+
+    For a train split, these are the orders in which it reads each snapshot of the index: others may have no document table.
+    """
+    config, store = run.asked.config, run.store
     found = find_split_ranges(store.stores, config.shares)
     for number, split in enumerate(SPLITS):
         if not config.is_blended(split):
@@ -225,8 +229,15 @@ def precompute_orders(config: Config, store: BlockStore) -> None:
                 blocks = SplitBlocks(each.generation, part, eod=source.append_eod is not None)
                 if blocks.num_tokens == 0:
                     continue  # opening the split raises the error
-                for order in {each.order for each in (config.stage_configs if split == "train" else (config,))}:
+                used = _list_orders(run, name, each.generation.digest) if split == run.split else {config.order}
+                for order in sorted(used):
                     find_order(order).make(blocks, 0).precompute()
+
+
+def _list_orders(run: Run, source: str, snapshot: str) -> set[str]:
+    """The orders in which a run reads a source of a snapshot."""
+    number = list(run.asked.config.sources_of(run.split)).index(source)
+    return {segment.order for segment in run.epochs.segments[number] if segment.snapshot == snapshot}
 
 
 def check_run(run: Run) -> None:

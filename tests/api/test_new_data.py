@@ -343,3 +343,73 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     megablend.build_index(without)
     with pytest.raises(PlanError, match="lacks source 's1', which the run has read before; list it in `withdraw`"):
         megablend.amend(edited, at=112)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_index_without_a_withdrawn_source_has_its_document_tables(tmp_path: Path, whole: bool) -> None:
+    config = make_run(tmp_path, order="document")
+    edited = config | {"stages": [STAGES[0], {"samples": 1600, "withdraw": ["s1"]}]}
+    if whole:
+        megablend.build(edited)
+    else:
+        report = megablend.build_index(edited)
+        assert report.documents is not None
+        megablend.amend(edited, at=112)
+    dataset = megablend.open(edited)
+    assert len(dataset) == 1600
+    assert {dataset.run.plan.locate(k)[0] for k in range(320, 1600)} == {0}
+
+
+def test_new_data_in_another_order_needs_no_document_table_of_the_old_index(tmp_path: Path) -> None:
+    config = make_run(tmp_path, order="block", split="70,20,10")  # the index then has counts of documents
+    before = megablend.open(config)
+    past = [before[k]["tokens"].tolist() for k in range(112)]
+    write_file(tmp_path, 1, "m00", later(1))
+    edited = config | {"stages": [STAGES[0], STAGES[1] | {"order": "document"}]}
+    megablend.build_index(edited)
+    megablend.amend(edited, at=112)
+    dataset = megablend.open(edited)
+    assert [dataset[k]["tokens"].tolist() for k in range(112)] == past
+    assert set(tokens_of(later(1))) & set(read_sources(dataset)["s1"])
+
+
+@pytest.mark.parametrize("order", ["sequential", "document"])
+def test_renamed_files_are_read_where_they_are_now(tmp_path: Path, order: str) -> None:
+    config = make_run(tmp_path, order=order)
+    before = megablend.open(config)
+    past = [before[k]["tokens"].tolist() for k in range(112)]
+    here = tmp_path / "data" / "source1"
+    (here / "m1.parquet").rename(here / "z1.parquet")
+    write_file(tmp_path, 0, "m3", later(0))
+    edited = config | {"stages": STAGES}
+    megablend.build_index(edited)
+    megablend.amend(edited, at=112)
+    dataset = megablend.open(edited)
+    assert [dataset[k]["tokens"].tolist() for k in range(112)] == past
+    tokens, old = read_sources(dataset)["s1"], tokens_of(OLD[1])
+    first = Counter(tokens[: len(old)])
+    assert first == Counter(old)
+    assert len(tokens) > 2 * len(old)
+    assert megablend.check(edited).problems == ()
+    hits = megablend.find(edited, "source1/z1.parquet")["found"]
+    listed = set(tokens_of(OLD[1][50:]))
+    holding = [k for k in range(1600) if listed & set(dataset[k]["tokens"].tolist())]
+    assert {each["sample"] for found in hits for each in found["samples"]} >= set(holding)
+    shown = {piece.file for k in holding[:9] for piece in megablend.show(config["cache"], k, run="default").pieces}
+    assert str(here / "m1.parquet") not in shown
+    (here / "z1.parquet").rename(here / "z2.parquet")
+    assert "z1.parquet" in str(megablend.check(edited).problems)
+
+
+def test_of_equal_files_one_that_is_left_is_read(tmp_path: Path) -> None:
+    here = tmp_path / "data" / "source1"
+    write_file(tmp_path, 1, "m2", OLD[1][:50])  # as m0
+    config = make_run(tmp_path, order="block")
+    before = megablend.open(config)
+    past = [before[k]["tokens"].tolist() for k in range(320)]
+    (here / "m0.parquet").unlink()
+    edited = config | {"stages": STAGES}
+    megablend.build(edited)
+    dataset = megablend.open(edited)
+    assert [dataset[k]["tokens"].tolist() for k in range(320)] == past
+    assert set(read_sources(dataset)["s1"]) == set(tokens_of(OLD[1]))
