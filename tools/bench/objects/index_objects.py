@@ -62,8 +62,8 @@ def main() -> None:
             begin, before = time.perf_counter(), _read_cpu_seconds()
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
             seconds, cpu = time.perf_counter() - begin, _read_cpu_seconds() - before
-        index = json.loads(done.stdout)["index"] if b'"index"' in done.stdout else {}
-        took = f"{seconds:.1f} s in all, {index.get('seconds')} s indexing; CPU of all ranks {cpu:.1f} s"
+        index = json.loads(done.stdout)["index"]
+        took = f"{seconds:.1f} s in all, {index['seconds']:.1f} s indexing; CPU of all ranks {cpu:.1f} s"
         print(f"{options.files} files, {options.latency * 1e3:.0f} ms: {took}")
 
 
