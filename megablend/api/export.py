@@ -70,7 +70,8 @@ def export(
         progress: called with the samples written and to write.
 
     Returns: run, split, start, stop, file, bytes.
-    Raises: as `open_dataset`; ConfigError for samples outside the run, or a target that is not a file; ResourceError where the file cannot be written.
+    Raises: as `open_dataset`; ConfigError for samples outside the run, or a target that is not a file;
+        ResourceError where the file cannot be written.
     """
     opened = open_committed(what, run, split, cache=cache)
     start = whole_number("start", start, least=0)
