@@ -68,7 +68,8 @@ def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: 
         for split in splits
         for job in split.datasets
     ]
-    pairs = {prefix: _pair_sizes(prefix) for prefix in sorted({prefix for prefix, *_ in datasets})}
+    prefixes = sorted({job.part.prefix for split in splits for job in split.datasets})
+    pairs = {prefix: _pair_sizes(prefix) for prefix in prefixes}
     text = json.dumps(
         {"artefacts": [[each.base, _sizes(each)] for each in artefacts], "datasets": datasets, "pairs": pairs}
     )
