@@ -46,7 +46,7 @@ def find_data(config: Config, split: str, store: BlockStore, *, keep: bool = Fal
 
     Raises: PlanError where a snapshot that a stage of the config reads is not there, or sources are in another sequence.
     """
-    needed = max(each.snapshot for each in config.stage_configs) if split == "train" else config.snapshot
+    needed = config.num_snapshots - 1 if split == "train" else config.snapshot
     if needed >= len(store.stores):
         raise PlanError(
             f"stages: new_data: run {config.run!r} has {len(store.stores)} of {needed + 1} versions of the index; index the "
@@ -117,9 +117,10 @@ def _check_sequence(run: str, names: Sequence[str], data: Sequence[SplitData]) -
         next((i for i, each in enumerate(data) if each.ranges[number] is not None), len(data))
         for number in range(len(names))
     ]
-    for number, arrival in enumerate(arrivals):
-        if any(later < arrival for later in arrivals[number + 1 :]):
-            raise PlanError(
-                f"source {names[number]!r} is new in run {run!r}, and listed before sources that the run had already; list it "
-                "after them"
-            )
+    earlier = np.minimum.accumulate(arrivals[::-1])[::-1]  # of the sources from each one on
+    number = int(np.argmax(np.array(arrivals) > earlier))
+    if arrivals[number] > earlier[number]:
+        raise PlanError(
+            f"source {names[number]!r} is new in run {run!r}, and listed before sources that the run had already; list it after "
+            "them"
+        )

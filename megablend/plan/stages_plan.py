@@ -98,6 +98,11 @@ class StagesPlan:
             raise PlanError(f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}")
 
     @property
+    def stages(self) -> tuple[PlannedStage, ...]:
+        """In order."""
+        return self._stages
+
+    @property
     def epochs(self) -> Epochs:
         """Where the sources' epochs begin."""
         if callable(self._epochs):

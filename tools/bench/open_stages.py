@@ -151,8 +151,6 @@ def main() -> None:
                 [sys.executable, __file__, "--one", str(configs["many"]), "--profile", args.profile], check=True
             )
             return
-        for name in configs:
-            (folder / "cache" / "runs").exists()
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in configs}
         for _ in range(args.rounds + 1):
             for name, path in configs.items():
