@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from megablend import __version__
 from megablend.fs.atomic_write import replace_file, translate_os_errors
 from megablend.index.cache_folders import splits
 from megablend.lazy import LazyTuple, cached_property
@@ -36,7 +35,9 @@ from megablend.plan.stored_plan import StoredPlan, dump_plan, parse_plan
 from megablend.system.limited_json import parse_json
 
 VERSION = 1
-"""To be raised with every change of what is stored, and of how a ledger is planned."""
+"""To be raised with every change of what is stored, of how a ledger is planned, and of what a config requests."""
+RELEASE = "0.1.0"
+"""The release of megablend, whose approvals others do not use: what a config requests may change with a new default."""
 _DIGEST = 16
 _INDEX = re.compile(r'"index": ?"([0-9a-f]+)"')
 _SETTINGS = (
@@ -116,7 +117,7 @@ def load_plan_file(cache: Path, text: str) -> PlanFile | None:
     with contextlib.suppress(OSError):
         whole = path.read_bytes()
         checksum, data = whole[:_DIGEST], memoryview(whole)[_DIGEST:]
-        if checksum != _checksum(data, text):
+        if checksum != _checksum(data, path.name):
             return None
         size = int.from_bytes(data[:8], "little")
         head = json.loads(bytes(data[8 : 8 + size]))
@@ -149,7 +150,8 @@ def save_plan_file(cache: Path, text: str, stages: Sequence[Stage], plan: Stages
     record += b" " * (-len(record) % 8)  # so that arrays are aligned
     parts = [len(record).to_bytes(8, "little"), record, *(array.astype("<i8").tobytes() for array in stored.arrays)]
     contents = b"".join(parts)
-    _write(_path(cache, text, "plan"), _checksum(contents, text) + contents)
+    path = _path(cache, text, "plan")
+    _write(path, _checksum(contents, path.name) + contents)
 
 
 def is_approved(cache: Path, text: str, data: str, request: str | None) -> bool:
@@ -176,7 +178,8 @@ def save_approval(cache: Path, text: str, data: str, request: str) -> None:
 def _path(cache: Path, text: str, *what: str) -> Path:
     """The path of a file made from a ledger's text, among the splits of the run's last snapshot."""
     owner = _INDEX.findall(text)[-1:] or [""]  # read from the text, which is not parsed here
-    return splits(cache) / f"{owner[0]}-{digest_of([VERSION, __version__, text, *what])}"
+    digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST).hexdigest()
+    return splits(cache) / f"{owner[0]}-{digest_of([VERSION, RELEASE, digest, *what])}"
 
 
 def _checksum(data: bytes | memoryview, what: str) -> bytes:
