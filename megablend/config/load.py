@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from megablend.config.absolute import make_cache_absolute, make_paths_absolute
 from megablend.config.complaints import explain_errors
-from megablend.config.limited_yaml import compose_and_load, read_limited
+from megablend.config.limited_yaml import parse_document, read_limited
 from megablend.config.model import Config
 from megablend.config.places import Places
 from megablend.errors import ConfigError
@@ -96,16 +96,16 @@ def _read(path: Path) -> tuple[dict[str, Any], Places]:
     if path.suffix == ".json":
         text = text.replace("\t", " ")  # YAML allows no tabs between tokens, and JSON strings contain none
     try:
-        node, data = compose_and_load(text)  # JSON is YAML
+        document = parse_document(text)  # JSON is YAML
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         language = "JSON" if path.suffix == ".json" else "YAML"
         raise ConfigError(f"{where}: not valid {language}: {getattr(error, 'problem', None) or error}") from None
-    places = Places(str(path), node)
+    data = document.data
     if not isinstance(data, dict):
         found = "nothing" if data is None else type(data).__name__
         raise ConfigError(f"{path}: found {found}, expected keys such as cache, sequence_length, sources")
-    for key, line in places.duplicates():
+    for key, line in document.duplicates:
         raise ConfigError(f"{path}:{line}: {key}: duplicate key; keep one")
-    return data, places
+    return data, Places(str(path), document.lines)

@@ -13,7 +13,7 @@ from megablend.caches.base import CacheStore
 from megablend.caches.find import find_store
 from megablend.config.other_names import explain_mapping
 from megablend.config.read_spec import ReadSpec, make_options
-from megablend.config.source import Model, Source, check_blend
+from megablend.config.source import Model, Source, check_blend, check_units
 from megablend.config.stages import StageSettings, apply_settings, apply_stages, check_listed
 from megablend.config.values import (
     SIZE,
@@ -226,7 +226,7 @@ class Config(Model):
         check_listed(self.stages, [source.name for source in self.sources["train"]], given)
         for i, config in enumerate(self.stage_configs if self.stages else ()):
             try:
-                check_blend("train", config.sources["train"], blended=True)
+                check_units("train", config.sources["train"])
                 config._check_weights()
                 config._check_masks()
             except ValueError as error:

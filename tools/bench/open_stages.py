@@ -22,9 +22,11 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
+T = TypeVar("T")
 LENGTH, BATCH, CALLS = 2048, 64, 200
 
 
@@ -81,7 +83,7 @@ def measure(path: Path, profile: str | None) -> dict[str, float]:
 
     found = dict[str, float]()
 
-    def timed(name: str, run: Callable[[], object]) -> object:
+    def timed(name: str, run: Callable[[], T]) -> T:
         profiler = cProfile.Profile() if profile == name else None
         start = time.process_time()
         with profiler or nullcontext():
@@ -96,7 +98,6 @@ def measure(path: Path, profile: str | None) -> dict[str, float]:
     before = read_memory()
     dataset = timed("open", lambda: megablend.open(config))
     found["open MiB"] = read_memory() - before
-    assert isinstance(dataset, megablend.Dataset)
     plan, rng = dataset.run.plan, np.random.default_rng(os.getpid())
     timed("enter every stage", lambda: plan.locate_many(np.linspace(0, len(dataset) - 1, 1000).astype(np.int64)))
     calls = [rng.integers(0, len(dataset), BATCH) for _ in range(CALLS)]
