@@ -73,6 +73,7 @@ class StagesPlan:
         self._plans: list[Plan | None] = [stage.plan for stage in stages]
         self.num_sources = len(stages[0].request.totals)
         self._starts = [stage.request.first_sample for stage in stages]
+        self._stops = [*self._starts[1:], self._starts[-1] + stages[-1].length]
         for stage in stages:
             _check(stage.number, stage.request, self.num_sources)
         given = np.zeros((len(stages) + 1, self.num_sources), np.int64)
@@ -93,7 +94,7 @@ class StagesPlan:
         """int64 [num_sources]: the end of each source's ordinals; after a cut some before it may not be read any more."""
         for number in self._cuts:
             np.maximum(self._reach, self._given[number] + self._tail_stops(number), out=self._reach)
-        self.num_samples = self._starts[-1] + stages[-1].length
+        self.num_samples = self._stops[-1]
         if self.num_samples > MAX_SAMPLES:
             raise PlanError(f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}")
 
@@ -122,15 +123,20 @@ class StagesPlan:
         numbers = sample_numbers(ks, self.num_samples)
         if not numbers.size:
             return np.zeros(numbers.shape, np.int32), np.zeros(numbers.shape, np.int64)
-        first, last = (self._stage_of(int(edge(numbers))) for edge in (np.min, np.max))
-        if first == last:
+        first = self._stage_of(int(numbers.min()))
+        if numbers.max() < self._stops[first]:
             return self._locate_in(first, numbers)
-        sources, ordinals = np.empty(numbers.shape, np.int32), np.empty(numbers.shape, np.int64)
-        stages = np.searchsorted(self._starts, numbers, side="right") - 1
-        for stage in range(first, last + 1):
-            rows = stages == stage
-            sources[rows], ordinals[rows] = self._locate_in(stage, numbers[rows])
-        return sources, ordinals
+        places = np.argsort(numbers, axis=None, kind="stable")
+        sources, ordinals = np.empty(numbers.size, np.int32), np.empty(numbers.size, np.int64)
+        listed = numbers.ravel()[places]
+        edges = np.searchsorted(listed, self._stops)  # of each stage, the end of its samples
+        begin = 0
+        for stage, end in enumerate(edges.tolist()):
+            if begin < end:
+                rows = places[begin:end]
+                sources[rows], ordinals[rows] = self._locate_in(stage, listed[begin:end])
+            begin = end
+        return sources.reshape(numbers.shape), ordinals.reshape(numbers.shape)
 
     def counts(self, n: int) -> Int64s:
         """How many of the first n samples come from each source: int64 [num_sources]. Raises IndexError."""
@@ -214,11 +220,10 @@ class StagesPlan:
 
     def list_stretches(self) -> list[Stretch]:
         """List the stages as ranges of samples."""
-        stops = [*self._starts[1:], self.num_samples]
         return [
             Stretch(stage.number, start, stop, stage.request, stage.cursor, read)
             for start, stop, stage, read in zip(
-                self._starts, stops, self._stages, np.diff(self._given, axis=0), strict=True
+                self._starts, self._stops, self._stages, np.diff(self._given, axis=0), strict=True
             )
         ]
 
@@ -278,7 +283,7 @@ class StagesPlan:
 
     def _locate_in(self, stage: int, ks: Int64s) -> tuple[Int32s, Int64s]:
         sources, ordinals = self.plan_of(stage).locate_many(ks - self._starts[stage])
-        ordinals += self._given[stage][sources]
+        ordinals += self._given[stage].take(sources)
         for number in reversed(self._cuts):
             first = self._given[number][sources]
             if number < stage and (ordinals < first + self._tail_stops(number)[sources]).any():
