@@ -1,7 +1,7 @@
 """How long a run of many stages over many sources takes to open, and what its samples cost to locate.
 
 For 12 stages over 1,000 sources and 10^12 samples, whose weights all change from stage to stage: CPU time to load the config, of
-`megablend.open` after imports and kernels, and of `locate_many` of 64 samples, in order and anywhere in the run, in comparison with
+`megablend.open` after imports and kernels, and of `locate_many` of 64 samples, in order and anywhere in the run; compared with
 a run of one stage. Each figure is of a fresh process; medians of --rounds.
 
     python tools/bench/open_stages.py                   # makes its corpus in a temporary folder
