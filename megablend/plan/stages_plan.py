@@ -283,7 +283,7 @@ class StagesPlan:
 
     def _locate_in(self, stage: int, ks: Int64s) -> tuple[Int32s, Int64s]:
         sources, ordinals = self.plan_of(stage).locate_many(ks - self._starts[stage])
-        ordinals += self._given[stage].take(sources)
+        ordinals = ordinals + self._given[stage].take(sources)
         for number in reversed(self._cuts):
             first = self._given[number][sources]
             if number < stage and (ordinals < first + self._tail_stops(number)[sources]).any():
