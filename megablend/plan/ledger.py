@@ -57,7 +57,7 @@ class Ledger:
     @classmethod
     def from_plan_file(cls, file: PlanFile) -> Ledger:
         """The ledger that a plan file was made from."""
-        ledger = cls(run=file.run, stages=file.make_stages())
+        ledger = cls(run=file.run, stages=file.stages)
         ledger.__dict__.update(plan_file=file, digests=file.digests)
         return ledger
 

@@ -39,6 +39,8 @@ VERSION = 1
 RELEASE = "0.1.0"
 """The release of megablend, whose approvals others do not use: what a config requests may change with a new default."""
 _DIGEST = 16
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What a file of another make raises when it is parsed, though its checksum is right."""
 _INDEX = re.compile(r'"index": ?"([0-9a-f]+)"')
 _SETTINGS = (
     "split",
@@ -84,37 +86,28 @@ class PlanFile:
 
     def __init__(self, cache: Path, text: str, head: dict[str, Any], arrays: list[Int64s]) -> None:
         self.cache, self.text, self._head, self._arrays = cache, text, head, arrays
+        self.run: str = head["run"]
+        self.digests: tuple[str, ...] = tuple(each["digest"] for each in head["stages"])
+        """The plan's digest after each stage."""
+        ledger = LedgerText(text)
+        self.stages = tuple(_parse_stage(ledger, number, each) for number, each in enumerate(head["stages"]))
+        """The ledger's stages, whose sources are parsed when one of them is first needed."""
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
 
-    @property
-    def run(self) -> str:
-        """The run's name."""
-        name: str = self._head["run"]
-        return name
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """The plan's digest after each stage."""
-        return tuple(each["digest"] for each in self._head["stages"])
-
-    def make_stages(self) -> tuple[Stage, ...]:
-        """The ledger's stages, whose sources are parsed when one of them is first needed."""
-        text = LedgerText(self.text)
-        return tuple(_parse_stage(text, number, each) for number, each in enumerate(self._head["stages"]))
-
     def make_plan(self, data: str) -> StagesPlan | None:
-        """The run's plan; None where it was made for other data, see `Specification.data_digest`."""
-        if data != self._head["data"]:
-            return None
-        return parse_plan(StoredPlan(self._head["plan"], self._arrays))
+        """The run's plan; None where it was made for other data, see `Specification.data_digest`, or cannot be parsed."""
+        if data == self._head.get("data"):
+            with contextlib.suppress(*_MALFORMED):
+                return parse_plan(StoredPlan(self._head["plan"], self._arrays))
+        return None
 
 
 def load_plan_file(cache: Path, text: str) -> PlanFile | None:
     """The plan file of a ledger's text; None where it is missing, damaged, or not readable."""
     path = _path(cache, text, "plan")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, *_MALFORMED):
         whole = path.read_bytes()
         checksum, data = whole[:_DIGEST], memoryview(whole)[_DIGEST:]
         if checksum != _checksum(data, path.name):

@@ -72,7 +72,7 @@ def dump_plan(plan: StagesPlan) -> StoredPlan:
 
 
 def parse_plan(stored: StoredPlan) -> StagesPlan:
-    """The inverse of `dump_plan`."""
+    """The inverse of `dump_plan`. Raises: ValueError, LookupError, TypeError or AttributeError for what it did not make."""
     record, arrays = stored
     size = record["num_sources"]
 
@@ -85,6 +85,8 @@ def parse_plan(stored: StoredPlan) -> StagesPlan:
 
     stages = []
     for each in record["stages"]:
+        if not all(type(each[name]) is int for name in (*_NUMBERS, "number", "length")):
+            raise ValueError("a setting of a stage is not a whole number")
         totals, first_tokens, cycles = (need(each[name]) for name in _ARRAYS[:3])
         request = StageRequest(
             **{name: each[name] for name in _NUMBERS},

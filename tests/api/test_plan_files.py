@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,3 +137,22 @@ def test_a_changed_copy_of_a_config_is_not_taken_for_it(config: dict[str, Any]) 
     assert changed.request_digest is None
     with pytest.raises(PlanError, match="seed was"):
         megablend.open(changed)
+
+
+@pytest.mark.parametrize("field", ["run", "stages", "data", "plan", "sizes", "digest", "lanes", "sources", "cursor"])
+@pytest.mark.parametrize("value", [None, [], "x", 10**30])
+def test_with_a_right_checksum_and_other_fields_it_is_not_used(config: dict[str, Any], field: str, value: Any) -> None:
+    expected, path = read(config), list_files(config)[0]
+    data = path.read_bytes()[16:]
+    size = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + size])
+    for record in (head, *head["stages"], *head["plan"]["stages"]):
+        if field in record:
+            record[field] = value
+    record = json.dumps(head).encode()
+    changed = len(record).to_bytes(8, "little") + record + data[8 + size :]
+    path.write_bytes(plan_file._checksum(changed, path.name) + changed)
+    if field == "data":
+        assert read(config) == expected
+    with contextlib.suppress(MegablendError):
+        assert read(config) is not None
