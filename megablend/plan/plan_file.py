@@ -54,6 +54,7 @@ _SETTINGS = (
     "shuffle_window",
 )
 """Fields of a Blend that the head has."""
+_NUMBERS = ("end", "sources", "sequence_length", "plan_version", "seed", "lanes", "shuffle_window")
 
 
 class LedgerText:
@@ -203,6 +204,9 @@ def _dump_stage(stage: Stage, digest: str) -> dict[str, Any]:
 
 
 def _parse_stage(text: LedgerText, number: int, record: dict[str, Any]) -> Stage:
+    """Raises: as `_MALFORMED` says."""
+    if not all(type(record[name]) is int for name in _NUMBERS):
+        raise ValueError("a setting of a stage is not a whole number")
     schedule, size = None, record["sources"]
     if "schedule" in record:
         kind, samples, cycle, done = record["schedule"]
