@@ -67,13 +67,13 @@ class CheckedTable:
 
     def __init__(self, folder: Path, layout: Layout, *, checks: bool) -> None:
         """Args: checks: there is a table of checksums; otherwise rows are not verified."""
-        self._path, self._layout = folder / layout.table, layout
+        self._path, self._layout = f"{folder}/{layout.table}", layout
         self.mapped = MappedTable(self._path, layout.columns)
-        self._checks = MappedTable(folder / layout.checks, layout.check_columns) if checks else None
+        self._checks = MappedTable(f"{folder}/{layout.checks}", layout.check_columns) if checks else None
         self.num_rows = len(self.mapped[(layout.columns.names or ("",))[0]])
         if self._checks is not None and len(self._checks[next(iter(layout.groups))]) != self.num_rows:
             raise CacheError(
-                f"{folder / layout.checks}: damaged table: its number of rows differs from {self._path.name}; {REPAIR_REMEDY}"
+                f"{folder / layout.checks}: damaged table: its number of rows differs from {layout.table}; {REPAIR_REMEDY}"
             )
 
     def take(self, group: str, rows: Int64s, *, plainly: bool = False) -> Int64s:
@@ -90,10 +90,10 @@ class CheckedTable:
             values[place] = self.mapped.take(name, rows)
         if self._checks is not None and len(rows):
             found = (plain_row_checks if plainly else compute_checks)(rows, values)
-            wrong = np.flatnonzero(found != self._checks.take(group, rows))
-            if len(wrong):
+            wrong = found != self._checks.take(group, rows)
+            if wrong.any():
                 raise CacheError(
-                    f"{self._path}: damaged table: row {rows[wrong[0]]} does not match its checksum in "
+                    f"{self._path}: damaged table: row {rows[wrong.argmax()]} does not match its checksum in "
                     f"{self._layout.checks}; {REPAIR_REMEDY}"
                 )
         return values
