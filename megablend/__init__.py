@@ -11,7 +11,6 @@ Names are loaded when they are first used: `build` never imports torch, the trai
 from __future__ import annotations
 
 import importlib
-import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from megablend.reader import Dataset, Loader, PretrainingSampler
 
 __version__ = "0.1.0"
-
-logging.getLogger("megablend").addHandler(logging.NullHandler())  # silent unless the program configures logging
 
 _HOMES = {
     "amend": "megablend.api.amend",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,9 +35,9 @@ from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
+from megablend.system.log import LOG
 
 _MOST_RACES = 5
-_LOG = logging.getLogger("megablend")
 
 
 def build_index(
@@ -146,11 +145,11 @@ def _index(
 
 def _log_report(cache: str, report: BuildReport) -> None:
     for path in report.changed:
-        _LOG.info("%s: %s has changed, indexed again", cache, path)
+        LOG.info("%s: %s has changed, indexed again", cache, path)
     for note in report.notes:
-        _LOG.info("%s: %s", cache, note)
+        LOG.info("%s: %s", cache, note)
     if report.read:
-        _LOG.info("%s: indexed %d files in %.1f s, %d reused", cache, report.read, report.seconds, report.reused)
+        LOG.info("%s: indexed %d files in %.1f s, %d reused", cache, report.read, report.seconds, report.reused)
 
 
 def list_specs(checked: Config) -> list[SourceSpec]:

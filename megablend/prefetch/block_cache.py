@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -13,8 +12,7 @@ from megablend.blocks.block_sizes import BLOCK_OVERHEAD_BYTES
 from megablend.blocks.block_store import BlockStore
 from megablend.formats.base import DecodedBlock
 from megablend.system.after_fork import unlock_in_children
-
-_LOG = logging.getLogger("megablend")
+from megablend.system.log import LOG
 
 
 class BlockCache:
@@ -72,7 +70,7 @@ class BlockCache:
         while self._bytes > max_bytes and self._blocks:
             self._bytes -= _bytes(self._blocks.popitem(last=False)[1])
         if len(self._blocks) < num_blocks:
-            _LOG.debug(
+            LOG.debug(
                 "%s: evicted %d blocks of %.1f MB from the block cache, %d kept",
                 self.store.generation.folder,
                 num_blocks - len(self._blocks),
