@@ -1,5 +1,7 @@
-"""Ranks of the plugin's driver as torchrun starts them, but forked from one process that has imported what they need: torch and
-Megatron take seconds in each process."""
+"""Ranks of a driver as torchrun starts them, but forked from one process that has imported what they need.
+
+Torch and Megatron take seconds in each process.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ from tests.megatron.plugin_data import environment
 SECONDS = 120
 """Until the ranks of a job must have ended."""
 SERVE = """
-import json, os, sys, traceback
-from tests.megatron.plugin_driver import main
+import importlib, json, os, sys, traceback
+import torch.distributed
+
+main = importlib.import_module(sys.argv[1]).main
 
 for line in sys.stdin:
     request, ranks = json.loads(line), []
@@ -41,10 +45,14 @@ for line in sys.stdin:
 
 
 @contextmanager
-def serve_ranks() -> Iterator[Callable[[str, int], list[int]]]:
-    """A function that runs the driver with a specification's path on so many ranks, and returns their exit codes."""
+def serve_ranks(driver: str) -> Iterator[Callable[[str, int], list[int]]]:
+    """A function that runs a driver with a specification's path on so many ranks, and returns their exit codes.
+
+    Args:
+        driver: a module with a function `main`. One rank alone is no job.
+    """
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVE],
+        [sys.executable, "-c", SERVE, driver],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -61,6 +69,8 @@ def serve_ranks() -> Iterator[Callable[[str, int], list[int]]]:
             port = free.getsockname()[1]
         job = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **job} for rank in range(num_ranks)]
+        if num_ranks == 1:
+            ranks = [{}]
         requests.write(json.dumps({"spec": spec, "ranks": ranks}) + "\n")
         requests.flush()
         assert select.select([answers], [], [], SECONDS)[0], f"the ranks did not end within {SECONDS} s"

@@ -68,7 +68,7 @@ def run(folder: Path, spec: dict[str, Any], num_ranks: int, before: Callable[[],
 
 @pytest.fixture(scope="module")
 def forked() -> Iterator[Callable[[str, int], list[int]]]:
-    with serve_ranks() as run_ranks:
+    with serve_ranks("tests.megatron.plugin_driver") as run_ranks:
         yield run_ranks
 
 
@@ -108,13 +108,15 @@ slow = pytest.mark.slow  # each rank takes seconds to import what it needs
         pytest.param("mpirun", "parquet", marks=slow),
     ],
 )
-def test_each_artefact_is_built_once(tmp_path: Path, name: str, kind: str) -> None:
+def test_each_artefact_is_built_once(
+    tmp_path: Path, name: str, kind: str, forked: Callable[[str, int], list[int]]
+) -> None:
     spec = spec_of(tmp_path, kind, launcher=name)
-    found = run(tmp_path, spec, NUM_RANKS)
+    found = run(tmp_path, spec, 2)
     built_once(found)
     assert sum(bool(each["built"]) for each in found) > 1
     assert all(each["samples"] == found[0]["samples"] for each in found)
-    again = run(tmp_path, spec, NUM_RANKS)
+    again = run_forked(forked, tmp_path, spec | {"launcher": "torchrun"}, NUM_RANKS)
     assert [each["built"] for each in again] == [[]] * NUM_RANKS
     assert again[0]["samples"] == found[0]["samples"]
 
@@ -159,7 +161,7 @@ def test_a_rank_that_lacks_the_cache_is_not_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [pytest.param("torchrun", marks=slow), "mpirun"])
 def test_a_cache_that_cannot_be_written(tmp_path: Path, name: str) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    found = run(tmp_path, spec_of(tmp_path, "megatron", launcher=name), NUM_RANKS)
+    found = run(tmp_path, spec_of(tmp_path, "megatron", launcher=name), 2)
     for each in found:
         assert "CacheError" in each["error"]
         assert "cannot write the cache" in each["error"]
