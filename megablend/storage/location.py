@@ -27,7 +27,7 @@ def find_scheme(location: str) -> str:
 def join(folder: str, name: str) -> str:
     """The location of `name`, which is relative to a folder."""
     if not find_scheme(folder):
-        path = name if name.startswith("/") else f"{folder}/{name}"
+        path = f"{folder}/{name}" if folder and not name.startswith("/") else name
         return path if _NORMAL.fullmatch(path) else str(PurePath(folder, name))
     return f"{folder}{name}" if folder.endswith("/") else f"{folder}/{name}"
 
