@@ -139,10 +139,12 @@ def test_rank_0_need_not_hold_a_dataset(tmp_path: Path, forked: Callable[[str, i
     assert not found[0]["built"]
 
 
-@pytest.mark.parametrize("name", [pytest.param("torchrun", marks=slow), "mpirun"])
-def test_folders_of_their_own_are_each_built(tmp_path: Path, name: str) -> None:
-    spec = spec_of(tmp_path, "arrow", launcher=name, cache=str(tmp_path / "cache{rank}"))
-    found = run(tmp_path, spec, 2)
+@pytest.mark.parametrize("name", ["forked", *(pytest.param(name, marks=slow) for name in ("torchrun", "mpirun"))])
+def test_folders_of_their_own_are_each_built(
+    tmp_path: Path, name: str, forked: Callable[[str, int], list[int]]
+) -> None:
+    spec = spec_of(tmp_path, "arrow", cache=str(tmp_path / "cache{rank}"))
+    found = run_forked(forked, tmp_path, spec, 2) if name == "forked" else run(tmp_path, spec | {"launcher": name}, 2)
     for each in found:
         built_once([each])
     assert found[0]["samples"] == found[1]["samples"]
