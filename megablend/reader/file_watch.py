@@ -94,8 +94,6 @@ def _look(
     found: list[Exception],
     place: list[int],
 ) -> None:
-    if _is_ended(end, pause):  # the files of the first batch were checked a moment ago
-        return
     while True:
         start = time.monotonic()
         while place[0] < len(files):
