@@ -11,13 +11,13 @@ Names are loaded when they are first used: `build` never imports torch, the trai
 from __future__ import annotations
 
 import importlib
-import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megablend.api.amend import amend
-    from megablend.api.build import BuildResult, BuiltIndex, build, build_index
+    from megablend.api.build import build, build_index
+    from megablend.api.build_results import BuildResult, BuiltIndex
     from megablend.api.check import CheckResult, check
     from megablend.api.describe import describe
     from megablend.api.diff import diff
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from megablend.api.show import show, show_step
     from megablend.api.skip import list_skips, skip, unskip
     from megablend.api.verify import verify
-    from megablend.blocks.block_store import BlockBatch, BlockStore
+    from megablend.blocks.block_batch import BlockBatch
+    from megablend.blocks.block_store import BlockStore
     from megablend.config import Config, load_config
     from megablend.errors import (
         CacheError,
@@ -47,15 +48,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-logging.getLogger("megablend").addHandler(logging.NullHandler())  # silent unless the program configures logging
-
 _HOMES = {
     "amend": "megablend.api.amend",
     "build": "megablend.api.build",
-    "BuildResult": "megablend.api.build",
+    "BuildResult": "megablend.api.build_results",
     "check": "megablend.api.check",
     "CheckResult": "megablend.api.check",
-    "BuiltIndex": "megablend.api.build",
+    "BuiltIndex": "megablend.api.build_results",
     "build_index": "megablend.api.build",
     "describe": "megablend.api.describe",
     "diff": "megablend.api.diff",
@@ -74,7 +73,7 @@ _HOMES = {
     "Config": "megablend.config",
     "load_config": "megablend.config",
     "BlockStore": "megablend.blocks.block_store",
-    "BlockBatch": "megablend.blocks.block_store",
+    "BlockBatch": "megablend.blocks.block_batch",
     "skip": "megablend.api.skip",
     "list_skips": "megablend.api.skip",
     "unskip": "megablend.api.skip",

@@ -36,6 +36,14 @@ def write_source(folder: Path, source: int, kind: str, listed: Documents, *, num
     return {"name": f"s{source}", "path": f"{here}/*{KINDS[kind].suffix}", "column": KINDS[kind].column}
 
 
+def write_blend(folder: Path, *weights: int) -> list[dict[str, Any]]:
+    """Sources of Parquet files with these weights, s0, s1 and so on, below `folder`/data."""
+    return [
+        write_source(folder / "data", d, "parquet", documents(d, 150, 60, 5)) | {"weight": weight}
+        for d, weight in enumerate(weights)
+    ]
+
+
 def make_config(folder: Path, sources: Sequence[dict[str, Any]], **settings: Any) -> dict[str, Any]:
     """A config of these sources; defaults that make many blocks, lanes and cycles out of little data."""
     defaults = {

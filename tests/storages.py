@@ -1,6 +1,20 @@
-"""The storage that tests read from, where it does not matter which."""
+"""Storages that tests read from."""
 
+from megablend.storage.base import Allocate, Bytes, Int64s, Storage
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.wrapper import WrapperStorage
 
 STORAGE = make_storage().for_checking()
 """Reads the files that are there at the last `stat`: tests replace them."""
+
+
+class CountingStorage(WrapperStorage):
+    """Counts the bytes of fetched ranges, those between neighbouring ranges included."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self.bytes = 0
+
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        self.bytes += int(sizes.sum())
+        return super().read_ranges(path, offsets, sizes, allocate)

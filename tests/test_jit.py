@@ -97,21 +97,25 @@ def test_where_the_short_way_fails_numba_loads_as_it_does(monkeypatch: pytest.Mo
     assert sum(fresh._compiled.stats.cache_hits.values()) == 1
 
 
+GATHER = """
+import sys, resource, numpy as np
+from megablend.kernels.exact.sample_index import gather_lengths
+
+if sys.argv[1:]:  # the largest file that may be written
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+lengths, out = np.arange(1, 4, dtype=np.int32), np.empty(3, np.int32)
+print(gather_lengths(lengths, np.array([2, 0, 1], np.int32), out), out.tolist())
+"""
+
+
 @compiled
 @pytest.mark.timeout(120)
 def test_a_kernel_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:
     """On a full disk; a later process keeps it."""
-    code = (
-        "import sys, resource, numpy as np\n"
-        "from megablend.kernels.exact.sample_index import gather_lengths\n"
-        "if sys.argv[1:]: resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))\n"
-        "lengths, out = np.arange(1, 4, dtype=np.int32), np.empty(3, np.int32)\n"
-        "print(gather_lengths(lengths, np.array([2, 0, 1], np.int32), out), out.tolist())\n"
-    )
     environment = {**os.environ, "MEGABLEND_KERNEL_CACHE": str(tmp_path)}
     said = 0
     for limit in (["0"], ["1000"], []):
-        command = [sys.executable, "-c", code, *limit]
+        command = [sys.executable, "-c", GATHER, *limit]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout == "6 [3, 1, 2]\n"
@@ -124,17 +128,10 @@ def test_a_kernel_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> No
 @pytest.mark.timeout(180)
 def test_processes_that_start_together_say_once_that_they_compile(tmp_path: Path) -> None:
     """As the ranks of a job, or a DataLoader's workers, on a node without compiled kernels."""
-    code = (
-        "import numpy as np\n"
-        "from megablend.kernels.exact.sample_index import gather_lengths\n"
-        "out = np.empty(2, np.int32)\n"
-        "gather_lengths(np.arange(1, 4, dtype=np.int32), np.array([2, 0], np.int32), out)\n"
-        "print(out.tolist())\n"
-    )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "none" / "yet")}
     environment.pop("MEGABLEND_KERNEL_CACHE", None)
-    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    command, pipe = [sys.executable, "-c", GATHER], subprocess.PIPE
     started = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(3)]
     said = [process.communicate(timeout=150) for process in started]
-    assert [found for found, _ in said] == ["[3, 1]\n"] * 3, said
+    assert [found for found, _ in said] == ["6 [3, 1, 2]\n"] * 3, said
     assert sum(text.count("megablend: compiling kernels for this machine, once") for _, text in said) == 1

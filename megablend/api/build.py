@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from megablend.api.build_results import BuildResult, BuiltIndex
 from megablend.api.check import check_store
 from megablend.api.checksums import make_checksums
 from megablend.api.known_ranges import refuse_known_outliers
@@ -37,63 +36,9 @@ from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
+from megablend.system.log import LOG
 
 _MOST_RACES = 5
-_LOG = logging.getLogger("megablend")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildResult:
-    """What a build did."""
-
-    index: BuildReport
-    documents: TablesReport | None
-    """How the document tables were built; None where the order needs none."""
-    ledger: Ledger
-    """What the run is committed to now."""
-    stages_before: int
-    """Number of stages that the run had before; 0 for a new run."""
-    problems: tuple[str, ...]
-    """With `pinned`, the files of the older index that are missing or changed: the run cannot be read to its end."""
-    warnings: tuple[str, ...] = ()
-    """Numbers of the plan that deserve a second look; see `find_warnings`."""
-    ranks: int = 1
-    """Number of processes that built."""
-
-    @property
-    def pinned(self) -> bool:
-        """Whether the run keeps reading an older snapshot of the index, which its committed order depends on."""
-        return self.ledger.index != self.index.digest
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        run = {
-            "name": self.ledger.run,
-            "index": self.ledger.index,
-            "plan": self.ledger.digest,
-            "stages": list(self.ledger.ends),
-            "stages_before": self.stages_before,
-            "pinned": self.pinned,
-            "problems": list(self.problems),
-            "warnings": list(self.warnings),
-        }
-        documents = None if self.documents is None else asdict(self.documents)
-        return {"index": asdict(self.index), "documents": documents, "run": run, "ranks": self.ranks}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltIndex:
-    """What building an index, without a run, did."""
-
-    index: BuildReport
-    documents: TablesReport | None
-    """How the document tables were built; None where the order needs none."""
-    ranks: int = 1
-    """Number of processes that built."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return asdict(self)
 
 
 def build_index(
@@ -201,11 +146,11 @@ def _index(
 
 def _log_report(cache: str, report: BuildReport) -> None:
     for path in report.changed:
-        _LOG.info("%s: %s has changed, indexed again", cache, path)
+        LOG.info("%s: %s has changed, indexed again", cache, path)
     for note in report.notes:
-        _LOG.info("%s: %s", cache, note)
+        LOG.info("%s: %s", cache, note)
     if report.read:
-        _LOG.info("%s: indexed %d files in %.1f s, %d reused", cache, report.read, report.seconds, report.reused)
+        LOG.info("%s: indexed %d files in %.1f s, %d reused", cache, report.read, report.seconds, report.reused)
 
 
 def list_specs(checked: Config) -> list[SourceSpec]:

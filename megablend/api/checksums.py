@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from megablend.caches.base import CHECKSUMS
@@ -15,8 +14,7 @@ from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
 from megablend.storage.requested_reads import RequestedReads, run_in_threads
-
-_LOG = logging.getLogger("megablend")
+from megablend.system.log import LOG
 
 
 def make_checksums(
@@ -40,7 +38,7 @@ def make_checksums(
         return
     sizes = [snapshot.file(number).opened.size for number in range(snapshot.num_files)]
     if launch.rank == 0:
-        _LOG.info(
+        LOG.info(
             "%s: reading up to %d bytes of %d files for checksums of blocks", store.location, sum(sizes), len(sizes)
         )
     mine = assign_longest_first(sizes, launch.size)[launch.rank]

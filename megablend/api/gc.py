@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,9 +15,9 @@ from megablend.index.gc import collect
 from megablend.plan.ledger_file import list_runs
 from megablend.system.failures import translating
 from megablend.system.limited_json import parse_json
+from megablend.system.log import LOG
 
 DEFAULT_DAYS = 7.0
-_LOG = logging.getLogger("megablend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,7 +63,7 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
     collected = collect(store, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
     if not dry_run:
         for digest in collected.generations:
-            _LOG.info("%s: removed index %s, which no run uses", store.location, digest)
+            LOG.info("%s: removed index %s, which no run uses", store.location, digest)
     return GcResult(
         cache=store.location,
         dry_run=dry_run,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from megablend.config import Config
@@ -13,8 +12,7 @@ from megablend.index.repair import find_damage, list_indexed_files
 from megablend.plan.ledger import Ledger
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
-
-_LOG = logging.getLogger("megablend")
+from megablend.system.log import LOG
 
 
 def repair_kept_index(
@@ -50,7 +48,7 @@ def repair_kept_index(
     if made.digest != ledger.index:
         raise lost_index(ledger, newest, damage)
     if is_first:
-        _LOG.info("repaired index %s of run %r in %.1f s: %s", ledger.index, ledger.run, made.seconds, damage)
+        LOG.info("repaired index %s of run %r in %.1f s: %s", ledger.index, ledger.run, made.seconds, damage)
     return True
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from megablend.blocks.block_batch import BlockBatch
 from megablend.blocks.block_read import BlockRead, FilePart
+from megablend.blocks.block_sizes import BlockSizes
+from megablend.blocks.extra_blocks import ExtraBlocks
 from megablend.blocks.extra_columns import ExtraColumn, read_extra_columns
 from megablend.blocks.open_files import OpenedReader, OpenFiles
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
@@ -19,7 +21,6 @@ from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.eod import with_eod
 from megablend.formats.fetch import BATCH_BYTES, FileRead, fetch_all, read_pieces
-from megablend.formats.parquet.decoding.values import is_by_dictionary
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import ColumnEntry, SourceEntry
 from megablend.lazy import cached_property
@@ -27,34 +28,8 @@ from megablend.storage.base import ReadLimits, Storage
 from megablend.storage.ranges import portions
 from megablend.system.failures import translating
 
-BLOCK_OVERHEAD_BYTES = 1 << 10
-"""Memory of the Python objects around a decoded block, and of its table entries."""
 
-
-@dataclass(frozen=True, slots=True)
-class BlockBatch:
-    """Tokens of several blocks, one after the other."""
-
-    tokens: npt.NDArray[Any]
-    """[num_tokens], of the widest token dtype among the blocks."""
-    offsets: npt.NDArray[np.int64]
-    """int64 [num_pieces + 1]: piece i (a document, or the part of it that its block holds) is tokens[offsets[i]:offsets[i+1]]."""
-    block_offsets: npt.NDArray[np.int64]
-    """int64 [num_blocks + 1]: block j is tokens[block_offsets[j]:block_offsets[j+1]]."""
-
-
-class _ByFile(NamedTuple):
-    """Properties of each file of the index."""
-
-    has_eod: npt.NDArray[np.bool_]
-    """bool [num_files]"""
-    token_bytes: npt.NDArray[np.int64]
-    """int64 [num_files]"""
-    extra_bytes: npt.NDArray[np.int64]
-    """int64 [num_files]: bytes of all extra columns per token."""
-
-
-class BlockStore:
+class BlockStore(BlockSizes):
     """Reads blocks of one index by number. Thread-safe, picklable, also after a fork.
 
     Args:
@@ -86,7 +61,7 @@ class BlockStore:
         self.extra_bytes = extra_bytes
         self.damaged: set[int] = set()
         """Blocks that were found damaged and replaced; see megablend.blocks.damaged_blocks."""
-        self._extra_blocks: dict[int, DecodedBlock] = {}  # the most recently used is the last
+        self._extra_blocks = ExtraBlocks(extra_bytes)
         self._files = OpenFiles(generation, self.column_eods, self.roots, storage)
 
     @property
@@ -114,11 +89,12 @@ class BlockStore:
         files = np.unique(self.generation.file_columns, return_index=True)[1].tolist()  # one of each source
         return [self.storage.limits(self.generation.path(file, self.roots)) for file in files]
 
-    def read(self, ids: npt.ArrayLike, *, pieces: bool = True) -> DecodedBlocks:
+    def read(self, ids: npt.ArrayLike, *, rows: Array | None = None, pieces: bool = True) -> DecodedBlocks:
         """Decode blocks.
 
         Args:
             ids: int64 [n], block numbers of the index; any order, repeats allowed.
+            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table, for a caller that has looked them up.
             pieces: whether to return document offsets; otherwise `offsets` are NO_OFFSETS.
 
         Raises: IndexError for a number out of range; TypeError for non-integers; MissingFileError, ChangedFileError,
@@ -127,10 +103,11 @@ class BlockStore:
         numbers, order = self._checked(ids), None
         if (np.diff(numbers) < 0).any():
             order = np.argsort(numbers, kind="stable")  # in file order
-            numbers = numbers[order]
+            numbers, rows = numbers[order], None if rows is None else rows[order]
         parts = list[DecodedBlocks]()
         with translating(str(self.generation.folder)):
-            rows = self.generation.blocks(numbers)
+            if rows is None:
+                rows = self.generation.blocks(numbers)
             for part in portions(rows["decoded_bytes"], BATCH_BYTES):
                 read = self.begin_read(numbers[part], rows[part], pieces=pieces)
                 fetch_all(read.files, self.storage)
@@ -174,9 +151,8 @@ class BlockStore:
         if columns is not None:
             source = part.opened.column
             assert isinstance(source, SourceEntry)
-            extra = read_extra_columns(
-                self.generation, columns, source, self._read_extra, ids, blocks, eod=eod is not None
-            )
+            read = partial(self._extra_blocks.get, read=self.read)
+            extra = read_extra_columns(self.generation, columns, source, read, ids, blocks, eod=eod is not None)
         if eod is not None:
             rows = part.file.blocks
             blocks = [with_eod(block, flag, eod) for block, flag in zip(blocks, rows["flags"].tolist(), strict=True)]
@@ -232,64 +208,6 @@ class BlockStore:
             stacklevel=2,
         )
         return self.read_blocks(ids)
-
-    def num_tokens(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Number of tokens of blocks `ids` int64 [n], including end-of-document tokens: int64 [n]."""
-        return self._with_eod(ids, self.generation.blocks(ids))
-
-    def _with_eod(self, ids: npt.NDArray[np.int64], rows: Array) -> npt.NDArray[np.int64]:
-        """Number of tokens of blocks `ids`, from their rows of the block table: int64 [n]."""
-        has_eod = self._by_file.has_eod[self.generation.file_of(ids)]
-        return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
-
-    def memory_bytes(
-        self, ids: npt.NDArray[np.int64], rows: Array, *, documents: bool
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Estimated bytes of blocks `ids` int64 [n]: decoded, and in addition while being read and decoded. int64 [n] each.
-
-        Args:
-            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table.
-            documents: document offsets of a block are kept, too.
-        """
-        files = self.generation.file_of(ids)
-        num_tokens = self._with_eod(ids, rows)
-        # Tokens may be a view of the decoded page, levels and all.
-        kept = np.maximum(num_tokens * self._by_file.token_bytes[files], rows["decoded_bytes"]) + BLOCK_OVERHEAD_BYTES
-        kept += num_tokens * self._by_file.extra_bytes[files]
-        pieces = 8 * (np.maximum(rows["rows"], 0) + 2)
-        reading = rows["stored_bytes"] + kept + pieces
-        return (kept + pieces if documents else kept), reading
-
-    def dictionaries(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Dictionaries that blocks `ids` int64 [n] refer to: numbers, and stored sizes in bytes (0: none). int64 [n] each."""
-        numbers, sizes = self.generation.chunks_of(ids, "dictionary_bytes")
-        needed = is_by_dictionary(self.generation.blocks(ids)["encoding"])
-        return numbers, np.where(needed, sizes, 0).astype(np.int64)
-
-    @cached_property
-    def _by_file(self) -> _ByFile:
-        eods = np.array([eod is not None for eod in self.column_eods], np.bool_)
-        sizes = [
-            sum(each.dtype.itemsize for each in self.extra.get(source.name, ())) for source in self.generation.sources
-        ]
-        sizes += [0] * (len(eods) - len(sizes))  # extra columns
-        extra = np.array(sizes, np.int64)[self.generation.file_columns]
-        return _ByFile(eods[self.generation.file_columns], self.generation.file_token_bytes, extra)
-
-    def _read_extra(self, ids: npt.NDArray[np.int64]) -> list[DecodedBlock]:
-        """Read blocks of extra columns, the most recent of which are cached. Needs no lock: dict operations are atomic."""
-        kept = self._extra_blocks
-        found = {i: block for i in ids.tolist() if (block := kept.pop(i, None)) is not None}
-        missing = [i for i in ids.tolist() if i not in found]
-        found |= zip(missing, self.read(missing), strict=True)
-        kept |= found
-        size = sum(block.tokens.nbytes + block.offsets.nbytes for block in list(kept.values()))
-        for i, block in list(kept.items()):
-            if size <= self.extra_bytes:
-                break
-            kept.pop(i, None)
-            size -= block.tokens.nbytes + block.offsets.nbytes
-        return [found[i] for i in ids.tolist()]
 
     def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Block numbers, int64 [n]. Raises: IndexError, TypeError."""

@@ -6,7 +6,6 @@ decode, not by the storage's event loop.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -21,12 +20,12 @@ from megablend.index.snapshot import Snapshot
 from megablend.storage.base import Bytes, Storage
 from megablend.storage.location import find_scheme
 from megablend.storage.ranges import FetchedRanges
+from megablend.system.log import LOG
 
 MAX_READS = 8
 """Times that a range is read before it counts as damaged."""
 MAX_OPENS = 20
 """Times that a file is opened whose description differs from the index's: that takes several reads."""
-_LOG = logging.getLogger("megablend")
 T = TypeVar("T")
 
 
@@ -82,7 +81,7 @@ class FetchedCheck:
         for _ in range(MAX_READS - 1):
             if not wrong:
                 return
-            _LOG.info("%s: %d ranges differ from their checksums; reading them again", path, len(wrong))
+            LOG.info("%s: %d ranges differ from their checksums; reading them again", path, len(wrong))
             self._read_again(path, wrong)
             wrong = [each for part in wrong for each in self._find_wrong(position, *part)]
         if wrong:

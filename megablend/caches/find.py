@@ -30,7 +30,8 @@ def find_store(cache: CacheLike, options: ObjectOptions | None = None, local_cac
     if not isinstance(cache, str | Path):
         return cache
     if not is_remote(cache):
-        return LocalCacheStore(cache)
+        folder = str(cache)
+        return _open_local(folder) if folder.startswith("/") else LocalCacheStore(cache)
     check_location(str(cache))
     return _open_remote(str(cache).rstrip("/"), options or ObjectOptions(), local_cache)
 
@@ -49,6 +50,12 @@ def check_location(location: str) -> None:
         raise ConfigError(f"{location}: {scheme}:// cannot hold a cache; {expected}")
     if not location.partition("://")[2].strip("/").partition("/")[2]:
         raise ConfigError(f"{location}: names a whole bucket; {expected}")
+
+
+@lru_cache(maxsize=64)
+def _open_local(folder: str) -> CacheStore:
+    """The store of an absolute folder; it has no state."""
+    return LocalCacheStore(folder)
 
 
 @lru_cache(maxsize=64)

@@ -21,6 +21,7 @@ from megablend.fs.atomic_write import (
 )
 from megablend.fs.await_file import await_file
 from megablend.fs.build_lock import LockInfo, build_lock, lock_time, verify_shared_filesystem
+from megablend.fs.file_size import get_file_size
 from megablend.fs.log_waits import log_slow_wait
 
 MANIFEST, ROOTS = "manifest.json", "roots.json"
@@ -109,13 +110,13 @@ class LocalCacheStore:
     def has_folder(self, kind: str, name: str) -> bool:
         """See CacheStore; assumed if it cannot be inspected."""
         try:
-            return (self.folder / kind / name / MANIFEST).is_file()
+            return get_file_size(f"{self.folder}/{kind}/{name}/{MANIFEST}") is not None
         except OSError:
             return True
 
     def fetch_folder(self, kind: str, name: str, *, is_fresh: bool = False) -> Path:
         """See CacheStore."""
-        return self.folder / kind / name
+        return self.folder.joinpath(kind, name)
 
     def read_member(self, kind: str, name: str, member: str) -> bytes:
         """See CacheStore."""
@@ -176,12 +177,13 @@ class LocalCacheStore:
 
     def describe_record(self, kind: str, name: str) -> str:
         """See CacheStore."""
-        return str(self._record(kind, name))
+        return f"{self.folder}/{kind}/{name}.json"
 
     def read_record(self, kind: str, name: str) -> Record | None:
         """See CacheStore."""
         try:
-            return Record(self._record(kind, name).read_text(encoding="utf-8"), -1)
+            with open(self.describe_record(kind, name), encoding="utf-8") as file:
+                return Record(file.read(), -1)
         except FileNotFoundError:
             return None
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from megablend.api.description import CacheDescription, FilesDescription, RunDescription
 from megablend.cli.options import as_json, in_cache, print_json
+
+if TYPE_CHECKING:
+    from megablend.api.description import CacheDescription, FilesDescription
 
 TOP = 50
 """Sources that tables show by default."""
@@ -73,6 +77,7 @@ def describe(
         document_lengths=html is not None,
     )
     if html is not None:
+        from megablend.api.description import RunDescription
         from megablend.report import write_html
 
         if not isinstance(described, RunDescription):
@@ -96,6 +101,8 @@ def describe(
 
 
 def _why_no_run(described: CacheDescription | FilesDescription, what: str) -> str:
+    from megablend.api.description import CacheDescription
+
     if isinstance(described, CacheDescription):
         return f"{what} is a cache; give a config"
     return f"{described.note}"

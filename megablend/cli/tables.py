@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from megablend.api.build import BuildResult
+from megablend.api.build_results import BuildResult
 from megablend.api.check_data import CheckDataResult
 from megablend.blocks.build_document_tables import TablesReport
 from megablend.index.build import BuildReport

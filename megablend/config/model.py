@@ -394,7 +394,7 @@ class Config(Model):
         """Whether the index has to contain the source's document boundaries."""
         return (
             source.append_eod is not None
-            or max(self.shares) != 1
+            or (self.split is not None and max(self.split) != 1)
             or self.ever_moves_documents
             or bool(source.extra_columns)
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 OptionValue = str | int | float | bool | None
@@ -55,7 +54,7 @@ class ReadSpec:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ReadSpec:
         """The inverse of `record`, for recorded fields. Other keys of `record` are ignored."""
-        named = {each.name: record[each.name] for each in _named_fields() if each.name in record}
+        named = {each.name: record[each.name] for each in _NAMED_FIELDS if each.name in record}
         if "options" in named:
             named["options"] = tuple((name, value) for name, value in named["options"])
         return cls(format=record["format"], column=record["column"], count_documents=record["documents"], **named)
@@ -67,7 +66,7 @@ class ReadSpec:
         """
         if self == requested:
             return None
-        for each in dataclasses.fields(self):
+        for each in _FIELDS:
             indexed, other = getattr(self, each.name), getattr(requested, each.name)
             if each.name in (*_NOT_RECORDED, "count_documents") or (each.name == "format" and other is None):
                 continue
@@ -79,15 +78,12 @@ class ReadSpec:
 
     def _named(self) -> Iterator[tuple[str, Any]]:
         return (
-            (each.name, getattr(self, each.name))
-            for each in _named_fields()
-            if getattr(self, each.name) != each.default
+            (each.name, getattr(self, each.name)) for each in _NAMED_FIELDS if getattr(self, each.name) != each.default
         )
 
 
-@cache
-def _named_fields() -> tuple[dataclasses.Field[Any], ...]:
-    return tuple(each for each in dataclasses.fields(ReadSpec) if each.name not in _BY_POSITION)
+_FIELDS = dataclasses.fields(ReadSpec)
+_NAMED_FIELDS = tuple(each for each in _FIELDS if each.name not in _BY_POSITION)
 
 
 def make_options(options: Mapping[str, OptionValue]) -> tuple[tuple[str, OptionValue], ...]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from megablend.formats.base import Array, BlockReader
 from megablend.formats.decoded import DecodedBlocks
-from megablend.storage.base import Bytes, Int64s, Storage
+from megablend.storage.base import Bytes, Int64s, ReadLimits, Storage
 from megablend.storage.futures import gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges, MergedRanges, merge_ranges, portions
 
@@ -25,16 +25,24 @@ BATCH_BYTES = 32 << 20
 
 def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
     """Request ranges of a file from the storage; see Storage.fetch."""
-    merged = merge_ranges(ranges.offsets, ranges.sizes, storage.limits(ranges.path))
+    merged = _merge(ranges, storage.limits(ranges.path))
     read = [storage.fetch(ranges.path, *places, _allocate) for places in _requests(ranges, merged)]
     return gather_futures(read, lambda parts: _place_ranges(ranges, merged, parts))
 
 
 def fetch_now(ranges: FileRanges, storage: Storage) -> FetchedRanges:
     """Read ranges of a file before returning. Raises as Storage.read does."""
-    merged = merge_ranges(ranges.offsets, ranges.sizes, storage.limits(ranges.path))
+    merged = _merge(ranges, storage.limits(ranges.path))
     read = [storage.read_ranges(ranges.path, *places, _allocate) for places in _requests(ranges, merged)]
     return _place_ranges(ranges, merged, read)
+
+
+def _merge(ranges: FileRanges, limits: ReadLimits) -> MergedRanges:
+    """The ranges that are read together."""
+    offsets, sizes, least = ranges.offsets, ranges.sizes, limits.separate_bytes
+    if ranges.owners is not None and least is not None and len(sizes) and sizes.min() >= least:
+        return MergedRanges(offsets, offsets + sizes, np.arange(len(offsets)))
+    return merge_ranges(offsets, sizes, limits)
 
 
 def _requests(ranges: FileRanges, merged: MergedRanges) -> list[tuple[Int64s, Int64s]]:

@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import IO
 
 from megablend.errors import CacheError, ConfigError, MegablendError
@@ -34,19 +35,27 @@ def translate_os_errors(path: Path) -> Iterator[None]:
         raise CacheError(f"{error.filename or path}: cannot write the cache ({cause_of(error)}): {remedy}") from error
 
 
-@contextlib.contextmanager
-def reading(path: Path, *, apart_from: tuple[type[OSError], ...] = ()) -> Iterator[None]:
-    """Turn an OSError on reading the cache (no permission, a failing disk) into a CacheError that names the path."""
-    try:
-        yield
-    except MegablendError:
-        raise
-    except OSError as error:
-        if isinstance(error, apart_from):
-            raise
-        raise CacheError(
-            f"{error.filename or path}: cannot read the cache ({cause_of(error)}): {remedy_of(error.errno)}"
-        ) from error
+class reading:  # noqa: N801  # used like a function
+    """Turn an OSError on reading the cache (no permission, a failing disk) into a CacheError that names the path.
+
+    A class, since a generator's context takes several times as long, and opening a run enters a dozen.
+    """
+
+    __slots__ = ("_apart_from", "_path")
+
+    def __init__(self, path: Path | str, *, apart_from: tuple[type[OSError], ...] = ()) -> None:
+        self._path, self._apart_from = path, apart_from
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError) and not isinstance(error, (MegablendError, *self._apart_from)):
+            raise CacheError(
+                f"{error.filename or self._path}: cannot read the cache ({cause_of(error)}): {remedy_of(error.errno)}"
+            ) from error
 
 
 def temp_sibling(path: Path) -> Path:
@@ -127,10 +136,10 @@ def flush_folder(path: Path) -> None:
         os.close(folder)
 
 
-def checksum(path: Path) -> str:
+def checksum(path: Path | str) -> str:
     """Hex digest (blake2b, 16 bytes) of a file's bytes. Raises: CacheError if it cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
-    with reading(path), path.open("rb") as file:
+    with reading(path), open(path, "rb") as file:
         while part := file.read(_READ_BYTES):
             digest.update(part)
     return digest.hexdigest()

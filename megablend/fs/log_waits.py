@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Iterator
 
+from megablend.system.log import LOG
+
 SLOW_SECONDS = 1.0
 """Shorter waits are not logged."""
-_LOG = logging.getLogger("megablend")
 
 
 @contextlib.contextmanager
@@ -24,4 +24,4 @@ def log_slow_wait(reason: str) -> Iterator[None]:
         yield
     finally:
         if (seconds := time.monotonic() - begin) >= SLOW_SECONDS:
-            _LOG.info("waited %.1f s for %s", seconds, reason)
+            LOG.info("waited %.1f s for %s", seconds, reason)

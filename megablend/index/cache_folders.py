@@ -23,29 +23,33 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def _absolute(cache: str | Path) -> Path:
+    return cache if isinstance(cache, Path) and cache.is_absolute() else Path(cache).absolute()
+
+
 def generations(cache: str | Path) -> Path:
     """The folder of a cache's snapshots."""
-    return Path(cache).absolute() / "generations"
+    return _absolute(cache) / "generations"
 
 
 def fragments(cache: str | Path) -> Path:
     """The folder of a cache's fragments."""
-    return Path(cache).absolute() / "fragments"
+    return _absolute(cache) / "fragments"
 
 
 def splits(cache: str | Path) -> Path:
     """The folder of results computed from a cache's snapshots."""
-    return Path(cache).absolute() / "splits"
+    return _absolute(cache) / "splits"
 
 
 def external_references_dir(cache: str | Path) -> Path:
     """The folder next to a cache in which users other than runs list the snapshots they need: `index` in `*.json`."""
-    return Path(f"{Path(cache).absolute()}-documents")
+    return Path(f"{_absolute(cache)}-documents")
 
 
 def folders(cache: str | Path) -> list[Path]:
     """The folders of a cache that builds write to."""
     return [
-        Path(cache).absolute() / name
+        _absolute(cache) / name
         for name in ("fragments", "packs", "generations", "lengths", "documents", "splits", "idx", "checksums", "runs")
     ]

@@ -10,7 +10,6 @@ are not part of the digest, and a cache of version 0.1.0 has none until it is re
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from megablend.index.manifest import BLOCKS, CHUNKS, MANIFEST, damaged_tables, d
 from megablend.index.mapped_table import MappedTable
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, TableWriter
 from megablend.kernels.row_checks import row_checks
+from megablend.system.log import LOG
 
 Int64s = npt.NDArray[np.int64]
 PLACE = ("chunk", "offset", "stored_bytes", "decoded_bytes", "encoding", "flags")
@@ -33,7 +33,6 @@ RUNNING = ("tokens_before", "rows_before", "ends_before")
 _PASS = 1 << 18
 """Rows per pass of computing checksums."""
 _GOLDEN, _FIRST, _SECOND = (np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_LOG = logging.getLogger("megablend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +66,13 @@ class CheckedTable:
 
     def __init__(self, folder: Path, layout: Layout, *, checks: bool) -> None:
         """Args: checks: there is a table of checksums; otherwise rows are not verified."""
-        self._path, self._layout = folder / layout.table, layout
+        self._path, self._layout = f"{folder}/{layout.table}", layout
         self.mapped = MappedTable(self._path, layout.columns)
-        self._checks = MappedTable(folder / layout.checks, layout.check_columns) if checks else None
+        self._checks = MappedTable(f"{folder}/{layout.checks}", layout.check_columns) if checks else None
         self.num_rows = len(self.mapped[(layout.columns.names or ("",))[0]])
         if self._checks is not None and len(self._checks[next(iter(layout.groups))]) != self.num_rows:
             raise CacheError(
-                f"{folder / layout.checks}: damaged table: its number of rows differs from {self._path.name}; {REPAIR_REMEDY}"
+                f"{folder / layout.checks}: damaged table: its number of rows differs from {layout.table}; {REPAIR_REMEDY}"
             )
 
     def take(self, group: str, rows: Int64s, *, plainly: bool = False) -> Int64s:
@@ -90,10 +89,10 @@ class CheckedTable:
             values[place] = self.mapped.take(name, rows)
         if self._checks is not None and len(rows):
             found = (plain_row_checks if plainly else compute_checks)(rows, values)
-            wrong = np.flatnonzero(found != self._checks.take(group, rows))
-            if len(wrong):
+            wrong = found != self._checks.take(group, rows)
+            if wrong.any():
                 raise CacheError(
-                    f"{self._path}: damaged table: row {rows[wrong[0]]} does not match its checksum in "
+                    f"{self._path}: damaged table: row {rows[wrong.argmax()]} does not match its checksum in "
                     f"{self._layout.checks}; {REPAIR_REMEDY}"
                 )
         return values
@@ -189,7 +188,7 @@ def warn_unchecked(folder: Path) -> None:
     """Warn once per process that the rows of a table cannot be verified."""
     if folder not in _warned:
         _warned.add(folder)
-        _LOG.warning(
+        LOG.warning(
             "%s: built by an older version of megablend, without checksums of rows: rows are not verified when they are "
             "read; `megablend build CONFIG` adds the checksums",
             folder,

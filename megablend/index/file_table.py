@@ -59,7 +59,7 @@ class FileTable:
     """
 
     def __init__(self, folder: Path, *, num_files: int, num_columns: int, num_blocks: int, num_chunks: int) -> None:
-        self._path = folder / FILES
+        self._path = f"{folder}/{FILES}"
         self._files = read_batch(self._path, FILE_SCHEMA)
         columns = self.columns
         if self._files.num_rows != num_files or (num_files and not 0 <= columns.min() <= columns.max() < num_columns):
@@ -140,8 +140,9 @@ class FileTable:
         return meta
 
     def _offsets(self, column: str, total: int) -> Int64Array:
-        offsets = np.append(as_numpy(self._files.column(column)), total)
-        if offsets[0] or (np.diff(offsets) < 0).any():
+        offsets = np.empty(len(self) + 1, np.int64)
+        offsets[:-1], offsets[-1] = as_numpy(self._files.column(column)), total
+        if offsets[0] or (offsets[1:] < offsets[:-1]).any():
             raise self._damaged(f"its {column} does not ascend from 0 to {total}")
         return offsets
 

@@ -8,7 +8,6 @@ of its structure and of sampled ranges of its body must be those that were index
 from __future__ import annotations
 
 import hashlib
-import logging
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +20,9 @@ from megablend.index.manifest import SEEN
 from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES, sampled_content_digest
 from megablend.index.side_table import pack_numbers, read_numbers
 from megablend.storage.base import FileStat, Storage
+from megablend.system.log import LOG
 
 _MAGIC = b"megablend seen 1"
-_LOG = logging.getLogger("megablend")
 _TOLD_SLOTS = 1 << 16
 _told = mmap.mmap(-1, _TOLD_SLOTS)
 """Memory that forked processes share: a DataLoader forks new workers for every epoch."""
@@ -69,7 +68,7 @@ def tell_moved(folder: Path, path: str) -> None:
     Warns once per snapshot, in this process and those forked from it.
     """
     if _is_first(folder):
-        _LOG.warning(
+        LOG.warning(
             "%s (and perhaps other files): moved, copied or touched since index %s was built; a comparison of %d KiB found no "
             "change; `megablend verify --data` compares everything",
             path,
@@ -81,7 +80,7 @@ def tell_moved(folder: Path, path: str) -> None:
 def tell_unknown(folder: Path) -> None:
     """Warn once, in this process and those forked from it, that a snapshot has no record of file versions."""
     if _is_first(folder / SEEN):
-        _LOG.warning(
+        LOG.warning(
             "%s: built by an older version of megablend, which did not record sizes and times of files: %d KiB of each file are "
             "compared when it is opened; `megablend build CONFIG` adds the record",
             folder,

@@ -37,7 +37,8 @@ _SOURCE_FIELDS: Fields = {
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a snapshot. Raises: CacheError if it is missing, damaged, or of a newer format version."""
-    manifest = _parse_json(folder / MANIFEST, _read_bytes(folder / MANIFEST))
+    path = f"{folder}/{MANIFEST}"
+    manifest = _parse_json(path, _read_bytes(path))
     version = manifest.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise CacheError(
@@ -94,12 +95,12 @@ def read_roots(folder: Path) -> dict[str, Any]:
 
     Since 0.2 also "columns": {source name: token column, if known}, "skipped": {source name: [path: reason]}.
     """
-    return parse_roots(folder, _read_bytes(folder / ROOTS))
+    return parse_roots(folder, _read_bytes(f"{folder}/{ROOTS}"))
 
 
 def parse_roots(folder: Path, data: bytes) -> dict[str, Any]:
     """Parse the content of a snapshot's roots.json. Raises: CacheError."""
-    roots = _parse_json(folder / ROOTS, data)
+    roots = _parse_json(f"{folder}/{ROOTS}", data)
     committed = roots.pop("checksum", None)  # version 0.1.0 wrote none
     if not {"arrival", "roots"} <= set(roots) <= _ROOTS_FIELDS or committed not in (None, _checksum(roots)):
         raise CacheError(f"{folder / ROOTS}: damaged (its checksum is wrong); {REPAIR_REMEDY}")
@@ -108,15 +109,15 @@ def parse_roots(folder: Path, data: bytes) -> dict[str, Any]:
     return roots
 
 
-def _read_bytes(path: Path) -> bytes:
+def _read_bytes(path: str) -> bytes:
     try:
-        with reading(path, apart_from=(FileNotFoundError,)):
-            return path.read_bytes()
+        with reading(path, apart_from=(FileNotFoundError,)), open(path, "rb") as file:
+            return file.read()
     except FileNotFoundError as error:
         raise CacheError(f"{path}: cannot be read ({error}); {REPAIR_REMEDY}") from error
 
 
-def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
+def _parse_json(path: str, data: bytes) -> dict[str, Any]:
     try:
         value = parse_json(data.decode("utf-8"))
     except ValueError as error:

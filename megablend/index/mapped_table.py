@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.fs.atomic_write import reading
-from megablend.index.tables import columns_of, read_mapped
+from megablend.index.tables import read_mapped
 from megablend.kernels.file_ranges import read_ranges
 
 Int64s = npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ def _close(fd: int) -> None:
 class MappedTable:
     """Columns by name. Safe to share between threads, and after a fork."""
 
-    def __init__(self, path: Path, columns: np.dtype[np.void]) -> None:
+    def __init__(self, path: Path | str, columns: np.dtype[np.void]) -> None:
         with reading(path):
             self._path, self._fd = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, _close, self._fd)
@@ -51,12 +51,15 @@ class MappedTable:
                 raise CacheError(f"{path}: damaged table: it is empty; {REPAIR_REMEDY}")
             self._mapping = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
         data = pa.py_buffer(self._mapping)
-        self._columns = columns_of(read_mapped(path, data, columns))
-        self._is_large = len(self._mapping) > MAPPED_BYTES
-        self._begins = {
-            name: column.__array_interface__["data"][0] - data.address for name, column in self._columns.items()
-        }
+        batch = read_mapped(path, data, columns)
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._begins: dict[str, int] = {}
         """Offset of each column in the file."""
+        for name, column in zip(columns.names or (), batch.columns, strict=True):
+            values = column.buffers()[1]
+            self._columns[name] = np.frombuffer(values or b"", columns[name], batch.num_rows)
+            self._begins[name] = values.address - data.address if values else 0
+        self._is_large = len(self._mapping) > MAPPED_BYTES
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """A column, read-only; accessed parts stay in memory."""

@@ -50,7 +50,7 @@ def list_indexed_files(
     manifest = read_generation_manifest(folder)
     if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
         raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong")
-    names = read_batch(folder / FILES, FILE_SCHEMA).column("name").to_pylist()
+    names = read_batch(f"{folder}/{FILES}", FILE_SCHEMA).column("name").to_pylist()
     with contextlib.suppress(CacheError):  # roots are not part of what the digest stands for
         roots = {**roots, **read_roots(folder)["roots"]}
     listed = []

@@ -21,6 +21,7 @@ from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.formats import find_format
 from megablend.formats.base import has_group_digests
 from megablend.fs.atomic_write import checksum, reading
+from megablend.fs.file_size import get_file_size
 from megablend.index.block_rows import BlockRows
 from megablend.index.checked_table import (
     RUNNING,
@@ -159,13 +160,12 @@ def _open_again(store: CacheStore, digest: str) -> Snapshot:
 def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
     manifest = read_generation_manifest(folder)
     for name, entry in manifest["tables"].items():
-        path = folder / name
-        with reading(path):
-            size = path.stat().st_size if path.is_file() else 0
+        with reading(folder):
+            size = get_file_size(f"{folder}/{name}") or 0
         if size != entry["bytes"]:
-            raise CacheError(f"{path}: has {size} bytes, {entry['bytes']} were committed; {REPAIR_REMEDY}")
+            raise CacheError(f"{folder / name}: has {size} bytes, {entry['bytes']} were committed; {REPAIR_REMEDY}")
     # The table of files is read completely and not verified later; checking the larger ones here would take too long.
-    if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
+    if checksum(f"{folder}/{FILES}") != manifest["tables"][FILES]["blake2b"]:
         raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong; {REPAIR_REMEDY}")
     found = read_roots(folder)
     for entry in manifest["sources"]:

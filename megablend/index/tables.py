@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import mmap
+import operator
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +20,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from megablend.errors import REPAIR_REMEDY, CacheError
-from megablend.formats.as_numpy import as_numpy
 from megablend.fs.atomic_write import flush, reading
 
 BLOCK_COLUMNS = np.dtype(
@@ -64,7 +65,7 @@ FILE_SCHEMA = pa.schema(
     ]
 )
 
-Columns = dict[str, npt.NDArray[Any]]
+_NULL_COUNT = operator.attrgetter("null_count")
 
 
 class TableWriter:
@@ -114,25 +115,24 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
         flush(file)
 
 
-def read_batch(path: Path, schema: pa.Schema) -> pa.RecordBatch:
+def read_batch(path: str, schema: pa.Schema) -> pa.RecordBatch:
     """Memory-map a table of this schema. Raises: CacheError if it is damaged, or cannot be read."""
     with reading(path):
-        file = pa.memory_map(str(path))
+        file = pa.memory_map(path)
     return _parsed(path, file, schema)
 
 
-def read_mapped(path: Path, data: pa.Buffer, columns: np.dtype[np.void]) -> pa.RecordBatch:
+def read_mapped(path: Path | str, data: pa.Buffer, columns: np.dtype[np.void]) -> pa.RecordBatch:
     """Parse a table of these columns from `data`, the file's bytes. Raises: as read_batch."""
-    schema = pa.schema([(name, pa.from_numpy_dtype(columns[name])) for name in columns.names or ()])
-    return _parsed(path, pa.BufferReader(data), schema)
+    return _parsed(path, pa.BufferReader(data), _schema_of(columns))
 
 
-def columns_of(batch: pa.RecordBatch) -> Columns:
-    """A table's columns as read-only arrays over its memory."""
-    return {name: as_numpy(batch.column(name)) for name in batch.schema.names}
+@lru_cache(maxsize=8)
+def _schema_of(columns: np.dtype[np.void]) -> pa.Schema:
+    return pa.schema([(name, pa.from_numpy_dtype(columns[name])) for name in columns.names or ()])
 
 
-def _parsed(path: Path, file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatch:
+def _parsed(path: Path | str, file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatch:
     try:
         reader = pa.ipc.open_file(file)
         if reader.num_record_batches != 1:
@@ -141,7 +141,7 @@ def _parsed(path: Path, file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatc
         batch.validate(full=True)  # does not read the values of numbers
     except (pa.ArrowException, OSError) as error:  # OSError: invalid flatbuffer
         raise CacheError(f"{path}: damaged table ({error}); {REPAIR_REMEDY}") from error
-    if batch.schema != schema or any(column.null_count for column in batch.columns):
+    if batch.schema != schema or any(map(_NULL_COUNT, batch.columns)):
         raise CacheError(f"{path}: damaged table: its columns are not {', '.join(schema.names)}; {REPAIR_REMEDY}")
     return batch
 

@@ -106,6 +106,8 @@ class Ledger:
     def in_version(self, version: int) -> Ledger:
         """A copy of the ledger with another version of the plan; unchanged where the split is not blended."""
         blends = [stage.blend for stage in self.stages]
+        if all(blend.plan_version == version or not blend.is_blended for blend in blends):
+            return self
         return self.with_blends(
             [dataclasses.replace(blend, plan_version=version) if blend.is_blended else blend for blend in blends]
         )
@@ -116,11 +118,13 @@ class Ledger:
         for stage, start in zip(self.stages, self.starts, strict=True):
             fixed = committed.stage_at(start).blend if start < committed.num_samples else None
             blends.append(stage.blend if fixed is None else _with_cycles(stage.blend, fixed))
+        if all(stage.blend is blend for stage, blend in zip(self.stages, blends, strict=True)):
+            return self
         return self.with_blends(blends)
 
     def until(self, num_samples: int) -> Ledger:
         """The ledger as it was when it had `num_samples` samples; unchanged where it never had exactly that many."""
-        if num_samples not in self.ends:
+        if num_samples == self.num_samples or num_samples not in self.ends:
             return self
         return dataclasses.replace(self, stages=self.stages[: self.ends.index(num_samples) + 1])
 
@@ -139,7 +143,7 @@ class Ledger:
                 f"run can only be extended: {self._remedy}"
             )
         added = [stage for stage in requested.stages if stage.stop > self.num_samples]
-        return dataclasses.replace(self, stages=(*self.stages, *added))
+        return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
         """The ledger with the stages of a chain, in the blends that it has there; what comes after the chain stays."""

@@ -72,10 +72,12 @@ def _parse(store: CacheStore, run: str, record: Record) -> Ledger:
     except ValueError as error:
         raise _unreadable(store, run, error) from None
     try:
-        name, stages = parse_ledger(parsed)
+        name, stages, digests = parse_ledger(parsed)
     except ValueError as error:
         raise CacheError(f"{store.describe_record(RUNS, run)}: {error}") from None
-    return Ledger(run=name, stages=stages)
+    ledger = Ledger(run=name, stages=stages)
+    vars(ledger)["digests"] = digests  # parsing has computed them
+    return ledger
 
 
 def _unreadable(store: CacheStore, run: str, error: ValueError) -> CacheError:

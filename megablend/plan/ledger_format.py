@@ -105,8 +105,11 @@ def dump_ledger(run: str, stages: Sequence[Stage]) -> str:
     return json.dumps(record, indent=1) if record["version"] == VERSION else dump_changes(record)
 
 
-def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...]]:
-    """The run's name and stages. Raises: ValueError where the record is damaged or has a newer version."""
+def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...], tuple[str, ...]]:
+    """The run's name, its stages, and the plan's digest after each.
+
+    Raises: ValueError where the record is damaged or has a newer version.
+    """
     if not isinstance(record, dict) or record.get("version") not in (VERSION, CHANGES_VERSION, DATA_VERSION):
         version = record.get("version") if isinstance(record, dict) else record
         raise ValueError(
@@ -118,12 +121,13 @@ def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...]]:
         run, stages, digests = _parse_stages(record)
         intact = len(stages) > 0 and stages[0].stop > 0 and all(a.stop < b.stop for a, b in pairwise(stages))
         intact = intact and all(stage.stop <= stage.end for stage in stages)
-        intact = intact and list(chain_digests(stages)) == digests
+        chain = chain_digests(stages)
+        intact = intact and list(chain) == digests
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
         intact = False
     if not intact:
         raise ValueError(f"the ledger does not match its own digest: it was edited or damaged; {REMEDY}")
-    return run, stages
+    return run, stages, chain
 
 
 def _parse_stages(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[str]]:

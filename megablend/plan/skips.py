@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from megablend.caches.base import SKIPS, CacheStore, Record
 from megablend.caches.find import CacheLike, find_store
@@ -108,7 +107,7 @@ def _read(store: CacheStore, run: str) -> tuple[list[tuple[int, int, str]], Reco
     """The ranges, each with the plan that it was made for, and the record that they were read from."""
     place = store.describe_record(SKIPS, run)
     try:
-        with reading(Path(place)):
+        with reading(place):
             found = store.read_record(SKIPS, run)
         if found is None:
             return [], None

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 
-from megablend.blocks.block_store import BLOCK_OVERHEAD_BYTES, BlockStore
+from megablend.blocks.block_sizes import BLOCK_OVERHEAD_BYTES
+from megablend.blocks.block_store import BlockStore
 from megablend.formats.base import DecodedBlock
 from megablend.system.after_fork import unlock_in_children
-
-_LOG = logging.getLogger("megablend")
+from megablend.system.log import LOG
 
 
 class BlockCache:
@@ -44,11 +43,12 @@ class BlockCache:
         missing = list(dict.fromkeys(i for i in ids if i not in blocks))
         if missing:
             numbers = np.array(missing, np.int64)
-            sizes = self.store.memory_bytes(numbers, self.store.generation.blocks(numbers), documents=True)
+            rows = self.store.generation.blocks(numbers)
+            sizes = self.store.memory_bytes(numbers, rows, documents=True)
             needed = sum(int(each.sum()) for each in sizes)
             with self._lock:
                 self._shrink(self.max_bytes - needed)
-            read = dict(zip(missing, self.store.read(missing), strict=True))
+            read = dict(zip(missing, self.store.read(numbers, rows=rows), strict=True))
             blocks |= read
             with self._lock:
                 for i, block in read.items():
@@ -70,7 +70,7 @@ class BlockCache:
         while self._bytes > max_bytes and self._blocks:
             self._bytes -= _bytes(self._blocks.popitem(last=False)[1])
         if len(self._blocks) < num_blocks:
-            _LOG.debug(
+            LOG.debug(
                 "%s: evicted %d blocks of %.1f MB from the block cache, %d kept",
                 self.store.generation.folder,
                 num_blocks - len(self._blocks),

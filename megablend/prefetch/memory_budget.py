@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megablend.blocks.block_store import BLOCK_OVERHEAD_BYTES
+from megablend.blocks.block_sizes import BLOCK_OVERHEAD_BYTES
 from megablend.blocks.memory_shares import NUM_SHARES, SHARES, divide_rest
 from megablend.config import Config
 from megablend.errors import ConfigError

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.utils.data
 
-from megablend.blocks.block_store import BlockBatch
+from megablend.blocks.block_batch import BlockBatch
 from megablend.config.numbers import whole_number
 from megablend.errors import DataError, StateError
 from megablend.lazy import cached_property

@@ -24,7 +24,7 @@ OURS = {
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check options for a DataLoader and set `pin_memory` and `num_workers`. Raises: ConfigError."""
-    known = list(inspect.signature(DataLoader).parameters)
+    known = list(inspect.signature(DataLoader).parameters) if options else []
     for name, value in options.items():
         if name in OURS:
             raise ConfigError(f"{name}: found {value!r}, but a Loader does not take this option: {OURS[name]}")

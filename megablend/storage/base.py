@@ -38,6 +38,9 @@ class ReadLimits:
     """Gaps between two ranges up to this many bytes are read along: a separate read costs more."""
     max_merged_bytes: int
     """Nearby ranges are read together up to this many bytes; a single range may be larger."""
+    separate_bytes: int | None = None
+    """Ranges of at least this size that different blocks keep are not read together: copying them out of what was read costs more
+    than another read. None: they are."""
     max_reads: int
     """Reads of a process that may be in flight at a time; as many threads fetch if `fetch` waits for the bytes."""
     is_synchronous: bool = False

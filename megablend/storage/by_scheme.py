@@ -39,7 +39,8 @@ class StorageByScheme:
 
     def __init__(self, options: StorageOptions, *, checking: bool = False) -> None:
         self._options, self._checking = options, checking
-        self._made = {"": self._make("", "")}  # plain paths need one lookup
+        self._plain = self._make("", "")
+        self._made = {"": self._plain}
 
     def __reduce__(self) -> tuple[Callable[..., Storage], tuple[StorageOptions, bool]]:
         return _restore, (self._options, self._checking)
@@ -107,6 +108,8 @@ class StorageByScheme:
         return self._of(path).descriptor(path)
 
     def _of(self, location: str) -> Storage:
+        if location.startswith("/"):  # asked several times by each read
+            return self._plain
         scheme = find_scheme(location)
         made = self._made.get(scheme)
         if made is None:  # another thread may create one, too: the first one is used

@@ -27,7 +27,7 @@ class DirectStorage(LocalStorage):
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits."""
-        return replace(LocalStorage.limits(self, path), max_reads=MAX_READS)
+        return replace(LocalStorage.limits(self, path), max_reads=MAX_READS, separate_bytes=None)
 
     def stat_opened(self, path: str) -> FileStat:
         """See Storage.stat_opened. Pages and footers are read through two descriptors, which must refer to the same file."""

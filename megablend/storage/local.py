@@ -29,6 +29,7 @@ _UNCHECKED_BYTES = 1 << 20
 MAX_READS = 8
 """Reads in flight that a disk profits from; those through the page cache also copy, so that more than CPUs only take memory."""
 _LIMITS = ReadLimits(
+    separate_bytes=32 << 10,
     max_gap_bytes=2 << 10,  # less than a page
     max_merged_bytes=4 << 20,
     max_reads=min(MAX_READS, os.cpu_count() or 1),

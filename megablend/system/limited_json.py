@@ -16,6 +16,9 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise _too_deep() from None
+    opened = text.count("{") + text.count("[") if isinstance(text, str) else text.count(b"{") + text.count(b"[")
+    if opened <= MAX_DEPTH:
+        return value
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [item for each in level for item in _items(each) if isinstance(item, dict | list)]

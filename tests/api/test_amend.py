@@ -15,7 +15,7 @@ import megablend
 from megablend.cli.main import cli
 from megablend.plan.ledger_file import load_ledger
 from tests.api.test_stages import stream
-from tests.runs import documents, make_config, write_source
+from tests.runs import make_config, write_blend
 
 FIRST: dict[str, Any] = {"samples": 640}
 NEXT: dict[str, Any] = {"samples": 640, "sources": {"s0": {"weight": 1}, "s2": {"weight": 2}}}
@@ -23,11 +23,7 @@ NEXT: dict[str, Any] = {"samples": 640, "sources": {"s0": {"weight": 1}, "s2": {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("amend")
-    return [
-        write_source(folder / "data", d, "parquet", documents(d, 150, 60, 5)) | {"weight": weight}
-        for d, weight in ((0, 3), (1, 1), (2, 0))
-    ]
+    return write_blend(tmp_path_factory.mktemp("amend"), 3, 1, 0)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import megablend
 from megablend.errors import PlanError
 from megablend.plan.run import Run
-from tests.runs import documents, make_config, write_source
+from tests.runs import make_config, write_blend
 
 FIRST: dict[str, Any] = {"samples": 640}
 LONGER: dict[str, Any] = {"samples": 1200, "sequence_length": 12, "sources": {"s0": {"weight": 1}, "s2": {"weight": 2}}}
@@ -19,11 +19,7 @@ LONGER: dict[str, Any] = {"samples": 1200, "sequence_length": 12, "sources": {"s
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("drains")
-    return [
-        write_source(folder / "data", d, "parquet", documents(d, 150, 60, 5)) | {"weight": weight}
-        for d, weight in ((0, 3), (1, 1), (2, 0))
-    ]
+    return write_blend(tmp_path_factory.mktemp("drains"), 3, 1, 0)
 
 
 @pytest.fixture

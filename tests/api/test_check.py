@@ -107,9 +107,9 @@ def test_an_error_while_reading_names_the_sample_and_its_source(
 ) -> None:
     dataset = megablend.open(config | {"file_checks_per_second": 0})
     path = files(tmp_path, 1)[2]
-    needing = [
-        k for k in range(len(dataset)) if str(path) in {piece["file"] for piece in megablend.show(config, k)["pieces"]}
-    ]
+    index, other = dataset.run.store.generation, megablend.open(config)  # whose blocks the first one does not keep
+    number = next(i for i in range(index.num_files) if index.path(i) == str(path))
+    needing = [k for k in range(len(dataset)) if number in index.file_of(other.sample(k).spans.blocks)]
     path.unlink()
     told = (
         rf"{path}: no such file \(needed for sample {needing[0]} of train, source 's1'; restore the file and resume; "

@@ -33,7 +33,8 @@ def grow(config: dict[str, Any], seed: int) -> None:
 def test_a_run_keeps_its_index(config: dict[str, Any]) -> None:
     cache = config["cache"]
     first = megablend.build(config).index.digest
-    kept = [megablend.open(config)[k]["tokens"].tolist() for k in range(40)]
+    dataset = megablend.open(config)
+    kept = [dataset[k]["tokens"].tolist() for k in range(40)]
     for seed in (1, 2):
         config["sources"][0]["path"] = str(Path(config["sources"][0]["path"]).parent / "*.parquet")
         grow(config, seed)
@@ -41,7 +42,8 @@ def test_a_run_keeps_its_index(config: dict[str, Any]) -> None:
     _, second, third = list_snapshots(cache)
     found = megablend.gc(cache, older_than_days=0)
     assert (found.removed, found.kept) == ((second,), (first, third))
-    assert [megablend.open(config)[k]["tokens"].tolist() for k in range(40)] == kept
+    dataset = megablend.open(config)
+    assert [dataset[k]["tokens"].tolist() for k in range(40)] == kept
     assert megablend.verify(cache, data=True) == []
     assert megablend.build(config).index.read == 0
     (Path(cache) / "runs" / "demo.json").unlink()

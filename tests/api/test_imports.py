@@ -49,3 +49,16 @@ def test_pandas_is_not_imported_and_sources_are_named(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "imported").exists()
     assert done.stdout == "[]\n", "modules that take long to import, and that reading does not need"
+
+
+@pytest.mark.parametrize(
+    ("program", "not_needed"),
+    [
+        ("import megablend", ("logging", "numpy", "pydantic")),
+        ("import megablend.cli", ("numpy", "numba", "pyarrow", "pydantic", "yaml")),
+    ],
+)
+def test_what_takes_long_is_imported_when_it_is_needed(program: str, not_needed: tuple[str, ...]) -> None:
+    code = f"import sys; {program}; print([name for name in {not_needed!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

@@ -56,13 +56,14 @@ def test_it_is_so_for_runs_of_the_first_version(tmp_path: Path, run: str) -> Non
 
 def test_cycles_are_read_from_the_ledger(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = megablend.build(config).ledger
-    before = [megablend.open(config).run.plan.locate(k) for k in range(0, 900, 7)]
+    plan = megablend.open(config).run.plan
+    before = [plan.locate(k) for k in range(0, 900, 7)]
     state = megablend.open(config).state_dict(10)
     monkeypatch.setattr("megablend.plan.specification.cycles_per_run", lambda *args: 3)
     assert {source.cycles for source in ledger.blend.sources} != {3}
     assert megablend.build(config).ledger == ledger
-    assert [megablend.open(config).run.plan.locate(k) for k in range(0, 900, 7)] == before
-    assert [megablend.open(config, state=state).run.plan.locate(k) for k in range(0, 900, 7)] == before
+    for opened in (megablend.open(config), megablend.open(config, state=state)):
+        assert [opened.run.plan.locate(k) for k in range(0, 900, 7)] == before
     longer = megablend.build(config | {"samples": 1200}).ledger
     assert (longer.blend, longer.digests[:1]) == (ledger.blend, ledger.digests)
 

@@ -12,27 +12,15 @@ import pytest
 import megablend
 from megablend.api.check_data import check_data
 from megablend.errors import ChangedFileError
-from megablend.storage.base import Allocate, Bytes, Int64s, Storage
+from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.descriptors import default_capacity, shared_pool
-from megablend.storage.wrapper import WrapperStorage
 from tests.formats.writers import KINDS
 from tests.runs import make_config, write_source
+from tests.storages import CountingStorage
 
 DOCUMENTS = [list(range(start, start + 40)) for start in range(0, 400, 40)]
 OTHERS = [[token + 5_000 for token in document] for document in DOCUMENTS]
-
-
-class CountingStorage(WrapperStorage):
-    """Counts bytes in an attribute, which views must share."""
-
-    def __init__(self, inner: Storage) -> None:
-        super().__init__(inner)
-        self.bytes = 0
-
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
-        self.bytes += int(sizes.sum())
-        return super().read_ranges(path, offsets, sizes, allocate)
 
 
 @pytest.fixture(params=["parquet", "arrow", "megatron"])

@@ -432,6 +432,7 @@ def test_mutated_files_give_clear_errors(tmp_path: Path, version: str, page_inde
     check(path, rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_a_flipped_bit_of_a_page_header_never_gives_other_tokens(path: Path, version: str) -> None:
     tokens = np.arange(64, dtype=np.int32) * 1001

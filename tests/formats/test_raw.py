@@ -208,6 +208,7 @@ def test_a_header_that_changes_is_noticed(tmp_path: Path) -> None:
         read(path, found)
 
 
+@pytest.mark.long
 def test_a_run_over_raw_files_has_the_samples_of_other_formats(tmp_path: Path) -> None:
     listed = [each for each in documents(0, 60, 20, seed=1) if each]
     arrow = write_source(tmp_path, 0, "arrow", listed) | {"weight": 1, "append_eod": 0}

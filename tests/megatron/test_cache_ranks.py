@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.megatron.forked_ranks import serve_ranks
 from tests.megatron.plugin_data import environment
 from tests.pairs import contents, write_pair
 
@@ -26,6 +28,20 @@ SOON = 10.0
 """Seconds."""
 slow = pytest.mark.slow
 each_launcher = pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=slow), "mpirun"])
+forked_or_launched = pytest.mark.parametrize(
+    "launcher", ["forked", *(pytest.param(name, marks=slow) for name in ("torchrun", "mpirun"))]
+)
+"""What does not depend on the launcher; `forked` is a job of torchrun without its processes' imports."""
+RUN_FORKED = list[Callable[[str, int], list[int]]]()
+"""Runs the driver on forked ranks; there while tests of this module run."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    with serve_ranks("tests.megatron.prepare_driver") as run:
+        RUN_FORKED.append(run)
+        yield
+    RUN_FORKED.clear()
 
 
 def started_by(launcher: str, num_ranks: int = NUM_RANKS) -> list[str]:
@@ -50,7 +66,7 @@ def spec_of(folder: Path, prefixes: list[str], launcher: str, **options: Any) ->
         "cache": str(folder / "cache"),
         "out": str(folder / "out"),
     }
-    return {**common, "meet": launcher == "torchrun", "launcher": launcher, **options}
+    return {**common, "meet": launcher != "mpirun", "launcher": launcher, **options}
 
 
 def prepared(folder: Path, spec: dict[str, Any], num_ranks: int) -> list[Any]:
@@ -58,9 +74,11 @@ def prepared(folder: Path, spec: dict[str, Any], num_ranks: int) -> list[Any]:
     for path in (folder / "out").iterdir():
         path.unlink()
     (folder / "spec.json").write_text(json.dumps(spec))
-    launcher = started_by(spec["launcher"], num_ranks)
-    command = [*launcher, str(DRIVER), str(folder / "spec.json")]
-    subprocess.run(command, env=environment(), capture_output=True, timeout=100, check=False)
+    if spec["launcher"] == "forked":
+        RUN_FORKED[0](str(folder / "spec.json"), num_ranks)
+    else:
+        command = [*started_by(spec["launcher"], num_ranks), str(DRIVER), str(folder / "spec.json")]
+        subprocess.run(command, env=environment(), capture_output=True, timeout=100, check=False)
     paths = [folder / "out" / f"{rank}.json" for rank in range(num_ranks)]
     return [json.loads(path.read_text()) if path.exists() else None for path in paths]
 
@@ -69,13 +87,19 @@ def alone(folder: Path, spec: dict[str, Any]) -> dict[str, bytes]:
     """The bytes that one process writes."""
     whole = {**spec, "cache": str(folder / "alone"), "meet": False, "out": str(folder), "victim": None, "parted": False}
     (folder / "alone.json").write_text(json.dumps(whole))
-    command = [sys.executable, str(DRIVER), str(folder / "alone.json")]
-    subprocess.run(command, env=environment(), timeout=100, check=True)
+    assert RUN_FORKED[0](str(folder / "alone.json"), 1) == [0]
     return contents(folder / "alone")
 
 
-@each_launcher
-@pytest.mark.parametrize("parted", [False, True])
+@pytest.mark.parametrize(
+    ("launcher", "parted"),
+    [
+        ("forked", False),
+        ("mpirun", True),
+        *(pytest.param("torchrun", parted, marks=slow) for parted in (False, True)),
+        pytest.param("mpirun", False, marks=slow),
+    ],
+)
 def test_each_artefact_is_built_once(parted: bool, launcher: str, prefixes: list[str], tmp_path: Path) -> None:
     spec = spec_of(tmp_path, prefixes, launcher, parted=parted)
     found = prepared(tmp_path, spec, NUM_RANKS)
@@ -88,7 +112,7 @@ def test_each_artefact_is_built_once(parted: bool, launcher: str, prefixes: list
     assert [each["missing"] for each in prepared(tmp_path, spec, 2)] == [0, 0]
 
 
-@each_launcher
+@forked_or_launched
 def test_nodes_with_folders_of_their_own(launcher: str, prefixes: list[str], tmp_path: Path) -> None:
     spec = spec_of(tmp_path, prefixes, launcher, cache=str(tmp_path / "node{node}"))
     found = prepared(tmp_path, spec, NUM_RANKS)
@@ -110,7 +134,7 @@ def test_a_folder_that_cannot_be_written(launcher: str, prefixes: list[str], tmp
             assert each["seconds"] < SOON
 
 
-@each_launcher
+@forked_or_launched
 def test_a_disk_that_runs_full(launcher: str, prefixes: list[str], tmp_path: Path) -> None:
     spec = spec_of(tmp_path, prefixes, launcher, parted=True)
     for each in prepared(tmp_path, spec | {"limit": 20_000}, NUM_RANKS):
@@ -122,7 +146,7 @@ def test_a_disk_that_runs_full(launcher: str, prefixes: list[str], tmp_path: Pat
     assert contents(tmp_path / "cache") == alone(tmp_path, spec)
 
 
-@each_launcher
+@forked_or_launched
 @pytest.mark.parametrize("fault", ["File too large", "File exists"])
 def test_one_nodes_fault_reaches_others_at_work(fault: str, launcher: str, prefixes: list[str], tmp_path: Path) -> None:
     """The disk of one of two nodes runs full, or its folder cannot be written; the other's work takes a minute."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import resource
-import socket
+import signal
 import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.megatron.plugin_data import DRIVER, draw_documents, environment, launcher, write_word
+from tests.megatron.forked_ranks import serve_ranks
+from tests.megatron.plugin_data import draw_documents, environment, launcher, write_word
 
 NUM_RANKS = 4
 SIZES = [300, 40, 20]
@@ -66,6 +66,21 @@ def run(folder: Path, spec: dict[str, Any], num_ranks: int, before: Callable[[],
     return [found[rank] for rank in range(num_ranks)]
 
 
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Callable[[str, int], list[int]]]:
+    with serve_ranks("tests.megatron.plugin_driver") as run_ranks:
+        yield run_ranks
+
+
+def run_forked(
+    forked: Callable[[str, int], list[int]], folder: Path, spec: dict[str, Any], num_ranks: int
+) -> list[Result]:
+    """All ranks' results, in their order."""
+    codes, found = forked(write_spec(folder, spec), num_ranks), results(spec)
+    assert sorted(found) == list(range(num_ranks)), codes
+    return [found[rank] for rank in range(num_ranks)]
+
+
 def built_once(found: list[Result]) -> None:
     assert [each["error"] for each in found] == [None] * len(found)
     counts = Counter(base for each in found for base in each["built"])
@@ -73,10 +88,10 @@ def built_once(found: list[Result]) -> None:
     assert set(counts.values()) == {1}
 
 
-def test_what_goes_megatrons_way_waits_for_rank_0(tmp_path: Path) -> None:
+def test_what_goes_megatrons_way_waits_for_rank_0(tmp_path: Path, forked: Callable[[str, int], list[int]]) -> None:
     """From an empty cache the other ranks find nothing before."""
     spec = spec_of(tmp_path, "megatron")
-    first, second = run(tmp_path, {**spec, "class": "OtherDataset"}, 2)
+    first, second = run_forked(forked, tmp_path, {**spec, "class": "OtherDataset"}, 2)
     assert [first["error"], second["error"], first["built"], second["built"]] == [None, None, [], []]
     assert first["samples"] == second["samples"]
 
@@ -93,13 +108,15 @@ slow = pytest.mark.slow  # each rank takes seconds to import what it needs
         pytest.param("mpirun", "parquet", marks=slow),
     ],
 )
-def test_each_artefact_is_built_once(tmp_path: Path, name: str, kind: str) -> None:
+def test_each_artefact_is_built_once(
+    tmp_path: Path, name: str, kind: str, forked: Callable[[str, int], list[int]]
+) -> None:
     spec = spec_of(tmp_path, kind, launcher=name)
-    found = run(tmp_path, spec, NUM_RANKS)
+    found = run(tmp_path, spec, 2)
     built_once(found)
     assert sum(bool(each["built"]) for each in found) > 1
     assert all(each["samples"] == found[0]["samples"] for each in found)
-    again = run(tmp_path, spec, NUM_RANKS)
+    again = run_forked(forked, tmp_path, spec | {"launcher": "torchrun"}, NUM_RANKS)
     assert [each["built"] for each in again] == [[]] * NUM_RANKS
     assert again[0]["samples"] == found[0]["samples"]
 
@@ -113,19 +130,21 @@ def test_one_rank_and_four_build_the_same(tmp_path: Path) -> None:
     assert caches[0] == caches[1]
 
 
-def test_rank_0_need_not_hold_a_dataset(tmp_path: Path) -> None:
+def test_rank_0_need_not_hold_a_dataset(tmp_path: Path, forked: Callable[[str, int], list[int]]) -> None:
     spec = spec_of(tmp_path, "megatron", holders=[1, 3])
-    found = run(tmp_path, spec, NUM_RANKS)
+    found = run_forked(forked, tmp_path, spec, NUM_RANKS)
     built_once(found)
     assert found[0]["samples"] == found[2]["samples"] == [None] * 3
     assert found[1]["samples"] == found[3]["samples"] != [None] * 3
     assert not found[0]["built"]
 
 
-@pytest.mark.parametrize("name", [pytest.param("torchrun", marks=slow), "mpirun"])
-def test_folders_of_their_own_are_each_built(tmp_path: Path, name: str) -> None:
-    spec = spec_of(tmp_path, "arrow", launcher=name, cache=str(tmp_path / "cache{rank}"))
-    found = run(tmp_path, spec, 2)
+@pytest.mark.parametrize("name", ["forked", *(pytest.param(name, marks=slow) for name in ("torchrun", "mpirun"))])
+def test_folders_of_their_own_are_each_built(
+    tmp_path: Path, name: str, forked: Callable[[str, int], list[int]]
+) -> None:
+    spec = spec_of(tmp_path, "arrow", cache=str(tmp_path / "cache{rank}"))
+    found = run_forked(forked, tmp_path, spec, 2) if name == "forked" else run(tmp_path, spec | {"launcher": name}, 2)
     for each in found:
         built_once([each])
     assert found[0]["samples"] == found[1]["samples"]
@@ -144,15 +163,15 @@ def test_a_rank_that_lacks_the_cache_is_not_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [pytest.param("torchrun", marks=slow), "mpirun"])
 def test_a_cache_that_cannot_be_written(tmp_path: Path, name: str) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    found = run(tmp_path, spec_of(tmp_path, "megatron", launcher=name), NUM_RANKS)
+    found = run(tmp_path, spec_of(tmp_path, "megatron", launcher=name), 2)
     for each in found:
         assert "CacheError" in each["error"]
         assert "cannot write the cache" in each["error"]
 
 
-def test_one_rank_without_a_cache_fails_them_all(tmp_path: Path) -> None:
+def test_one_rank_without_a_cache_fails_them_all(tmp_path: Path, forked: Callable[[str, int], list[int]]) -> None:
     (tmp_path / "cache1").write_text("a file where the folder should be")
-    found = run(tmp_path, spec_of(tmp_path, "megatron", cache=str(tmp_path / "cache{rank}")), 3)
+    found = run_forked(forked, tmp_path, spec_of(tmp_path, "megatron", cache=str(tmp_path / "cache{rank}")), 3)
     for each in found:
         assert "cache1: cannot write the cache" in each["error"]
 
@@ -172,27 +191,13 @@ def test_a_full_disk(tmp_path: Path, kind: str) -> None:
         assert [each["error"] for each in run(tmp_path, spec, 2)] == [None, None]
 
 
-def test_a_rank_is_killed(tmp_path: Path) -> None:
+def test_a_rank_is_killed(tmp_path: Path, forked: Callable[[str, int], list[int]]) -> None:
     spec = spec_of(tmp_path, "megatron", victim=2)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    path = write_spec(tmp_path, spec)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(DRIVER), path],
-            env=environment(RANK=rank, WORLD_SIZE=NUM_RANKS, MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(NUM_RANKS)
-    ]
-    ranks[2].wait(timeout=60)
-    for rank in (0, 1, 3):
-        ranks[rank].wait(timeout=30)
+    assert forked(write_spec(tmp_path, spec), NUM_RANKS)[2] == -signal.SIGKILL
     found = results(spec)
     assert sorted(found) == [0, 1, 3]
     for each in found.values():
         assert "a rank exited during dataset setup" in each["error"]
-    again = run(tmp_path, spec | {"victim": None}, NUM_RANKS)
+    again = run_forked(forked, tmp_path, spec | {"victim": None}, NUM_RANKS)
     assert [each["error"] for each in again] == [None] * NUM_RANKS
     assert again[0]["samples"] is not None

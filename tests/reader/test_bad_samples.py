@@ -31,7 +31,8 @@ def damage(dataset: Dataset, file: str) -> set[int]:
 @pytest.mark.parametrize("settings", [{}, {"inter_document_masking": True, "add_extra_token_to_sequence": False}])
 def test_samples_of_a_damaged_block_are_masked(tmp_path: Path, settings: dict[str, Any]) -> None:
     config, _ = make_run(tmp_path, on_bad_sample="mask", file_checks_per_second=0, **settings)
-    sound = [sample["tokens"].tolist() for sample in (megablend.open(config)[k] for k in range(200))]
+    dataset = megablend.open(config)
+    sound = [dataset[k]["tokens"].tolist() for k in range(200)]
     dataset = megablend.open(config)
     bad = damage(dataset, "source0/0.parquet")
     assert 0 < len(bad) < 100

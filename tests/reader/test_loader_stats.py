@@ -13,28 +13,15 @@ import torch
 import megablend
 from megablend.errors import ConfigError
 from megablend.reader.loader_stats import append_stats, write_prometheus
-from megablend.storage.base import Allocate, Bytes, Int64s, Storage
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.wrapper import WrapperStorage
 from tests.api.test_find import make_run
+from tests.storages import CountingStorage
 
 KINDS_OF_READING = ("requests", "bytes", "blocks", "reading_seconds", "decoding_seconds")
 
 
 def keep_twice(sample: dict[str, Any]) -> dict[str, Any]:
     return {"dataset_id": sample["dataset_id"]}
-
-
-class FetchedBytes(WrapperStorage):
-    """Counts bytes that are fetched, those between neighbouring ranges included."""
-
-    def __init__(self, inner: Storage) -> None:
-        super().__init__(inner)
-        self.bytes = 0
-
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
-        self.bytes += int(sizes.sum())
-        return super().read_ranges(path, offsets, sizes, allocate)
 
 
 def loaders_of(config: dict[str, Any], **options: Any) -> list[megablend.Loader]:
@@ -83,7 +70,7 @@ def test_bytes_are_those_of_the_blocks(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path, eod=False, split=None)
     alone = config | {"run": "alone", "sources": [config["sources"][1] | {"weight": 1}], "order": "sequential"}
     megablend.build(alone | {"samples": 40})
-    storage = FetchedBytes(make_storage())
+    storage = CountingStorage(make_storage())
     dataset = megablend.open(alone | {"samples": 40}, storage=storage)
     blocks = dataset.run.store.generation.blocks(
         sorted({int(b) for k in range(40) for b in dataset.sample(k).spans.blocks})

@@ -166,10 +166,11 @@ def test_workers_with_lanes_of_their_own_read_no_page_twice(tmp_path: Path) -> N
     reads = read_all(config, log, 2, micro_batch_size=4, num_workers=2, multiprocessing_context="fork")
     index = megablend.open(config).run.store.generation
     files = {index.path(number): index.file(number) for number in range(index.num_files)}
+    blocks_of = {path: np.arange(file.first_block, file.first_block + file.num_blocks) for path, file in files.items()}
+    places_of = {path: index.blocks(blocks)["offset"] for path, blocks in blocks_of.items()}
     pages, shared = Counter[tuple[int, int]](), Counter[int]()
     for process, path, offset, size in reads:
-        blocks = np.arange(files[path].first_block, files[path].first_block + files[path].num_blocks)
-        places = index.blocks(blocks)["offset"]
+        blocks, places = blocks_of[path], places_of[path]
         inside = blocks[(places >= offset) & (places < offset + size)].tolist()
         pages.update((process, block) for block in inside)
         shared.update(inside)

@@ -52,6 +52,18 @@ class Faults:
     seed: int = 0
 
 
+FAULTS = {
+    "latency": Faults(latency=0.002, tail=0.2),
+    "503": Faults(status={503: 0.2}),
+    "429": Faults(status={429: 0.2}),
+    "500": Faults(status={500: 0.2}),
+    "reset": Faults(reset=0.2),
+    "truncated": Faults(truncated=0.2),
+    "stall": Faults(stall=0.2),
+}
+"""Each fault alone, by name."""
+
+
 @dataclass
 class _Round:
     """Requests of a file that are answered together."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
+from pathlib import PurePath
 
 import pytest
 
@@ -123,3 +125,17 @@ def test_escaped_wildcards_match_themselves_alone(given: str, other: str) -> Non
     assert location.has_wildcard(given)
     escaped = location.escape_wildcards(given)
     assert [fnmatch.fnmatchcase(each, escaped) for each in (given, other)] == [True, False]
+
+
+PARTS = ["a", "b.c", ".", "..", "", ".d", "e f", "..."]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_plain_paths_are_normalised_as_pathlib_does(length: int) -> None:
+    """Also those whose text is recognised as normal, and not parsed."""
+    for parts in itertools.product(PARTS, repeat=length):
+        for start in ("/", "", "//"):
+            path = start + "/".join(parts)
+            assert location.get_parent(path) == str(PurePath(path).parent)
+            for folder in ("/x", "/x/", "/", "y", "", "/x/./y"):
+                assert location.join(folder, path) == str(PurePath(folder, path))

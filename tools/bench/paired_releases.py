@@ -9,6 +9,7 @@ of the ratios of neighbouring passes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -18,10 +19,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from compare_releases import BLOCK, LOCATED, config_of, read_all, warm, write_corpus
+from release_corpus import BLOCK, config_of, read_all, warm, write_corpus
+
+LOCATED = 200_000
 
 
 def main() -> None:
@@ -161,6 +165,41 @@ def located(sources: int | None, is_random: bool, folder: Path) -> Callable[[], 
     return lambda: plan.locate_many(ks)
 
 
+def builds(pattern: str, is_new: bool, folder: Path) -> Callable[[], Any]:
+    """Building a run: into a new cache, or once more into the same one."""
+    import megablend
+
+    numbers = itertools.count() if is_new else itertools.repeat(0)
+    name = f"built-{pattern.replace('/', '-').replace('*', 'all')}-{is_new}"
+    return lambda: megablend.build(config_of(folder, f"{name}-{next(numbers)}", pattern))
+
+
+def megatron_caches(folder: Path) -> Callable[[], Any]:
+    """Megatron's cache of 30 datasets, a new one each time."""
+    from megablend.megatron import prepare
+
+    seeds = itertools.count()
+
+    def make() -> None:
+        seed = next(seeds)
+        config: Any = SimpleNamespace(
+            random_seed=seed,
+            sequence_length=2048,
+            blend=([str(folder.parent / "pair")] * 30, None),
+            blend_per_split=None,
+            split="95,5,0",
+            path_to_cache=str(folder / f"megatron{seed}"),
+            tokenizer=SimpleNamespace(unique_identifiers={"class": "T"}),
+            mock=False,
+            mid_level_dataset_surplus=0.5,
+            drop_last_partial_validation_sequence=True,
+            add_extra_token_to_sequence=True,
+        )
+        prepare(config, (200_000, 10_000, 0))
+
+    return make
+
+
 def built(folder: Path, name: str, samples: int) -> dict[str, Any]:
     """The config of a run of one source, built."""
     import megablend
@@ -182,6 +221,11 @@ CASES: dict[str, Callable[[Path], Callable[[], Any]]] = {
     "locate-60": partial(located, 60, False),
     "locate-2-random": partial(located, 2, True),
     "locate-60-random": partial(located, 60, True),
+    "build-parquet": partial(builds, "large.parquet", True),
+    "build-bin": partial(builds, "pair.bin", True),
+    "build-small": partial(builds, "small/*.parquet", True),
+    "build-small-again": partial(builds, "small/*.parquet", False),
+    "megatron": megatron_caches,
     "samples": single_samples,
     "open": openings,
     "first": first_batches,

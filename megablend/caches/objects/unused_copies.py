@@ -8,7 +8,6 @@ everything is removed. Processes that have opened a file keep it; whoever needs 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -17,11 +16,11 @@ from typing import NamedTuple
 
 from megablend.caches.objects.node import try_lock_node
 from megablend.fs.atomic_write import temp_sibling
+from megablend.system.log import LOG
 
 RECEIPTS = ".commits"
 UNUSED_SECONDS = 30 * 86400.0
 _NODE_FOLDER = re.compile(r"[0-9a-f]{24}")
-_LOG = logging.getLogger("megablend")
 
 
 class Removed(NamedTuple):
@@ -61,7 +60,7 @@ def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> Remove
             if is_unused and not dry_run and not _list_receipts(folder):
                 shutil.rmtree(folder, ignore_errors=True)
     if copies and not dry_run:
-        _LOG.info("%s: removed %d unused copies of parts of caches, %d bytes", node.parent, copies, size)
+        LOG.info("%s: removed %d unused copies of parts of caches, %d bytes", node.parent, copies, size)
     return Removed(copies, size)
 
 

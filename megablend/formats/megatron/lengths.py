@@ -7,7 +7,6 @@ Readers use only the header and the lengths. A short `.idx` is compared with its
 from __future__ import annotations
 
 import hashlib
-import logging
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +15,12 @@ from megablend.errors import CHANGED_REMEDY, ChangedFileError
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.storage.base import Bytes, Int64s, Storage
 from megablend.storage.portions import read_portions
+from megablend.system.log import LOG
 
 GROUP_BYTES = 1 << 14
 WHOLE_BYTES = 1 << 20
 """An `.idx` up to this size is hashed as a whole whenever it is opened, which takes about a millisecond."""
 _READ_BYTES = 64 * GROUP_BYTES
-_LOG = logging.getLogger(__name__)
 Digests = npt.NDArray[np.uint64]
 
 
@@ -42,7 +41,7 @@ class LengthReader:
         if digests is None or idx_bytes <= WHOLE_BYTES:
             self._digests = None
             if idx_bytes > WHOLE_BYTES:
-                _LOG.warning(
+                LOG.warning(
                     "%s: the cache has no digests of its parts, so every process reads all %d bytes; run "
                     "`megablend build CONFIG` to add them",
                     path,

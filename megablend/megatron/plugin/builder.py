@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,8 +50,7 @@ from megablend.megatron.plugin.pages import build_pages, open_pages
 from megablend.megatron.request.dataset_uri import PAIR, parse_address
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.objects.helper import closing_helper
-
-_logger = logging.getLogger("megablend")
+from megablend.system.log import LOG
 
 
 class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
@@ -93,7 +91,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         except BaseException as error:
             job.world.abort(error)
         if reason is None and not is_tried(installed_version()) and job.rank == 0:
-            _logger.warning(
+            LOG.warning(
                 "megatron-core %s is not a version that megablend was tested with; its code and tiny datasets built both ways "
                 "are as expected, so it is used",
                 installed_version(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from megablend.errors import DataError
 from megablend.storage.objects.failures import Failure, Kind
 from megablend.storage.objects.flow import Flow
 from megablend.storage.retries import count_retry
+from megablend.system.log import LOG
 
 T = TypeVar("T")
-_LOG = logging.getLogger("megablend")
 _LOG_SECONDS = 60.0
 _QUIET_ATTEMPTS = 3
 """Before anything is logged about a request: single failures are ordinary."""
@@ -122,7 +121,7 @@ class Attempts:
     def _log(self, failure: Failure, now: float) -> None:
         if now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now
-            _LOG.warning(
+            LOG.warning(
                 "%s: %s; %d requests are being tried again, each for %.0f s at most (%d of %d failed so far)",
                 self._root,
                 failure.cause,

@@ -6,7 +6,6 @@ Keys of the environment, web identities, containers and instances are obstore's,
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta, timezone
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import ConfigError
+from megablend.system.log import LOG
 
-_LOG = logging.getLogger("megablend")
 _FOUND_BY_OBSTORE = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -41,7 +40,7 @@ def find_provider(profile: str | None) -> Provider | None:
         import botocore.session
     except ImportError:
         if named is None:
-            _LOG.warning("credentials in ~/.aws are not read: %s", _REMEDY)
+            LOG.warning("credentials in ~/.aws are not read: %s", _REMEDY)
             return None
         raise ConfigError(f"profile {named!r} of ~/.aws: {_REMEDY}") from None
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar, cast
@@ -24,9 +23,9 @@ from megablend.storage.objects.flow import Flow
 from megablend.storage.objects.pins import Pin, pin_answer
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
 from megablend.storage.objects.watch import Request, Wanted, Watch
+from megablend.system.log import LOG
 
 T = TypeVar("T")
-_LOG = logging.getLogger("megablend")
 _MOST_PATIENCE = 16.0
 _HEDGES = 0.005
 _STREAM_BYTES = 1 << 20
@@ -166,7 +165,7 @@ class Source:
 
     def _say_weak(self) -> None:
         self._said_weak = True
-        _LOG.warning(
+        LOG.warning(
             "%s: sends no strong etags: only its size or time of modification (in seconds) shows that an object was replaced",
             self.root,
         )

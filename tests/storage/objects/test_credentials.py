@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.object_options import parse_options
 from tests.storage.faulty import FaultySource
+from tests.storage.objects.servers.answers import JsonHandler
 
 pytestmark = pytest.mark.usefixtures("obstore")
 
@@ -29,20 +29,13 @@ class KeyServer:
         self.ends: dict[str, float] = {}
         keys = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+        class Handler(JsonHandler):
+            def answer(self) -> object:
                 name = f"KEY{len(keys.ends)}"
                 keys.ends[name] = time.monotonic() + seconds
                 end = datetime.now(timezone.utc) + timedelta(seconds=seconds)
                 fields = {"AccessKeyId": name, "SecretAccessKey": "s", "Token": "t"}
-                body = json.dumps(fields | {"Expiration": f"{end:%Y-%m-%dT%H:%M:%SZ}"}).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args: object) -> None:
-                pass
+                return fields | {"Expiration": f"{end:%Y-%m-%dT%H:%M:%SZ}"}
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()

@@ -12,19 +12,10 @@ import pytest
 from megablend.errors import ChangedFileError, CorruptFileError, DataError
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.object_options import parse_options
-from tests.storage.faulty import Faults, FaultySource
+from tests.storage.faulty import FAULTS, Faults, FaultySource
 
 pytestmark = pytest.mark.usefixtures("obstore")
 DATA = np.random.default_rng(6).integers(0, 256, 4_000_000, np.uint8).tobytes()
-FAULTS = {
-    "latency and tail": Faults(latency=0.002, tail=0.2),
-    "503": Faults(status={503: 0.2}),
-    "429": Faults(status={429: 0.2}),
-    "500": Faults(status={500: 0.2}),
-    "reset": Faults(reset=0.2),
-    "truncated": Faults(truncated=0.2),
-    "stall": Faults(stall=0.2),
-}
 
 
 def read_pages(storage: object, url: str, pages: int, size: int = 16_384) -> None:

@@ -145,16 +145,20 @@ def test_a_raw_file_with_separators_is_read_once(tmp_path: Path, monkeypatch: py
     assert source.most_in_flight > 3
 
 
-def test_a_damaged_file_among_others_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
+def write_files(folder: Path, count: int) -> dict[str, bytes]:
+    """So many Parquet files with page indices, by their keys in bucket b."""
     folder.mkdir()
-    for i in range(3):
+    for i in range(count):
         WRITERS["page index"](folder / f"{i}.parquet")
-    files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    return {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_damaged_file_among_others_is_named(tmp_path: Path) -> None:
+    files = write_files(tmp_path / "data", 3)
     files["b/1.parquet"] = files["b/1.parquet"][:-100]
     refused = pytest.raises(CorruptFileError, match=r"s3://b/1\.parquet.*not a complete Parquet file")
     with FaultySource(files) as source, refused:
-        build(folder, source)
+        build(tmp_path / "data", source)
 
 
 def test_ranks_request_each_file_once(tmp_path: Path) -> None:
@@ -209,11 +213,7 @@ def test_a_dry_run_and_describe_tell_requests_bytes_and_cost(tmp_path: Path) -> 
 
 
 def test_documents_of_several_files_are_counted_at_a_time(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for i in range(6):
-        WRITERS["page index"](folder / f"{i}.parquet")
-    files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    files = write_files(tmp_path / "data", 6)
     with FaultySource(files, Faults(latency=0.05)) as source:
         made = {"name": "s", "weight": 1, "path": "s3://b/*.parquet", "column": "input_ids", "append_eod": 0}
         config = make_config(tmp_path, [made], samples=5) | {"storage": {"s3://": {"endpoint": source.url}}}

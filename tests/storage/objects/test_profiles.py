@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from megablend.errors import ConfigError
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.object_options import parse_options
 from tests.storage.faulty import FaultySource
+from tests.storage.objects.servers.answers import JsonHandler
 from tests.storage.objects.servers.start import unavailable
 
 pytestmark = pytest.mark.usefixtures("obstore")
@@ -33,21 +34,14 @@ region = us-east-1
 """
 
 
-class SignOnServer(BaseHTTPRequestHandler):
+class SignOnServer(JsonHandler):
     """Gives the keys of a role to whoever has signed in."""
 
-    def do_GET(self) -> None:
+    def answer(self) -> object:
         assert self.path.startswith("/federation/credentials?")
         assert self.headers["x-amz-sso_bearer_token"] == "signed-in-token"
         keys = {"accessKeyId": "ROLEKEY", "secretAccessKey": "s", "sessionToken": "t"}
-        body = json.dumps({"roleCredentials": keys | {"expiration": int((time.time() + 3600) * 1000)}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
+        return {"roleCredentials": keys | {"expiration": int((time.time() + 3600) * 1000)}}
 
 
 @pytest.fixture

@@ -13,20 +13,11 @@ import pytest
 
 import megablend
 from tests.runs import documents, make_config, write_source
-from tests.storage.faulty import Faults, FaultySource
+from tests.storage.faulty import FAULTS, Faults, FaultySource
 from tests.storage.objects.test_http import list_files
 
 pytestmark = pytest.mark.usefixtures("obstore")
 KINDS = ("parquet", "arrow", "megatron")
-FAULTS = {
-    "latency": Faults(latency=0.002, tail=0.2),
-    "503": Faults(status={503: 0.2}),
-    "429": Faults(status={429: 0.2}),
-    "500": Faults(status={500: 0.2}),
-    "reset": Faults(reset=0.2),
-    "truncated": Faults(truncated=0.2),
-    "stall": Faults(stall=0.2),
-}
 MIXED = Faults(status={503: 0.08, 429: 0.04}, reset=0.04, truncated=0.04, latency=0.001, seed=3)
 
 
