@@ -95,7 +95,10 @@ def parse_options(given: object) -> ObjectOptions:
 def make_files_absolute(options: ObjectOptions, base: Path) -> ObjectOptions:
     """The same options with the paths in them (`ca_file`) relative to `base` made absolute."""
     by_prefix = tuple(
-        (prefix, tuple((name, str(base / Path(value).expanduser()) if name == "ca_file" else value) for name, value in each))
+        (
+            prefix,
+            tuple((name, str(base / Path(value).expanduser()) if name == "ca_file" else value) for name, value in each),
+        )
         for prefix, each in options.by_prefix
     )
     return dataclasses.replace(options, by_prefix=by_prefix)

@@ -25,7 +25,9 @@ def write(folder: Path, text: str = YAML) -> Path:
     return path
 
 
-def test_keys_a_file_and_the_environment_give_the_same_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_a_file_and_the_environment_give_the_same_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("MEGABLEND_STORAGE", raising=False)
     assert load_storage_settings().by_prefix == ()
     keys = {"s3://": {"region": "eu-west-1"}, "s3://b/": {"endpoint": "http://h:80", "ca_file": "keys/ca.pem"}}
@@ -36,7 +38,11 @@ def test_keys_a_file_and_the_environment_give_the_same_settings(tmp_path: Path, 
     found = [load_storage_settings(each) for each in (keys, path, str(path), "settings.yaml", None)]
     assert found == [found[0]] * 5 != [elsewhere] * 5
     chosen = found[0].find("s3://b/x")
-    assert (chosen.region, chosen.endpoint, chosen.ca_file) == ("eu-west-1", "http://h:80", str(tmp_path / "keys/ca.pem"))
+    assert (chosen.region, chosen.endpoint, chosen.ca_file) == (
+        "eu-west-1",
+        "http://h:80",
+        str(tmp_path / "keys/ca.pem"),
+    )
     assert load_storage_settings(found[0]) == found[0]
 
 
@@ -63,7 +69,10 @@ def test_the_path_of_a_certificate_is_relative_to_the_config(tmp_path: Path) -> 
     [
         ("a: 1", r"settings.yaml: has no key `storage`; expected URL prefixes under it, each with its settings"),
         ("storage: 3", r"settings.yaml:1: storage: found 3, expected URL prefixes, each with its settings"),
-        ("a: 1\nstorage: {'s3://': {endpont: x}}", r"settings.yaml:2: storage: s3://: endpont: unknown .* mean endpoint\?"),
+        (
+            "a: 1\nstorage: {'s3://': {endpont: x}}",
+            r"settings.yaml:2: storage: s3://: endpont: unknown .* mean endpoint\?",
+        ),
         ("storage: {'s3://': {secret_access_key: x}}", r"credentials do not belong in configs"),
         ("storage: [", r"settings.yaml:\d+: not valid YAML"),
         (None, r"settings.yaml: cannot read the config: .*exist"),
@@ -82,5 +91,7 @@ def test_what_is_wrong_with_a_file_is_said(
 
 @pytest.mark.parametrize("given", [3, "", ["s3://"]])
 def test_what_is_not_settings_is_refused(given: object) -> None:
-    with pytest.raises(ConfigError, match="^storage: found .*, expected URL prefixes, each with its settings, or the path"):
+    with pytest.raises(
+        ConfigError, match="^storage: found .*, expected URL prefixes, each with its settings, or the path"
+    ):
         load_storage_settings(given)
