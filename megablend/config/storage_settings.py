@@ -1,4 +1,4 @@
-"""The `storage` settings of object stores where there is no config: of Megatron's datasets, and of commands that get a cache's URL."""
+"""Settings of object stores where there is no config: for Megatron's datasets, and for commands that get the URL of a cache."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_storage_settings(given: object = None) -> ObjectOptions:
 def _load(path: str, place: str) -> ObjectOptions:
     """Load a file, or return what it contained before, if it has not changed: thousands of datasets ask."""
     try:
-        stat = os.stat(path)
+        stat = Path(path).stat()
         version: tuple[int, ...] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
     except OSError:
         version = ()  # reading it explains why

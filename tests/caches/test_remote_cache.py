@@ -95,7 +95,7 @@ def test_the_address_of_the_store_is_in_the_config_or_in_a_file_of_settings(
 ) -> None:
     endpoint = os.environ["AZURE_STORAGE_ENDPOINT"]
     monkeypatch.delenv("AZURE_STORAGE_ENDPOINT")
-    local, config = configs(tmp_path, remote, run="demo")
+    _, config = configs(tmp_path, remote, run="demo")
     config |= {"storage": {"az://": {"endpoint": endpoint}}, "local_cache": str(tmp_path / "other")}
     digest = megablend.build(config).index.digest
     expected = [megablend.show(config, k).tokens for k in (0, 39)]

@@ -92,6 +92,6 @@ def test_what_is_wrong_with_a_file_is_said(
 @pytest.mark.parametrize("given", [3, "", ["s3://"]])
 def test_what_is_not_settings_is_refused(given: object) -> None:
     with pytest.raises(
-        ConfigError, match="^storage: found .*, expected URL prefixes, each with its settings, or the path"
+        ConfigError, match=r"^storage: found .*, expected URL prefixes, each with its settings, or the path"
     ):
         load_storage_settings(given)

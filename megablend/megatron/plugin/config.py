@@ -58,8 +58,8 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     pages of Parquet and Arrow files: an equal part for each of these in the data paths."""
 
     storage: ObjectOptions | Mapping[str, Mapping[str, Any]] | str | None = None
-    """Settings of object stores (endpoint, region, ...) by URL prefix, as under `storage` of a config of megablend; or the path of
-    a YAML or JSON file with them under `storage`; None for the file that the environment variable MEGABLEND_STORAGE names."""
+    """Settings of object stores (endpoint, region, ...) by URL prefix, as under `storage` of a config of megablend; or the path
+    of a YAML or JSON file with them under `storage`; None for the file that the environment variable MEGABLEND_STORAGE names."""
 
     def __post_init__(self) -> None:
         """Check the settings that Megatron does not know."""
