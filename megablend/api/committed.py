@@ -10,6 +10,7 @@ from typing import Any
 from megablend.api.runs import ConfigLike, is_cache, make_run_storage, open_run, resolve_cache, resolve_run
 from megablend.caches.find import CacheLike, find_store
 from megablend.config import Config, load_config
+from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import CacheError, ConfigError, PlanError
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.source_entry import SourceEntry
@@ -18,6 +19,7 @@ from megablend.plan.ledger_file import load_ledger
 from megablend.plan.run import Run
 from megablend.plan.stage import SourceShare, Stage
 from megablend.storage.base import Storage
+from megablend.storage.by_scheme import make_storage
 from megablend.storage.location import escape_wildcards, join
 
 
@@ -61,8 +63,8 @@ def open_committed(
             f"{folder}: run {name!r} was not built there; run `megablend build CONFIG` first, or choose one of the runs that "
             f"`megablend runs list {folder}` lists"
         )
-    if storage is None and config is not None:
-        storage = make_run_storage(config)  # with its credentials and the queries of its URLs, which no ledger has
+    if storage is None:  # with the queries of a config's URLs, and its settings, which no ledger has
+        storage = make_storage(objects=load_storage_settings()) if config is None else make_run_storage(config)
     return open_ledger(folder, ledger, storage=storage)
 
 
@@ -91,7 +93,7 @@ def make_config(cache: CacheLike, ledger: Ledger, snapshots: Sequence[Snapshot])
     first = ledger.stages[0]
     has_stages = any((each.blend, each.index, each.cut) != (blend, first.index, None) for each in ledger.stages)
     settings: dict[str, Any] = {
-        "cache": find_store(cache).location,
+        **find_store(cache).config_keys,
         "run": ledger.run,
         **(
             {"stages": _list_stages(ledger, snapshots, prefix)}

@@ -11,6 +11,7 @@ from megablend.blocks.block_store import BlockStore
 from megablend.caches.base import CacheStore
 from megablend.caches.find import CacheLike, find_store, is_remote
 from megablend.config import SPLITS, Config, load_config
+from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import CacheError, ConfigError, PlanError, StateError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
@@ -31,9 +32,12 @@ ConfigLike = str | Path | Mapping[str, Any] | Config
 
 
 def resolve_cache(what: ConfigLike) -> CacheStore:
-    """The cache, given directly or by a config. Raises ConfigError for a config that cannot be read."""
+    """The cache, given directly (object stores then have the settings of MEGABLEND_STORAGE) or by a config.
+
+    Raises: ConfigError for a config that cannot be read.
+    """
     if isinstance(what, str | Path) and not Path(what).is_file():
-        return find_store(what)
+        return find_store(what, load_storage_settings() if is_remote(what) else None)
     return load_config(what).cache_store
 
 
@@ -170,7 +174,8 @@ def open_index(cache: str | Path, digest: str | None = None, *, storage: Storage
 
     Raises: CacheError.
     """
-    return BlockStore(newest_snapshot(cache, digest), storage=(storage or make_storage()).for_reading())
+    storage = storage or make_storage(objects=load_storage_settings())
+    return BlockStore(newest_snapshot(resolve_cache(cache), digest), storage=storage.for_reading())
 
 
 def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-from megablend.api.runs import ConfigLike
+from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.caches.base import CacheStore
-from megablend.caches.find import find_store
 from megablend.config import load_config
+from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import CacheError
 from megablend.index.build import Progress
 from megablend.index.list_snapshots import list_snapshots
@@ -74,7 +74,7 @@ def verify(
     Raises: CacheError where there is no cache.
     """
     if isinstance(cache, str | Path) and not Path(cache).is_file():
-        store, config_storage = find_store(cache), None
+        store, config_storage = resolve_cache(cache), load_storage_settings()
     else:
         config = load_config(cache)
         store, config_storage = config.cache_store, config.storage

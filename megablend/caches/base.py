@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from megablend.errors import CacheError
 from megablend.fs.build_lock import LockInfo
@@ -60,6 +60,11 @@ class CacheStore(Protocol):
     @property
     def location(self) -> str:
         """Absolute path, or URL without a trailing slash."""
+        ...
+
+    @property
+    def config_keys(self) -> Mapping[str, Any]:
+        """Keys of a config that select this cache, and how it is accessed."""
         ...
 
     @property

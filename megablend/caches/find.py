@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -15,6 +16,8 @@ from megablend.storage.object_options import ObjectOptions
 CacheLike: TypeAlias = "str | Path | CacheStore"
 SCHEMES = ("s3", "gs", "az")
 """Object stores that a cache can be kept in."""
+LOCAL_CACHE_VARIABLE = "MEGABLEND_LOCAL_CACHE"
+"""Names the folder of this node's copies of caches in object stores."""
 
 
 def find_store(cache: CacheLike, options: ObjectOptions | None = None, local_cache: str | None = None) -> CacheStore:
@@ -23,7 +26,8 @@ def find_store(cache: CacheLike, options: ObjectOptions | None = None, local_cac
     Args:
         cache: its folder, or its URL in an object store; a store is returned as it is.
         options: how object stores are accessed; None for the environment's settings.
-        local_cache: folder of this node's copy of a cache in an object store; None for the default.
+        local_cache: folder of this node's copy of a cache in an object store; None for the one that MEGABLEND_LOCAL_CACHE
+            names, or the default.
 
     Raises: ConfigError for a URL that cannot be a cache.
     """
@@ -33,6 +37,7 @@ def find_store(cache: CacheLike, options: ObjectOptions | None = None, local_cac
         folder = str(cache)
         return _open_local(folder) if folder.startswith("/") else LocalCacheStore(cache)
     check_location(str(cache))
+    local_cache = local_cache or os.environ.get(LOCAL_CACHE_VARIABLE) or None
     return _open_remote(str(cache).rstrip("/"), options or ObjectOptions(), local_cache)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from megablend.caches.base import GENERATIONS, RUNS, Entry, Record
 from megablend.fs.atomic_write import (
@@ -48,6 +49,11 @@ class LocalCacheStore:
     def location(self) -> str:
         """See CacheStore."""
         return str(self.folder)
+
+    @property
+    def config_keys(self) -> Mapping[str, Any]:
+        """See CacheStore."""
+        return {"cache": self.location}
 
     def exists(self) -> bool:
         """See CacheStore."""

@@ -104,6 +104,12 @@ def _words(name: str, text: str) -> Callable[[F], F]:
     show_default=True,
     help="Fraction of samples built beyond a dataset's share of the blend.",
 )
+@click.option(
+    "--storage",
+    "storage_file",
+    metavar="FILE",
+    help="YAML or JSON file with settings of object stores under `storage`. [default: MEGABLEND_STORAGE]",
+)
 @click.option("--data-cache-path", metavar="DIR", required=True, help="Folder of the cache.")
 @click.option(
     "--tokenizer-identifiers", metavar="JSON|FILE", help="Identifiers as in the description.txt of an earlier run."
@@ -127,12 +133,15 @@ def _words(name: str, text: str) -> Callable[[F], F]:
 @click.option("--dry-run", is_flag=True, help="Report what would be built and what it would cost, without building.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @_options(_IDLE_FLAGS, expose_value=False, hidden=True)
-def megatron_cache(as_json: bool, dry_run: bool, max_memory: str | None, shared_fs: str, **flags: Any) -> None:
+def megatron_cache(
+    as_json: bool, dry_run: bool, max_memory: str | None, shared_fs: str, storage_file: str | None, **flags: Any
+) -> None:
     """Write Megatron's dataset cache before training starts.
 
     Flags have the names and meaning of Megatron's own. Under mpirun, srun or torchrun the ranks share the work.
     """
     from megablend.cli.progress import progress_on
+    from megablend.config.storage_settings import load_storage_settings
     from megablend.distributed.find_job import program_job
     from megablend.megatron.cache_builder.together import prepare_on_ranks
     from megablend.megatron.request.flags import request_of_flags
@@ -142,6 +151,7 @@ def megatron_cache(as_json: bool, dry_run: bool, max_memory: str | None, shared_
         request = None
         try:
             memory = None if max_memory is None else parse_bytes(max_memory)
+            objects = load_storage_settings(storage_file)
             if job.rank == 0:  # one rank builds the tokenizer, for all
                 request = request_of_flags(flags, {name: flags[name] for name in map(_attribute, _TOKENIZER_FLAGS)})
             request = job.world.bcast(request)
@@ -153,7 +163,7 @@ def megatron_cache(as_json: bool, dry_run: bool, max_memory: str | None, shared_
             report = prepare_on_ranks(
                 own,
                 job,
-                storage=make_storage(),
+                storage=make_storage(objects=objects),
                 shared_fs=shared_fs,
                 dry_run=dry_run,
                 max_memory=memory,

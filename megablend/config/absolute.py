@@ -13,6 +13,7 @@ from megablend.config.places import Places, join_keys
 from megablend.config.source import Source
 from megablend.errors import ConfigError
 from megablend.storage.location import check_schemes, find_scheme, make_absolute
+from megablend.storage.object_options import make_files_absolute
 from megablend.storage.objects.urls import LIST_ENDING, expand_location, is_web, split_query
 from megablend.storage.registry import explain_scheme, find_storage
 
@@ -49,7 +50,8 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
     if local_cache is not None:
         local_cache = _absolute_path(local_cache, base, f"{places.line(['local_cache'])}: local_cache")
     size = vocab_size(config.vocab_size, places.line(["vocab_size"]))
-    objects = dataclasses.replace(config.storage, urls=tuple(urls.items())) if urls else config.storage
+    objects = make_files_absolute(config.storage, base)
+    objects = dataclasses.replace(objects, urls=tuple(urls.items())) if urls else objects
     update = {
         "cache": cache,
         "local_cache": local_cache,

@@ -54,7 +54,7 @@ def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str |
             f"found {type(config).__name__}, expected a config: a path of a YAML or JSON file, or its keys as a dict"
         )
     else:
-        data, place = _read(Path(config))
+        data, place = read_config_file(Path(config))
         base = Path(config).absolute().parent
     if cache is not None:
         data["cache"] = cache
@@ -86,7 +86,12 @@ def _encode(value: object) -> object:
     raise TypeError
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Places]:
+def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
+    """Read a YAML or JSON file, without validating its values.
+
+    Returns: its keys, and the lines of each for messages.
+    Raises: ConfigError for a file that cannot be read, is not a mapping or has duplicate keys.
+    """
     try:
         text = read_limited(path)
     except OSError as error:

@@ -183,6 +183,8 @@ class Format(Protocol):
     """Modules below `megablend.kernels` whose compiled kernels decoding needs: `open` loads them in the background."""
     has_row_groups: bool
     """Whether messages about a row also name its row group (`row_group` of the chunks)."""
+    requests_in_turn: bool
+    """Whether `index` reads where a file continues before it can read on: over a network, more files are indexed at a time."""
 
     def files(self, path: str) -> Sequence[str]:
         """All files that belong to `path`, data file first: ["x.bin", "x.idx"] for the prefix "x"; [path] elsewhere."""
@@ -237,6 +239,7 @@ class BaseFormat:
     reader_block_bytes: int = 0
     kernel_modules: Sequence[str] = ()
     has_row_groups: bool = False
+    requests_in_turn: bool = False
 
     def files(self, path: str) -> Sequence[str]:
         """The file itself."""

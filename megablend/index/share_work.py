@@ -19,6 +19,8 @@ from megablend.storage.prefetched import PrefetchedStorage
 from megablend.storage.requested_reads import RequestedReads, run_in_threads
 
 _POST_SECONDS = 0.2
+_TIMES_IN_TURN = 8
+"""Times as many files are indexed at a time over a network where each has only one request in flight."""
 
 
 def index_share(
@@ -90,7 +92,8 @@ def _index_items(
 
 
 def _max_files(column: SourceColumn, storage: Storage) -> int:
-    return max((storage.limits(file.path).max_files for file in column.source.files[:1]), default=1)
+    found = max((storage.limits(file.path).max_files for file in column.source.files[:1]), default=1)
+    return found * _TIMES_IN_TURN if found > 1 and column.source.kind.requests_in_turn else found
 
 
 class _Tally:

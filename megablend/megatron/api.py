@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from megablend.config.storage_settings import load_storage_settings
 from megablend.distributed.find_job import this_job
 from megablend.distributed.folder_groups import AUTO
 from megablend.errors import ConfigError
@@ -42,7 +43,8 @@ def prepare(
     """Build what `config.path_to_cache` lacks for Megatron's builder to find all it looks for. Called on every rank.
 
     Args:
-        config: a GPTDatasetConfig.
+        config: a GPTDatasetConfig. Object stores are accessed by its `storage` if it is a MegablendDatasetConfig, otherwise by
+            the settings that MEGABLEND_STORAGE names.
         sizes: samples of train, valid and test, as the builder takes them.
         max_memory: bytes of arrays that the ranks of one node hold together; most of what is free there where None.
         shared_fs: "yes" where all ranks share the cache's folder, "no" if only those of one machine may, "auto" to detect it.
@@ -55,9 +57,10 @@ def prepare(
     job = this_job()
     try:
         request = request_of(config, sizes)
+        objects = load_storage_settings(getattr(config, "storage", None))
     except BaseException as error:
         job.world.abort(error)
-    storage = BeforeForkStorage(make_storage())  # training forks its DataLoader's workers
+    storage = BeforeForkStorage(make_storage(objects=objects))  # training forks its DataLoader's workers
     with closing_helper():
         return prepare_on_ranks(request, job, storage=storage, shared_fs=shared_fs, max_memory=max_memory)
 

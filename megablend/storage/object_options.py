@@ -7,6 +7,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -89,6 +90,18 @@ def parse_options(given: object) -> ObjectOptions:
             raise ValueError(f"{prefix}: found {settings!r}, expected settings such as `endpoint: https://...`")
         parsed.append((str(prefix), tuple(sorted(_parse_settings(str(prefix), settings).items()))))
     return ObjectOptions(tuple(sorted(parsed, key=lambda item: len(item[0]))))
+
+
+def make_files_absolute(options: ObjectOptions, base: Path) -> ObjectOptions:
+    """The same options with the paths in them (`ca_file`) relative to `base` made absolute."""
+    by_prefix = tuple(
+        (
+            prefix,
+            tuple((name, str(base / Path(value).expanduser()) if name == "ca_file" else value) for name, value in each),
+        )
+        for prefix, each in options.by_prefix
+    )
+    return dataclasses.replace(options, by_prefix=by_prefix)
 
 
 _FIELDS = {each.name: str(each.type) for each in dataclasses.fields(StoreOptions)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import time
 from pathlib import Path
@@ -44,6 +45,7 @@ def test_index_and_samples_are_those_of_a_folder(
     assert samples(config) == samples(local)
     monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "another node"))
     assert samples(config) == samples(local)
+    assert list((tmp_path / "another node").glob("*/generations/*/blocks.arrow"))
     again = megablend.build(config)
     assert (again.index.read, again.index.created, again.index.digest) == (0, False, expected.index.digest)
 
@@ -86,6 +88,27 @@ def test_commands_take_its_url(tmp_path: Path, remote: str, monkeypatch: pytest.
     assert megablend.check(config).problems == ()
     assert megablend.show(remote, 3, run="default").tokens == megablend.show(config, 3).tokens
     assert megablend.open_index(remote).generation.digest == digest
+
+
+def test_the_address_of_the_store_is_in_the_config_or_in_a_file_of_settings(
+    tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = os.environ["AZURE_STORAGE_ENDPOINT"]
+    monkeypatch.delenv("AZURE_STORAGE_ENDPOINT")
+    _, config = configs(tmp_path, remote, run="demo")
+    config |= {"storage": {"az://": {"endpoint": endpoint}}, "local_cache": str(tmp_path / "other")}
+    digest = megablend.build(config).index.digest
+    expected = [megablend.show(config, k).tokens for k in (0, 39)]
+    edited = config | {"sequence_length": 16, "samples": 7}  # the ledger decides, and the config names the cache only
+    assert [megablend.show(edited, k, run="demo").tokens for k in (0, 39)] == expected
+    megablend.build(config | {"samples": 60})
+    (tmp_path / "settings.yaml").write_text(f"storage: {{'az://': {{endpoint: '{endpoint}'}}}}")
+    monkeypatch.setenv("MEGABLEND_STORAGE", str(tmp_path / "settings.yaml"))
+    assert megablend.verify(remote, data=True).problems == ()
+    assert [megablend.show(remote, k, run="demo").tokens for k in (0, 39)] == expected
+    assert [each.run for each in megablend.list_runs(remote)] == ["demo"]
+    assert megablend.open_index(remote).generation.digest == digest
+    assert megablend.gc(remote).kept == (digest,)
 
 
 def test_verify_names_damaged_and_missing_objects_and_build_repairs_them(tmp_path: Path, remote: str) -> None:

@@ -18,10 +18,11 @@ from megablend.storage.objects import loop
 from tests.megatron.plugin_data import plugin_config
 
 
-def read_all(cache: Path, workers: int, words: Sequence[str]) -> str:
+def read_all(cache: Path, workers: int, words: Sequence[str], **settings: Any) -> str:
     """Digest of all samples of the words' documents."""
     blend = (list(words), [1.0] * len(words))
-    config = plugin_config(cache, blend=blend, split="100,0,0", object_storage_cache_path=str(cache / "idx"))
+    settings = {"object_storage_cache_path": str(cache / "idx"), **settings}
+    config = plugin_config(cache, blend=blend, split="100,0,0", **settings)
     builder: Any = MegablendDatasetBuilder
     train, *_ = builder(MegablendGPTDataset, [40, 0, 0], lambda: True, config).build()
     digest = hashlib.sha256(train[0]["tokens"].numpy().tobytes())  # in the parent, before workers are forked

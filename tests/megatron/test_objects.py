@@ -9,26 +9,26 @@ from pathlib import Path
 import pytest
 
 from megablend.distributed.base import SingleProcess
-from megablend.errors import ChangedFileError
+from megablend.errors import ChangedFileError, ConfigError
 from megablend.megatron.cache_builder.idx_copies import IdxCopies, copy_path, make_copies
 from megablend.storage.by_scheme import make_storage
 from tests.megatron.objects_driver import read_all
 from tests.megatron.plugin_data import draw_documents, environment, write_word
 from tests.storage.faulty import Faults, FaultySource
+from tests.storage.objects.conftest import S3Server
 
 pytest.importorskip("obstore")
 DRIVER = Path(__file__).with_name("objects_driver.py")
 
 
-def write_words(folder: Path) -> tuple[list[str], list[str], dict[str, bytes]]:
+def write_words(folder: Path, bucket: str = "b") -> tuple[list[str], list[str], dict[str, bytes]]:
     """A pair and Parquet files: as words of local files, as words of a bucket, and the bucket's contents."""
     words = [write_word(folder / kind, kind, draw_documents(i)) for i, kind in enumerate(("megatron", "parquet"))]
-    files = {f"b/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return words, [word.replace(str(folder), "s3://b") for word in words], files
+    files = {f"{bucket}/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return words, [word.replace(str(folder), f"s3://{bucket}") for word in words], files
 
 
-def run(driver_arguments: list[str], source: FaultySource) -> str:
-    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_ENDPOINT_URL": source.url}
+def run(driver_arguments: list[str], **keys: str) -> str:
     command = [sys.executable, str(DRIVER), *driver_arguments]
     done = subprocess.run(command, env=environment(**keys), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -38,10 +38,31 @@ def run(driver_arguments: list[str], source: FaultySource) -> str:
 def test_forked_workers_read_an_object_store(tmp_path: Path) -> None:
     local, remote, files = write_words(tmp_path / "data")
     with FaultySource(files, Faults(latency=0.002, status={503: 0.05})) as source:
-        found = run([str(tmp_path / "remote"), "2", *remote], source)
+        keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_ENDPOINT_URL": source.url}
+        found = run([str(tmp_path / "remote"), "2", *remote], **keys)
     assert source.faulty["503"] > 0
     assert found == read_all(tmp_path / "local", 0, local)
     assert (tmp_path / "remote/idx/b/megatron/pair.idx").read_bytes() == files["b/megatron/pair.idx"]
+
+
+def test_settings_of_a_server_that_speaks_s3(tmp_path: Path, swift: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address is in a file, or in the config; the environment has the keys."""
+    local, remote, files = write_words(tmp_path / "data", bucket="megatron")
+    swift.admin.make_bucket_if_missing("megatron")
+    for name, data in files.items():
+        swift.admin.put("megatron", name.partition("/")[2], data)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    settings = {"s3://": {"endpoint": "http://127.0.0.1:9"}, "s3://megatron/": {"endpoint": swift.url}}
+    file = tmp_path / "megablend.yaml"
+    file.write_text(str({"storage": settings}))
+    expected = read_all(tmp_path / "local", 0, local)
+    found = run([str(tmp_path / "forked"), "2", *remote], MEGABLEND_STORAGE=str(file))
+    assert found == expected
+    assert read_all(tmp_path / "by keys", 0, remote, storage=settings) == expected
+    of_blocks = read_all(tmp_path / "local blocks", 0, local, order="block")
+    assert read_all(tmp_path / "blocks", 0, remote, storage=str(file), order="block") == of_blocks
+    with pytest.raises(ConfigError, match=r"^storage: s3://: endpont: unknown setting; did you mean endpoint\?"):
+        read_all(tmp_path / "wrong", 0, remote, storage={"s3://": {"endpont": swift.url}})
 
 
 def test_copies_are_of_the_present_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,10 +94,12 @@ def test_megatron_cache_takes_prefixes_in_a_bucket(tmp_path: Path, monkeypatch: 
     flags += ["--test-samples", "0", "--tokenizer-identifiers", '{"class": "T"}']
     made: dict[str, list[bytes]] = {}
     with FaultySource(files) as source:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", source.url)
+        file = tmp_path / "settings.yaml"
+        file.write_text(f"storage: {{'s3://b': {{endpoint: '{source.url}'}}}}")
         for name, word in (("local", local[0]), ("remote", remote[0])):
             cache = tmp_path / name
             command = [sys.executable, "-m", "megablend", "megatron-cache", "--data-path", word, *flags]
+            command += ["--storage", str(file)]
             subprocess.run([*command, "--data-cache-path", str(cache)], check=True, timeout=300, capture_output=True)
             made[name] = [path.read_bytes() for path in cache.glob("*_index.npy")]
     assert sorted(made["local"]) == sorted(made["remote"])

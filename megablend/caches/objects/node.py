@@ -17,7 +17,6 @@ from megablend.fs.log_waits import log_slow_wait
 from megablend.fs.private_folder import find_private_folder
 from megablend.fs.safe_open import check_folder, open_again
 
-VARIABLE = "MEGABLEND_LOCAL_CACHE"
 _LOCKS = ".locks"
 _LEFTOVER_SECONDS = 86400.0
 
@@ -26,15 +25,14 @@ _LEFTOVER_SECONDS = 86400.0
 def find_node_folder(location: str, endpoint: str | None, local_cache: str | None) -> Path:
     """The folder of a cache on this node, created if missing.
 
-    Below `local_cache`, or else MEGABLEND_LOCAL_CACHE; or else below XDG_CACHE_HOME or ~/.cache, where it is private, or else a
-    temporary folder of this process.
+    Below `local_cache`, or else below XDG_CACHE_HOME or ~/.cache, where it is private, or else a temporary folder of this
+    process.
 
     Raises: CacheError if it cannot be created.
     """
     key = hashlib.blake2b(f"{location}\n{endpoint or ''}".encode(), digest_size=12).hexdigest()
-    base = local_cache or os.environ.get(VARIABLE)
-    if base:
-        folder = Path(base).absolute() / key
+    if local_cache:
+        folder = Path(local_cache).absolute() / key
         with translate_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             check_folder(folder)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, RUNS, SKIPS, Entry, OvertakenError, Record
 from megablend.caches.objects.chains import Chain, Version, find_last
@@ -56,6 +57,12 @@ class ObjectCacheStore:
     def location(self) -> str:
         """See CacheStore."""
         return self._prefix.location
+
+    @property
+    def config_keys(self) -> Mapping[str, Any]:
+        """See CacheStore."""
+        local = {} if self._local_cache is None else {"local_cache": self._local_cache}
+        return {"cache": self.location, "storage": self._options, **local}
 
     @cached_property
     def folder(self) -> Path:

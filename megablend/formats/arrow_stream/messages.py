@@ -10,6 +10,7 @@ Source: Arrow columnar format, "IPC Streaming Format", "Encapsulated message for
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import pyarrow as pa
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.arrow.footer import PLACE_DTYPE
+from megablend.formats.arrow_stream.look_ahead import LookAhead
 from megablend.formats.base import Array
 from megablend.storage.base import Storage
 
@@ -43,10 +45,15 @@ def read_stream(path: str, size: int, storage: Storage) -> Stream:
     Raises: CorruptFileError if it is not a stream, truncated, or contradicts itself; UnsupportedFileError for metadata older than
         V4, and big-endian streams; MissingFileError.
     """
+    with contextlib.closing(LookAhead(path, size, storage)) as ahead:
+        return _read_messages(path, size, ahead)
+
+
+def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
     found, offset = list[tuple[int, int, int, int]](), 0
     schema_bytes = b""
     while True:
-        data = storage.read(path, offset, min(_PROBE_BYTES, size - offset)) if offset < size else b""
+        data = ahead.read(offset, min(_PROBE_BYTES, size - offset)) if offset < size else b""
         if len(data) < 8:
             raise CorruptFileError(
                 path,
@@ -67,7 +74,7 @@ def read_stream(path: str, size: int, storage: Storage) -> Stream:
                 offset=offset,
             )
         if metadata_bytes > len(data):
-            data = storage.read(path, offset, metadata_bytes)
+            data = ahead.read(offset, metadata_bytes)
         kind, body_bytes = _parse(path, offset, data[:metadata_bytes])
         if not 0 <= body_bytes <= size - offset - metadata_bytes:
             raise CorruptFileError(
@@ -89,6 +96,7 @@ def read_stream(path: str, size: int, storage: Storage) -> Stream:
                 path, f"has a message of kind {kind}, expected record batches only", offset=offset
             )
         offset += metadata_bytes + body_bytes
+        ahead.pass_message(offset, metadata_bytes + body_bytes)
     if offset + 8 != size:
         raise CorruptFileError(path, f"{size - offset - 8} bytes follow the end of its Arrow stream", offset=offset + 8)
     if not schema_bytes:

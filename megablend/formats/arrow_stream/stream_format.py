@@ -34,6 +34,7 @@ class ArrowStreamFormat(BaseFormat):
     name = "arrow-stream"
     suffixes: Sequence[str] = (".arrow", ".arrows")
     reader_block_bytes: int = 32
+    requests_in_turn: bool = True
 
     def recognizes(self, path: str, storage: Storage) -> bool:
         """Whether the file begins with a message."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from megablend.config.storage_settings import load_storage_settings
 from megablend.distributed.folder_groups import SHARED_FS
 from megablend.errors import ConfigError
 from megablend.megatron.core import GPTDatasetConfig
 from megablend.order.registry import find_order
+from megablend.storage.object_options import ObjectOptions
 
 MEGATRON_ORDER = "megatron"
 """Megatron's own shuffles; every other order is one of megablend's (megablend.order.registry)."""
@@ -53,6 +57,10 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     """Bytes that a process may hold for reading a split, as `memory` of a config. In Megatron's order they are for the decoded
     pages of Parquet and Arrow files: an equal part for each of these in the data paths."""
 
+    storage: ObjectOptions | Mapping[str, Mapping[str, Any]] | str | None = None
+    """Settings of object stores (endpoint, region, ...) by URL prefix, as under `storage` of a config of megablend; or the path
+    of a YAML or JSON file with them under `storage`; None for the file that the environment variable MEGABLEND_STORAGE names."""
+
     def __post_init__(self) -> None:
         """Check the settings that Megatron does not know."""
         super().__post_init__()
@@ -68,6 +76,7 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
                 raise ConfigError(f"order: {error}, or {MEGATRON_ORDER}") from None
         if self.shared_fs not in SHARED_FS:
             raise ConfigError(f"shared_fs is {self.shared_fs!r}; choose one of {', '.join(SHARED_FS)}")
+        self.storage = load_storage_settings(self.storage)
         for name in ("lanes", "shuffle_window", "max_open_files", "memory"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")

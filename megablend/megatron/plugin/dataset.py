@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import ConfigError
 from megablend.megatron.cache_builder.catalog import catalog_path
 from megablend.megatron.cache_builder.document_tables import pinned_address
@@ -85,7 +86,8 @@ def make_dataset_storage(config: Any) -> Storage:
 
     Object stores are read in a way that lets Megatron's DataLoader fork this process.
     """
-    storage = make_storage(max_open_files=getattr(config, "max_open_files", None))
+    objects = load_storage_settings(getattr(config, "storage", None))
+    storage = make_storage(max_open_files=getattr(config, "max_open_files", None), objects=objects)
     if not any(map(is_in_object_store, data_path_entries(config))):
         return storage
     return IdxCopies(BeforeForkStorage(storage), idx_folder(config))

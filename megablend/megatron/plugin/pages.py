@@ -118,6 +118,7 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
         "shuffle_window": config.shuffle_window,
         "memory": config.memory,
         "sources": sources,
+        "storage": config.storage,
         "add_extra_token_to_sequence": bool(config.add_extra_token_to_sequence),
     }
     return load_config({name: value for name, value in asked.items() if value is not None})

@@ -20,7 +20,8 @@ _QUIET_ATTEMPTS = 3
 """Before anything is logged about a request: single failures are ordinary."""
 _FIRST_CONTACT_SECONDS = 10.0
 """A source that has never answered is given up sooner: its name, port or certificate is probably wrong."""
-_EXPIRED_ATTEMPTS = 3
+_FEW_ATTEMPTS = 3
+"""Where trying again rarely helps."""
 _MOST_SECONDS = 10.0
 _TRIED_AGAIN = (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
 
@@ -102,8 +103,8 @@ class Attempts:
         """Whether trying again changes nothing."""
         self.counts.failures += 1
         self._has_answered = self._has_answered or failure.kind not in (Kind.CONNECT, Kind.AGAIN)
-        if failure.kind is Kind.EXPIRED:
-            return attempts >= _EXPIRED_ATTEMPTS
+        if failure.kind in (Kind.EXPIRED, Kind.UNUSABLE):
+            return attempts >= _FEW_ATTEMPTS
         return failure.kind not in _TRIED_AGAIN
 
     def _check_patience(self, location: str, failure: Failure, attempts: int, seconds: float) -> None:

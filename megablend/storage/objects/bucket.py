@@ -47,16 +47,20 @@ class Bucket:
         try:
             return (await self.source.get(path, key, 0, 1, None)).pin
         except UnsupportedFileError:  # some servers answer so for an empty file
-            if (pin := await self._stat_empty(path, key)).size:
+            pin = await self._head(path, key)
+            if isinstance(pin, Failure) or pin.size:
                 raise
             return pin
         except DataError as error:
             if error.offset is None:
                 raise
-        return await self._stat_empty(path, key)
+        pin = await self._head(path, key)
+        if isinstance(pin, Failure) and pin.kind is Kind.REFUSED:  # web servers may, and signed URLs do
+            return Pin(size=0, etag="", modified=0)
+        return _answer(path, pin)
 
-    async def _stat_empty(self, path: str, key: str) -> Pin:
-        """An object without bytes has no range."""
+    async def _head(self, path: str, key: str) -> Pin | Failure:
+        """The state of an object without bytes, which has no range."""
         import obstore
 
         async def attempt() -> Pin | Failure:
@@ -66,7 +70,7 @@ class Bucket:
                 return read_failure(error)
             return make_pin(meta, versions=self.source.options.versions)
 
-        return _answer(path, await self.source.persist(path, attempt))
+        return await self.source.persist(path, attempt)
 
     async def read_into(
         self, path: str, key: str, pin: Pin, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes

@@ -30,6 +30,8 @@ class Kind(Enum):
     """The object has none of the requested bytes."""
     NO_RANGES = "no ranges"
     """The server answers with a whole object, also where it is empty."""
+    UNUSABLE = "unusable"
+    """The server's answers cannot be used: it is tried a few times, since a proxy may have sent this one."""
     REFUSED = "refused"
     """It will not be answered, however often it is tried."""
 
@@ -49,6 +51,15 @@ _NO_BYTES = re.compile(r'CONTENT_RANGE header: "bytes [^"]*/0"')
 """An answer of no bytes, as if an empty object had a range."""
 _BAD_TIME = "source: InvalidLastModified {"
 """Of the client's description of an answer whose Last-Modified header is not a time."""
+_COPY = "use a server that does, or copy the file"
+_ANSWERS = (
+    ("TooManyRedirects", "the server redirects in a circle", "check the location, and whether it needs a login"),
+    ("MissingContentLength", "the server's answers have no Content-Length", _COPY.replace("does", "sends it")),
+    ("NoContentRange", "the server's answers have no Content-Range", _COPY.replace("does", "sends it")),
+    ("ParseContentRange", "the server's answers do not say how large the file is (Content-Range)", _COPY),
+    ("UnexpectedRange", "the server answers with other bytes of the file than were requested", _COPY),
+)
+"""Answers that cannot be used: a word of the client's description, what is said of it, and what to do."""
 _NAMES = re.compile(r"https?://\S+|\"[^\"\n]*/[^\"\n]*\"")
 """URLs and keys, which may contain any word."""
 _METADATA = re.compile(r"/latest/api/token|/latest/meta-data|/computeMetadata/v1|/metadata/identity/oauth2")
@@ -105,7 +116,7 @@ def read_failure(error: BaseException) -> Failure:
         return Failure(
             Kind.NO_RANGES,
             "the server does not answer requests for ranges of bytes",
-            "use a server that does, or copy the file",
+            _COPY,
         )
     if "empty path segment" in text or "whilst parsing path segment" in text:
         return Failure(Kind.REFUSED, "a key has an empty part, `.` or `..` between slashes", "copy it to another key")
@@ -117,6 +128,10 @@ def read_failure(error: BaseException) -> Failure:
         )
     if _NO_BYTES.search(text):
         return Failure(*_STATUSES["416"])
+    description = _NAMES.sub("", text)
+    for word, cause, remedy in _ANSWERS:
+        if word in description:
+            return Failure(Kind.UNUSABLE, cause, remedy)
     return _of_connection(text, name)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import threading
 from collections.abc import Coroutine
@@ -24,6 +25,9 @@ FORK_REMEDY = (
 )
 
 
+_CLOSE_SECONDS = 2.0
+
+
 class _Loop:
     """An event loop that runs in a thread until the process ends."""
 
@@ -34,9 +38,24 @@ class _Loop:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Stop the loop; what is in flight is dropped."""
+        """Cancel what is in flight, and stop the loop: the client ends the process with an error if one of its threads has an
+        answer for an interpreter that has ended."""
+        with contextlib.suppress(Exception):  # the process ends in any case
+            asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(timeout=2 * _CLOSE_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=5)
+
+
+async def _cancel_all() -> None:
+    """Cancel all other tasks of the loop, and give the client's threads time to notice."""
+    now = asyncio.get_running_loop().time
+    end, count = now() + _CLOSE_SECONDS, 0
+    while (tasks := asyncio.all_tasks() - {asyncio.current_task()}) and now() < end:
+        count = max(count, len(tasks))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=0.2)
+    await asyncio.sleep(0.1 + 0.0005 * count)
 
 
 _lock = threading.Lock()

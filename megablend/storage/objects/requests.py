@@ -156,7 +156,7 @@ class Source:
         if not there.etag and not self._said_weak:
             self._say_weak()
         if begin != start or sum(map(len, parts)) != end - begin:
-            return Failure(Kind.AGAIN, "the answer was not as long as it should be", "")
+            return _explain_length(result)
         if end != stop and end != there.size:
             return Failure(Kind.AGAIN, "the answer ended early", "")
         self.timing.note(request.began, loop.time() - request.began, stop - start)
@@ -186,6 +186,14 @@ async def _take_body(request: Request, result: Any) -> list[Any]:
     return parts
 
 
+def _explain_length(result: Any) -> Failure:
+    """Why an answer has another length than it should have."""
+    if encoding := result.attributes.get("Content-Encoding"):
+        cause = f"the server compresses its answers (Content-Encoding: {str(encoding)[:20]})"
+        return Failure(Kind.UNUSABLE, cause, "switch that off for these files, or copy them")
+    return Failure(Kind.AGAIN, "the answer was not as long as it should be", "")
+
+
 def _is_cancelled() -> bool:
     """Whether this task itself was cancelled, not just what it waited for; not known before Python 3.11."""
     return bool(getattr(asyncio.current_task(), "cancelling", int)())
@@ -213,5 +221,5 @@ def _error_of(location: str, failure: Failure, pin: Pin | None, start: int, stop
             f"truncated: {stop - start} bytes expected here, but the object ends before; restore it",
             offset=start,
         )
-    kind = UnsupportedFileError if failure.kind is Kind.NO_RANGES else DataError
+    kind = UnsupportedFileError if failure.kind in (Kind.NO_RANGES, Kind.UNUSABLE) else DataError
     return kind(location, f"cannot be read: {failure.cause}: {failure.remedy}")

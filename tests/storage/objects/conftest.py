@@ -20,6 +20,7 @@ _VARIABLES = (
     "AWS_",
     "GOOGLE_",
     "AZURE_",
+    "MEGABLEND_STORAGE",
     "HTTP_PROXY",
     "HTTPS_PROXY",
     "ALL_PROXY",

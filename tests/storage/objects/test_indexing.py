@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -143,6 +144,39 @@ def test_a_raw_file_with_separators_is_read_once(tmp_path: Path, monkeypatch: py
     assert digests[0] == digests[1]
     assert source.bytes < 1.05 * len(files["b/0.raw"]) + 16 * 4096
     assert source.most_in_flight > 3
+
+
+def write_stream(path: Path, rows: int) -> None:
+    table = pa.table({"input_ids": pa.array(DOCUMENTS, pa.list_(pa.int32()))})
+    with pa.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+
+
+@pytest.mark.parametrize(("rows", "small"), [(2, 256 << 10), (40, 1 << 12)], ids=["small batches", "large batches"])
+def test_streams_of_batches(rows: int, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small batches are read in portions at the same time; large ones are passed over, in many files at the same time."""
+    monkeypatch.setattr("megablend.formats.arrow_stream.look_ahead.PORTION_BYTES", 1 << 18)
+    monkeypatch.setattr("megablend.formats.arrow_stream.look_ahead.SMALL_BYTES", small)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    num_files, num_batches = (1, 200) if rows == 2 else (40, 10)
+    write_stream(folder / "00.arrow", rows)
+    for i in range(1, num_files):
+        shutil.copy(folder / "00.arrow", folder / f"{i:02d}.arrow")
+    files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    with FaultySource(files, Faults(round=ROUND)) as source:
+        plain, remote = build(folder, source)
+        del source.rounds["b"]
+        assert plain == remote
+        if rows == 2:
+            assert source.most_in_flight >= 4
+            assert max(source.rounds.values()) < num_batches // 10
+            assert source.bytes < 1.2 * len(files["b/00.arrow"]) + 16 * 4096
+        else:
+            assert source.bytes < 0.2 * sum(map(len, files.values()))
+            paths = [path for _, path in _ranges(source)]
+            last_of_first = len(paths) - paths[::-1].index(paths[0])
+            assert {f"/{name}" for name in files} == set(paths[:last_of_first])
 
 
 def write_files(folder: Path, count: int) -> dict[str, bytes]:

@@ -1,0 +1,67 @@
+"""Settings of object stores where there is no config: for Megatron's datasets, and for commands that get the URL of a cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from megablend.config.load import read_config_file
+from megablend.errors import ConfigError
+from megablend.storage.object_options import ObjectOptions, make_files_absolute, parse_options
+
+VARIABLE = "MEGABLEND_STORAGE"
+"""Names a YAML or JSON file with a `storage` key; a config of megablend is one."""
+
+
+def load_storage_settings(given: object = None) -> ObjectOptions:
+    """Load settings of object stores.
+
+    Args:
+        given: URL prefixes, each with its settings, as under `storage` of a config; the path of a YAML or JSON file with them
+            under `storage`; None for the file that the environment variable MEGABLEND_STORAGE names, or no settings.
+
+    Raises: ConfigError, which names the file or the variable.
+    """
+    if isinstance(given, ObjectOptions):
+        return given
+    if isinstance(given, Mapping):
+        return _parse(given, "storage", Path.cwd())
+    if given is None:
+        path = os.environ.get(VARIABLE)
+        return _load(path, f"{VARIABLE}: ") if path else ObjectOptions()
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise ConfigError(
+            f"storage: found {given!r}, expected URL prefixes, each with its settings, or the path of a YAML or JSON file with "
+            "them under `storage`"
+        )
+    return _load(os.fspath(given), "storage: ")
+
+
+def _load(path: str, place: str) -> ObjectOptions:
+    """Load a file, or return what it contained before, if it has not changed: thousands of datasets ask."""
+    try:
+        stat = Path(path).stat()
+        version: tuple[int, ...] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    except OSError:
+        version = ()  # reading it explains why
+    try:
+        return _load_version(path, str(Path.cwd()), version)
+    except ConfigError as error:
+        raise ConfigError(f"{place}{error}") from None
+
+
+@lru_cache(maxsize=8)
+def _load_version(path: str, folder: str, version: tuple[int, ...]) -> ObjectOptions:
+    keys, places = read_config_file(Path(path))
+    if "storage" not in keys:
+        raise ConfigError(f"{path}: has no key `storage`; expected URL prefixes under it, each with its settings")
+    return _parse(keys["storage"], f"{places.line(['storage'])}: storage", Path(folder, path).parent)
+
+
+def _parse(given: object, place: str, base: Path) -> ObjectOptions:
+    try:
+        return make_files_absolute(parse_options(given), base)
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from None
