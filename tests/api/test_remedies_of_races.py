@@ -54,7 +54,7 @@ def test_an_amendment_during_another_one(
 
     monkeypatch.setattr(module, "_plan_amended", plan_while_another_amends)
     command = ("amend", tmp_path / "next.json", "--at", 100)
-    with pytest.raises(CacheError, match="run 'demo' was changed by another process just now; try again$"):
+    with pytest.raises(CacheError, match=r"run 'demo' was changed by another process just now; try again$"):
         call(*command)
     assert "continues with other settings from sample 112 on" in call(*command)
 
@@ -68,7 +68,7 @@ def test_a_run_that_is_removed_while_it_is_shown(config: dict[str, Any], monkeyp
         megablend.remove_run(config, "demo")
 
     monkeypatch.setattr(manage_runs, "_check_exists", check_before_it_is_removed)
-    with pytest.raises(CacheError, match="run 'demo' was removed by another process just now$"):
+    with pytest.raises(CacheError, match=r"run 'demo' was removed by another process just now$"):
         megablend.show_run(config, "demo")
     assert megablend.list_runs(config) == []
 
@@ -82,7 +82,7 @@ def test_an_index_without_a_source_of_its_run(tmp_path: Path) -> None:
     roots = read_roots(project.kept)
     (project.kept / "roots.json").write_bytes(dump_with_checksum(roots | {"roots": {"b": roots["roots"]["a"]}}))
     command = ("show", project.cache, "--run", "default", "--sample", 0)
-    with pytest.raises(CacheError, match="lacks source 'a' of run 'default'; restore the cache from a backup$"):
+    with pytest.raises(CacheError, match=r"lacks source 'a' of run 'default'; restore the cache from a backup$"):
         call(*command)
     shutil.rmtree(project.cache)
     shutil.copytree(tmp_path / "backup", project.cache)

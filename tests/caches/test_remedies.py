@@ -174,7 +174,7 @@ def test_a_record_that_another_process_changes(built: dict[str, Any], monkeypatc
 
     monkeypatch.setattr(Chain, "read_last", read_before_another_build)
     with pytest.raises(
-        CacheError, match="/runs/default: another process has changed it meanwhile; repeat the command$"
+        CacheError, match=r"/runs/default: another process has changed it meanwhile; repeat the command$"
     ):
         megablend.reset_run(built, "default")
     assert len(samples(built | {"samples": 60})) == 60
