@@ -127,7 +127,7 @@ def batches_until_error(loader: megablend.Loader) -> int:
     while time.monotonic() < deadline:
         for _ in loader:
             count += 1
-            time.sleep(0.01)
+            time.sleep(0.1)
         loader.load_state_dict(loader.dataset.state_dict(0))
     raise AssertionError(f"no error after {count} batches")
 
@@ -225,10 +225,18 @@ def test_a_replaced_file_that_others_open_does_not_reach_open_datasets(tmp_path:
             shared_pool(pool, default_capacity())
 
 
-def test_what_is_replaced_while_training_is_an_error(config: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_replaced_while_training_is_an_error(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All tokens differ, but nothing else: reading alone would not notice."""
+    monkeypatch.setattr(watch, "ROUND_SECONDS", 0.05)
+    long = config | {
+        "run": "long",
+        "samples": 12_000,
+    }  # the watch, which begins with an epoch, may take as long as it needs
+    megablend.build(long)
     loader = megablend.Loader(
-        megablend.open(config | {"file_checks_per_second": 1000}),
+        megablend.open(long | {"file_checks_per_second": 1000}),
         micro_batch_size=2,
         data_parallel_rank=0,
         data_parallel_size=1,
