@@ -38,9 +38,20 @@ def compose_and_load(text: str) -> tuple[yaml.Node | None, Any]:
     """
     _check(yaml.parse(text, Loader=LOADER))
     try:
-        return yaml.compose(text, Loader=LOADER), yaml.load(text, Loader=LOADER)
+        node = yaml.compose(text, Loader=LOADER)
+        if node is None or "<<" in text:  # merged keys are inserted into the nodes that are loaded
+            return node, yaml.load(text, Loader=LOADER)
+        return node, _construct(node)
     except (AttributeError, IndexError, KeyError, TypeError) as error:  # a value that does not match its tag
         raise ValueError(f"a value does not fit its tag ({type(error).__name__}: {error})") from error
+
+
+def _construct(node: yaml.Node) -> Any:
+    loader = LOADER("")
+    try:
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
 
 
 def _check(events: Iterator[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -117,8 +118,9 @@ def _check_sequence(run: str, names: Sequence[str], data: Sequence[SplitData]) -
         next((i for i, each in enumerate(data) if each.ranges[number] is not None), len(data))
         for number in range(len(names))
     ]
+    first_after = list(accumulate(reversed(arrivals), min))[::-1]
     for number, arrival in enumerate(arrivals):
-        if any(later < arrival for later in arrivals[number + 1 :]):
+        if first_after[number] < arrival:
             raise PlanError(
                 f"source {names[number]!r} is new in run {run!r}, and listed before sources that the run had already; list it "
                 "after them"
