@@ -58,6 +58,83 @@ REMEDIES: list[tuple[Settings, str, list[Settings]]] = [
         ],
     ),
     (
+        {"sources": [WEB, CODE, BOOKS], "stages": [*STAGES[:2], {"sources": {"books": {"weight": 1}}}]},
+        r"stages\[2\]: source 'books' was withdrawn in stages\[1\]; remove it here",
+        [{"sources": [WEB, CODE, BOOKS | {"weight": 1}], "stages": STAGES}],
+    ),
+    (
+        {"cycle": 4, "shuffle_window": 4},
+        "cycle: duplicate key: cycle is the old name of shuffle_window; remove cycle",
+        [{"cycle": None}],
+    ),
+    (
+        {"inter_document_masking": True, "create_attention_mask": True},
+        "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false",
+        [{"create_attention_mask": False}],
+    ),
+    (
+        {
+            "on_exhausted": "redistribute",
+            "sources": [WEB | {"max_epochs": 2}, CODE],
+            "stages": [{"samples": 64}, {"schedule": "linear", "sources": {"web": {"weight": 1}}}],
+        },
+        r"stages\[1\]: schedule: its shares are given step by step.*; set `on_exhausted: error`, or list stages of constant",
+        [{"on_exhausted": "error"}, {"stages": [{"samples": 64}, {"sources": {"web": {"weight": 1}}}]}],
+    ),
+    (
+        {"sources": [WEB | {"weight": "size"}, CODE]},
+        "'code' has weight 1, other sources `weight: size`; expected `size` for all sources of a blend, or numbers for all; 0",
+        [
+            {"sources": [WEB | {"weight": "size"}, CODE | {"weight": "size"}]},
+            {"sources": [WEB, CODE]},
+            {"sources": [WEB | {"weight": "size"}, CODE | {"weight": 0}]},
+        ],
+    ),
+    (
+        {"temperature": 2, "samples": None, "sources": [{**WEB, "weight": None, "epochs": 1}]},
+        "temperature: it changes weights, but the share of 'web' is given by epochs; use weights .* or remove temperature",
+        [{"sources": [WEB | {"weight": "size"}], "samples": 9}, {"temperature": None}],
+    ),
+    (
+        {"stages": [{"lanes": 4, "sources": [{"name": "web", "weight": 2}]}]},
+        r"found a list, expected what changes by source, as in `sources: \{web: \{weight: 2\}\}`",
+        [{"stages": [{"lanes": 4, "sources": {"web": {"weight": 2}}}]}],
+    ),
+    (
+        {"stages": [{"samples": 64}, {"steps": 4, "sources": {"web": {"weight": 2}}}]},
+        "steps apply to a schedule only; add `schedule: linear` or `cosine`, or remove steps",
+        [
+            {"stages": [{"samples": 64}, {"schedule": kind, "steps": 4, "sources": {"web": {"weight": 2}}}]}
+            for kind in ("linear", "cosine")
+        ]
+        + [{"stages": [{"samples": 64}, {"sources": {"web": {"weight": 2}}}]}],
+    ),
+    (
+        {"stages": [{"samples": 64, "tokens": 512}, {"lanes": 4}]},
+        "the stage's end is given by samples and tokens; keep one of them",
+        [{"stages": [{"samples": 64}, {"lanes": 4}]}, {"stages": [{"tokens": 512}, {"lanes": 4}]}],
+    ),
+    (
+        {"stages": [{"lanes": 8}, {"lanes": 4}]},
+        r"stages\[0\]: weights are relative, so the stage needs an end; add samples, tokens or share",
+        [{"stages": [{"lanes": 8, **end}, {"lanes": 4}]} for end in ({"samples": 64}, {"tokens": 512}, {"share": 0.5})],
+    ),
+    (
+        {"stages": [{"samples": 64}, {"samples": 192}]},
+        "samples: the last stage already says where the run ends; remove one of the two",
+        [{"samples": None}, {"stages": [{"samples": 64}, {"lanes": 4}]}],
+    ),
+    (
+        {"stages": [{"from": 3, "lanes": 4}]},
+        r"stages\[0\]: found `from`, but the first stage begins with the run; remove it",
+        [{"stages": [{"lanes": 4}]}],
+    ),
+    (
+        {"tokens": 512},
+        "tokens: the length of train is given by samples already; keep one of them",
+        [{"tokens": None}, {"samples": None}],
+    ),
+    (
         {"sources": [WEB | {"path": "file:///w.arrow"}]},
         r"found 'file:///w\.arrow'; write it as a plain path: `/w\.arrow`",
         [{"sources": [WEB]}],
@@ -69,9 +146,17 @@ REMEDIES: list[tuple[Settings, str, list[Settings]]] = [
 def test_a_setting(settings: Settings, says: str, changes: list[Settings]) -> None:
     given = BASE | settings
     with pytest.raises(ConfigError, match=says):
-        load_config({key: value for key, value in given.items() if value is not None})
+        load(given)
     for change in changes:
-        load_config({key: value for key, value in {**given, **change}.items() if value is not None})
+        load({**given, **change})
+
+
+def load(given: Settings) -> None:
+    """Load a config without the settings that are None, in its sources too."""
+    sources = given["sources"]
+    if isinstance(sources, list):
+        sources = [{key: value for key, value in source.items() if value is not None} for source in sources]
+    load_config({key: value for key, value in (given | {"sources": sources}).items() if value is not None})
 
 
 def test_a_duplicate_key(tmp_path: Path) -> None:
