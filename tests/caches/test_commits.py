@@ -93,6 +93,10 @@ def test_a_copy_follows_what_is_replaced_and_what_is_not(prefix: ObjectPrefix, t
     assert read(prefix, other) == {"table": "one", "seen": "2"}
     commit(prefix, node, write(tmp_path / "third", table="two", more="3"), {"seen": b"3"})
     assert read(prefix, other) == {"table": "two", "seen": "3", "more": "3"}
+    commit(prefix, node, write(tmp_path / "fourth", table="two"), {"seen": b"3"})
+    assert read(prefix, other) == {"table": "two", "seen": "3"}
+    commit(prefix, node, tmp_path / "fourth", {}, is_same=True)
+    assert read(prefix, other) == {"table": "two"}
 
 
 def test_a_copy_of_another_size_is_downloaded_again(prefix: ObjectPrefix, tmp_path: Path) -> None:
