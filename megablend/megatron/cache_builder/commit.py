@@ -194,7 +194,7 @@ def _naming_files_of(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error.filename, str):
+        if isinstance(error.filename, str) and "/" not in error.filename:
             error.filename = str(folder / error.filename)
         raise
 

@@ -118,10 +118,12 @@ def _pinned(cache: str, address: DatasetURI, *, check: bool = False) -> DatasetU
         found = dataclasses.replace(address, index=pin["index"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    path = table_path(cache, found)
-    if not path.is_file() or (check and pin.get("checksum", checksum(path)) != checksum(path)):
-        return None
-    return found
+    path, stored = table_path(cache, found), pin.get("checksum")
+    try:
+        is_whole = path.is_file() and (not check or stored is None or stored == checksum(path))
+    except CacheError:  # it cannot be read
+        is_whole = False
+    return found if is_whole else None
 
 
 def _pin(cache: str, address: DatasetURI) -> Path:
