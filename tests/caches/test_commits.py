@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from megablend.caches.base import RUNS, OvertakenError
 from megablend.caches.objects.chains import Chain, Version, find_last
 from megablend.caches.objects.commits import parse_commit
 from megablend.caches.objects.folders import Folders
 from megablend.caches.objects.node import remove_old_leftovers
 from megablend.caches.objects.probe import check_creates_once
+from megablend.caches.objects.store import ObjectCacheStore
 from megablend.errors import CacheError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
@@ -210,3 +212,25 @@ def test_a_download_has_the_size_that_was_committed(prefix: ObjectPrefix, tmp_pa
     assert prefix.read("y") is None
     assert not prefix.create("x", b"late")
     assert prefix.read("x") == b"0123456789"
+
+
+def test_a_new_record_does_not_replace_one_of_another_process(prefix: ObjectPrefix) -> None:
+    store = ObjectCacheStore(prefix.location, ObjectOptions())
+    store.write_record(RUNS, "a", "x", None)
+    store.write_record(RUNS, "a", "x", None)
+    with pytest.raises(OvertakenError, match=r"/runs/a: another process has changed it meanwhile; repeat the command$"):
+        store.write_record(RUNS, "a", "y", None)
+    record = store.read_record(RUNS, "a")
+    assert record is not None
+    assert record.data == "x"
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("fragments", b"two"), ("packs", b"one")])
+def test_only_files_whose_names_say_what_they_contain_are_read_from_the_copy(
+    prefix: ObjectPrefix, kind: str, expected: bytes
+) -> None:
+    store = ObjectCacheStore(prefix.location, ObjectOptions())
+    for content in (b"one", b"two"):
+        prefix.write(f"{kind}/a", content)
+        path = store.fetch_file(kind, "a")
+    assert path.read_bytes() == expected
