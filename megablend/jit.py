@@ -19,8 +19,9 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
+from time import perf_counter
 from types import ModuleType
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -67,6 +68,28 @@ def _announce() -> None:
         if next(folder.rglob("*.nbi"), None) is None:  # else an earlier release has compiled them
             text = f"megablend: compiling kernels for this machine, once ({folder}); this can take about ten seconds"
             print(text, file=sys.stderr, flush=True)
+
+
+_loading: list[float] = []
+
+
+def loading_seconds() -> float:
+    """Seconds in which this process has loaded or compiled kernels so far, over all threads."""
+    return sum(_loading)
+
+
+def _timed(load: Callable[P, R]) -> Callable[P, R]:
+    """Let `loading_seconds` count the time of each call."""
+
+    @wraps(load)
+    def timed(*args: P.args, **kwargs: P.kwargs) -> R:
+        started = perf_counter()
+        try:
+            return load(*args, **kwargs)
+        finally:
+            _loading.append(perf_counter() - started)
+
+    return timed
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
@@ -272,6 +295,7 @@ def _take_turns(dispatcher: Any) -> Callable[..., Any]:
     """`dispatcher.compile`, which numba calls for argument types that it has not met, with the node's lock held."""
     compile_, stored = dispatcher.compile, dispatcher._cache
 
+    @_timed
     def compile_or_load(signature: object) -> Any:
         with _turn(fcntl.LOCK_SH):
             if stored.contains(signature, dispatcher.targetctx):

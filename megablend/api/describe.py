@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from time import perf_counter
+
+from megablend import jit
 from megablend.api.describe_index import describe_cache
 from megablend.api.describe_run import Loaders, describe_planned
 from megablend.api.description import Description, FilesDescription
@@ -46,7 +49,9 @@ def describe(
             raise ConfigError(f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected one of them")
         return describe_cache(resolve_cache(what))
     config = load_config(what, cache=cache)
+    started, loading = perf_counter(), jit.loading_seconds()
     planned = foresee_run(config, storage=storage)
+    seconds = perf_counter() - started - (jit.loading_seconds() - loading)
     if isinstance(planned, str):
         return FilesDescription(
             cache=config.cache,
@@ -57,7 +62,7 @@ def describe(
             note=planned,
             files=list_files(config, storage=storage),
         )
-    return describe_planned(config, planned, loaders, document_lengths=document_lengths)
+    return describe_planned(config, planned, loaders, planned_in=seconds, document_lengths=document_lengths)
 
 
 def _check_loaders(micro_batch_size: int | None, data_parallel_size: int, num_workers: int) -> Loaders | None:

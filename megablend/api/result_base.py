@@ -5,7 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
+
+_PLAIN = frozenset({str, int, float, bool})
+"""Types of values that are JSON as they are."""
 
 
 class Result(Mapping[str, Any]):
@@ -28,9 +32,9 @@ class Result(Mapping[str, Any]):
         return values | {old: values[new] for old, new in self.OLD_NAMES.items() if new in values}
 
     def __iter__(self) -> Iterator[str]:
-        for field in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
-            if field.name not in self.OPTIONAL or getattr(self, field.name) is not None:
-                yield field.name
+        for name in _list_fields(type(self)):
+            if name not in self.OPTIONAL or getattr(self, name) is not None:
+                yield name
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -62,7 +66,14 @@ class Result(Mapping[str, Any]):
         return self.OLD_NAMES[key]
 
 
+@cache
+def _list_fields(cls: type[Result]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]  # subclasses are dataclasses
+
+
 def _to_json(value: Any) -> Any:
+    if value is None or type(value) in _PLAIN:
+        return value
     if isinstance(value, Result):
         return value.to_dict()
     if isinstance(value, Mapping):

@@ -55,7 +55,8 @@ def build_lock(
     with contextlib.ExitStack() as stack:
         with translate_os_errors(path):
             fd = open_again(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-            file = stack.enter_context(open(fd, "a+", encoding="utf-8"))
+            file = open(fd, "a", encoding="utf-8")  # noqa: SIM115  (closed by `_closing`)
+            stack.enter_context(_closing(file, path))
             with log_slow_wait(f"the build lock {path}"):
                 exclusive = _acquire(file, path, WAIT_SECONDS if wait_seconds is None else wait_seconds, on_wait)
             nonce = secrets.token_hex(8)
@@ -66,6 +67,16 @@ def build_lock(
             file.flush()
             os.fsync(file.fileno())
         yield LockInfo(nonce=nonce, exclusive=exclusive)
+
+
+@contextlib.contextmanager
+def _closing(file: IO[str], path: Path) -> Iterator[None]:
+    """Close a file at the end. Raises: CacheError if that fails."""
+    try:
+        yield
+    finally:
+        with translate_os_errors(path):
+            file.close()
 
 
 def verify_shared_filesystem(cache: Path, nonce: str) -> None:

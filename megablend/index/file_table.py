@@ -72,9 +72,7 @@ class FileTable:
 
     def entry(self, i: int) -> FileEntry:
         """File number i. Raises: IndexError."""
-        i = operator.index(i)
-        if not 0 <= i < len(self):
-            raise IndexError(f"file {i} is out of range: the index has {len(self)} files")
+        i = self._number(i)
         row = {name: self._files.column(name)[i].as_py() for name in self._files.schema.names}
         return FileEntry(
             name=row["name"],
@@ -93,6 +91,11 @@ class FileTable:
                 meta=self._meta(row["meta"]),
             ),
         )
+
+    def name(self, i: int) -> str:
+        """Name of file i, relative to its source's root. Raises: IndexError."""
+        name: str = self._files.column("name")[self._number(i)].as_py()
+        return name
 
     def names(self) -> list[str]:
         """Names of all files, relative to their sources' roots."""
@@ -138,6 +141,12 @@ class FileTable:
         if not isinstance(meta, dict):
             raise self._damaged("the metadata of a file is not a JSON object")
         return meta
+
+    def _number(self, i: int) -> int:
+        i = operator.index(i)
+        if not 0 <= i < len(self):
+            raise IndexError(f"file {i} is out of range: the index has {len(self)} files")
+        return i
 
     def _offsets(self, column: str, total: int) -> Int64Array:
         offsets = np.empty(len(self) + 1, np.int64)

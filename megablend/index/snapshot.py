@@ -115,9 +115,8 @@ class Snapshot(BlockRows):
 
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
         """Path of file i; `roots` (source name -> folder) overrides what the last build recorded."""
-        entry = self.file(i)
-        column = self.columns[entry.column]
-        return join((roots or {}).get(column.source_name, column.root), entry.name)
+        name, column = self._files.name(i), self.columns[self._files.columns[i]]
+        return join((roots or {}).get(column.source_name, column.root), name)
 
     def _read_columns(
         self, records: Sequence[Mapping[str, Any]], found: Mapping[str, Any]

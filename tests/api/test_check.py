@@ -19,6 +19,7 @@ from megablend.errors import CacheError, ChangedFileError, MissingFileError
 from megablend.index.build import Progress
 from megablend.reader import file_watch as watch
 from megablend.storage.descriptors import default_capacity, shared_pool
+from tests.formats.writers import KINDS
 from tests.runs import documents, make_config, write_source
 from tests.storage.test_contract import skip_without_direct_reads
 
@@ -126,7 +127,7 @@ def batches_until_error(loader: megablend.Loader) -> int:
     while time.monotonic() < deadline:
         for _ in loader:
             count += 1
-            time.sleep(0.01)
+            time.sleep(0.1)
         loader.load_state_dict(loader.dataset.state_dict(0))
     raise AssertionError(f"no error after {count} batches")
 
@@ -224,9 +225,18 @@ def test_a_replaced_file_that_others_open_does_not_reach_open_datasets(tmp_path:
             shared_pool(pool, default_capacity())
 
 
-def test_what_is_replaced_while_training_is_an_error(config: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_replaced_while_training_is_an_error(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tokens differ, but nothing else: reading alone would not notice."""
+    monkeypatch.setattr(watch, "ROUND_SECONDS", 0.05)
+    long = config | {
+        "run": "long",
+        "samples": 12_000,
+    }  # the watch, which begins with an epoch, may take as long as it needs
+    megablend.build(long)
     loader = megablend.Loader(
-        megablend.open(config | {"file_checks_per_second": 1000}),
+        megablend.open(long | {"file_checks_per_second": 1000}),
         micro_batch_size=2,
         data_parallel_rank=0,
         data_parallel_size=1,
@@ -234,8 +244,10 @@ def test_what_is_replaced_while_training_is_an_error(config: dict[str, Any], tmp
     path = files(tmp_path, 0)[1]
     next(iter(loader))
     loader.close()
-    content = path.read_bytes()
-    path.write_bytes(content[:16] + bytes(reversed(content[16:-400])) + content[-400:])
+    others = [row and [token + 1 for token in row] for row in documents(0, 40, 30, 1)[10:20]]
+    KINDS["arrow"].write(tmp_path / "other", others)
+    assert path.stat().st_size == (tmp_path / "other").stat().st_size
+    path.write_bytes((tmp_path / "other").read_bytes())  # the same inode, which may be open
     with pytest.raises(ChangedFileError, match=rf"{path}"):
         batches_until_error(loader)
     loader.close()

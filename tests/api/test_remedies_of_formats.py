@@ -127,6 +127,43 @@ FAULTS: dict[str, Fault] = {
         [lambda *_: {"format_options": None}],
         {"format_options": {"dtype": "uint16"}},
     ),
+    "two ends of documents": Fault(
+        "a.bin",
+        lambda path: path.write_bytes(TOKENS.tobytes()),
+        "found both eod_token and bos_token; set only one of them",
+        [
+            lambda *_: {"format_options": {"dtype": "uint16", "eod_token": 1}},
+            lambda *_: {"format_options": {"dtype": "uint16", "bos_token": 2}},
+        ],
+        {"format": "raw", "format_options": {"dtype": "uint16", "eod_token": 1, "bos_token": 2}},
+    ),
+    "half of a token": Fault(
+        "a.bin",
+        lambda path: path.write_bytes(TOKENS.tobytes() + b"x"),
+        r"has [\d,]+ bytes, expected header_bytes 0 plus a multiple of 2, the size of a uint16: truncated, or the dtype is wrong",
+        [lambda path, _: write_tokens(path)],
+        {"format": "raw", "format_options": {"dtype": "uint16"}},
+    ),
+    "half of a header": Fault(
+        "a.bin",
+        lambda path: path.write_bytes(TOKENS.tobytes()),
+        "header_bytes: found 3, expected a multiple of (2), the size of a uint16",
+        [lambda *_: {"format_options": {"dtype": "uint16", "header_bytes": 2}}],
+        {"format": "raw", "format_options": {"dtype": "uint16", "header_bytes": 3}},
+    ),
+    "a .npy of a future version": Fault(
+        "a.npy",
+        lambda path: write_npy_of_version(path, 9),
+        "its .npy header has version 9 or is truncated; rewrite it with numpy.save",
+        [lambda path, _: np.save(path, TOKENS)],
+    ),
+    "what begins like a file of llm.c": Fault(
+        "a.bin",
+        lambda path: path.write_bytes(np.array([20240520, 9, 5], np.int32).tobytes() + TOKENS.tobytes()),
+        "begins like an llm.c file .*; if it is not an llm.c file, set header_bytes: 0 and dtype",
+        [lambda *_: {"format_options": {"header_bytes": 0, "dtype": "uint16"}}],
+        {"format": "raw"},
+    ),
     "a column of a raw file": Fault(
         "a.npy",
         lambda path: np.save(path, TOKENS),
@@ -192,6 +229,17 @@ def beside(path: Path) -> Config:
     other = path.with_suffix(".parquet")
     parquet(other, {"ids": ROWS})
     return {"path": str(other), "format": None}
+
+
+def write_tokens(path: Path) -> None:
+    path.write_bytes(TOKENS.tobytes())
+
+
+def write_npy_of_version(path: Path, version: int) -> None:
+    np.save(path, TOKENS)
+    data = bytearray(path.read_bytes())
+    data[6] = version
+    path.write_bytes(data)
 
 
 def write_whole(path: Path) -> None:

@@ -47,6 +47,25 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
         assert not held.exclusive
 
 
+def test_a_lock_that_cannot_be_released_names_its_file(tmp_path: Path) -> None:
+    def hold_one_that_is_closed() -> None:
+        with build_lock(tmp_path):
+            (own,) = [fd for fd in Path("/proc/self/fd").iterdir() if is_lock(tmp_path, fd)]
+            os.close(int(own.name))
+
+    with pytest.raises(CacheError, match=rf"^{tmp_path}/\.lock: cannot write the cache \(Bad file descriptor\)"):
+        hold_one_that_is_closed()
+    with build_lock(tmp_path) as held:
+        assert held.exclusive
+
+
+def is_lock(folder: Path, fd: Path) -> bool:
+    try:
+        return fd.readlink() == folder / ".lock"
+    except FileNotFoundError:  # the descriptor of the listing
+        return False
+
+
 def test_a_failing_lock_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")

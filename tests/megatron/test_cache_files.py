@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -118,9 +119,27 @@ def test_the_description_goes_before_arrays_are_replaced(tmp_path: Path) -> None
     write(tmp_path)
     ARTEFACT.path(tmp_path, "shuffle_index").unlink()
     ARTEFACT.path(tmp_path, "shuffle_index").mkdir()  # renaming a file onto it fails, after the first array's
-    with pytest.raises(CacheError, match=r"cannot write the cache"):
+    path = re.escape(str(ARTEFACT.path(tmp_path, "shuffle_index")))
+    with pytest.raises(CacheError, match=rf"^{path}: cannot write the cache"):
         write(tmp_path)
     assert not ARTEFACT.description_path(tmp_path).exists()
+
+
+def test_a_description_that_cannot_be_removed_is_named_with_its_folder(tmp_path: Path) -> None:
+    ARTEFACT.description_path(tmp_path).mkdir()
+    with pytest.raises(CacheError, match=rf"^{re.escape(str(ARTEFACT.description_path(tmp_path)))}: cannot write"):
+        write(tmp_path)
+
+
+def test_a_file_that_cannot_be_created_is_named_with_its_folder(tmp_path: Path) -> None:
+    (tmp_path / WORK_FOLDER).mkdir()
+    with Commits(tmp_path, threading.Event()) as commits:
+        (commits.folder / "x").mkdir()
+        with (
+            pytest.raises(CacheError, match=rf"^{re.escape(str(commits.folder))}/x: cannot write the cache"),
+            commits.new_file("x"),
+        ):
+            pass
 
 
 def test_an_array_in_thousands_of_parts(tmp_path: Path) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from megablend.cli.megatron_cache import megatron_cache
 from megablend.errors import MegablendError
+from megablend.megatron.request.dataset_uri import parse_address
 from tests.pairs import write_pair
 
 IDENTIFIERS = '{"class": "T", "tokenizer_path": []}'
@@ -99,6 +102,16 @@ FAULTS: dict[str, Fault] = {
         give(data_path=None),
         r"data: found none; expected one of --data-path; --data-args-path; --train-data-path, .*",
         [lambda call, _: call.give(data_path=["1", call.a])],
+    ),
+    "a flag without words": Fault(
+        lambda call: call.give(data_path=True),
+        "--data-path has no value; give weights and prefixes, or omit it",
+        [
+            lambda call, _: call.give(data_path=["1", call.a, "2", call.b]),
+            lambda call, _: call.give(
+                data_path=None, split=None, train_data_path=["1", call.a], valid_data_path=[call.b]
+            ),
+        ],
     ),
     "two kinds of data": Fault(
         lambda call: call.give(train_data_path=["1", call.a]),
@@ -273,7 +286,7 @@ def test_a_remedy(tmp_path: Path, name: str) -> None:
         folder.mkdir()
         call = Call(folder)
         fault.make(call)
-        with pytest.raises(MegablendError) as caught:
+        with pytest.raises((MegablendError, click.UsageError)) as caught:
             call.run()
         found = re.search(fault.says, str(caught.value), re.DOTALL)
         assert found, str(caught.value)
@@ -287,3 +300,30 @@ def test_an_array_that_is_damaged_is_built_again(tmp_path: Path) -> None:
     found = call.run()
     assert len(found["notes"]) == 1
     assert not call.run()["notes"]
+
+
+def test_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, measure = Call(tmp_path), shutil.disk_usage
+
+    def measure_full(path: Path) -> Any:
+        return measure(path)._replace(free=7) if "other" not in str(path) else measure(path)
+
+    says = r"cache: 7 bytes are free, but the files need [\d,]+; free disk space or choose another folder$"
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", measure_full)
+        with pytest.raises(MegablendError, match=says):
+            call.run()
+        call.give(data_cache_path=str(tmp_path / "other"))
+        assert call.run()["splits"]
+        call.give(data_cache_path=str(tmp_path / "cache"))
+    assert call.run()["splits"]
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [("column=a&column=b", "option 'column' has two values"), ("column=", "option 'column' has no value")],
+)
+def test_an_option_of_an_address(query: str, says: str) -> None:
+    with pytest.raises(MegablendError, match=f"{says}; give one$"):
+        parse_address(f"parquet:/data/*.parquet?{query}")
+    assert parse_address("parquet:/data/*.parquet?column=a").column == "a"

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
-from megablend.errors import CacheError, ConfigError, MissingFileError
+from megablend.errors import CacheError, ConfigError, CorruptFileError, MissingFileError
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, compat, prepare
 from megablend.storage.descriptors import shared_pool
 from tests.megatron.plugin_data import assert_same_samples, draw_documents, environment, plugin_config, write_word
@@ -50,6 +51,37 @@ def test_what_prepare_has_filled_is_only_opened(tmp_path: Path, options: dict[st
         tmp_path / "cache" / path.relative_to(tmp_path / "moved"): path for path in (tmp_path / "moved").rglob("*")
     }
     assert {path: now.stat().st_mtime_ns for path, now in moved.items()} == before
+
+
+FORTRAN = np.asfortranarray(np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path: path.write_bytes(b"x" * 300), r"not a \.npy file \(.*\); remove it and rebuild the cache"),
+        (
+            lambda path: np.save(path, FORTRAN),
+            r"Fortran order .*expected .* C order and 128: remove it and rebuild the",
+        ),
+    ],
+)
+def test_an_array_that_is_damaged_while_it_is_used(
+    tmp_path: Path, options: dict[str, Any], damage: Callable[[Path], Any], says: str
+) -> None:
+    config = plugin_config(tmp_path / "cache", **options)
+
+    def read(opened: list[Any]) -> list[list[int]]:
+        return [dataset[0]["tokens"].tolist() for dataset in opened[0].datasets]
+
+    expected = read(build(MegablendGPTDataset, config))
+    opened = build(MegablendGPTDataset, config)
+    path = next((tmp_path / "cache").glob("*-MegablendGPTDataset-train-shuffle_index.npy"))
+    damage(path)
+    with pytest.raises(CorruptFileError, match=says) as caught:
+        read(opened)
+    Path(str(caught.value).partition(":")[0]).unlink()
+    assert read(build(MegablendGPTDataset, config)) == expected
 
 
 def test_no_idx_is_read_twice(tmp_path: Path, options: dict[str, Any]) -> None:

@@ -238,3 +238,67 @@ def test_documents_are_looked_up_by_number_and_slice(tmp_path: Path, kind: str) 
         found[::2]
     with pytest.raises(TypeError, match="found a str; expected a document's number or a slice"):
         found["a"]
+
+
+def damage_lengths(path: Path, change: int, number: int = -1) -> None:
+    """Change the length of a document in a table."""
+    lengths = np.load(path)
+    lengths[number] += change
+    np.save(path, lengths)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("number", [0, 100, -1])  # of the document whose length is damaged
+def test_a_table_with_more_tokens_than_its_files_is_named_and_removed(tmp_path: Path, kind: str, number: int) -> None:
+    found: Any = open_documents(tmp_path, kind)
+    cache, address = found._made_of[:2]
+    path = table_path(cache, address)
+    damage_lengths(path, 1_000_000, number)
+    documents = TableDocuments(cache, address, memory=2000, storage=STORAGE)
+    last = len(DOCUMENTS) - 1
+
+    def read() -> None:
+        for number in range(len(DOCUMENTS)):
+            documents.get(number)
+
+    with pytest.raises(
+        CacheError, match=r"\.npy: damaged: document [\d,]+ has more tokens than its files; remove it and build"
+    ) as caught:
+        read()
+    Path(str(caught.value).partition(":")[0]).unlink()
+    again = build_table(cache, parse_address(str(address)), launch=SingleProcess(), storage=STORAGE)
+    assert again == address
+    assert TableDocuments(cache, again, memory=2000, storage=STORAGE).get(last).tolist() == DOCUMENTS[last]
+
+
+def test_a_damaged_table_is_built_again(tmp_path: Path) -> None:
+    found: Any = open_documents(tmp_path, "parquet")
+    cache, address = found._made_of[:2]
+    path = table_path(cache, address)
+    whole = path.read_bytes()
+    for damage in (
+        lambda: damage_lengths(path, 1),
+        lambda: path.write_bytes(whole[:-1]),
+        lambda: path.write_bytes(b"x"),
+    ):
+        damage()
+        assert build_table(cache, address, launch=SingleProcess(), storage=STORAGE) == address
+        assert path.read_bytes() == whole
+
+
+def test_a_table_without_a_checksum_is_removed_as_its_message_says(tmp_path: Path) -> None:
+    found: Any = open_documents(tmp_path, "parquet")
+    cache, address = found._made_of[:2]
+    path = table_path(cache, address)
+    (pin,) = path.parent.glob("*.json")
+    record = json.loads(pin.read_text())
+    assert record.pop("checksum")
+    pin.write_text(json.dumps(record))  # as version 0.1.0 wrote it
+    whole = path.read_bytes()
+    path.write_bytes(b"x")
+    build_table(cache, address, launch=SingleProcess(), storage=STORAGE)
+    with pytest.raises(CacheError, match=r"missing or damaged \(.*\); remove it and build again") as caught:
+        open_table(cache, address, STORAGE)
+    Path(str(caught.value).partition(":")[0]).unlink()
+    build_table(cache, address, launch=SingleProcess(), storage=STORAGE)
+    assert path.read_bytes() == whole

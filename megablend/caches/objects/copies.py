@@ -47,7 +47,7 @@ class Copies:
         """
         if present is not None:
             changed = {name for name, file in commit.files.items() if present.files.get(name) != file}
-            if changed <= commit.replaced:
+            if changed <= commit.replaced and present.files.keys() <= commit.files.keys():
                 for name in sorted(changed):
                     self._replace(folder, commit, name)
                 self._write_receipt(folder, commit)

@@ -91,7 +91,7 @@ class Commits:
     @contextmanager
     def new_file(self, name: str) -> Iterator[int]:
         """A descriptor of a new file of this name, to write to. Raises: CacheError where it cannot be written."""
-        try:
+        with translate_os_errors(self._cache / name), _naming_files_of(self.folder):
             fd = os.open(name, _NEW, 0o666, dir_fd=self._folder_fd)
             try:
                 yield fd
@@ -99,9 +99,6 @@ class Commits:
                     os.fsync(fd)
             finally:
                 os.close(fd)
-        except OSError:
-            with translate_os_errors(self._cache / name):
-                raise
 
     def write(self, artefact: Artefact, data: Array, starts: list[int], sizes: list[int]) -> None:
         """Write all files of an artefact at once, and add it.
@@ -153,7 +150,7 @@ class Commits:
         if self.stop.is_set():
             raise StoppedError
         if batch:
-            with translate_os_errors(self._cache):
+            with translate_os_errors(self._cache), _naming_files_of(self._cache):
                 self._commit(batch)
 
     def discard(self, artefact: Artefact) -> None:
@@ -189,6 +186,17 @@ class Commits:
         except FileNotFoundError:
             return False
         return True
+
+
+@contextmanager
+def _naming_files_of(folder: Path) -> Iterator[None]:
+    """Give an OSError of a call relative to a folder's descriptor the complete path of its file."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error.filename, str) and "/" not in error.filename:
+            error.filename = str(folder / error.filename)
+        raise
 
 
 def can_flush_together(folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """Document tables: the length of every document of Parquet or Arrow files, which Megatron's order needs but files do not store.
 
     megablend/generations/<digest>/             the index of the files, as `megablend build` makes it
-    megablend-documents/<address>.json          which generation serves an address; written last
+    megablend-documents/<address>.json          which generation serves an address, its table's checksum; written last
     megablend-documents/<address>-<digest>.npy  int32, the lengths of its documents, end-of-document tokens included
 
 An address keeps its generation as long as its json exists: a run that continues does not see files that are added later, and
@@ -24,7 +24,7 @@ from megablend.config.read_spec import ReadSpec
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, UnsupportedFileError
 from megablend.formats.base import Array
-from megablend.fs.atomic_write import replace_file
+from megablend.fs.atomic_write import checksum, replace_file
 from megablend.index.build import SourceSpec, build_index
 from megablend.index.cache_folders import external_references_dir
 from megablend.index.snapshot import Snapshot, open_snapshot
@@ -47,7 +47,7 @@ def build_table(cache: str, address: DatasetURI, *, launch: Communicator, storag
     Returns: the address with its index.
     Raises: ConfigError, DataError, CacheError.
     """
-    whole = launch.bcast(_pinned(cache, address))
+    whole = launch.bcast(_pinned(cache, address, check=True) if launch.rank == 0 else None)
     if whole is not None:
         return whole
     spec = SourceSpec(
@@ -72,8 +72,9 @@ def build_table(cache: str, address: DatasetURI, *, launch: Communicator, storag
                 )
             write(first, lengths.astype(np.int32))
     if launch.rank == 0:
-        text = json.dumps({"address": str(address), "index": report.digest, "documents": num_documents}, indent=1)
-        replace_file(_pin(cache, address), text.encode())
+        pin = {"address": str(address), "index": report.digest, "documents": num_documents}
+        pin["checksum"] = checksum(table_path(cache, whole))
+        replace_file(_pin(cache, address), json.dumps(pin, indent=1).encode())
     launch.barrier()
     return whole
 
@@ -88,7 +89,7 @@ def open_table(cache: str, address: DatasetURI, storage: Storage) -> tuple[Block
         return _store(cache, address, storage), np.load(path, mmap_mode="r")
     except (OSError, ValueError) as error:
         raise CacheError(
-            f"{path}: the document table of {address} is missing or damaged ({error}); build again"
+            f"{path}: the document table of {address} is missing or damaged ({error}); remove it and build again"
         ) from error
 
 
@@ -110,15 +111,19 @@ def table_path(cache: str, address: DatasetURI) -> Path:
     return external_references_dir(_index(cache)) / f"{_key(address)}-{address.index}.npy"
 
 
-def _pinned(cache: str, address: DatasetURI) -> DatasetURI | None:
-    """The address with its index; None where it has none, or its table is gone."""
+def _pinned(cache: str, address: DatasetURI, *, check: bool = False) -> DatasetURI | None:
+    """The address with its index; None where it has none, or its table is gone or, if that is to be checked, damaged."""
     try:
-        found = dataclasses.replace(
-            address, index=parse_json(_pin(cache, address).read_text(encoding="utf-8"))["index"]
-        )
+        pin = parse_json(_pin(cache, address).read_text(encoding="utf-8"))
+        found = dataclasses.replace(address, index=pin["index"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if table_path(cache, found).is_file() else None
+    path, stored = table_path(cache, found), pin.get("checksum")
+    try:
+        is_whole = path.is_file() and (not check or stored is None or stored == checksum(path))
+    except CacheError:  # it cannot be read
+        is_whole = False
+    return found if is_whole else None
 
 
 def _pin(cache: str, address: DatasetURI) -> Path:

@@ -15,7 +15,7 @@ from megablend.formats.base import STARTS_MID_DOCUMENT, Array
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.lazy import cached_property
 from megablend.megatron.cache_builder.catalog import open_catalog
-from megablend.megatron.cache_builder.document_tables import open_table
+from megablend.megatron.cache_builder.document_tables import open_table, table_path
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
 from megablend.megatron.plugin.sequence_index import SequenceIndex
 from megablend.megatron.request.dataset_uri import DatasetURI
@@ -160,21 +160,23 @@ class TableDocuments(Documents):
         self._made_of = (cache, address, memory, storage)
         self._window = BlockCache(store, memory)
         self._generation = store.generation
+        self._table = table_path(cache, address)
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
-        """See Documents.get. Raises: IndexError; MissingFileError, ChangedFileError, CorruptFileError."""
+        """See Documents.get. Raises: IndexError; MissingFileError, ChangedFileError, CorruptFileError, CacheError."""
         number = self._number(idx)
         count = int(self.sequence_lengths[number]) - offset if length is None else int(length)
         start, parts = self._position(number) + int(offset), []
         block = int(np.searchsorted(self._tokens_before, start, side="right")) - 1
         while count > 0:
-            inside = start - self._count_before(block)
-            (decoded,) = self._window.get([block])
-            if not 0 <= inside <= max(0, len(decoded.tokens) - 1):
+            known = 0 <= block < self._generation.num_blocks
+            tokens = self._window.get([block])[0].tokens if known else np.zeros(0, np.int32)
+            inside = start - self._count_before(block) if known else -1
+            if not 0 <= inside <= max(0, len(tokens) - 1):
                 raise CacheError(
-                    f"{self._generation.folder}: damaged index: block {block:,} lacks token {start:,}; rebuild it"
+                    f"{self._table}: damaged: document {number:,} has more tokens than its files; remove it and build again"
                 )
-            part = decoded.tokens[inside : inside + count]
+            part = tokens[inside : inside + count]
             parts.append(part)
             start, count, block = start + len(part), count - len(part), block + 1
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
