@@ -354,13 +354,13 @@ class Config(Model):
         """Which snapshot of the index a stage reads, or the top level: its number among those of the run."""
         return self._snapshot
 
-    def needs_documents(self, source: Source) -> bool:
-        """Whether the index has to contain the source's document boundaries."""
+    def needs_documents(self, source: Source, snapshot: int | None = None) -> bool:
+        """Whether the index has to contain the source's document boundaries; or a snapshot of it, by its number in the run."""
         return (
             source.append_eod is not None
             or max(self.shares) != 1
-            or self.ever_moves_documents
             or bool(source.extra_columns)
+            or (self.ever_moves_documents if snapshot is None else self.moves_documents_of(snapshot))
         )
 
     def read_spec(self, source: Source) -> ReadSpec:
@@ -382,6 +382,13 @@ class Config(Model):
     def ever_moves_documents(self) -> bool:
         """Whether the order of the top level, or that of a stage, arranges single documents."""
         return self.moves_documents or (bool(self.stages) and self._apply_stages().moves_documents)
+
+    def moves_documents_of(self, snapshot: int) -> bool:
+        """Whether single documents of a snapshot are arranged, by its number in the run; stages before may need other orders."""
+        if any(each.snapshot == snapshot and each.moves_documents for each in self.stage_configs):
+            return True
+        has_other_blends = any(map(self.is_blended, SPLITS[1:]))  # in the order of the top level, of any snapshot
+        return self.moves_documents and (snapshot == 0 or has_other_blends)
 
     def is_blended(self, split: str) -> bool:
         """Whether a split is a blend, arranged by `order`; otherwise it is one pass over its sources as stored."""
