@@ -73,9 +73,15 @@ class Epochs:
         segment = _find_segment(self.segments[source], tokens)
         return Fraction(segment.own_position(tokens), segment.tokens) if segment.tokens else Fraction(segment.epoch)
 
-    def find_position(self, source: int, epochs: Fraction) -> int:
-        """The position up to which the first tokens of a source are at most so many epochs: the inverse of `count`."""
+    def find_position(self, source: int, epochs: Fraction, *, before: int | None = None) -> int:
+        """The position up to which the first tokens of a source are at most so many epochs: the inverse of `count`.
+
+        Args:
+            before: epochs are those that were planned when the source was read to this position, whatever changed there.
+        """
         segments = self.segments[source]
+        if before is not None:
+            segments = tuple(each for each in segments if each.position < before) or segments[:1]
         number = max(0, bisect_right([each.epochs_before for each in segments], epochs) - 1)
         segment, after = segments[number], segments[number + 1 : number + 2]
         position = segment.position - segment.offset + int((epochs - segment.epoch) * segment.tokens)

@@ -50,11 +50,18 @@ def cap_of(
     return min(caps, default=None)
 
 
-def find_most_tokens(sources: Sequence[Source], epochs: Epochs) -> list[int | None]:
-    """Tokens of the first max_epochs epochs of each source; None for those without max_epochs."""
+def find_most_tokens(
+    sources: Sequence[Source], epochs: Epochs, before: Sequence[int] | None = None
+) -> list[int | None]:
+    """Tokens of the first max_epochs epochs of each source; None for those without max_epochs.
+
+    Args:
+        before: positions of the sources, see `Epochs.find_position`.
+    """
+    stops = [None] * len(sources) if before is None else before
     return [
-        None if source.max_epochs is None else epochs.find_position(number, source.max_epochs)
-        for number, source in enumerate(sources)
+        None if source.max_epochs is None else epochs.find_position(number, source.max_epochs, before=stop)
+        for number, (source, stop) in enumerate(zip(sources, stops, strict=True))
     ]
 
 

@@ -49,7 +49,8 @@ def _check_caps(asked: Specification, stage: RequestedStage, stretch: Stretch, e
     length, sources = request.sample_tokens, list(stage.config.sources_of(asked.split).values())
     if not any(source.is_capped for source in sources):
         return
-    totals, before, most = stretch.read.tolist(), stretch.cursor.tolist(), find_most_tokens(sources, epochs)
+    totals, before = stretch.read.tolist(), stretch.cursor.tolist()
+    most = find_most_tokens(sources, epochs, (stretch.cursor + stretch.read * length).tolist())
     left = [
         cap_of(source, tokens, length, extra, read=read, most=limit)
         for source, tokens, read, limit in zip(sources, asked.tokens_of(stage), before, most, strict=True)

@@ -470,7 +470,9 @@ def test_files_that_only_earlier_samples_read_are_checked_until_then(tmp_path: P
     stop, dataset = found.at + found.drain, megablend.open(edited)
     checked = megablend.check(edited)
     assert (checked.problems, checked.files) == ((), 5)
-    assert re.fullmatch(rf".*m0.parquet: no such file .*; only samples before {stop} read it", *checked.older_problems)
+    assert re.fullmatch(
+        rf".*m0.parquet: no such file .*; only samples before {stop} read it", "".join(checked.older_problems)
+    )
     early, late = dataset.state_dict(stop - 1), dataset.state_dict(stop)
     assert megablend.check(edited, state=early).problems == checked.older_problems
     assert (megablend.check(edited, state=late).problems, megablend.check(edited, state=late).files) == ((), 4)
@@ -510,3 +512,85 @@ def test_of_equal_files_one_that_is_left_is_read(tmp_path: Path) -> None:
     dataset = megablend.open(edited)
     assert [dataset[k]["tokens"].tolist() for k in range(320)] == past
     assert set(read_sources(dataset)["s1"]) == set(tokens_of(OLD[1]))
+
+
+def test_states_of_validation_with_new_data_need_the_run(tmp_path: Path) -> None:
+    config = make_run(tmp_path, split="70,20,10")
+    write_file(tmp_path, 1, "m00", later(1))
+    edited = config | {"stages": STAGES}
+    megablend.build(edited)
+    valid = megablend.open(edited, "valid", stage=1)
+    state = json.loads(json.dumps(valid.state_dict(3)))
+    again = megablend.open(edited, "valid", stage=1, state=state)
+    assert [again.sample(k).tokens.tolist() for k in range(len(again))] == [
+        valid.sample(k).tokens.tolist() for k in range(len(valid))
+    ]
+    megablend.remove_run(config["cache"], "default")
+    with pytest.raises(
+        StateError, match=r"run 'default' in .* did not read that index: open it with the cache that the run"
+    ):
+        megablend.open(edited, "valid", stage=1, state=state)
+
+
+def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) -> None:
+    """What messages say is done, to the letter; a run is cut before stages with new data that it had already."""
+    config = make_run(tmp_path)
+    two = config | {"stages": [*STAGES, {"samples": 1920, "new_data": True, "sources": {"s0": {"weight": 1}}}]}
+    write_file(tmp_path, 1, "m2", later(1))
+    megablend.build_index(two)
+    says = r"has 1 of 3 versions of the index; leave out all but the first stage of these for now, index the files as they are"
+    with pytest.raises(PlanError, match=says):
+        megablend.amend(two, at=320)
+    megablend.build_index(config | {"stages": STAGES})
+    megablend.amend(config | {"stages": STAGES}, at=320)
+    indices = megablend.open(config | {"stages": STAGES}).run.ledger.indices
+    write_file(tmp_path, 0, "m2", later(0))
+    with pytest.raises(
+        PlanError, match=r"new_data: the files are as they were indexed \(index .*\); index them as they are now"
+    ):
+        megablend.amend(two, at=112)
+    megablend.build_index(two)
+    assert megablend.amend(two, at=112).at == 112  # before the first of the two begins, which keeps its index
+    dataset = megablend.open(two)
+    assert dataset.run.ledger.indices[:2] == indices
+    assert [stage.stop for stage in dataset.run.ledger.stages] == [112, 1600, 1920]
+    late = set(tokens_of(later(0)))
+    assert not any(late & set(dataset.sample(k).tokens.tolist()) for k in range(1600))
+
+
+def test_files_are_withdrawn_as_a_capped_epoch_ends_with_the_others(tmp_path: Path) -> None:
+    """The extra token of the last sample before is one of the withdrawn file."""
+    config, samples = make_run(tmp_path, order="sequential", shuffle_window=1), len(tokens_of(OLD[1])) // 8 * 3 // 8 * 8
+    capped = config | {"stages": [{"samples": samples, "sources": {"s1": {"max_epochs": 1}}}], "run": "capped"}
+    megablend.build(capped)
+    dataset, kept = megablend.open(capped), len(tokens_of(OLD[1][:50]))
+    read, at = 0, 0
+    while at % 4 or read < kept:
+        read, at = read + 8 * (dataset.sample(at).source == 1), at + 1
+    (tmp_path / "data" / "source1" / "m1.parquet").rename(tmp_path / "m1.gone")
+    edited = capped | {"stages": [capped["stages"][0], STAGES[1] | {"sources": {"s1": {"max_epochs": None}}}]}
+    megablend.build_index(edited)
+    (tmp_path / "m1.gone").rename(tmp_path / "data" / "source1" / "m1.parquet")
+    assert megablend.amend(edited, at=at).at == at
+
+
+def test_where_grown_runs_part(tmp_path: Path) -> None:
+    """`diff` of a committed config, and of one that would change its last stage, finds what their samples show."""
+    config = make_run(tmp_path)
+    alone = config | {"cache": str(tmp_path / "alone")}
+    megablend.build(alone)
+    write_file(tmp_path, 1, "m00", later(1))
+    edited = config | {"stages": STAGES}
+    changed = config | {"stages": [STAGES[0], STAGES[1] | {"sources": {"s1": {"weight": 3}}}]}
+    newest = alone | {"stages": [{"samples": 1600}], "run": "newest", "cache": config["cache"]}
+    for each in (edited, newest, alone | {"stages": changed["stages"]}):
+        megablend.build(each)
+    paths = [tmp_path / f"{name}.json" for name in ("edited", "changed", "newest")]
+    for path, each in zip(paths, (edited, changed, newest), strict=True):
+        path.write_text(json.dumps(each))
+    datasets = [megablend.open(each) for each in (edited, alone | {"stages": changed["stages"]}, newest)]
+    listed = [[each.sample(k).tokens.tolist() for k in range(1600)] for each in datasets]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        parts_at = next(k for k in range(1600) if listed[i][k] != listed[j][k])
+        assert megablend.diff(paths[i], paths[j])["parts_at"] == parts_at
+    assert megablend.diff(paths[0], paths[0])["parts_at"] is None

@@ -193,18 +193,14 @@ class Job:
             where["at"] = max(where["at"], self.dataset.run.ledger.starts[-1] + 1)
         if self.state is not None and not self.amends_late and self.rng.random() < 0.5:
             where = {"state": self.state, "after": after}
-        try:
-            expected = megablend.amend(self.config, dry_run=True, **where)
-        except PlanError as error:
-            if "versions of the index" not in str(error):
-                raise
-            where = {"at": self.dataset.run.ledger.starts[-1] + 1}  # stages after it read further snapshots
-            expected = megablend.amend(self.config, dry_run=True, **where)
-        except ConfigError as error:
-            if "skips; amend it at" not in str(error):
-                raise
-            where = {"at": int(str(error).rpartition("amend it at sample ")[2].split(" ")[0].replace(",", ""))}
-            expected = megablend.amend(self.config, dry_run=True, **where)
+        while True:
+            try:
+                expected = megablend.amend(self.config, dry_run=True, **where)
+                break
+            except ConfigError as error:
+                if "skips; amend it at" not in str(error):
+                    raise
+                where = {"at": int(str(error).rpartition("amend it at sample ")[2].split(" ")[0].replace(",", ""))}
         self._kill_sometimes(lambda: megablend.amend(self.config, **where))
         ledger = load_ledger(self.config["cache"], "default")
         assert ledger is not None

@@ -92,7 +92,7 @@ def divide_epochs(tokens: Sequence[int | None], changes: Sequence[Change], token
         later = [each for each in changes if each.snapshot > snapshot and each.begun <= place]
         must = max((each.snapshot for each in later if each.begun + each.period + 1 < place), default=snapshot)
         for now in sorted({snapshot, *(each.snapshot for each in later)}, reverse=True):
-            expected = tokens_of(now)
+            expected: frozenset[int] | set[int] = tokens_of(now)
             for each in changes:
                 if each.snapshot > now and place < each.begun <= place + len(expected):
                     early = {token for token in tokens[place : each.begun] if token is not None}
