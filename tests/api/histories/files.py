@@ -73,10 +73,11 @@ class Files:
 
     def change(self) -> None:
         """A file or a source is new; perhaps a file is gone, and perhaps one is renamed."""
-        source = self.rng.randrange(self.num_sources + (self.num_sources < 4))
+        living = [source for source in range(self.num_sources) if self.list_files(source)]
+        source = self.rng.choice([*living, *([self.num_sources] if self.num_sources < 4 else [])])
         if source == self.num_sources:
             self.add_source()
-        elif self.list_files(source):
+        else:
             self.add_file(source)
         for chance, act in ((0.3, self._remove), (0.3, self._rename)):
             if self.rng.random() < chance:
