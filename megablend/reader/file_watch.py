@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -16,6 +17,8 @@ from megablend.plan.run_files import RunFile
 ROUND_SECONDS = 600.0
 """The shortest time between two checks of the same file."""
 _JOIN_SECONDS = 1.0
+_running: weakref.WeakKeyDictionary[threading.Thread, SimpleQueue[None]] = weakref.WeakKeyDictionary()
+"""Threads that check files, and what ends them."""
 
 
 class FileWatch:
@@ -54,6 +57,7 @@ class FileWatch:
         arguments = (self._checker, self._files, self._pause, end, self._found, self._place, self._position)
         self._thread = threading.Thread(target=_look, args=arguments, name="megablend-watch", daemon=True)
         self._thread.start()
+        _running[self._thread] = end
         self._end = weakref.finalize(self, end.put, None)
 
     def raise_found(self) -> None:
@@ -74,6 +78,21 @@ class FileWatch:
         thread, self._thread = self._thread, None
         if thread is not None and self._process == os.getpid():
             thread.join(_JOIN_SECONDS)  # it may be waiting for a file system that hangs
+
+
+@atexit.register
+def _end_all() -> None:
+    """Wait until no thread checks files.
+
+    One that runs while the interpreter shuts down ends in the middle of a call of a C++ library, or of freeing a mapped table of
+    the cache: the process would abort.
+    """
+    running = list(_running.items())
+    for _, end in running:
+        end.put(None)
+    deadline = time.monotonic() + _JOIN_SECONDS
+    for thread, _ in running:
+        thread.join(max(0.0, deadline - time.monotonic()))  # it may be waiting for a file system that hangs
 
 
 def _look(

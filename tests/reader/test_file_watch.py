@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -65,3 +68,36 @@ def test_a_forked_child_checks_by_itself(loader: megablend.Loader) -> None:
         return any(thread.name == "megablend-watch" and thread.is_alive() for thread in threading.enumerate())
 
     assert run_in_child(check) == 0
+
+
+EXIT = """
+import sys, time, torch
+from megablend.reader.file_watch import FileWatch
+
+class Checker:
+    def check(self, number):
+        print("checking", flush=True)
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            torch.randn(300, 300) @ torch.randn(300, 300)  # a C++ library that gives up the GIL
+
+watch = FileWatch(Checker(), [0], per_second=1000)
+watch.start()
+if sys.argv[1] == "collected":
+    del watch
+time.sleep(0.15)
+"""
+
+
+@pytest.mark.parametrize("watch", ["collected", "in use"])
+def test_a_process_that_exits_waits_for_the_check_in_progress(watch: str) -> None:
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT, watch],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split("\n")[0], done.stderr) == (0, "checking", "")

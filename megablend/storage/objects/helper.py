@@ -7,6 +7,7 @@ Python process, not a fork, and does not import the program's main module.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -102,6 +103,7 @@ def get_helper() -> Helper:
         return _helper
 
 
+@atexit.register  # its thread must not run on while the interpreter shuts down
 def close_helper() -> None:
     """End the process's helper, if there is one; the next read starts another."""
     global _helper
