@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import megablend
-from megablend.errors import ConfigError, DataError, PlanError, StateError
+from megablend.errors import ConfigError, DataError, MegablendError, PlanError, StateError
 from megablend.plan.ledger_file import load_ledger
 from tests.formats.writers import KINDS
 from tests.runs import STEP, documents, make_config
@@ -383,6 +383,9 @@ def test_another_order_without_new_data_after_files_changed(tmp_path: Path, coun
     past = [before[k]["tokens"].tolist() for k in range(112)]
     write_file(tmp_path, 1, "m00", later(1))
     edited = config | {"stages": [STAGES[0], {"samples": 1600, "order": "document"}]}
+    says = r"rebuild the index \(`megablend index CONFIG`\)" if counted else "has no document counts"
+    with pytest.raises(MegablendError, match=says):
+        megablend.amend(edited, at=112)
     megablend.build_index(edited)
     if not counted:
         with pytest.raises(

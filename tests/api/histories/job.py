@@ -167,6 +167,8 @@ class Job:
             if stage.get("new_data") or stage.get("withdraw"):
                 self._kill_sometimes(lambda: megablend.build_index(self.config))
                 self.with_files(lambda: megablend.build_index(self.config))
+            elif stage.get("order") == "document":
+                megablend.build_index(self.config)
             if self.rng.random() < 0.25:
                 self._kill_sometimes(lambda: megablend.build(self.config))
                 self.with_files(lambda: megablend.build(self.config))
