@@ -17,7 +17,7 @@ from megablend.api.piece_rows import UNKNOWN, find_rows
 from megablend.api.runs import ConfigLike
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
-from megablend.fs.atomic_write import flush_folder, temp_sibling
+from megablend.fs.atomic_write import check_target, flush_folder, temp_sibling
 from megablend.plan.run import Run
 from megablend.system.failures import translating
 
@@ -70,7 +70,8 @@ def export(
         progress: called with the samples written and to write.
 
     Returns: run, split, start, stop, file, bytes.
-    Raises: as `open_dataset`; ConfigError for samples outside the run; ResourceError where the file cannot be written.
+    Raises: as `open_dataset`; ConfigError for samples outside the run, or a target that is not a file;
+        ResourceError where the file cannot be written.
     """
     opened = open_committed(what, run, split, cache=cache)
     start = whole_number("start", start, least=0)
@@ -80,6 +81,7 @@ def export(
             f"found samples {start:,} to {stop:,}, expected a range within 0 to {opened.num_samples:,}, the samples of {split}"
         )
     path = Path(target).absolute()
+    check_target(path)
     unfinished = temp_sibling(path)
     try:
         with pq.ParquetWriter(unfinished, SCHEMA.with_metadata(_describe(opened)), compression="zstd") as writer:

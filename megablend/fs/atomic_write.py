@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from megablend.errors import CacheError, MegablendError
+from megablend.errors import CacheError, ConfigError, MegablendError
 from megablend.fs.safe_open import check_folder, open_again
 from megablend.system.failures import cause_of, remedy_of
 
@@ -89,6 +89,17 @@ def replace_file(path: Path, data: bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def check_target(path: Path) -> None:
+    """Check a user's file before it is replaced: a rename would replace a device such as /dev/null for the whole machine.
+
+    Raises: ConfigError where the path exists and is not a regular file, or its folder does not exist.
+    """
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: found a folder, device or pipe, expected the name of a file to write")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: its folder does not exist; create it, or write to another folder")
 
 
 def open_part(path: Path) -> IO[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from megablend.api.description import RunDescription
-from megablend.fs.atomic_write import replace_file
+from megablend.fs.atomic_write import check_target, replace_file
 from megablend.report.charts import draw_charts
 from megablend.report.page import make_page
 from megablend.report.svg import require_matplotlib
@@ -17,8 +17,11 @@ def write_html(described: RunDescription, path: str | Path) -> None:
     Args:
         described: from `megablend.describe`; with `document_lengths=True` their distribution is drawn.
 
-    Raises: ConfigError where matplotlib is not installed; CacheError where the file cannot be written.
+    Raises: ConfigError where matplotlib is not installed, or the path is not that of a file;
+        CacheError where the file cannot be written.
     """
     require_matplotlib()
+    target = Path(path).absolute()
+    check_target(target)
     charts = {name: draw_charts(split, key=name) for name, split in described.splits.items() if split.blended}
-    replace_file(Path(path).absolute(), make_page(described, charts).encode())
+    replace_file(target, make_page(described, charts).encode())

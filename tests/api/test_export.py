@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,16 @@ def test_nothing_half_written_is_left(tmp_path: Path) -> None:
         megablend.export(config, target, stop=201)
     with pytest.raises(MegablendError, match="missing"):
         megablend.export(config, tmp_path / "missing" / "order.parquet")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_only_files_are_replaced(tmp_path: Path, kind: str) -> None:
+    config, _ = make_run(tmp_path)
+    target = tmp_path / "target"
+    target.mkdir() if kind == "folder" else os.mkfifo(target)
+    before = target.stat()
+    with pytest.raises(ConfigError, match="expected the name of a file to write"):
+        megablend.export(config, target)
+    assert target.stat().st_ino == before.st_ino
+    with pytest.raises(ConfigError, match="its folder does not exist"):
+        megablend.export(config, tmp_path / "none" / "order.parquet")

@@ -64,6 +64,18 @@ def test_no_idx_is_read_twice(tmp_path: Path, options: dict[str, Any]) -> None:
         train[0]
 
 
+@pytest.mark.parametrize("num_documents", [30, 60, 90])
+def test_a_cache_of_data_that_was_replaced_is_built_again(
+    tmp_path: Path, options: dict[str, Any], num_documents: int
+) -> None:
+    config = config_of(tmp_path / "cache", **options)
+    build(GPTDataset, config)
+    write_word(tmp_path / "1", "megatron", draw_documents(7, num_documents))
+    expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
+    for found, split in zip(build(GPTDataset, config), expected, strict=True):
+        assert_same_samples(found, split)
+
+
 @pytest.mark.parametrize(
     ("cls", "harm"), [(GPTDataset, "truncated"), (GPTDataset, "removed"), (MegablendGPTDataset, "removed")]
 )

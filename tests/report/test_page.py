@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections import Counter
@@ -133,6 +134,14 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match=r"^charts need matplotlib: pip install 'megablend\[html\]'$"):
         write_html(run(3), tmp_path / "run.html")
     assert not list(tmp_path.iterdir())
+
+
+def test_only_files_are_replaced(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="expected the name of a file to write"):
+        write_html(run(1), tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_pages_with_little_in_them(tmp_path: Path) -> None:
