@@ -216,7 +216,9 @@ def open_table(generation: Snapshot, source: int) -> DocumentTable:
     """Open the document table of a source of a snapshot. Raises: CacheError if it is missing or damaged."""
     entry, folder = generation.sources[source], fetch_table(generation, source)
     if not (folder / MANIFEST).is_file():
-        raise CacheError(f"{folder}: source {entry.name!r} has no document table; rebuild the index (`megablend index CONFIG`)")
+        raise CacheError(
+            f"{folder}: source {entry.name!r} has no document table; rebuild the index (`megablend index CONFIG`)"
+        )
     table = _open(folder)
     if (table.num_documents, table.num_tokens) != (entry.rows, entry.tokens):
         raise CacheError(

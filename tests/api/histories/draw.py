@@ -20,7 +20,7 @@ def draw_stage(job: Job) -> tuple[dict[str, Any], Requested]:
     living = [s for s in range(files.num_sources) if files.list_files(s)]
     weights += [Fraction(0)] * (files.num_sources - len(weights))
     if len(living) > 2 and rng.random() < 0.15:
-        gone = rng.choice(living)
+        gone = rng.choice([source for source in living if source < len(job.requested[-1].weights)])
         files.withdraw(gone)
         living.remove(gone)
         weights[gone] = Fraction(0)
@@ -74,6 +74,8 @@ def ease(job: Job, stage: dict[str, Any], requested: Requested) -> Requested:
         weights = [Fraction(0) if number == source else each for number, each in enumerate(requested.weights)]
         stage["sources"][f"s{source}"]["weight"] = 0
         return requested._replace(weights=tuple(weights))
+    elif "has no document counts" in said:
+        del stage["order"]
     elif "would not change" in said:
         stage["shuffle_window"] = 3
     else:
