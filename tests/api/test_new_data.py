@@ -397,6 +397,13 @@ def test_another_order_without_new_data_after_files_changed(tmp_path: Path, coun
     dataset = megablend.open(edited)
     assert [dataset[k]["tokens"].tolist() for k in range(112)] == past
     assert (set(tokens_of(later(1))) & set(read_sources(dataset)["s1"]) == set()) == counted
+    megablend.export(edited, tmp_path / "order.parquet", stop=112)
+    for k, pieces in enumerate(pq.read_table(tmp_path / "order.parquet").column("pieces").to_pylist()):
+        listed = OLD[dataset.sample(k).source]
+        documents = listed[:50] if "m0" in pieces[0]["file"] else listed[50:]
+        row, first = pieces[0]["row"], dataset.sample(k).tokens[0]
+        assert (row is not None) == counted
+        assert row is None or first in (documents[row] or [])
 
 
 @pytest.mark.parametrize("grows", [True, False])
