@@ -1,13 +1,14 @@
-"""`cached_property` without a lock, as Python 3.12 has it.
+"""What is computed when it is first needed: `LazyTuple`, and `cached_property` without a lock, as Python 3.12 has it.
 
-That of Python 3.10 and 3.11 holds a lock while it computes, one for all objects of a class: a process that is forked while
+The one of Python 3.10 and 3.11 holds a lock while it computes, one for all objects of a class: a process that is forked while
 another thread computes would wait for that lock forever.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
     from functools import cached_property
@@ -29,4 +30,61 @@ else:
             return value
 
 
-__all__ = ["cached_property"]
+T_co = TypeVar("T_co", covariant=True)
+
+
+class LazyTuple(Sequence[T_co]):
+    """A tuple whose length is known, and whose items are computed when one of them is first needed.
+
+    Equal to a tuple, or to another of its kind, with equal items. Picklable where `compute` is.
+
+    Args:
+        size: number of items.
+        compute: returns the items; called once, or by several threads at once.
+    """
+
+    __slots__ = ("_compute", "_items", "_size")
+
+    def __init__(self, size: int, compute: Callable[[], Sequence[T_co]]) -> None:
+        self._size, self._compute = size, compute
+        self._items: tuple[T_co, ...] | None = None
+
+    @property
+    def items(self) -> tuple[T_co, ...]:
+        """The items as a tuple. Raises: ValueError where there are not as many as announced."""
+        if self._items is None:
+            items = tuple(self._compute())
+            if len(items) != self._size:
+                raise ValueError(f"found {len(items)} items, expected {self._size}")
+            self._items = items
+        return self._items
+
+    @overload
+    def __getitem__(self, index: int) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T_co, ...]: ...
+    def __getitem__(self, index: int | slice) -> T_co | tuple[T_co, ...]:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[T_co]:
+        return iter(self.items)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, LazyTuple):
+            return self is other or self.items == other.items
+        return self.items == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.items)
+
+    def __repr__(self) -> str:
+        return repr(self.items)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LazyTuple, (self._size, self._compute)
+
+
+__all__ = ["LazyTuple", "cached_property"]

@@ -18,6 +18,7 @@ from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.plan.amending import amend_ledger, cut_ledger, rewind_to
+from megablend.plan.committed_run import keep_plan
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
 from megablend.plan.run import Run, check_run, precompute_orders
@@ -135,6 +136,7 @@ def _plan_amended(config: Config, cut: Ledger, replaced: Sequence[str], *, keep:
     check_run(run)
     precompute_orders(run)
     if keep:
+        keep_plan(run)
         publish_splits(config, run.store)
     return run
 

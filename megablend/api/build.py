@@ -28,6 +28,7 @@ from megablend.index.build_report import report_waiting
 from megablend.index.document_table import table_key
 from megablend.index.snapshot import open_snapshot
 from megablend.index.source_spec import SourceSpec
+from megablend.plan.committed_run import keep_plan
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
 from megablend.plan.open_store import open_block_store, open_stores
@@ -296,6 +297,7 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
     run = dataclasses.replace(run, ledger=extended)
     check_run(run)
     precompute_orders(run)
+    keep_plan(run)
     publish_splits(config, store)
     if extended != ledger:
         save_ledger(config.cache_store, extended, replaces=ledger)

@@ -104,6 +104,10 @@ def match_files(run: Run, file: str) -> list[int]:
 
     Raises: ConfigError where it means none, or different ones.
     """
+    if not file:
+        raise ConfigError(
+            "found an empty path, expected a data file of the index; `megablend describe` lists the sources"
+        )
     generation, roots = run.store.generation, run.store.roots
     names = generation.file_names()
     is_tokens = generation.file_columns < len(generation.sources)  # extra columns list their files again

@@ -57,7 +57,7 @@ def open_dataset(
     if stage is not None:
         checked = _settings_of(checked, split, stage)
     taken = None if state is None else State.from_dict(state)
-    for each in {checked.order, *(stage.order for stage in checked.stage_configs)}:
+    for each in {checked.order, *checked.stage_orders}:
         load_planning_kernels(each)
     run = open_run(checked, split, taken, storage=storage)
     skips = load_skips(checked.cache_store, run.ledger) if split == "train" else None

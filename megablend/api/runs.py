@@ -14,6 +14,7 @@ from megablend.config import SPLITS, Config, load_config
 from megablend.errors import CacheError, ConfigError, PlanError, StateError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.plan.committed_run import open_committed
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.ledger_format import PLAN_VERSION
@@ -59,12 +60,10 @@ def make_run_storage(config: Config) -> Storage:
 
 def open_run(config: Config, split: str, state: State | None = None, *, storage: Storage | None = None) -> Run:
     """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as `megablend.open` does."""
-    run = _plan_opened(config, split, state, (storage or make_run_storage(config)).for_reading())
-    check_run(run)
-    return run
+    return _open(config, split, state, (storage or make_run_storage(config)).for_reading())
 
 
-def _plan_opened(config: Config, split: str, state: State | None, storage: Storage) -> Run:
+def _open(config: Config, split: str, state: State | None, storage: Storage) -> Run:
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
     check_sample(config)
@@ -74,8 +73,9 @@ def _plan_opened(config: Config, split: str, state: State | None, storage: Stora
             raise CacheError(
                 f"{config.cache}: run {config.run!r} was not built there; run `megablend build CONFIG` first"
             )
-        run = plan_committed(config, split, ledger, storage)
-        return _apply_ledger(run, ledger) if split == "train" else run
+        if split == "train":
+            return _open_train(config, ledger, storage)
+        return _check(plan_committed(config, split, ledger, storage))
     followed = ledger if ledger is not None and split == "train" and _is_on_ledger(ledger, state) else None
     needed = state.indices if followed is None else [index for index in state.indices if index in followed.indices]
     known = list_snapshots(config.cache_store)
@@ -86,7 +86,7 @@ def _plan_opened(config: Config, split: str, state: State | None, storage: Stora
             "build the same data there (`megablend build CONFIG`)"
         )
     if followed is not None:
-        return _apply_ledger(plan_committed(config, split, followed, storage), followed)
+        return _open_train(config, followed, storage)
     run = plan_run(
         config,
         split,
@@ -95,7 +95,16 @@ def _plan_opened(config: Config, split: str, state: State | None, storage: Stora
     )
     if split == "train":
         run = dataclasses.replace(run, ledger=run.ledger.of_state(state))
-    return _in_version_of(run, state)
+    return _check(_in_version_of(run, state))
+
+
+def _open_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
+    return open_committed(config, ledger, open_stores(config, list_indices(config, ledger, None), storage))
+
+
+def _check(run: Run) -> Run:
+    check_run(run)
+    return run
 
 
 def _is_on_ledger(ledger: Ledger, state: State) -> bool:
@@ -155,12 +164,12 @@ def list_indices(config: Config, ledger: Ledger, newest: str | None, replaced: S
 
     Raises: PlanError where the newest is the one that the run reads already.
     """
-    added = max(each.snapshot for each in config.stage_configs) + 1 - len(ledger.indices)
+    added = config.num_snapshots - len(ledger.indices)
     if newest is None or not 0 < added <= len(replaced) + 1:
         return ledger.indices
     known = (*ledger.indices, *replaced[: added - 1])
     if newest == known[-1]:
-        number = next(i for i, each in enumerate(config.stage_configs) if each.snapshot == len(known))
+        number = next(i for i, each in enumerate(config.stage_settings) if each.snapshot == len(known))
         raise PlanError(
             f"stages[{number}]: new_data: the files are as they were indexed (index {newest}); index them as they are now "
             "(`megablend index CONFIG`), or leave out new_data"
@@ -188,20 +197,6 @@ def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:
     if not found:
         raise CacheError(f"{cache}: holds no index; run `megablend build CONFIG` first")
     return open_snapshot(cache, digest or found[-1])
-
-
-def _apply_ledger(run: Run, ledger: Ledger) -> Run:
-    """The run with the stages of its ledger; refused where the config asks for another blend or length.
-
-    A job whose config did not change while the run was lengthened keeps the order that it was promised.
-    """
-    ledger = ledger.until(run.num_samples)
-    if ledger.extend(run.ledger) != ledger:
-        raise CacheError(
-            f"run {ledger.run!r} was built for {ledger.num_samples:,} samples, the config now asks for {run.num_samples:,}; "
-            "run `megablend build CONFIG` to lengthen it"
-        )
-    return dataclasses.replace(run, ledger=ledger)
 
 
 def _in_version_of(run: Run, state: State) -> Run:

@@ -128,7 +128,10 @@ def show_step(
             f"found a global batch of {batch} samples, expected a multiple of micro batch {micro_batch_size} x {size} ranks = "
             f"{micro_step}"
         )
-    num_steps = skips.count_trained(len(dataset)) // batch
+    trained = skips.count_trained(len(dataset))
+    num_steps = trained // batch
+    if num_steps == 0:
+        raise ConfigError(f"found steps of {batch:,} samples, expected at most {trained:,}: {split} has no more")
     if not 0 <= whole_number("step", step) < num_steps:
         raise ConfigError(
             f"found step {step}, expected 0 to {num_steps - 1}: {split} has {len(dataset):,} samples, {batch:,} a step"

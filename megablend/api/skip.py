@@ -36,7 +36,7 @@ def skip(
         dry_run: only say what would be skipped.
 
     Returns: as `list_skips`, with this range in it.
-    Raises: ConfigError for a range outside of the run; CacheError where it cannot be stored.
+    Raises: ConfigError for a range outside of the run or, rounded, all of it; CacheError where it cannot be stored.
     """
     opened = open_committed(what, run, cache=cache)
     unit = math.lcm(*(blend.lanes for blend in opened.blends), whole_number("batch_size", batch_size, least=1))
@@ -46,6 +46,11 @@ def skip(
             f"found samples {start:,} to {stop:,}, expected a range within the {opened.num_samples:,} samples of the run"
         )
     first, last = start // unit * unit, min(-(-stop // unit) * unit, opened.num_samples)
+    if (first, last) == (0, opened.num_samples):
+        raise ConfigError(
+            f"samples {start:,} to {stop:,}, rounded outwards to multiples of {unit:,} (lanes and samples of a step), are the "
+            f"whole run of {last:,} samples; expected a smaller range, or a smaller batch"
+        )
     if dry_run:
         planned = load_skips(opened.config.cache_store, opened.ledger).add(first, last)
         return {"run": opened.ledger.run, "skips": describe_skips(opened, planned)}

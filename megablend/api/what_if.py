@@ -74,7 +74,7 @@ def _open_requested(config: Config, ledger: Ledger | None, newest: Snapshot, sto
 
     Raises: as `open_stores`.
     """
-    count = max(each.snapshot for each in config.stage_configs) + 1
+    count = config.num_snapshots
     if ledger is None or count == 1:
         return open_block_store(config, newest, storage)
     digests = dict.fromkeys([*ledger.indices, newest.digest])

@@ -1,11 +1,14 @@
-"""YAML (and so JSON) with limits on depth and size: a few bytes can exhaust the stack, or through aliases the memory."""
+"""YAML (and so JSON) with limits on depth and size: a few bytes can exhaust the stack, or through aliases the memory.
+
+A document is read in one pass over its parse events, which builds its value and its line numbers. One with anchors, tags, merges
+or other features that configs rarely use is checked in that pass, and then loaded by PyYAML.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -17,6 +20,20 @@ MAX_DEPTH = 64
 """Maximum nesting of lists and mappings; configs need six levels."""
 MAX_REPEATED = 1 << 18
 """Maximum number of values that aliases expand to."""
+_UNUSUAL_TAGS = frozenset(("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"))
+"""Of scalars with a special meaning: `<<` and `=`."""
+
+Lines = dict[str, tuple[int, Any]] | list[tuple[int, Any]] | None
+"""Line numbers, from 0, of a mapping's keys or a list's items, each with the Lines of its value; None for a scalar."""
+
+
+class Document(NamedTuple):
+    """A YAML document."""
+
+    data: Any
+    lines: Lines
+    duplicates: list[tuple[str, int]]
+    """Keys that are a second time in a mapping, with their lines."""
 
 
 def read_limited(path: Path) -> str:
@@ -31,46 +48,158 @@ def read_limited(path: Path) -> str:
         raise ValueError("not UTF-8 text") from None
 
 
-def compose_and_load(text: str) -> tuple[yaml.Node | None, Any]:
-    """Parse a YAML document: its nodes, with their lines, and its value.
+def parse_document(text: str) -> Document:
+    """Parse a YAML document. Raises: yaml.YAMLError, ValueError if it is not YAML, or exceeds the limits."""
+    document = _Reader(text).read()
+    return _load(text) if document is None else document
 
-    Raises: yaml.YAMLError, ValueError if it is not YAML, or exceeds the limits.
-    """
-    _check(yaml.parse(text, Loader=LOADER))
+
+def _load(text: str) -> Document:
+    """Parse a document that is within the limits by PyYAML."""
     try:
-        return yaml.compose(text, Loader=LOADER), yaml.load(text, Loader=LOADER)
+        node, data = yaml.compose(text, Loader=LOADER), yaml.load(text, Loader=LOADER)
     except (AttributeError, IndexError, KeyError, TypeError) as error:  # a value that does not match its tag
         raise ValueError(f"a value does not fit its tag ({type(error).__name__}: {error})") from error
+    duplicates = list[tuple[str, int]]()
+    return Document(data, _find_lines(node, duplicates, {}), duplicates)
 
 
-def _check(events: Iterator[Any]) -> None:
-    """Check the limits on the stream of events, before any value is constructed."""
-    sizes: dict[str | None, int] = {}  # expanded size of each anchor
-    repeated = 0
-    nested: list[tuple[str | None, int]] = []  # open collections: anchor, and number of values so far
-    for event in events:
-        size = 1
-        if isinstance(event, yaml.AliasEvent):
-            size = sizes.get(event.anchor, 0)
-            if size == 0:
-                raise _refused(f"*{event.anchor} refers to itself, or to an anchor that does not exist", event)
-            repeated += size
-            if repeated > MAX_REPEATED:
-                raise _refused(f"aliases expand to more than {MAX_REPEATED:,} values", event)
-        elif isinstance(event, yaml.CollectionStartEvent):
-            nested.append((event.anchor, 1))
-            if len(nested) > MAX_DEPTH:
-                raise _refused(f"lists or mappings nested more than {MAX_DEPTH} deep", event)
-            continue
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, size = nested.pop()
-            sizes[anchor] = size
-        elif isinstance(event, yaml.ScalarEvent):
-            sizes[event.anchor] = 1
+def _find_lines(node: yaml.Node | None, duplicates: list[tuple[str, int]], known: dict[int, Lines]) -> Lines:
+    """The lines of a node; adds the duplicate keys. Aliases share nodes, which are looked at once."""
+    if id(node) in known:
+        return known[id(node)]
+    lines: Lines = None
+    if isinstance(node, yaml.MappingNode):
+        lines = {}
+        for key, value in node.value:
+            if str(key.value) in lines:
+                duplicates.append((str(key.value), key.start_mark.line + 1))
+            lines.setdefault(str(key.value), (key.start_mark.line, _find_lines(value, duplicates, known)))
+    elif isinstance(node, yaml.SequenceNode):
+        lines = [(item.start_mark.line, _find_lines(item, duplicates, known)) for item in node.value]
+    known[id(node)] = lines
+    return lines
+
+
+class _Collection:
+    """A list or a mapping that is being read."""
+
+    __slots__ = ("anchor", "data", "is_mapping", "key", "line", "lines", "size")
+
+    def __init__(self, event: Any, is_mapping: bool) -> None:
+        self.anchor, self.size, self.line, self.is_mapping = event.anchor, 1, event.start_mark.line, is_mapping
+        self.data: Any = {} if is_mapping else []
+        self.lines: Any = {} if is_mapping else []
+        self.key: tuple[Any, str, int] | None = None
+        """The key that waits for its value: as constructed, as text, and its line."""
+
+
+class _Reader:
+    """Reads a document in one pass. Limits are checked before any value is constructed that would exceed them."""
+
+    def __init__(self, text: str) -> None:
+        self._loader = LOADER(text)
+        self._sizes: dict[str | None, int] = {}  # expanded size of each anchor
+        self._repeated = 0
+        self._nested = list[_Collection]()
+        self._scalars: dict[tuple[str, bool], tuple[Any, str]] = {}
+        self._is_usual = True
+        self._documents = 0
+        self._root: tuple[Any, Lines] = (None, None)
+        self._duplicates = list[tuple[str, int]]()
+
+    def read(self) -> Document | None:
+        """The document; None if it needs PyYAML."""
+        try:
+            while (event := self._loader.get_event()) is not None:
+                self._take(event)
+        finally:
+            self._loader.dispose()
+        return Document(*self._root, self._duplicates) if self._is_usual else None
+
+    def _take(self, event: Any) -> None:
+        kind = type(event)
+        if kind is yaml.ScalarEvent:
+            self._sizes[event.anchor] = 1
+            if event.anchor is not None or event.tag is not None:
+                self._is_usual = False
+            self._add_scalar(event)
+        elif kind is yaml.MappingStartEvent or kind is yaml.SequenceStartEvent:
+            self._open(event, kind is yaml.MappingStartEvent)
+        elif kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
+            closed = self._nested.pop()
+            self._sizes[closed.anchor] = closed.size
+            self._add(closed.data, closed.lines, closed.line, closed.size)
+        elif kind is yaml.AliasEvent:
+            self._is_usual = False
+            self._add(None, None, 0, self._expand(event))
+        elif kind is yaml.DocumentStartEvent:
+            self._documents += 1
+            if self._documents > 1:
+                self._is_usual = False
+
+    def _open(self, event: Any, is_mapping: bool) -> None:
+        if event.anchor is not None or event.tag is not None:
+            self._is_usual = False
+        if self._nested and self._nested[-1].is_mapping and self._nested[-1].key is None:
+            self._is_usual = False  # a collection as a key
+        self._nested.append(_Collection(event, is_mapping))
+        if len(self._nested) > MAX_DEPTH:
+            raise _refused(f"lists or mappings nested more than {MAX_DEPTH} deep", event)
+
+    def _expand(self, event: Any) -> int:
+        """The number of values of an alias."""
+        size = self._sizes.get(event.anchor, 0)
+        if size == 0:
+            raise _refused(f"*{event.anchor} refers to itself, or to an anchor that does not exist", event)
+        self._repeated += size
+        if self._repeated > MAX_REPEATED:
+            raise _refused(f"aliases expand to more than {MAX_REPEATED:,} values", event)
+        return size
+
+    def _add_scalar(self, event: Any) -> None:
+        line, nested = event.start_mark.line, self._nested
+        if not self._is_usual:  # only the limits are checked from here on
+            self._add(None, None, line, 1)
+            return
+        known = event.value, event.implicit[0]
+        if known not in self._scalars:
+            self._scalars[known] = self._construct(event)
+        value, tag = self._scalars[known]
+        if tag in _UNUSUAL_TAGS:
+            self._is_usual = False
+        if nested and nested[-1].is_mapping and nested[-1].key is None:
+            top = nested[-1]
+            top.size += 1
+            top.key = value, event.value, line
+            if event.value in top.lines:
+                self._duplicates.append((event.value, line + 1))
+            return
+        self._add(value, None, line, 1)
+
+    def _construct(self, event: Any) -> tuple[Any, str]:
+        tag = self._loader.resolve(yaml.ScalarNode, event.value, event.implicit)
+        if tag in _UNUSUAL_TAGS:
+            return event.value, tag
+        return self._loader.construct_object(yaml.ScalarNode(tag, event.value)), tag
+
+    def _add(self, value: Any, lines: Lines, line: int, size: int) -> None:
+        """Add a value, of a size with all that is in it, to the collection that is being read."""
+        if not self._nested:
+            self._root = value, lines
+            return
+        top = self._nested[-1]
+        top.size += size
+        if not self._is_usual:
+            return
+        if top.key is not None:
+            key, text, key_line = top.key
+            top.data[key] = value
+            top.lines.setdefault(text, (key_line, lines))
+            top.key = None
         else:
-            continue
-        if nested:
-            nested[-1] = nested[-1][0], nested[-1][1] + size
+            top.data.append(value)
+            top.lines.append((line, lines))
 
 
 def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:

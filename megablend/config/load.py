@@ -6,9 +6,13 @@ paths are relative to the config file (for a dict: to the working directory).
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -16,11 +20,17 @@ from pydantic import ValidationError
 
 from megablend.config.absolute import make_cache_absolute, make_paths_absolute
 from megablend.config.complaints import explain_errors
-from megablend.config.limited_yaml import compose_and_load, read_limited
+from megablend.config.limited_yaml import parse_document, read_limited
 from megablend.config.model import Config
 from megablend.config.places import Places
 from megablend.errors import ConfigError
 from megablend.system.failures import cause_of, remedy_of
+
+_IRRELEVANT = (
+    *("cache", "local_cache", "memory", "file_checks_per_second", "direct_io", "storage", "warnings", "on_bad_sample"),
+    *("vocab_size", "eod_token"),
+)
+"""Keys that do not affect the plan of train."""
 
 
 def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str | None = None) -> Config:
@@ -52,7 +62,28 @@ def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str |
         checked = Config.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(explain_errors(error, place, data))) from None
-    return make_paths_absolute(checked, base, place)
+    loaded = make_paths_absolute(checked, base, place)
+    if (digest := _digest_request(data)) is not None:
+        loaded.set_request_digest(digest)
+    return loaded
+
+
+def _digest_request(data: Mapping[str, Any]) -> str | None:
+    """A digest of the values of a config that can affect the plan of train; None where one is of an unknown type."""
+    relevant = {key: value for key, value in data.items() if key not in _IRRELEVANT}
+    try:
+        text = json.dumps(relevant, default=_encode)
+    except TypeError:
+        return None
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Fraction | Decimal | PurePath):
+        return [type(value).__name__, str(value)]
+    raise TypeError
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Places]:
@@ -65,16 +96,16 @@ def _read(path: Path) -> tuple[dict[str, Any], Places]:
     if path.suffix == ".json":
         text = text.replace("\t", " ")  # YAML allows no tabs between tokens, and JSON strings contain none
     try:
-        node, data = compose_and_load(text)  # JSON is YAML
+        document = parse_document(text)  # JSON is YAML
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         language = "JSON" if path.suffix == ".json" else "YAML"
         raise ConfigError(f"{where}: not valid {language}: {getattr(error, 'problem', None) or error}") from None
-    places = Places(str(path), node)
+    data = document.data
     if not isinstance(data, dict):
         found = "nothing" if data is None else type(data).__name__
         raise ConfigError(f"{path}: found {found}, expected keys such as cache, sequence_length, sources")
-    for key, line in places.duplicates():
+    for key, line in document.duplicates:
         raise ConfigError(f"{path}:{line}: {key}: duplicate key; keep one")
-    return data, places
+    return data, Places(str(path), document.lines)

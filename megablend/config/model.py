@@ -13,8 +13,8 @@ from megablend.caches.base import CacheStore
 from megablend.caches.find import find_store
 from megablend.config.other_names import explain_mapping
 from megablend.config.read_spec import ReadSpec, make_options
-from megablend.config.source import Model, Source, check_blend
-from megablend.config.stages import StageSettings, apply_stages, check_listed
+from megablend.config.source import Model, Source, check_blend, check_units
+from megablend.config.stages import StageSettings, apply_settings, apply_stages, check_listed
 from megablend.config.values import (
     SIZE,
     Count,
@@ -59,7 +59,6 @@ class _AppliedStages:
 
     def __init__(self, owner: Config | None, configs: tuple[Config, ...]) -> None:
         self.owner, self.configs = owner, configs
-        self.moves_documents = any(each.moves_documents for each in configs)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _AppliedStages)
@@ -69,6 +68,22 @@ class _AppliedStages:
 
     def __reduce__(self) -> tuple[type[_AppliedStages], tuple[None, tuple[()]]]:
         return _AppliedStages, (None, ())
+
+
+class _Loaded:
+    """The digest of what a config was loaded from, kept with it; all are equal. Not of its copies, which may be changed."""
+
+    def __init__(self, owner: Config | None, digest: str) -> None:
+        self.owner, self.digest = owner, digest
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Loaded)
+
+    def __hash__(self) -> int:
+        return hash(_Loaded)
+
+    def __reduce__(self) -> tuple[type[_Loaded], tuple[None, str]]:
+        return _Loaded, (None, "")
 
 
 class Config(Model):
@@ -162,6 +177,7 @@ class Config(Model):
                 )
         return {OLD_KEYS.get(key, key): value for key, value in data.items()}
 
+    _loaded: _Loaded = PrivateAttr(default_factory=lambda: _Loaded(None, ""))
     _snapshot: int = PrivateAttr(0)
     _applied: _AppliedStages = PrivateAttr(default_factory=lambda: _AppliedStages(None, ()))
     _withdrawn: frozenset[str] = PrivateAttr(frozenset())
@@ -210,7 +226,7 @@ class Config(Model):
         check_listed(self.stages, [source.name for source in self.sources["train"]], given)
         for i, config in enumerate(self.stage_configs if self.stages else ()):
             try:
-                check_blend("train", config.sources["train"], blended=True)
+                check_units("train", config.sources["train"])
                 config._check_weights()
                 config._check_masks()
             except ValueError as error:
@@ -246,6 +262,21 @@ class Config(Model):
         if self._applied.owner is not self:  # a changed copy has those of the original
             self._applied = _AppliedStages(self, apply_stages(self, self.stages, LENGTHS))
         return self._applied
+
+    @property
+    def stage_settings(self) -> tuple[Config, ...]:
+        """As `stage_configs`, but with the sources of the top level: much faster where many sources change."""
+        return apply_settings(self, self.stages, LENGTHS) if self.stages else (self,)
+
+    @property
+    def request_digest(self) -> str | None:
+        """A digest of all that the config was loaded from which can affect the plan of train; None for a changed copy."""
+        owner, digest = self._loaded.owner, self._loaded.digest
+        return digest if owner is self else None
+
+    def set_request_digest(self, digest: str) -> None:
+        """Record the digest of what this config was loaded from."""
+        self._loaded = _Loaded(self, digest)
 
     def _check_weights(self) -> None:
         """Check that `weight: size`, `temperature` and `on_exhausted` apply to the sources."""
@@ -354,6 +385,11 @@ class Config(Model):
         """Which snapshot of the index a stage reads, or the top level: its number among those of the run."""
         return self._snapshot
 
+    @property
+    def num_snapshots(self) -> int:
+        """How many snapshots of the index the stages read."""
+        return self._snapshot + 1 + sum(stage.changes_index for stage in self.stages)
+
     def needs_documents(self, source: Source, snapshot: int | None = None) -> bool:
         """Whether the index has to contain the source's document boundaries; or a snapshot of it, by its number in the run."""
         return (
@@ -381,12 +417,21 @@ class Config(Model):
     @property
     def ever_moves_documents(self) -> bool:
         """Whether the order of the top level, or that of a stage, arranges single documents."""
-        return self.moves_documents or (bool(self.stages) and self._apply_stages().moves_documents)
+        return any(find_order(order).unit == "document" for order in (self.order, *self.stage_orders))
+
+    @property
+    def stage_orders(self) -> set[str]:
+        """The orders that stages change to."""
+        return {stage.order for stage in self.stages if stage.order is not None}
 
     def moves_documents_of(self, snapshot: int) -> bool:
         """Whether single documents of a snapshot are arranged, by its number in the run; stages before may need other orders."""
-        if any(each.snapshot == snapshot and each.moves_documents for each in self.stage_configs):
-            return True
+        order, number = self.order, self._snapshot
+        for stage in self.stages or (None,):
+            if stage is not None:
+                order, number = stage.order or order, number + stage.changes_index
+            if number == snapshot and find_order(order).unit == "document":
+                return True
         has_other_blends = any(map(self.is_blended, SPLITS[1:]))  # in the order of the top level, of any snapshot
         return self.moves_documents and (snapshot == 0 or has_other_blends)
 

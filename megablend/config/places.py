@@ -2,54 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import yaml
+from megablend.config.limited_yaml import Lines
 
 
 class Places:
-    """Line numbers of a config's keys."""
+    """Line numbers of a config's keys.
 
-    def __init__(self, name: str, node: yaml.Node | None) -> None:
-        self.name = name
-        self.node = node
+    Args:
+        name: of the file, or what stands for it.
+        lines: None for a config that was not read from a file.
+    """
+
+    def __init__(self, name: str, lines: Lines) -> None:
+        self.name, self._lines = name, lines
 
     def line(self, location: Sequence[str | int]) -> str:
         """`file:line` of the deepest part of a location that exists in the file."""
-        node, line = self.node, None
+        lines, line = self._lines, None
         for part in location:
-            if isinstance(node, yaml.MappingNode):
-                found = next(((k, v) for k, v in node.value if k.value == str(part)), None)
+            if isinstance(lines, dict):
+                found = lines.get(str(part))
                 if found is None:
                     continue  # a level that validation inserted (train), or a missing key
-                line, node = found[0].start_mark.line, found[1]
-            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-                node = node.value[part]
-                line = node.start_mark.line
+                line, lines = found
+            elif isinstance(lines, list) and isinstance(part, int) and part < len(lines):
+                line, lines = lines[part]
         return self.name if line is None else f"{self.name}:{line + 1}"
 
     def split(self, name: str) -> list[str]:
         """The location part for a split's sources, if the config lists sources by split."""
-        top = self.node.value if isinstance(self.node, yaml.MappingNode) else []
-        return [name] if any(k.value == "sources" and isinstance(v, yaml.MappingNode) for k, v in top) else []
-
-    def duplicates(self) -> Iterator[tuple[str, int]]:
-        """Duplicate keys in a mapping, with their lines."""
-        stack, visited = [self.node], set[int]()
-        while stack:
-            node = stack.pop()
-            if id(node) in visited:  # an alias, perhaps to a node that contains it
-                continue
-            visited.add(id(node))
-            if isinstance(node, yaml.MappingNode):
-                seen = set()
-                for key, value in node.value:
-                    if key.value in seen:
-                        yield str(key.value), key.start_mark.line + 1
-                    seen.add(key.value)
-                    stack.append(value)
-            elif isinstance(node, yaml.SequenceNode):
-                stack.extend(node.value)
+        top = self._lines if isinstance(self._lines, dict) else {}
+        return [name] if isinstance(top.get("sources", (0, None))[1], dict) else []
 
 
 def join_keys(location: Sequence[str | int]) -> str:

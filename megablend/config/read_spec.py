@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 OptionValue = str | int | float | bool | None
@@ -64,6 +65,8 @@ class ReadSpec:
 
         Counting more documents than requested is not a difference; nor is a format that the request leaves to the suffix.
         """
+        if self == requested:
+            return None
         for each in dataclasses.fields(self):
             indexed, other = getattr(self, each.name), getattr(requested, each.name)
             if each.name in (*_NOT_RECORDED, "count_documents") or (each.name == "format" and other is None):
@@ -82,8 +85,9 @@ class ReadSpec:
         )
 
 
-def _named_fields() -> list[dataclasses.Field[Any]]:
-    return [each for each in dataclasses.fields(ReadSpec) if each.name not in _BY_POSITION]
+@cache
+def _named_fields() -> tuple[dataclasses.Field[Any], ...]:
+    return tuple(each for each in dataclasses.fields(ReadSpec) if each.name not in _BY_POSITION)
 
 
 def make_options(options: Mapping[str, OptionValue]) -> tuple[tuple[str, OptionValue], ...]:

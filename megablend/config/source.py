@@ -96,9 +96,11 @@ def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None
     """Check that the sources of a split go together; those of a `blended` one need shares in one unit. Raises: ValueError."""
     seen: set[str] = set()
     for source in sources:
-        if len(set(source.extra_columns)) < len(source.extra_columns):
+        if source.extra_columns and len(set(source.extra_columns)) < len(source.extra_columns):
             raise ValueError(f"sources: source {source.name!r} has a duplicate name in extra_columns; keep one")
-        if set(source.extra_columns) != set(sources[0].extra_columns):
+        if source.extra_columns != sources[0].extra_columns and set(source.extra_columns) != set(
+            sources[0].extra_columns
+        ):
             raise ValueError(
                 f"sources: {source.name!r} has extra_columns {', '.join(source.extra_columns) or 'none'}, {sources[0].name!r} "
                 f"{', '.join(sources[0].extra_columns) or 'none'}; expected the same for all sources of {split}, whose samples "
@@ -107,8 +109,12 @@ def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None
         if source.name in seen:
             raise ValueError(f"sources: two sources of {split} are named {source.name!r}; names must differ")
         seen.add(source.name)
-    if not blended:
-        return
+    if blended:
+        check_units(split, sources)
+
+
+def check_units(split: str, sources: Sequence[Source]) -> None:
+    """Check that the sources of a blended split have shares in one unit, not all 0. Raises: ValueError."""
     units = {source.unit for source in sources}
     if len(sources) == 1 and units == {None}:
         return

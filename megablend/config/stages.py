@@ -120,6 +120,11 @@ class StageSettings(Model):
         return self.new_data or bool(self.withdraw)
 
     @property
+    def changes_samples(self) -> bool:
+        """Whether the stage changes the length of samples, or a mask."""
+        return any(getattr(self, name) is not None for name in ("sequence_length", *MASKS))
+
+    @property
     def has_end(self) -> bool:
         """Whether the stage says where it ends."""
         return any(getattr(self, name) is not None for name in ENDS)
@@ -177,17 +182,29 @@ def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
         gone |= dict.fromkeys(stage.withdraw, i)
 
 
-def apply_stages(config: C, stages: Sequence[StageSettings], lengths: Sequence[str]) -> tuple[C, ...]:
-    """The config's settings in each stage, as configs without stages and without a length, whose keys are `lengths`."""
+def apply_settings(config: C, stages: Sequence[StageSettings], lengths: Sequence[str]) -> tuple[C, ...]:
+    """The config's settings in each stage, as configs without stages and without a length, whose keys are `lengths`.
+
+    Their sources are those of the top level.
+    """
     now, found = config.model_copy(update={"stages": ()} | dict.fromkeys(lengths)), list[C]()
     now._withdrawn = frozenset(name for stage in stages for name in stage.withdraw)  # type: ignore[attr-defined]
     for stage in stages:
-        sources: dict[str, Any] = getattr(now, "sources")  # noqa: B009  (of a subclass)
-        train = tuple(_change(source, stage) for source in sources["train"])
-        now = now.model_copy(update=stage.find_changes() | {"sources": sources | {"train": train}})
+        now = now.model_copy(update=stage.find_changes())
         if stage.changes_index:
-            now._snapshot += 1  # type: ignore[attr-defined]  # of a subclass, as its sources
+            now._snapshot += 1  # type: ignore[attr-defined]  # of a subclass
         found.append(now)
+    return tuple(found)
+
+
+def apply_stages(config: C, stages: Sequence[StageSettings], lengths: Sequence[str]) -> tuple[C, ...]:
+    """The config's settings and sources in each stage; see `apply_settings`."""
+    sources: dict[str, Any] = getattr(config, "sources")  # noqa: B009  (of a subclass)
+    train, found = sources["train"], list[C]()
+    for stage, settings in zip(stages, apply_settings(config, stages, lengths), strict=True):
+        if stage.sources or stage.withdraw:
+            train = tuple(_change(source, stage) for source in train)
+        found.append(settings.model_copy(update={"sources": sources | {"train": train}}))
     return tuple(found)
 
 

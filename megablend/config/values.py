@@ -23,6 +23,8 @@ MAX_EXPONENT = 100
 
 def _number(value: object, *, least: str = "0 or more") -> Fraction:
     """Parse a finite number, 0 or more, exactly."""
+    if type(value) is int and 0 <= value < 10**MAX_EXPONENT:  # the usual case, of which a config may have thousands
+        return Fraction(value)
     try:
         if isinstance(value, (bool, type(None), dict, list)):
             raise InvalidOperation

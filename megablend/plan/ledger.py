@@ -11,6 +11,7 @@ from megablend.errors import PlanError
 from megablend.lazy import cached_property
 from megablend.plan.ledger_format import chain_digests
 from megablend.plan.links import Link
+from megablend.plan.plan_file import PlanFile
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.plan.state import State
 
@@ -47,6 +48,18 @@ class Ledger:
     def digests(self) -> tuple[str, ...]:
         """The plan's digest after each stage."""
         return chain_digests(self.stages)
+
+    @cached_property
+    def plan_file(self) -> PlanFile | None:
+        """The plan file that was read with the ledger; None where there was none, and for changed copies."""
+        return None
+
+    @classmethod
+    def from_plan_file(cls, file: PlanFile) -> Ledger:
+        """The ledger that a plan file was made from."""
+        ledger = cls(run=file.run, stages=file.make_stages())
+        ledger.__dict__.update(plan_file=file, digests=file.digests)
+        return ledger
 
     @property
     def digest(self) -> str:

@@ -7,6 +7,7 @@ from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import REMEDY, dump_ledger, parse_ledger
+from megablend.plan.plan_file import load_plan_file
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import parse_json
 
@@ -64,6 +65,8 @@ def _read(store: CacheStore, run: str) -> Record | None:
 
 
 def _parse(store: CacheStore, run: str, record: Record) -> Ledger:
+    if (file := load_plan_file(store.folder, record.data)) is not None:
+        return Ledger.from_plan_file(file)
     try:
         parsed = parse_json(record.data)
     except ValueError as error:

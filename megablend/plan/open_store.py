@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -125,11 +126,16 @@ def _check_types(extra: Sequence[tuple[str, Sequence[ExtraColumn]]]) -> None:
 
 def _check_eod(source: Source, dtypes: Sequence[str]) -> None:
     for dtype in dtypes:
-        if source.append_eod is not None and source.append_eod > np.iinfo(dtype).max:
+        if source.append_eod is not None and source.append_eod > _find_largest(dtype):
             raise ConfigError(
                 f"{f'{source.place}: ' if source.place else ''}source {source.name!r}: append_eod {source.append_eod} does not "
-                f"fit its tokens, which are stored as {dtype} (at most {np.iinfo(dtype).max}); use a smaller token id"
+                f"fit its tokens, which are stored as {dtype} (at most {_find_largest(dtype)}); use a smaller token id"
             )
+
+
+@cache
+def _find_largest(dtype: str) -> int:
+    return int(np.iinfo(dtype).max)
 
 
 def _root(generation: Snapshot, entry: SourceEntry, source: Source, storage: Storage) -> str:

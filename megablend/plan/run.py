@@ -31,7 +31,7 @@ from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
 from megablend.plan.links import Link
 from megablend.plan.locator import LocatedSource, Locator
-from megablend.plan.specification import Specification, specify
+from megablend.plan.specification import Specification, prepare
 from megablend.plan.stage import Blend
 from megablend.plan.stage_requests import plan_stages
 from megablend.plan.stage_totals import check_stage_totals
@@ -66,7 +66,7 @@ class Run:
     @cached_property
     def sections(self) -> tuple[Section, ...]:
         """The parts of the run between which the length of samples, or a mask, changes; in order, at least one."""
-        if len(self.asked.stages) == 1:
+        if not any(each.changes_samples for each in self.asked.config.stages) or len(self.asked.stages) == 1:
             return (Section(0, self.num_samples, self.asked.config),)
         lengths = {each.start: each.request.sample_tokens for each in self.plan.list_stretches()}
         edges = sorted({*lengths, *(stage.start for stage in self.asked.stages if stage.start < self.num_samples)})
@@ -156,7 +156,9 @@ class Run:
     @cached_property
     def plan(self) -> StagesPlan:
         """Sample number -> (source, ordinal)."""
-        return plan_stages(self.ledger.stages, self.asked.tokens_by_index, self.asked.blocks)
+        file = self.ledger.plan_file
+        plan = None if file is None else file.make_plan(self.asked.data_digest)
+        return plan or plan_stages(self.ledger.stages, self.asked.tokens_by_index, self.asked.blocks)
 
     @cached_property
     def locator(self) -> Locator:
@@ -201,7 +203,11 @@ def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = Fals
 
     Raises: PlanError where the blend is not possible.
     """
-    asked = specify(config, split, store, keep=keep, links=links)
+    return make_run(prepare(config, split, store, keep=keep, links=links), store)
+
+
+def make_run(asked: Specification, store: BlockStore) -> Run:
+    """The run that commits to exactly what is requested, with the newest plan version. Raises: as plan_run."""
     return Run(asked=asked, store=store, ledger=asked.make_ledger())
 
 

@@ -25,8 +25,9 @@ class Schedule:
 
     kind: str
     """`linear` or `cosine`."""
-    start: tuple[Fraction, ...]
-    """[num_sources]: the shares that the schedule begins at, sum 1; it ends at those of the stage's blend."""
+    start: Sequence[Fraction]
+    """[num_sources], a tuple or a LazyTuple: the shares that the schedule begins at, sum 1; it ends at those of the stage's
+    blend."""
     samples: int
     """Length of the stage that it was made for."""
     cycle: int

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +14,13 @@ import numpy.typing as npt
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, Source
 from megablend.errors import ConfigError, PlanError
-from megablend.lazy import cached_property
+from megablend.lazy import LazyTuple, cached_property
 from megablend.order.registry import current_name
 from megablend.plan.allocate import cycles_per_run
 from megablend.plan.epochs import ReadBefore
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_format import PLAN_VERSION
+from megablend.plan.ledger_format import PLAN_VERSION, digest_of
 from megablend.plan.links import Link
 from megablend.plan.requested_stages import RequestedSchedule, RequestedStage, request_stages
 from megablend.plan.schedule import Schedule, make_schedule
@@ -38,8 +40,8 @@ class Specification:
     """[num_sources], in the order of the config, as the top level has them."""
     data: tuple[SplitData, ...]
     """The snapshots of the run, in order: at least one."""
-    stages: tuple[RequestedStage, ...]
-    """At least one; an unblended split has one, without weights."""
+    stages: Sequence[RequestedStage]
+    """At least one; an unblended split has one, without weights. A tuple, or a LazyTuple."""
 
     @cached_property
     def parts(self) -> npt.NDArray[np.void]:
@@ -69,6 +71,12 @@ class Specification:
     def blocks(self) -> tuple[SourceBlocks, ...]:
         """The blocks of each source, [num_sources]."""
         return list_blocks(self.config, self.split, self.sources, self.data)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """A digest of the documents that the split has: of the snapshots, and of its ranges in them."""
+        parts = [[each.snapshot.digest, hashlib.blake2b(each.parts.tobytes()).hexdigest()] for each in self.data]
+        return digest_of([self.split, [source.name for source in self.sources], parts])
 
     @property
     def num_samples(self) -> int:
@@ -175,16 +183,17 @@ def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: B
     return schedule
 
 
-def specify(
+def prepare(
     config: Config, split: str, store: BlockStore, *, keep: bool = False, links: Sequence[Link] = ()
 ) -> Specification:
-    """Compute what a config requests for a split.
+    """What a config requests for a split, whose stages are computed when one of them is first needed.
 
     Args:
         keep: store the computed split ranges in the cache (`build` does).
         links: what the run is committed to; see `request_stages`.
 
-    Raises: PlanError where the blend is not possible; ConfigError for an unknown interleaving.
+    Raises: PlanError where the split has no sources; ConfigError for an unknown interleaving. `stages` raises PlanError where the
+        blend is not possible.
     """
     try:
         find_interleaving(config.interleaving)
@@ -193,10 +202,23 @@ def specify(
     named = config.sources_of(split)
     if not named:
         raise PlanError(f"the config lists no sources for split {split!r}")
-    data, sources = find_data(config, split, store, keep=keep), tuple(named.values())
+    first = Specification(
+        config=config,
+        split=split,
+        sources=tuple(named.values()),
+        data=find_data(config, split, store, keep=keep),
+        stages=(),
+    )
+    number = len(config.stages) if split == "train" and config.stages else 1
+    return replace(first, stages=LazyTuple(number, partial(_request, first, tuple(links))))
+
+
+def _request(first: Specification, links: Sequence[Link]) -> Sequence[RequestedStage]:
+    """The stages of a specification that has none yet."""
+    config, split, data = first.config, first.split, first.data
 
     def count_read(stages: Sequence[RequestedStage], following: Config) -> ReadBefore:
-        before = Specification(config=config, split=split, sources=sources, data=data, stages=tuple(stages))
+        before = replace(first, stages=tuple(stages))
         ledger = before.make_ledger().with_links(links)
         last, index = ledger.stages[-1], data[following.snapshot].snapshot.digest
         blend = replace(last.blend, order=current_name(following.order), sequence_length=following.sequence_length)
@@ -205,10 +227,8 @@ def specify(
 
     tokens = [each.tokens for each in data]
     if config.is_blended(split):
-        stages = request_stages(config, split, tokens, links, count_read)
-    else:
-        stages = (_request_one_pass(config, split, tokens[0]),)
-    return Specification(config=config, split=split, sources=sources, data=data, stages=stages)
+        return request_stages(config, split, tokens, links, count_read)
+    return (_request_one_pass(config, split, tokens[0]),)
 
 
 def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> RequestedStage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -29,8 +30,8 @@ class Blend:
     """Name and fractions, such as `train of 1,0,0`."""
     sequence_length: int
     add_extra_token_to_sequence: bool
-    sources: tuple[SourceShare, ...]
-    """The sources in the order of the config."""
+    sources: Sequence[SourceShare]
+    """The sources in the order of the config: a tuple, or a LazyTuple."""
     interleaving: str = "sequential"
     """A name of `INTERLEAVINGS`."""
     order: str = "sequential"

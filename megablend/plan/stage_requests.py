@@ -12,9 +12,10 @@ from megablend.plan.allocate import stage_totals
 from megablend.plan.epochs import EpochsBuilder, ReadBefore, Withdrawals
 from megablend.plan.interleavings.base import Int64s, StageRequest, check_tokens
 from megablend.plan.interleavings.registry import find_interleaving
+from megablend.plan.planned_stage import PlannedStage
 from megablend.plan.shares import samples_in
 from megablend.plan.stage import Blend, Stage
-from megablend.plan.stages_plan import PlannedStage, StagesPlan
+from megablend.plan.stages_plan import StagesPlan
 
 TokensByIndex = Mapping[str, Sequence[int]]
 """Tokens per epoch of each source, [num_sources], by the digest of a snapshot of the index; 0 where it lacks the source."""
@@ -111,17 +112,16 @@ class _Planner:
         request = self._make_request(stage.blend, _pad(totals, len(self.given)))
         self._check_dropped(stage, request.totals)
         part = _plan_step(stage, request, self.cursor, end, number)
-        read = _count_read(part)
-        if part.tails is not None:
-            self.reach = np.maximum(self.reach, self.given + part.tails.stop)
-        self._advance(part, read)
+        if part.cut_edges is not None:
+            self.reach = np.maximum(self.reach, self.given + part.cut_edges[2])
+        self._advance(part)
 
-    def _advance(self, part: PlannedStage, read: Int64s) -> None:
+    def _advance(self, part: PlannedStage) -> None:
         is_dropped = self.dropped.any()
         self.planned.append(dataclasses.replace(part, dropped=self.dropped) if is_dropped else part)
         self.start += part.length
-        self.cursor = self.cursor + read * part.request.sample_tokens
-        self.given = self.given + read
+        self.cursor = self.cursor + part.read * part.request.sample_tokens
+        self.given = self.given + part.read
 
     def drain_before(self, stage: Stage, following: Stage) -> None:
         """Read what stages up to `stage` have left, of the sources that the following stage has, if that needs it."""
@@ -140,7 +140,7 @@ class _Planner:
                 number=last.number,
                 length=request.num_samples,
             )
-            self._advance(part, left)
+            self._advance(part)
         self.reach, self.dropped = np.minimum(self.reach, self.given), dropped
 
     def _check_dropped(self, stage: Stage, totals: Int64s) -> None:
@@ -234,14 +234,16 @@ def _plan_step(stage: Stage, request: StageRequest, cursor: Int64s, end: int, nu
             "shuffle_window samples; `megablend amend CONFIG --at SAMPLE` rounds up and prints the number to write here"
         )
     tails = kind.find_tails(plan, length)
+    edges = [plan.counts(length)] * 3 if tails is None else [tails.first, tails.read, tails.stop]
     return PlannedStage(
-        request=request, cursor=cursor, interleaving=name, number=number, length=length, plan=plan, tails=tails
+        request=request,
+        cursor=cursor,
+        interleaving=name,
+        number=number,
+        length=length,
+        plan=plan,
+        cut_edges=np.stack(edges),
     )
-
-
-def _count_read(stage: PlannedStage) -> Int64s:
-    """Samples of each source that a stage reads: int64 [num_sources]."""
-    return stage.request.totals if stage.plan is None else stage.plan.counts(stage.length)
 
 
 def samples_of_one_pass(tokens: Sequence[int], sequence_length: int, extra: int) -> list[int]:

@@ -7,8 +7,7 @@ ordinals they stand.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ from megablend.plan.interleavings.base import (
 )
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.interleavings.tails import Tails
+from megablend.plan.planned_stage import PlannedStage
 
 
 class Stretch(NamedTuple):
@@ -55,40 +55,17 @@ class TokenRange(NamedTuple):
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedStage:
-    """A stage as its plan is made."""
-
-    request: StageRequest
-    """`first_sample` continues from the stages before it."""
-    cursor: Int64s
-    """int64 [num_sources], where each source's first sample of the stage begins: a position, see `Epochs`."""
-    interleaving: str
-    """A name of `INTERLEAVINGS`."""
-    number: int
-    """Number of the stage in the ledger: what is left of a stage that was cut may be a planned stage of its own."""
-    length: int
-    """Samples of the stage: fewer than the request's where it was cut."""
-    plan: Plan | None = None
-    """Its plan, if made already."""
-    tails: Tails | None = None
-    """What is left where it was cut; None where nothing is."""
-    dropped: Int64s | None = None
-    """int64 [num_sources], of sources that are read no more, the end of the samples that stages before it have begun; 0 of
-    others. None where there are none."""
-
-
 class StagesPlan:
     """A plan of several stages; a source's ordinals continue from stage to stage.
 
     Args:
         stages: in order.
-        epochs: of the sources; needed where positions are converted to epochs.
+        epochs: of the sources, or what returns them; needed where positions are converted to epochs.
 
     Raises: PlanError, naming the stage, where there are no stages, a stage has no samples, or there are too many samples.
     """
 
-    def __init__(self, stages: Sequence[PlannedStage], epochs: Epochs | None = None) -> None:
+    def __init__(self, stages: Sequence[PlannedStage], epochs: Epochs | Callable[[], Epochs] | None = None) -> None:
         if not stages:
             raise PlanError("a plan needs at least one stage")
         self._stages = tuple(stages)
@@ -96,15 +73,12 @@ class StagesPlan:
         self._plans: list[Plan | None] = [stage.plan for stage in stages]
         self.num_sources = len(stages[0].request.totals)
         self._starts = [stage.request.first_sample for stage in stages]
+        self._stops = [*self._starts[1:], self._starts[-1] + stages[-1].length]
         for stage in stages:
             _check(stage.number, stage.request, self.num_sources)
-        given = [np.zeros(self.num_sources, np.int64)]
-        for stage in stages:
-            read = stage.request.totals if stage.tails is None else stage.tails.read
-            if stage.tails is None and stage.plan is not None:
-                read = stage.plan.counts(stage.length)
-            given.append(given[-1] + read)
-        self._given: Int64s = np.stack(given)
+        given = np.zeros((len(stages) + 1, self.num_sources), np.int64)
+        np.cumsum(np.stack([stage.read for stage in stages]), axis=0, out=given[1:])
+        self._given: Int64s = given
         """int64 [num_stages + 1, num_sources]: samples of each source before each stage."""
         self._edges = self._given
         """As `given`, but that what stages before have read of dropped sources is theirs."""
@@ -114,20 +88,26 @@ class StagesPlan:
                 np.maximum(self._edges[number:], stage.dropped, out=self._edges[number:])
         self._first_tokens = np.stack([stage.cursor for stage in stages])
         self._sample_tokens = np.array([stage.request.sample_tokens for stage in stages], np.int64)
-        self._cuts = [number for number, stage in enumerate(stages) if stage.tails is not None]
+        self._cuts = [number for number, stage in enumerate(stages) if stage.has_tails]
+        self._tails = dict[int, Tails]()
         self._reach = self._given[-1].copy()
         """int64 [num_sources]: the end of each source's ordinals; after a cut some before it may not be read any more."""
         for number in self._cuts:
-            tails = stages[number].tails
-            if tails is not None:
-                np.maximum(self._reach, self._given[number] + tails.stop, out=self._reach)
-        self.num_samples = self._starts[-1] + stages[-1].length
+            np.maximum(self._reach, self._given[number] + self._tail_stops(number), out=self._reach)
+        self.num_samples = self._stops[-1]
         if self.num_samples > MAX_SAMPLES:
             raise PlanError(f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}")
 
     @property
+    def stages(self) -> tuple[PlannedStage, ...]:
+        """In order."""
+        return self._stages
+
+    @property
     def epochs(self) -> Epochs:
         """Where the sources' epochs begin."""
+        if callable(self._epochs):
+            self._epochs = self._epochs()
         assert self._epochs is not None
         return self._epochs
 
@@ -143,15 +123,20 @@ class StagesPlan:
         numbers = sample_numbers(ks, self.num_samples)
         if not numbers.size:
             return np.zeros(numbers.shape, np.int32), np.zeros(numbers.shape, np.int64)
-        first, last = (self._stage_of(int(edge(numbers))) for edge in (np.min, np.max))
-        if first == last:
+        first = self._stage_of(int(numbers.min()))
+        if numbers.max() < self._stops[first]:
             return self._locate_in(first, numbers)
-        sources, ordinals = np.empty(numbers.shape, np.int32), np.empty(numbers.shape, np.int64)
-        stages = np.searchsorted(self._starts, numbers, side="right") - 1
-        for stage in range(first, last + 1):
-            rows = stages == stage
-            sources[rows], ordinals[rows] = self._locate_in(stage, numbers[rows])
-        return sources, ordinals
+        places = np.argsort(numbers, axis=None, kind="stable")
+        sources, ordinals = np.empty(numbers.size, np.int32), np.empty(numbers.size, np.int64)
+        listed = numbers.ravel()[places]
+        edges = np.searchsorted(listed, self._stops)  # of each stage, the end of its samples
+        begin = 0
+        for stage, end in enumerate(edges.tolist()):
+            if begin < end:
+                rows = places[begin:end]
+                sources[rows], ordinals[rows] = self._locate_in(stage, listed[begin:end])
+            begin = end
+        return sources.reshape(numbers.shape), ordinals.reshape(numbers.shape)
 
     def counts(self, n: int) -> Int64s:
         """How many of the first n samples come from each source: int64 [num_sources]. Raises IndexError."""
@@ -199,7 +184,7 @@ class StagesPlan:
             start = self._starts[number]
             if before is not None and before <= start:
                 return None
-            if stage.tails is not None or not later[0]:
+            if stage.has_tails or not later[0]:
                 sample = self.plan_of(number).first_sample_from(
                     source, int(coming[0] - self._given[number, source]), before=before and before - start
                 )
@@ -212,10 +197,10 @@ class StagesPlan:
         self, number: int, stage: PlannedStage, sources: Int32s, ordinals: Int64s
     ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
         """What ordinals int64 [n] are after a stage, next ordinals where it was cut; and whether they come after it: bool [n]."""
-        if stage.tails is None:
+        if not stage.has_tails:
             return ordinals, ordinals >= self._given[number + 1][sources]
         first = self._given[number][sources]
-        following, later = stage.tails.find_next(sources, ordinals - first)
+        following, later = self._tails_of(number).find_next(sources, ordinals - first)
         return following + first, later
 
     def token_ranges(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, int | Int64s]:
@@ -235,11 +220,10 @@ class StagesPlan:
 
     def list_stretches(self) -> list[Stretch]:
         """List the stages as ranges of samples."""
-        stops = [*self._starts[1:], self.num_samples]
         return [
             Stretch(stage.number, start, stop, stage.request, stage.cursor, read)
             for start, stop, stage, read in zip(
-                self._starts, stops, self._stages, np.diff(self._given, axis=0), strict=True
+                self._starts, self._stops, self._stages, np.diff(self._given, axis=0), strict=True
             )
         ]
 
@@ -273,21 +257,37 @@ class StagesPlan:
         """The plan of stage number `stage`. Raises: PlanError where the stage cannot be planned."""
         plan = self._plans[stage]
         if plan is None:
-            planned = self._stages[stage]
-            plan = self._plans[stage] = find_interleaving(planned.interleaving).plan(planned.request)
+            plan = self._plans[stage] = self._stages[stage].make_plan()
         return plan
+
+    def _tails_of(self, stage: int) -> Tails:
+        """What the cut of a stage leaves, which must have tails."""
+        if stage not in self._tails:
+            planned = self._stages[stage]
+            find_tails = find_interleaving(planned.interleaving).find_tails
+            assert find_tails is not None
+            tails = find_tails(self.plan_of(stage), planned.length)
+            assert tails is not None
+            self._tails[stage] = tails
+        return self._tails[stage]
+
+    def _tail_stops(self, stage: int) -> Int64s:
+        """int64 [num_sources]: where the tails of a stage end, counted from the stage's start."""
+        edges = self._stages[stage].cut_edges
+        assert edges is not None
+        stops: Int64s = edges[2]
+        return stops
 
     def _stage_of(self, k: int) -> int:
         return bisect_right(self._starts, k) - 1
 
     def _locate_in(self, stage: int, ks: Int64s) -> tuple[Int32s, Int64s]:
         sources, ordinals = self.plan_of(stage).locate_many(ks - self._starts[stage])
-        ordinals = ordinals + self._given[stage][sources]
+        ordinals = ordinals + self._given[stage].take(sources)
         for number in reversed(self._cuts):
-            tails = self._stages[number].tails
-            if number < stage and tails is not None:
-                first = self._given[number][sources]
-                ordinals = first + tails.resolve(sources, ordinals - first)
+            first = self._given[number][sources]
+            if number < stage and (ordinals < first + self._tail_stops(number)[sources]).any():
+                ordinals = first + self._tails_of(number).resolve(sources, ordinals - first)
         return sources, ordinals
 
 

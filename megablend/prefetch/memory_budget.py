@@ -126,7 +126,7 @@ def longest_sample_bytes(run: Run) -> int:
 
 def check_sample(config: Config) -> None:
     """Raises: ConfigError where a single sample, of any stage, takes more than `memory`."""
-    for each in (config, *config.stage_configs):
+    for each in (config, *config.stage_settings):
         _check_sample(each)
 
 

@@ -114,6 +114,7 @@ def test_the_ledger_alone_of_other_configs(tmp_path: Path, split: str | None) ->
 def test_what_cannot_be_found(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path, eod=False, split=None)
     for arguments, message in (
+        (("",), "found an empty path, expected a data file of the index"),
         (("nothing.parquet",), "has no file of this path or ending"),
         (("ource0/0.parquet",), "has no file of this path or ending"),
         (("source0/0.parquet", 3), "does not know the rows of source 's0'.*leave out the row"),

@@ -110,6 +110,10 @@ def test_ranges_add_up_and_are_checked(config: dict[str, Any], tmp_path: Path) -
     megablend.skip(config["cache"], 16, 20, batch_size=4, run="demo")
     found = megablend.skip(config, 190, 200, batch_size=4)
     assert [(each["start"], each["stop"]) for each in found["skips"]] == [(8, 20), (188, 200)]
+    with pytest.raises(
+        ConfigError, match=r"multiples of 256 .lanes and samples of a step., are the whole run of 200 samples"
+    ):
+        megablend.skip(config, 5, 9, batch_size=256)
     with pytest.raises(ConfigError, match="found samples 5 to 201, expected a range within the 200 samples"):
         megablend.skip(config, 5, 201, batch_size=4)
     path = Path(config["cache"], "runs", "skips", "demo.json")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from megablend.config import load_config
-from megablend.config.limited_yaml import MAX_DEPTH, MAX_REPEATED, compose_and_load
+from megablend.config.limited_yaml import LOADER, MAX_DEPTH, MAX_REPEATED, parse_document
 from megablend.errors import ConfigError
 
 START = "cache: c\nsequence_length: 5\n"
@@ -72,4 +73,49 @@ def test_anchors_and_merges_serve(tmp_path: Path) -> None:
 
 def test_as_deep_as_may_be() -> None:
     text = "[" * MAX_DEPTH + "]" * MAX_DEPTH
-    assert str(compose_and_load(text)[1]) == text
+    assert str(parse_document(text).data) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nothing",
+        "a: 1\nb: [1, 2.5, ~, yes, 'yes', \"1\", 0x1f, 1e3, 1_000, 2020-01-02]\nc: {d: [], e: {}}\n",
+        "- a: [x, y]\n  b: |\n    lines\n    of text\n- 3\n- - 4\n  - 5\n",
+        "1: a\n2.5: b\ntrue: c\n~: d\n'4': e",
+        '{"a": [1, {"b": null}], "c": "\\u00e9"}',
+        "a: &x {k: 1}\nb: *x\nc: {<<: *x, l: 2}\n",
+        "a: &x [1]\nb: [*x, *x]\n",
+        "a: !!str 12\nb: !!set {c}\n",
+        "'=': 1\n",
+        "a: =\n",
+        "a: <<\n",
+    ],
+)
+def test_values_are_those_of_pyyaml(text: str) -> None:
+    try:
+        expected = yaml.load(text, Loader=LOADER)
+    except yaml.YAMLError as error:
+        with pytest.raises(type(error)):
+            parse_document(text)
+        return
+    document = parse_document(text)
+    assert repr(document.data) == repr(expected)
+    assert document.duplicates == []
+
+
+@pytest.mark.parametrize("unusual", ["", "z: &x 1\ny: *x\n"], ids=["one pass", "by PyYAML"])
+def test_lines_and_duplicates(unusual: str) -> None:
+    text = f"a: 1\nb:\n- c: 2\n  d: 3\n  c: 4\n- [5,\n  6]\na: 7\n{unusual}"
+    document = parse_document(text)
+    assert sorted(document.duplicates) == [("a", 8), ("c", 5)]
+    lines = document.lines
+    assert isinstance(lines, dict)
+    assert (lines["a"], lines["b"][0]) == ((0, None), 1)
+    assert lines["b"][1] == [(2, {"c": (2, None), "d": (3, None)}), (5, [(5, None), (6, None)])]
+
+
+def test_several_documents_are_refused() -> None:
+    with pytest.raises(yaml.YAMLError, match="expected a single document"):
+        parse_document("a: 1\n---\nb: 2\n")

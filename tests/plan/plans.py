@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from megablend.plan.interleavings.base import StageRequest
-from megablend.plan.stages_plan import PlannedStage, StagesPlan
+from megablend.plan.planned_stage import PlannedStage
+from megablend.plan.stages_plan import StagesPlan
 
 
 def lane_plan(

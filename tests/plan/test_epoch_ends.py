@@ -34,7 +34,9 @@ def check_plan(given: oracle.Plan) -> float:
     if given["epoch_tokens"] is None:
         return 0.0
     check_that_epochs_mix_in_one_cycle(given, sources, ordinals)
-    return max((end.early - end.cycle_samples / 4 for end in oracle.epoch_ends(given, walked)), default=0.0)
+    ends = list(oracle.epoch_ends(given, walked))
+    assert all(end.early <= end.cycle_samples // 2 for end in ends), given  # proved in megablend.kernels.plan.periods
+    return max((end.early - end.cycle_samples / 4 for end in ends), default=0.0)
 
 
 def check_that_epochs_mix_in_one_cycle(given: oracle.Plan, sources: np.ndarray, ordinals: np.ndarray) -> None:
@@ -68,7 +70,7 @@ def test_many_random_plans_equal_the_oracle() -> None:
         given = oracle.draw_plan(rng, most_samples=6000)
         if number % 4 == 0:
             given["epoch_tokens"] = None
-        assert check_plan(given) <= 8, given
+        assert check_plan(given) <= 8, given  # measured, 5.25 at most; `check_plan` asserts what is proved
 
 
 @pytest.mark.long

@@ -7,8 +7,9 @@ import pytest
 
 from megablend.plan.epochs import Epochs
 from megablend.plan.interleavings.base import StageRequest
+from megablend.plan.planned_stage import PlannedStage
 from megablend.plan.progress import NONE, find_epoch_ends, find_presence
-from megablend.plan.stages_plan import PlannedStage, StagesPlan
+from megablend.plan.stages_plan import StagesPlan
 
 
 def make_plan(totals: list[list[int]], tokens: list[int], length: int, *, interleaving: str = "lanes") -> StagesPlan:

@@ -6,9 +6,10 @@ period of its own. In a cycle in which an epoch ends, the source's positions are
 the old epoch's, the others the new one's. Thus epochs are mixed within one cycle at most.
 
 How many samples of the new epoch come before the old one's last: say that the cycle has n samples of the source, b of them of the
-old epoch. Both kinds are spread evenly over its slots, so when b of the source are read, about b * (n - b) / n <= n / 4 of them
-are of the new epoch; if the old ones stray from an even spread by d and the new ones by d', by b / n * d' - (n - b) / n * d
-more, which is at most the larger of the two.
+old epoch; the others are of the new one, or of those after it. Of the first b that are read, say that o are old; then b - o are
+new, and b - o old ones are still to come. So b - o <= min(b, n - b) <= n / 2 in any order. With o = b * b / n + d it is
+b * (n - b) / n - d <= n / 4 - d, where d says by how much the old ones among the first b stray from an even spread over the
+cycle: by few samples, since positions with neighbouring residues are spread evenly over its slots.
 
 `epoch_tokens` of 0 stands for a source whose epochs are not regarded: all of it is one epoch.
 """
