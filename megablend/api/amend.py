@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +117,7 @@ def amend(
     data = asked.tokens_by_index, asked.blocks
     cut = cut_ledger(known, plan_stages(known.stages, *data), sample)
     _check_skips(checked, known, cut.num_samples)
-    run = _plan_amended(checked, cut, keep=not dry_run)
+    run = _plan_amended(checked, cut, ledger.indices[len(cut.indices) :], keep=not dry_run)
     if not dry_run:
         with checked.cache_store.hold():
             if load_ledger(checked.cache_store, checked.run) != ledger:
@@ -128,10 +128,10 @@ def amend(
     return _describe(run, plan_stages(ledger.stages, *data), ledger, cut.num_samples, sample, committed=not dry_run)
 
 
-def _plan_amended(config: Config, cut: Ledger, *, keep: bool) -> Run:
-    """The amended run. Raises: as `amend` does."""
-    newest = list_snapshots(config.cache_store)[-1]
-    requested = plan_committed(config, "train", cut, make_run_storage(config), newest, keep=keep)
+def _plan_amended(config: Config, cut: Ledger, replaced: Sequence[str], *, keep: bool) -> Run:
+    """The amended run; `replaced`: snapshots of the stages that were cut off. Raises: as `amend` does."""
+    newest, storage = list_snapshots(config.cache_store)[-1], make_run_storage(config)
+    requested = plan_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep)
     run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger))
     check_run(run)
     precompute_orders(run)

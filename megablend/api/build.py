@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,10 @@ def build_index(
     launch, storage = launch or detect(), storage and storage.for_reading()
     checked, report = _index(config, cache, progress, launch, storage)
     try:
-        documents = _tabulate(checked, [report.digest], launch, storage) if checked.tabled else None
+        documents = None
+        if checked.tabled:
+            ledger = launch.bcast(load_ledger(checked.cache_store, checked.run) if launch.rank == 0 else None)
+            documents = _tabulate(checked, _list_tabled(checked, ledger, report), launch, storage)
     except BaseException as error:
         launch.abort(error)
     return BuiltIndex(index=report, documents=documents, ranks=launch.size)
@@ -100,7 +103,7 @@ def build(
                 )  # the config's own is the newest again
             documents = None
             if checked.tabled:
-                documents = _tabulate(checked, _list_needed(checked, ledger, report), launch, storage)
+                documents = _tabulate(checked, _list_tabled(checked, ledger, report), launch, storage)
             if checksums:
                 digest, read_from = ledger.index if ledger else report.digest, storage or make_run_storage(checked)
                 make_checksums(checked, digest, launch=launch, storage=read_from, progress=progress)
@@ -174,11 +177,23 @@ def _list_needed(config: Config, ledger: Ledger | None, report: BuildReport) -> 
     return (report.digest,) if ledger is None else list_indices(config, ledger, report.digest)
 
 
-def _tabulate(config: Config, digests: Sequence[str], launch: Communicator, storage: Storage | None) -> TablesReport:
-    """Make the document tables of the snapshots that the run reads; reports the last ones. Called by all ranks."""
-    for digest in digests:
+def _list_tabled(config: Config, ledger: Ledger | None, report: BuildReport) -> dict[str, int]:
+    """The snapshots of which the run arranges single documents, and the newest: their numbers in the run, in order."""
+    known = {} if ledger is None else {digest: number for number, digest in enumerate(ledger.indices)}
+    needed = {digest: number for digest, number in known.items() if config.moves_documents_of(number)}
+    return {**needed, report.digest: known.get(report.digest, len(known))}
+
+
+def _tabulate(
+    config: Config, digests: Mapping[str, int], launch: Communicator, storage: Storage | None
+) -> TablesReport:
+    """Make the document tables of snapshots, by digest with their numbers in the run; reports the last ones. Called by all
+    ranks."""
+    for digest, number in digests.items():
         generation = open_snapshot(config.cache_store, digest)  # it may lack sources that are withdrawn
-        store = open_block_store(config, generation, storage or make_run_storage(config), may_lack=True)
+        if not all(entry.documents for entry in generation.sources):
+            continue  # an older one, which planning refuses
+        store = open_block_store(config, generation, storage or make_run_storage(config), number=number)
         numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
         report = build_tables(store, [numbers[name] for name in config.tabled if name in numbers], launch=launch)
     return report

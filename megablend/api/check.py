@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from megablend.api.committed import open_committed
 from megablend.api.runs import ConfigLike, newest_snapshot
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
 from megablend.index.build import Progress
-from megablend.index.check_files import FileChecker, check_files, files_of
+from megablend.index.check_files import FileChecker, check_each, check_files, files_of
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_stores
+from megablend.plan.run_files import list_files
+from megablend.plan.state import State
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 
@@ -27,16 +30,20 @@ class CheckResult:
     """Number of files that were checked."""
     problems: tuple[str, ...]
     """A line for each file that is missing or differs from what was indexed."""
+    older_problems: tuple[str, ...] = ()
+    """The same for files that later stages with new data no longer have; each line says which samples read them."""
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
-        return {"index": self.index, "files": self.files, "problems": list(self.problems)}
+        older = {"older_problems": list(self.older_problems)} if self.older_problems else {}
+        return {"index": self.index, "files": self.files, "problems": list(self.problems), **older}
 
 
 def check(
     config: ConfigLike,
     *,
     cache: str | None = None,
+    state: Mapping[str, Any] | None = None,
     progress: Callable[[Progress], None] | None = None,
     storage: Storage | None = None,
 ) -> CheckResult:
@@ -48,16 +55,42 @@ def check(
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
         cache: cache folder, in place of the config's `cache`.
+        state: a checkpoint's, from `state_dict()`: what is missing of files that only earlier samples read is then left out,
+            and of those that later ones read it is a problem. Without it such files are in `older_problems`.
         progress: called as files are checked.
         storage: where files are looked up and read, in place of the one that the config asks for.
 
-    Raises: ConfigError, PlanError where config and index disagree; CacheError where nothing was built, or the cache is damaged.
+    Raises: ConfigError, PlanError where config and index disagree; CacheError where nothing was built, or the cache is damaged;
+        StateError where `state` is not a state.
     """
     checked = load_config(config, cache=cache)
     ledger = load_ledger(checked.cache_store, checked.run)
     digests = ledger.indices if ledger else (newest_snapshot(checked.cache_store).digest,)
+    position = None if state is None else State.from_dict(state).consumed_samples
     storage = storage.for_reading() if storage else make_storage(objects=checked.storage)
-    return check_store(checked, open_stores(checked, digests, storage), progress=progress)
+    result = check_store(checked, open_stores(checked, digests, storage), progress=progress)
+    return result if len(digests) == 1 else _check_older(checked, result, position, storage, progress)
+
+
+def _check_older(
+    config: Config,
+    result: CheckResult,
+    position: int | None,
+    storage: Storage,
+    progress: Callable[[Progress], None] | None,
+) -> CheckResult:
+    """The result, with what is wrong with files that only older snapshots of the run have."""
+    run = open_committed(config, storage=storage)
+    stops = {
+        file.number: file.stop for file in list_files(run) if file.stop is not None and file.is_needed(position or 0)
+    }
+    checker = FileChecker(run.store.generation, run.store.roots, storage)
+    found = list(zip(stops, check_each(checker, list(stops), progress=progress), strict=True))
+    older = tuple(f"{error}; only samples before {stops[number]:,} read it" for number, error in found if error)
+    files = result.files + len(stops)
+    if position is None:
+        return replace(result, files=files, older_problems=older)
+    return replace(result, files=files, problems=(*result.problems, *older))
 
 
 def check_store(

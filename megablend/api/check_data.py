@@ -76,8 +76,9 @@ def check_data(
     ledger = load_ledger(config.cache_store, config.run)
     generation = newest_snapshot(config.cache_store, ledger.index if ledger else None)
     storage = storage.for_reading() if storage else make_storage(objects=config.storage)
+    number = len(ledger.indices) - 1 if ledger else 0
     store = BlockStore(
-        generation, roots=open_block_store(config, generation, storage, may_lack=True).roots, storage=storage
+        generation, roots=open_block_store(config, generation, storage, number=number).roots, storage=storage
     )
     entries = [entry for entry in generation.sources if entry.name in sizes]
     found: dict[int, FileTokens] = {}

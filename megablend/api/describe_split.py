@@ -18,7 +18,7 @@ from megablend.api.description import (
 from megablend.api.document_lengths import count_lengths
 from megablend.plan.progress import NONE, SCANNED, Presence, find_epoch_ends, find_first_from, find_presence
 from megablend.plan.run import Run
-from megablend.plan.shares import cap_of
+from megablend.plan.shares import cap_of, find_most_tokens
 
 EPOCHS = 32
 """Epochs of a source whose ends are reported."""
@@ -75,6 +75,8 @@ def _join(parts: list[Presence]) -> Presence:
 def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageDescription:
     stage = run.ledger.stages[number]
     samples, shares = int(part.counts.sum()), stage.blend.shares
+    # not of one length where the stage begins with a drain
+    tokens = run.plan.count_tokens(start + samples) - run.plan.count_tokens(start)
     return StageDescription(
         start=start,
         stop=start + samples,
@@ -86,7 +88,7 @@ def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageD
                 share=float(shares[i]) if i < len(shares) else part.counts[i] / samples,
                 actual_share=float(part.counts[i]) / samples,
                 samples=int(part.counts[i]),
-                tokens=int(part.counts[i]) * stage.blend.sequence_length,
+                tokens=int(tokens[i]),
                 first_sample=_sample(part.first[i]),
                 last_sample=_sample(part.last[i]),
                 worst_prefix_error=round(float(part.worst_error[i]), 3),
@@ -141,7 +143,7 @@ def _describe_source(
         tokens_read=read,
         stored_bytes=stored_bytes,
         max_tokens=source.max_tokens,
-        most_samples=cap_of(source, tokens, length, extra),
+        most_samples=cap_of(source, tokens, length, extra, most=find_most_tokens(run.sources, run.epochs)[number]),
         first_sample=_sample(presence.first[number]),
         last_sample=_sample(presence.last[number]),
         epoch_ends=tuple(epoch_ends),

@@ -140,11 +140,16 @@ class _Comparison:
 def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
     """Whether a source's samples are the same ordinal for ordinal, as the settings show."""
     other = next((i for i, each in enumerate(b.sources) if each.name == name), None)
-    if other is None or a.store.generation.digest != b.store.generation.digest:
+    if other is None or _list_snapshots(a) != _list_snapshots(b):
         return False
-    orders = {(blend.seed, blend.order) for run in (a, b) for blend in run.blends}
+    same_epochs = a.epochs.segments[source] == b.epochs.segments[other] and a.ledger.blend.seed == b.ledger.blend.seed
     eods = a.sources[source].append_eod == b.sources[other].append_eod
-    return bool(len(orders) == 1 and eods and a.split == b.split and a.parts[source] == b.parts[other])
+    return bool(same_epochs and eods and a.split == b.split and a.parts[source] == b.parts[other])
+
+
+def _list_snapshots(run: Run) -> list[str]:
+    """Digests of the snapshots that a run reads, in order."""
+    return [each.generation.digest for each in run.store.stores]
 
 
 def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s:
@@ -186,7 +191,9 @@ def _read(path: str | Path) -> Run | State:
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; give a config, a run's ledger (runs/NAME.json of a cache) or a state")
     record = _json_of(path)
-    if record is not None and ({"blend", "ends"} <= record.keys() or {"run", "sources", "stages"} <= record.keys()):
+    if record is not None and (
+        {"blend", "ends"} <= record.keys() or {"version", "run", "sources", "stages"} <= record.keys()
+    ):
         return _open_ledger_file(path)
     if record is not None and {"consumed_samples", "stages"} <= record.keys():
         return State.from_dict(record)

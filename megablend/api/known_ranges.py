@@ -32,6 +32,6 @@ def refuse_known_outliers(config: Config, generation: Snapshot, storage: Storage
             continue
         limit, files = sizes[entry.name] or MAX_IDS, np.arange(entry.files.start, entry.files.stop)
         for number in files[is_known[files] & ((lows[files] < 0) | (highs[files] >= limit))].tolist():
-            store = store or open_block_store(config, generation, storage, may_lack=True)
+            store = store or open_block_store(config, generation, storage, number=0)
             if (problem := check_file(store, entry, number, sizes[entry.name]).problem) is not None:
                 raise problem

@@ -37,7 +37,8 @@ def _find_in(reading: Reading, name: str, spans: Spans, positions: Int64s) -> In
     blocks, numbers = reading.blocks, spans.blocks[positions] - reading.first_block
     snapshot = blocks.generation
     source = next(number for number, entry in enumerate(snapshot.sources) if entry.name == name)
-    if table_bytes(snapshot, source) is None:
+    is_counted = snapshot.sources[source].documents  # a table may be of another snapshot of the same files
+    if not is_counted or table_bytes(snapshot, source) is None:
         return np.full(len(positions), UNKNOWN)
     first_row = snapshot.running("rows_before", [snapshot.sources[source].blocks.start])
     local = blocks.local_blocks(numbers)

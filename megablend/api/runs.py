@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,39 +128,57 @@ def _open_for_state(config: Config, split: str, state: State, ledger: Ledger | N
     """The blocks of the snapshots that a state names. Of valid and test a state names one, which the config gives its number."""
     if split != "train" and ledger is not None and state.index in ledger.indices:
         return open_stores(config, ledger.indices, storage)
+    if split != "train" and config.snapshot:
+        raise StateError(
+            f"the state is of {split} as a stage with new data has it, from index {state.index}; documents are divided as the "
+            f"run grew, and run {config.run!r} in {config.cache} did not read that index: open it with the cache that the run "
+            "was built in, or build the run there again as it grew"
+        )
     return open_stores(config, state.indices, storage)
 
 
 def plan_committed(
-    config: Config, split: str, ledger: Ledger, storage: Storage, newest: str | None = None, *, keep: bool = False
+    config: Config,
+    split: str,
+    ledger: Ledger,
+    storage: Storage,
+    newest: str | None = None,
+    *,
+    replaced: Sequence[str] = (),
+    keep: bool = False,
 ) -> Run:
     """Plan what a config requests over the snapshots of its run's ledger, with what the ledger has fixed; not checked.
 
     Args:
         newest: the snapshot that a stage reads which is not committed yet, and has `new_data`.
+        replaced: the snapshots of committed stages after those of the ledger, which are planned again.
         keep: store the computed split ranges in the cache.
 
     Raises: PlanError; CacheError.
     """
-    store = open_stores(config, list_indices(config, ledger, newest), storage)
+    store = open_stores(config, list_indices(config, ledger, newest, replaced), storage)
     return as_promised(plan_run(config, split, store, keep=keep, links=ledger.links), ledger)
 
 
-def list_indices(config: Config, ledger: Ledger, newest: str | None) -> tuple[str, ...]:
+def list_indices(config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()) -> tuple[str, ...]:
     """The snapshots that a run reads, in order: those of its ledger, and `newest` where a further stage has new data.
 
-    Raises: PlanError where that is the one that the run reads already.
+    Args:
+        replaced: snapshots of stages after those of the ledger, which all such stages but the last one keep.
+
+    Raises: PlanError where the newest is the one that the run reads already.
     """
-    needs_newest = config.num_snapshots == len(ledger.indices) + 1
-    if newest is None or not needs_newest:
+    added = config.num_snapshots - len(ledger.indices)
+    if newest is None or not 0 < added <= len(replaced) + 1:
         return ledger.indices
-    if newest == ledger.index:
-        number = next(i for i, each in enumerate(config.stage_settings) if each.snapshot == len(ledger.indices))
+    known = (*ledger.indices, *replaced[: added - 1])
+    if newest == known[-1]:
+        number = next(i for i, each in enumerate(config.stage_settings) if each.snapshot == len(known))
         raise PlanError(
             f"stages[{number}]: new_data: the files are as they were indexed (index {newest}); index them as they are now "
             "(`megablend index CONFIG`), or leave out new_data"
         )
-    return (*ledger.indices, newest)
+    return (*known, newest)
 
 
 @translating("open_index")

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from megablend.api.build import list_specs
 from megablend.api.description import SourceFiles
 from megablend.api.runs import make_run_storage, plan_committed
+from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, Source
 from megablend.errors import PlanError
 from megablend.index.list_snapshots import list_snapshots
-from megablend.index.snapshot import open_snapshot
+from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.sources import list_source
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
-from megablend.plan.open_store import open_block_store
+from megablend.plan.open_store import open_block_store, open_stores
 from megablend.plan.run import Run, check_run, plan_run
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
@@ -63,9 +64,21 @@ def foresee_run(config: Config, *, storage: Storage | None = None) -> Foreseen |
         note = (
             f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {refusal}"
         )
-    run = plan_run(config, "train", open_block_store(config, generation, storage))
+    run = plan_run(config, "train", _open_requested(config, ledger, generation, storage))
     check_run(run)
     return Foreseen(run=run, committed=False, note=note)
+
+
+def _open_requested(config: Config, ledger: Ledger | None, newest: Snapshot, storage: Storage) -> BlockStore:
+    """The blocks that a config's stages read: of the newest index, or of the run's where a stage has new data.
+
+    Raises: as `open_stores`.
+    """
+    count = config.num_snapshots
+    if ledger is None or count == 1:
+        return open_block_store(config, newest, storage)
+    digests = dict.fromkeys([*ledger.indices, newest.digest])
+    return open_stores(config, list(digests)[:count], storage)
 
 
 def list_files(config: Config, *, storage: Storage | None = None) -> tuple[SourceFiles, ...]:

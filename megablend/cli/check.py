@@ -16,17 +16,23 @@ from megablend.cli.options import as_json, in_cache, print_json
     is_flag=True,
     help="Also read all tokens: print the smallest and largest id of each source, and ids outside the vocabulary.",
 )
+@click.option(
+    "--state",
+    metavar="FILE",
+    help="A checkpoint's state as JSON: files that only earlier samples read need not exist.",
+)
 @in_cache
 @as_json
-def check(config: str, data: bool, cache: str | None, as_json: bool) -> None:
+def check(config: str, data: bool, state: str | None, cache: str | None, as_json: bool) -> None:
     """Check that all data files of CONFIG's run exist, with the sizes and times that were indexed. Exits with 3 if not."""
     from megablend.api.check import check as check_files
     from megablend.api.check_data import check_data
+    from megablend.api.read_state import read_state
     from megablend.cli.progress import progress_on
     from megablend.cli.tables import print_checked
 
     with progress_on(sys.stderr, doing="checking", done="checked") as progress:
-        files = check_files(config, cache=cache, progress=progress)
+        files = check_files(config, cache=cache, state=None if state is None else read_state(state), progress=progress)
     tokens = None
     if data and not files.problems:
         with progress_on(sys.stderr, doing="reading", done="read") as progress:
@@ -36,6 +42,8 @@ def check(config: str, data: bool, cache: str | None, as_json: bool) -> None:
     else:
         for problem in files.problems:
             click.echo(problem)
+        for problem in files.older_problems:
+            click.echo(f"note: {problem}; `--state FILE` says whether a checkpoint still needs it")
         result = f"{len(files.problems):,} missing or changed" if files.problems else "all as indexed"
         click.echo(f"{files.files:,} files of index {files.index}: {result}")
         if tokens is not None:

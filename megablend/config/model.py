@@ -390,13 +390,13 @@ class Config(Model):
         """How many snapshots of the index the stages read."""
         return self._snapshot + 1 + sum(stage.changes_index for stage in self.stages)
 
-    def needs_documents(self, source: Source) -> bool:
-        """Whether the index has to contain the source's document boundaries."""
+    def needs_documents(self, source: Source, snapshot: int | None = None) -> bool:
+        """Whether the index has to contain the source's document boundaries; or a snapshot of it, by its number in the run."""
         return (
             source.append_eod is not None
             or (self.split is not None and max(self.split) != 1)
-            or self.ever_moves_documents
             or bool(source.extra_columns)
+            or (self.ever_moves_documents if snapshot is None else self.moves_documents_of(snapshot))
         )
 
     def read_spec(self, source: Source) -> ReadSpec:
@@ -423,6 +423,17 @@ class Config(Model):
     def stage_orders(self) -> set[str]:
         """The orders that stages change to."""
         return {stage.order for stage in self.stages if stage.order is not None}
+
+    def moves_documents_of(self, snapshot: int) -> bool:
+        """Whether single documents of a snapshot are arranged, by its number in the run; stages before may need other orders."""
+        order, number = self.order, self._snapshot
+        for stage in self.stages or (None,):
+            if stage is not None:
+                order, number = stage.order or order, number + stage.changes_index
+            if number == snapshot and find_order(order).unit == "document":
+                return True
+        has_other_blends = any(map(self.is_blended, SPLITS[1:]))  # in the order of the top level, of any snapshot
+        return self.moves_documents and (snapshot == 0 or has_other_blends)
 
     def is_blended(self, split: str) -> bool:
         """Whether a split is a blend, arranged by `order`; otherwise it is one pass over its sources as stored."""

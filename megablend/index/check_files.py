@@ -56,11 +56,18 @@ def check_files(
     Returns: the problems, in the order of the files.
     Raises: CacheError.
     """
-    found: list[DataError] = []
+    return [problem for problem in check_each(checker, numbers, progress=progress) if problem is not None]
+
+
+def check_each(
+    checker: FileChecker, numbers: Sequence[int], *, progress: Callable[[Progress], None] | None = None
+) -> list[DataError | None]:
+    """As `check_files`, with None for files without a problem."""
+    found: list[DataError | None] = []
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="megablend-check") as threads:
         for start in range(0, len(numbers), _BATCH):
             part = numbers[start : start + _BATCH]
-            found += filter(None, threads.map(checker.check, part))
+            found += threads.map(checker.check, part)
             if progress is not None:
                 progress(Progress(files=start + len(part), num_files=len(numbers), bytes=0, num_bytes=0))
     return found

@@ -217,7 +217,7 @@ def open_table(generation: Snapshot, source: int) -> DocumentTable:
     entry, folder = generation.sources[source], fetch_table(generation, source)
     if not (folder / MANIFEST).is_file():
         raise CacheError(
-            f"{folder}: source {entry.name!r} has no document table; rebuild the index (`megablend build CONFIG`)"
+            f"{folder}: source {entry.name!r} has no document table; rebuild the index (`megablend index CONFIG`)"
         )
     table = _open(folder)
     if (table.num_documents, table.num_tokens) != (entry.rows, entry.tokens):

@@ -102,6 +102,24 @@ class JoinedSnapshot(Snapshot):
                     found |= {i: next(iter(now.values())) for path, i in paths.items() if path not in now}
         return found
 
+    def files_of(self, snapshot: int, sources: Sequence[str]) -> list[int]:
+        """Numbers of the files that the named sources have in a snapshot, given by its number."""
+        first = int(self._first_files[snapshot])
+        entries = self.snapshots[snapshot].sources
+        return [first + number for entry in entries if entry.name in sources for number in entry.files]
+
+    def list_gone(self, sources: Sequence[str]) -> dict[int, int]:
+        """Files of the named sources whose content the last snapshot lacks: for each, the last snapshot that has it."""
+        found, known = dict[int, int](), set[tuple[str, str]]()
+        for which, snapshot in reversed(list(enumerate(self.snapshots))):
+            for entry in (each for each in snapshot.sources if each.name in sources):
+                keys = [(entry.name, key) for key in snapshot.file_keys(entry)]
+                if which < len(self.snapshots) - 1:
+                    listed = zip(entry.files, keys, strict=True)
+                    found |= {int(self._first_files[which]) + i: which for i, key in listed if key not in known}
+                known.update(keys)
+        return found
+
     @property
     def token_ranges(self) -> Int64s:
         """int64 [num_files, 2]; see Snapshot.token_ranges. Raises: CacheError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -23,11 +24,14 @@ from megablend.index.build_report import Progress
 from megablend.index.file_versions import read_seen
 from megablend.index.fragments import read_fragment
 from megablend.index.idx_digests import damaged_digests
+from megablend.index.joined_snapshot import JoinedSnapshot
+from megablend.index.list_snapshots import list_snapshots
 from megablend.index.manifest import damaged_tables, read_generation_manifest, read_manifest, read_roots
 from megablend.index.packs import Pack
 from megablend.index.sampled_digest import sampled_content_digest
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.token_ranges import read_ranges
+from megablend.lazy import cached_property
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
@@ -99,9 +103,10 @@ def _all_data_problems(
     num_bytes = sum(generation.file(i).opened.size for generation in sound for i in range(generation.num_files))
     files = size = 0
     seen: set[tuple[object, ...]] = set()
+    renamed = _Renamed(sound)
     for generation in sound:
         for i in range(generation.num_files):
-            yield from _catch_errors(_file_problems(generation, i, seen, storage))
+            yield from _catch_errors(_problems_of_file(generation, i, renamed, seen, storage))
             files, size = files + 1, size + generation.file(i).opened.size
             if progress is not None:
                 progress(Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes))
@@ -155,9 +160,39 @@ def _table_problems(generation: Snapshot) -> Iterator[str]:
             yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, the file has {file.rows}"
 
 
-def _file_problems(generation: Snapshot, number: int, seen: set[tuple[object, ...]], storage: Storage) -> Iterator[str]:
-    """Differences of a file from what was indexed. Snapshots share most files; those in `seen` are not read again."""
-    file, path = generation.file(number), generation.path(number)
+class _Renamed:
+    """Where a later snapshot found the content of a file."""
+
+    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
+        by_age = list_snapshots(snapshots[0].store) if snapshots else []
+        self._snapshots = sorted(snapshots, key=lambda each: by_age.index(each.digest))
+
+    def find_path(self, generation: Snapshot, number: int) -> str:
+        """The path that a file of a snapshot has now, as far as the cache knows."""
+        before = itertools.takewhile(lambda each: each is not generation, self._snapshots)
+        return self._joined.path(sum(each.num_files for each in before) + number)
+
+    @cached_property
+    def _joined(self) -> Snapshot:
+        return JoinedSnapshot(self._snapshots)
+
+
+def _problems_of_file(
+    generation: Snapshot, number: int, renamed: _Renamed, seen: set[tuple[object, ...]], storage: Storage
+) -> Iterator[str]:
+    """Differences of a file, wherever it is now, from what was indexed."""
+    path = generation.path(number)
+    problems = list(_catch_errors(_file_problems(generation, number, path, seen, storage)))
+    if problems and (now := renamed.find_path(generation, number)) != path:
+        problems = list(_catch_errors(_file_problems(generation, number, now, seen, storage)))
+    yield from problems
+
+
+def _file_problems(
+    generation: Snapshot, number: int, path: str, seen: set[tuple[object, ...]], storage: Storage
+) -> Iterator[str]:
+    """Differences of a file at a path from what was indexed. Snapshots share most files; those in `seen` are not read again."""
+    file = generation.file(number)
     column = generation.columns[file.column]
     blocks = generation.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
     key = (path, column.column, file.opened.structure, file.body, blocks.tobytes())

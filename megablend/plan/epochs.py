@@ -37,6 +37,11 @@ class Segment(NamedTuple):
     withdrawn: tuple[str, ...] = ()
     """Digests of snapshots: files that one of them lacks are not read."""
 
+    @property
+    def epochs_before(self) -> Fraction:
+        """Epochs before its position, as this segment counts them."""
+        return self.epoch + (Fraction(self.offset, self.tokens) if self.tokens else Fraction(0))
+
     def own_position(self, position: int) -> int:
         """A position as it is where all epochs are like those of the segment."""
         return position - self.position + self.offset + self.epoch * self.tokens
@@ -67,6 +72,20 @@ class Epochs:
         """How many epochs the first tokens of a source are; 0 for a source without tokens."""
         segment = _find_segment(self.segments[source], tokens)
         return Fraction(segment.own_position(tokens), segment.tokens) if segment.tokens else Fraction(segment.epoch)
+
+    def find_position(self, source: int, epochs: Fraction, *, before: int | None = None) -> int:
+        """The position up to which the first tokens of a source are at most so many epochs: the inverse of `count`.
+
+        Args:
+            before: epochs are those that were planned when the source was read to this position, whatever changed there.
+        """
+        segments = self.segments[source]
+        if before is not None:
+            segments = tuple(each for each in segments if each.position < before) or segments[:1]
+        number = max(0, bisect_right([each.epochs_before for each in segments], epochs) - 1)
+        segment, after = segments[number], segments[number + 1 : number + 2]
+        position = segment.position - segment.offset + int((epochs - segment.epoch) * segment.tokens)
+        return min([position, *(each.position for each in after)])
 
     def count_withdrawn(self, source: int) -> int:
         """Tokens of epochs that were begun which are not read, since their files were withdrawn."""
@@ -105,8 +124,8 @@ class ReadBefore(NamedTuple):
     """What a run has read of its sources before a stage, [num_sources] each."""
 
     tokens: list[int]
-    places: list[int]
-    """As `tokens`, had all epochs before been like those of the stage's snapshot."""
+    epochs: Epochs
+    """Where the sources' epochs begin, the stage's as well."""
     first_sample: int
     """The stage's first sample: after its start where a drain comes first; see `plan_stages`."""
 

@@ -20,6 +20,11 @@ from megablend.index.source_entry import SourceEntry
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
 
+_ORDER_REMEDY = (
+    "; let the stage with that order read an index that has them (`new_data: true` in the stage, then `megablend index "
+    "CONFIG`)"
+)
+
 
 def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> BlockStore:
     """Open the blocks of all snapshots of a run, in order, with the options and the paths of the config.
@@ -31,7 +36,7 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
     if len(generations) == 1 and not any(stage.changes_index for stage in config.stages):
         return open_block_store(config, generations[0], storage)
     _check_sources(config, generations)
-    stores = [open_block_store(config, each, storage, may_lack=True) for each in generations]
+    stores = [open_block_store(config, each, storage, number=number) for number, each in enumerate(generations)]
     if len(stores) == 1:
         return stores[0]
     extra, roots, later = dict[str, tuple[ExtraColumn, ...]](), dict[str, str](), set[str]()
@@ -47,17 +52,20 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
     return JoinedStore(stores, extra, roots, storage=stores[-1].storage)
 
 
-def open_block_store(config: Config, generation: Snapshot, storage: Storage, *, may_lack: bool = False) -> BlockStore:
+def open_block_store(
+    config: Config, generation: Snapshot, storage: Storage, *, number: int | None = None
+) -> BlockStore:
     """Open the blocks of an index snapshot with the options and the paths of the config.
 
     Args:
-        may_lack: whether the snapshot need not have all sources of the config.
+        number: of the snapshot among those of the run, where it is one of several: it then need not have all sources of the
+            config, nor counts of documents for the order of stages that read others.
 
     Raises: PlanError where the snapshot lacks a source of the config, or indexed it with other options; ConfigError where a
         source's append_eod does not fit its token dtype.
     """
     entries = {entry.name: entry for entry in generation.sources}
-    named = {name: source for name, source in config.all_sources.items() if name in entries or not may_lack}
+    named = {name: source for name, source in config.all_sources.items() if name in entries or number is None}
     for name, source in named.items():
         entry = entries.get(name)
         if entry is None:
@@ -67,9 +75,11 @@ def open_block_store(config: Config, generation: Snapshot, storage: Storage, *, 
             problem = f"in which source {name!r} has {field} {indexed!r}; the config has {requested!r}"
         elif missing := [each for each in source.extra_columns if entry.find_extra(each) is None]:
             problem = f"which lacks extra column {missing[0]!r} of source {name!r}"
-        elif config.needs_documents(source) and not entry.documents:
+        elif config.needs_documents(source, number) and not entry.documents:
             needed_by = "append_eod, split, extra_columns and order: document"
             problem = f"which has no document counts for source {name!r}, needed by {needed_by}"
+            if not config.moves_documents and config.ever_moves_documents:
+                problem += _ORDER_REMEDY
         else:
             _check_eod(source, generation.token_dtypes(entry))
             continue

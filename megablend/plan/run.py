@@ -254,4 +254,4 @@ def check_run(run: Run) -> None:
         totals = run.plan.counts(run.num_samples).tolist()
         check_totals(run.config, run.split, run.sources, run.weights, totals, run.tokens)
         return
-    check_stage_totals(run.asked, run.plan.list_stretches(), run.ledger.starts)
+    check_stage_totals(run.asked, run.plan, run.ledger.starts)

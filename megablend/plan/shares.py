@@ -11,7 +11,7 @@ from megablend.config.values import SIZE
 from megablend.errors import PlanError
 from megablend.plan.caps import capped_shares
 from megablend.plan.computed_weights import compute_weights
-from megablend.plan.epochs import ReadBefore
+from megablend.plan.epochs import Epochs, ReadBefore
 from megablend.plan.interleavings.base import MAX_SAMPLES
 from megablend.plan.remedies import fit_all_caps, round_up, set_length
 
@@ -32,22 +32,37 @@ def samples_in(tokens: Fraction | int, sequence_length: int, extra: int) -> int:
 
 
 def cap_of(
-    source: Source, tokens: int, sequence_length: int, extra: int, *, read: int = 0, place: int | None = None
+    source: Source, tokens: int, sequence_length: int, extra: int, *, read: int = 0, most: int | None = None
 ) -> int | None:
     """The most samples that a source may give, by its max_epochs and max_tokens; None where it has neither.
 
     Args:
         tokens: tokens of the source in the split, in one epoch.
         read: tokens of it that were read before, over all epochs.
-        place: the same, had all epochs before had `tokens` tokens; by default they had.
+        most: tokens of its first max_epochs epochs, where not all have equally many.
     """
     caps = []
     if source.max_epochs is not None:
-        before = read if place is None else place
-        caps.append(samples_in(source.max_epochs * tokens - before, sequence_length, extra))
+        limit = source.max_epochs * tokens if most is None else most
+        caps.append(samples_in(limit - read, sequence_length, extra))
     if source.max_tokens is not None:
         caps.append(samples_in(source.max_tokens - read, sequence_length, 0))
     return min(caps, default=None)
+
+
+def find_most_tokens(
+    sources: Sequence[Source], epochs: Epochs, before: Sequence[int] | None = None
+) -> list[int | None]:
+    """Tokens of the first max_epochs epochs of each source; None for those without max_epochs.
+
+    Args:
+        before: positions of the sources, see `Epochs.find_position`.
+    """
+    stops = [None] * len(sources) if before is None else before
+    return [
+        None if source.max_epochs is None else epochs.find_position(number, source.max_epochs, before=stop)
+        for number, (source, stop) in enumerate(zip(sources, stops, strict=True))
+    ]
 
 
 def shares_of(
@@ -161,10 +176,11 @@ def _redistribute(
     read: ReadBefore | None,
 ) -> tuple[Fraction, ...]:
     extra = int(config.add_extra_token_to_sequence)
-    before, places = (read.tokens, read.places) if read else ([0] * len(tokens),) * 2
+    before = read.tokens if read else [0] * len(tokens)
+    most = find_most_tokens(sources, read.epochs) if read else [None] * len(tokens)
     caps = [
-        cap_of(source, n, config.sequence_length, extra, read=read_before, place=place)
-        for source, n, read_before, place in zip(sources, tokens, before, places, strict=True)
+        cap_of(source, n, config.sequence_length, extra, read=read_before, most=limit)
+        for source, n, read_before, limit in zip(sources, tokens, before, most, strict=True)
     ]
     capped = [cap for cap, share in zip(caps, requested, strict=True) if share > 0 and cap is not None]
     if sum(capped) < num_samples and len(capped) == sum(share > 0 for share in requested):

@@ -48,9 +48,10 @@ def find_data(config: Config, split: str, store: BlockStore, *, keep: bool = Fal
     """
     needed = config.num_snapshots - 1 if split == "train" else config.snapshot
     if needed >= len(store.stores):
+        others = "" if needed == len(store.stores) else "leave out all but the first stage of these for now, "
         raise PlanError(
-            f"stages: new_data: run {config.run!r} has {len(store.stores)} of {needed + 1} versions of the index; index the "
-            "files as they are now (`megablend index CONFIG`), and commit the stage (`megablend amend CONFIG --at SAMPLE`)"
+            f"stages: new_data: run {config.run!r} has {len(store.stores)} of {needed + 1} versions of the index; {others}index "
+            "the files as they are now (`megablend index CONFIG`), and commit the stage (`megablend amend CONFIG --at SAMPLE`)"
         )
     names = list(config.sources_of(split))
     column = 0 if config.listed_by_split else SPLITS.index(split)

@@ -57,7 +57,7 @@ def count_before(
     else:
         read = plan.count_tokens(stop)
     planner.enter(following.index, following.blend.order)
-    return ReadBefore(read.tolist(), planner.epochs.place(read)[0].tolist(), stop)
+    return ReadBefore(read.tolist(), planner.epochs.finish(), stop)
 
 
 class _Planner:

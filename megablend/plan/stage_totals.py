@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,22 +11,24 @@ from megablend.errors import PlanError
 from megablend.plan.caps import longest_stage
 from megablend.plan.check_totals import describe_caps
 from megablend.plan.requested_stages import RequestedStage
-from megablend.plan.shares import cap_of
+from megablend.plan.shares import cap_of, find_most_tokens
 from megablend.plan.specification import Specification
 
 if TYPE_CHECKING:
-    from megablend.plan.stages_plan import Stretch
+    from megablend.plan.epochs import Epochs
+    from megablend.plan.stages_plan import StagesPlan, Stretch
 
 
-def check_stage_totals(asked: Specification, stretches: Sequence[Stretch], starts: Sequence[int]) -> None:
+def check_stage_totals(asked: Specification, plan: StagesPlan, starts: Sequence[int]) -> None:
     """Refuse a run of several stages in which a source with a share gets no samples, or one exceeds its caps.
 
     Args:
-        stretches: of the run's plan.
+        plan: of the run.
         starts: first sample of each of the ledger's stages.
 
     Raises: PlanError that names the stage, the source, and where the stage could end.
     """
+    stretches = plan.list_stretches()
     totals = np.sum([stretch.read for stretch in stretches], axis=0)
     for number in np.flatnonzero(totals == 0).tolist():
         source, weight = asked.sources[number], asked.weights[number]
@@ -39,29 +40,30 @@ def check_stage_totals(asked: Specification, stretches: Sequence[Stretch], start
             )
     for stretch in stretches:
         stage = asked.stage_at(starts[stretch.stage])
-        _check_caps(asked, stage, stretch, asked.stages.index(stage))
+        _check_caps(asked, stage, stretch, plan.epochs)
 
 
-def _check_caps(asked: Specification, stage: RequestedStage, stretch: Stretch, number: int) -> None:
+def _check_caps(asked: Specification, stage: RequestedStage, stretch: Stretch, epochs: Epochs) -> None:
     """Raises: PlanError for the first source that the stage reads more often than its caps allow."""
     request, extra = stretch.request, int(asked.config.add_extra_token_to_sequence)
     length, sources = request.sample_tokens, list(stage.config.sources_of(asked.split).values())
     if not any(source.is_capped for source in sources):
         return
-    totals, firsts = stretch.read.tolist(), request.first_tokens.tolist()
-    per_epoch = asked.tokens_of(stage)
+    totals, before = stretch.read.tolist(), stretch.cursor.tolist()
+    most = find_most_tokens(sources, epochs, (stretch.cursor + stretch.read * length).tolist())
     left = [
-        cap_of(source, tokens, length, extra, read=read, place=first)
-        for source, tokens, first, read in zip(sources, per_epoch, firsts, stretch.cursor.tolist(), strict=True)
+        cap_of(source, tokens, length, extra, read=read, most=limit)
+        for source, tokens, read, limit in zip(sources, asked.tokens_of(stage), before, most, strict=True)
     ]
-    for source, tokens, total, first, cap in zip(sources, per_epoch, totals, firsts, left, strict=True):
+    for i, (source, total, cap) in enumerate(zip(sources, totals, left, strict=True)):
         if cap is None or total <= cap:
             continue
-        epochs = float(Fraction(first + total * length + extra, tokens))
+        place = f"stages[{asked.stages.index(stage)}]"
+        count = float(epochs.count(i, before[i] + total * length + extra))
         longest = longest_stage(stage.weights, left, redistribute=False)
         ends = "" if not longest else f"end the stage at sample {stretch.start + longest:,} or before, "
         raise PlanError(
-            f"stages[{number}]: source {source.name!r} would have been read {epochs:.2f} times at the stage's end, more than "
+            f"{place}: source {source.name!r} would have been read {count:.2f} times at the stage's end, more than "
             f"{describe_caps(source)}: {total:,} samples of {length} tokens are requested, {cap:,} are left; {ends}raise the "
             "cap, give the source a smaller share, or set `on_exhausted: redistribute`"
         )

@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 
 from megablend.errors import ChangedFileError, DataError, MissingFileError
 from megablend.index.check_files import FileChecker
+from megablend.plan.run_files import RunFile
 
 ROUND_SECONDS = 600.0
 """The shortest time between two checks of the same file."""
@@ -28,26 +29,32 @@ class FileWatch:
 
     Args:
         checker: checks files of the index snapshot.
-        files: numbers of the files that this rank checks.
+        files: the files that this rank checks, as long as samples to come may read them.
         per_second: files checked per second; 0 checks none.
     """
 
-    def __init__(self, checker: FileChecker, files: Sequence[int], *, per_second: float) -> None:
+    def __init__(self, checker: FileChecker, files: Sequence[RunFile], *, per_second: float) -> None:
         self._checker, self._files, self._pause = checker, list(files), 1 / per_second if per_second else 0.0
-        self._found: list[Exception] = []
+        self._found: list[tuple[RunFile, Exception]] = []
         self._place = [0]  # index into `files` of the next one; survives a restart of the thread
+        self._position = [0]
         self._end: weakref.finalize[..., FileWatch] | None = None
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
-    def start(self) -> None:
-        """Start checking, unless it is already running in this process. What an earlier check found is checked again."""
+    def start(self, position: int = 0) -> None:
+        """Start checking, unless it is already running in this process. What an earlier check found is checked again.
+
+        Args:
+            position: the next sample that is read.
+        """
+        self._position[0] = position
         is_running = self._end is not None and self._end.alive and self._process == os.getpid()
         if is_running or not self._pause or not self._files:
             return
         end: SimpleQueue[None] = SimpleQueue()
         self._found, self._process = [], os.getpid()
-        arguments = (self._checker, self._files, self._pause, end, self._found, self._place)
+        arguments = (self._checker, self._files, self._pause, end, self._found, self._place, self._position)
         self._thread = threading.Thread(target=_look, args=arguments, name="megablend-watch", daemon=True)
         self._thread.start()
         _running[self._thread] = end
@@ -55,8 +62,10 @@ class FileWatch:
 
     def raise_found(self) -> None:
         """Raise the error that a check found, if any. Raises: MissingFileError, ChangedFileError, CacheError."""
+        if self._found and self._found[0][0].is_needed(self._position[0]):
+            raise self._found[0][1]
         if self._found:
-            raise self._found[0]
+            self.stop()  # started again, it passes over that file
 
     def stop(self) -> None:
         """Stop checking, without waiting for the thread; may be called by the garbage collector."""
@@ -88,23 +97,26 @@ def _end_all() -> None:
 
 def _look(
     checker: FileChecker,
-    files: Sequence[int],
+    files: Sequence[RunFile],
     pause: float,
     end: SimpleQueue[None],
-    found: list[Exception],
+    found: list[tuple[RunFile, Exception]],
     place: list[int],
+    position: list[int],
 ) -> None:
     while True:
         start = time.monotonic()
         while place[0] < len(files):
+            file, error = files[place[0]], None
             try:
-                error = checker.check(files[place[0]])
+                if file.is_needed(position[0]):
+                    error = checker.check(file.number)
             except Exception as failed:  # such as a damaged cache; raised with the next batch
-                found.append(failed)
+                found.append((file, failed))
                 return
             # Other errors of the file system may be over by the time the file is needed.
             if isinstance(error, MissingFileError | ChangedFileError):
-                found.append(_explained(error))
+                found.append((file, _explained(error)))
                 return
             place[0] += 1
             if _is_ended(end, pause):

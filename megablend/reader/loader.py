@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from megablend.errors import ConfigError, MegablendError, StateError
-from megablend.index.check_files import FileChecker, files_of
+from megablend.index.check_files import FileChecker
 from megablend.plan.fitting_lanes import unfit_lanes
+from megablend.plan.run_files import list_files
 from megablend.prefetch.memory_budget import batches_of, budget_of
 from megablend.reader.batch_dataset import BatchDataset
 from megablend.reader.dataset import Dataset
@@ -137,7 +138,7 @@ class Loader:
         self._position_lost = self._loader.num_workers > 0
         try:
             for ks in self.sampler:
-                self._watch.start()
+                self._watch.start(self.consumed_samples)
                 self._watch.raise_found()
                 self.consumed_samples = self.sampler.consumed_samples
                 yield ks
@@ -150,7 +151,7 @@ class Loader:
         self.sampler.consumed_samples = self.consumed_samples
         try:
             for batch in self._counts.watch(self._batches()):
-                self._watch.start()  # only after a DataLoader's workers were forked
+                self._watch.start(self.consumed_samples)  # only after a DataLoader's workers were forked
                 self._watch.raise_found()
                 self.consumed_samples = self.sampler.next_step(self.consumed_samples)[1]
                 yield batch
@@ -258,12 +259,9 @@ class LentSampler(Sampler[list[int]]):
 
 def _watch_of(dataset: Dataset, rank: int, size: int) -> FileWatch:
     """Make the watch of this rank's share of the files of the split's sources."""
-    run = dataset.run
-    store, names = run.store, list(run.config.sources_of(run.split))
-    files = files_of(store.generation, names)[rank::size]
-    return FileWatch(
-        FileChecker(store.generation, store.roots, store.storage), files, per_second=run.config.file_checks_per_second
-    )
+    run, store = dataset.run, dataset.run.store
+    checker = FileChecker(store.generation, store.roots, store.storage)
+    return FileWatch(checker, list_files(run)[rank::size], per_second=run.config.file_checks_per_second)
 
 
 def _pinned(value: Any) -> Any:

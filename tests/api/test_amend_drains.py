@@ -146,6 +146,16 @@ def test_tokens_of_a_drain_count(config: dict[str, Any]) -> None:
     assert 20_000 - 32 < run.plan.count_tokens(run.num_samples).sum() <= 20_000
 
 
+def test_the_description_of_a_stage_that_begins_with_a_drain(config: dict[str, Any]) -> None:
+    megablend.build(config | {"stages": [FIRST]})
+    edited = config | {"stages": [FIRST, LONGER]}
+    found = megablend.amend(edited, at=100)
+    train = megablend.describe(edited)["splits"]["train"]
+    tokens = [sum(each["tokens"] for each in stage["sources"]) for stage in train["stages"]]
+    assert tokens == [112 * 8, found.drain * 8 + (1200 - 112 - found.drain) * 12]
+    assert sum(tokens) == train["tokens"]
+
+
 def test_caps_of_a_stage_that_is_cut(config: dict[str, Any]) -> None:
     """What it would have read beyond the cut does not count."""
     megablend.build(config | {"stages": [FIRST]})

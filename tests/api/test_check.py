@@ -169,10 +169,11 @@ def test_files_are_checked_for_a_data_loader_of_others_too(
 
 def test_ranks_check_shares_of_the_files(config: dict[str, Any], tmp_path: Path) -> None:
     dataset = megablend.open(config)
-    shares = [
-        megablend.Loader(dataset, micro_batch_size=1, data_parallel_rank=rank, data_parallel_size=3)._watch._files
+    loaders = [
+        megablend.Loader(dataset, micro_batch_size=1, data_parallel_rank=rank, data_parallel_size=3)
         for rank in range(3)
     ]
+    shares = [[file.number for file in loader._watch._files] for loader in loaders]
     assert shares == [[0, 3, 6], [1, 4, 7], [2, 5]]
 
 

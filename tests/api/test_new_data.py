@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from fractions import Fraction
@@ -14,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import megablend
-from megablend.errors import ConfigError, PlanError, StateError
+from megablend.errors import ConfigError, DataError, MegablendError, PlanError, StateError
 from megablend.plan.ledger_file import load_ledger
 from tests.formats.writers import KINDS
 from tests.runs import STEP, documents, make_config
@@ -373,6 +375,70 @@ def test_new_data_in_another_order_needs_no_document_table_of_the_old_index(tmp_
     assert set(tokens_of(later(1))) & set(read_sources(dataset)["s1"])
 
 
+@pytest.mark.parametrize("counted", [False, True])
+def test_another_order_without_new_data_after_files_changed(tmp_path: Path, counted: bool) -> None:
+    """`index` makes the tables of the index that the run keeps, if documents were counted; else a message says what to do."""
+    config = make_run(tmp_path, order="block", **({"split": "70,20,10"} if counted else {}))
+    before = megablend.open(config)
+    past = [before[k]["tokens"].tolist() for k in range(112)]
+    write_file(tmp_path, 1, "m00", later(1))
+    edited = config | {"stages": [STAGES[0], {"samples": 1600, "order": "document"}]}
+    says = r"rebuild the index \(`megablend index CONFIG`\)" if counted else "has no document counts"
+    with pytest.raises(MegablendError, match=says):
+        megablend.amend(edited, at=112)
+    megablend.build_index(edited)
+    if not counted:
+        with pytest.raises(
+            PlanError, match=r"has no document counts .* read an index that has them \(`new_data: true`"
+        ):
+            megablend.amend(edited, at=112)
+        edited = config | {"stages": [STAGES[0], {"samples": 1600, "order": "document", "new_data": True}]}
+    megablend.amend(edited, at=112)
+    dataset = megablend.open(edited)
+    assert [dataset[k]["tokens"].tolist() for k in range(112)] == past
+    assert (set(tokens_of(later(1))) & set(read_sources(dataset)["s1"]) == set()) == counted
+    megablend.export(edited, tmp_path / "order.parquet", stop=112)
+    for k, pieces in enumerate(pq.read_table(tmp_path / "order.parquet").column("pieces").to_pylist()):
+        listed = OLD[dataset.sample(k).source]
+        documents = listed[:50] if "m0" in pieces[0]["file"] else listed[50:]
+        row, first = pieces[0]["row"], dataset.sample(k).tokens[0]
+        assert (row is not None) == counted
+        assert row is None or first in (documents[row] or [])
+
+
+@pytest.mark.parametrize("grows", [True, False])
+@pytest.mark.parametrize("is_error", [False, True])
+def test_caps_count_epochs_of_before_as_they_were(tmp_path: Path, grows: bool, is_error: bool) -> None:
+    """A quarter of an epoch is one of the files of before, as long as that epoch is not over."""
+    config = make_run(tmp_path, order="sequential")
+    for number in range(8 * grows):
+        write_file(tmp_path, 1, f"m2{number}", [[token + number * 3000 for token in each or ()] for each in later(1)])
+    read = 8 * sum(megablend.open(config).sample(k).source == 1 for k in range(320))
+    size = len(tokens_of(OLD[1]))
+    sources = {"s0": {"weight": 1}, "s1": {"weight": 1, "max_epochs": Fraction(read, size) + Fraction(1, 4)}}
+    settings = {"sources": sources, "on_exhausted": "error" if is_error else "redistribute", "new_data": grows}
+    edited = config | {"stages": [STAGES[0], {"samples": 1600} | settings]}
+    most = (size // 4 - 1) // 8
+    if is_error:
+        with pytest.raises(PlanError, match=rf"640 samples of 8 tokens are requested, {most} are left"):
+            megablend.build(edited)
+        return
+    megablend.build(edited)
+    dataset = megablend.open(edited)
+    assert sum(dataset.sample(k).source == 1 for k in range(320, 1600)) == most
+
+
+def test_new_data_in_another_order_after_files_of_before_are_gone(tmp_path: Path) -> None:
+    """`build` needs no documents of an index that is read in blocks."""
+    config = make_run(tmp_path, order="block", split="70,20,10")
+    write_file(tmp_path, 1, "m2", later(1))
+    (tmp_path / "data" / "source1" / "m0.parquet").rename(tmp_path / "m0.gone")
+    edited = config | {"stages": [STAGES[0], STAGES[1] | {"order": "document"}]}
+    megablend.build(edited)
+    dataset = megablend.open(edited)
+    assert dataset.sample(1599).tokens.tolist()
+
+
 @pytest.mark.parametrize("order", ["sequential", "document"])
 def test_renamed_files_are_read_where_they_are_now(tmp_path: Path, order: str) -> None:
     config = make_run(tmp_path, order=order)
@@ -390,7 +456,8 @@ def test_renamed_files_are_read_where_they_are_now(tmp_path: Path, order: str) -
     first = Counter(tokens[: len(old)])
     assert first == Counter(old)
     assert len(tokens) > 2 * len(old)
-    assert megablend.check(edited).problems == ()
+    assert megablend.check(edited).problems == megablend.check(edited).older_problems == ()
+    assert megablend.verify(config["cache"], data=True).problems == ()
     hits = megablend.find(edited, "source1/z1.parquet")["found"]
     listed = set(tokens_of(OLD[1][50:]))
     holding = [k for k in range(1600) if listed & set(dataset[k]["tokens"].tolist())]
@@ -399,6 +466,48 @@ def test_renamed_files_are_read_where_they_are_now(tmp_path: Path, order: str) -
     assert str(here / "m1.parquet") not in shown
     (here / "z1.parquet").rename(here / "z2.parquet")
     assert "z1.parquet" in str(megablend.check(edited).problems)
+    assert "z1.parquet" in str(megablend.verify(config["cache"], data=True).problems)
+
+
+def test_files_that_only_earlier_samples_read_are_checked_until_then(tmp_path: Path) -> None:
+    config = make_run(tmp_path, order="block", file_checks_per_second=1e6)
+    gone = tmp_path / "data" / "source1" / "m0.parquet"
+    gone.rename(tmp_path / "m0.gone")
+    write_file(tmp_path, 1, "m2", later(1))
+    edited = config | {"stages": STAGES}
+    megablend.build_index(edited)
+    found = megablend.amend(edited, at=112)
+    stop, dataset = found.at + found.drain, megablend.open(edited)
+    checked = megablend.check(edited)
+    assert (checked.problems, checked.files) == ((), 5)
+    assert re.fullmatch(
+        rf".*m0.parquet: no such file .*; only samples before {stop} read it", "".join(checked.older_problems)
+    )
+    early, late = dataset.state_dict(stop - 1), dataset.state_dict(stop)
+    assert megablend.check(edited, state=early).problems == checked.older_problems
+    assert (megablend.check(edited, state=late).problems, megablend.check(edited, state=late).files) == ((), 4)
+    loader = megablend.Loader(dataset, micro_batch_size=4, consumed_samples=stop)
+    watched = {each.number for each in loader._watch._files if each.is_needed(stop - 1)}
+    assert len(watched) == 5
+    for number, _ in enumerate(loader):
+        if number == 20:
+            break
+    early_one = megablend.Loader(dataset, micro_batch_size=4, consumed_samples=0)
+    (tmp_path / "data" / "source1" / "m0.parquet").symlink_to(tmp_path / "m0.gone")
+    batches = iter(early_one)
+    next(batches)
+    gone.unlink()
+    for _ in range(1000):
+        early_one._watch.start(4)
+        if early_one._watch._found:
+            break
+        time.sleep(0.01)
+    with pytest.raises(DataError, match=r"m0\.parquet: no such file.*background check"):
+        early_one._watch.raise_found()
+    early_one._watch.start(stop)
+    early_one._watch.raise_found()
+    early_one.close()
+    loader.close()
 
 
 def test_of_equal_files_one_that_is_left_is_read(tmp_path: Path) -> None:
@@ -413,3 +522,85 @@ def test_of_equal_files_one_that_is_left_is_read(tmp_path: Path) -> None:
     dataset = megablend.open(edited)
     assert [dataset[k]["tokens"].tolist() for k in range(320)] == past
     assert set(read_sources(dataset)["s1"]) == set(tokens_of(OLD[1]))
+
+
+def test_states_of_validation_with_new_data_need_the_run(tmp_path: Path) -> None:
+    config = make_run(tmp_path, split="70,20,10")
+    write_file(tmp_path, 1, "m00", later(1))
+    edited = config | {"stages": STAGES}
+    megablend.build(edited)
+    valid = megablend.open(edited, "valid", stage=1)
+    state = json.loads(json.dumps(valid.state_dict(3)))
+    again = megablend.open(edited, "valid", stage=1, state=state)
+    assert [again.sample(k).tokens.tolist() for k in range(len(again))] == [
+        valid.sample(k).tokens.tolist() for k in range(len(valid))
+    ]
+    megablend.remove_run(config["cache"], "default")
+    with pytest.raises(
+        StateError, match=r"run 'default' in .* did not read that index: open it with the cache that the run"
+    ):
+        megablend.open(edited, "valid", stage=1, state=state)
+
+
+def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) -> None:
+    """What messages say is done, to the letter; a run is cut before stages with new data that it had already."""
+    config = make_run(tmp_path)
+    two = config | {"stages": [*STAGES, {"samples": 1920, "new_data": True, "sources": {"s0": {"weight": 1}}}]}
+    write_file(tmp_path, 1, "m2", later(1))
+    megablend.build_index(two)
+    says = r"has 1 of 3 versions of the index; leave out all but the first stage of these for now, index the files as they are"
+    with pytest.raises(PlanError, match=says):
+        megablend.amend(two, at=320)
+    megablend.build_index(config | {"stages": STAGES})
+    megablend.amend(config | {"stages": STAGES}, at=320)
+    indices = megablend.open(config | {"stages": STAGES}).run.ledger.indices
+    write_file(tmp_path, 0, "m2", later(0))
+    with pytest.raises(
+        PlanError, match=r"new_data: the files are as they were indexed \(index .*\); index them as they are now"
+    ):
+        megablend.amend(two, at=112)
+    megablend.build_index(two)
+    assert megablend.amend(two, at=112).at == 112  # before the first of the two begins, which keeps its index
+    dataset = megablend.open(two)
+    assert dataset.run.ledger.indices[:2] == indices
+    assert [stage.stop for stage in dataset.run.ledger.stages] == [112, 1600, 1920]
+    late = set(tokens_of(later(0)))
+    assert not any(late & set(dataset.sample(k).tokens.tolist()) for k in range(1600))
+
+
+def test_files_are_withdrawn_as_a_capped_epoch_ends_with_the_others(tmp_path: Path) -> None:
+    """The extra token of the last sample before is one of the withdrawn file."""
+    config, samples = make_run(tmp_path, order="sequential", shuffle_window=1), len(tokens_of(OLD[1])) // 8 * 3 // 8 * 8
+    capped = config | {"stages": [{"samples": samples, "sources": {"s1": {"max_epochs": 1}}}], "run": "capped"}
+    megablend.build(capped)
+    dataset, kept = megablend.open(capped), len(tokens_of(OLD[1][:50]))
+    read, at = 0, 0
+    while at % 4 or read < kept:
+        read, at = read + 8 * (dataset.sample(at).source == 1), at + 1
+    (tmp_path / "data" / "source1" / "m1.parquet").rename(tmp_path / "m1.gone")
+    edited = capped | {"stages": [capped["stages"][0], STAGES[1] | {"sources": {"s1": {"max_epochs": None}}}]}
+    megablend.build_index(edited)
+    (tmp_path / "m1.gone").rename(tmp_path / "data" / "source1" / "m1.parquet")
+    assert megablend.amend(edited, at=at).at == at
+
+
+def test_where_grown_runs_part(tmp_path: Path) -> None:
+    """`diff` of a committed config, and of one that would change its last stage, finds what their samples show."""
+    config = make_run(tmp_path)
+    alone = config | {"cache": str(tmp_path / "alone")}
+    megablend.build(alone)
+    write_file(tmp_path, 1, "m00", later(1))
+    edited = config | {"stages": STAGES}
+    changed = config | {"stages": [STAGES[0], STAGES[1] | {"sources": {"s1": {"weight": 3}}}]}
+    newest = alone | {"stages": [{"samples": 1600}], "run": "newest", "cache": config["cache"]}
+    for each in (edited, newest, alone | {"stages": changed["stages"]}):
+        megablend.build(each)
+    paths = [tmp_path / f"{name}.json" for name in ("edited", "changed", "newest")]
+    for path, each in zip(paths, (edited, changed, newest), strict=True):
+        path.write_text(json.dumps(each))
+    datasets = [megablend.open(each) for each in (edited, alone | {"stages": changed["stages"]}, newest)]
+    listed = [[each.sample(k).tokens.tolist() for k in range(1600)] for each in datasets]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        parts_at = next(k for k in range(1600) if listed[i][k] != listed[j][k])
+        assert megablend.diff(paths[i], paths[j])["parts_at"] == parts_at
+    assert megablend.diff(paths[0], paths[0])["parts_at"] is None

@@ -105,6 +105,18 @@ def test_masks_padding_and_pickling(tmp_path: Path, words: list[str]) -> None:
     assert len(test) > 0
 
 
+def test_a_run_that_gets_samples_of_another_length_is_refused(tmp_path: Path, words: list[str]) -> None:
+    """Megatron's sample dicts all have the length that its config says."""
+    plugin = plugin_config(tmp_path / "cache", **options(words))
+    build(plugin, [400, 0, 0])
+    config = expected(tmp_path / "cache" / "megablend", words, run=plugin.run)
+    stages = [{"samples": config.pop("samples")}, {"samples": 480, "sequence_length": 8}]
+    config.pop("valid_samples")
+    found = megablend.amend(config | {"stages": stages}, at=100)
+    with pytest.raises(PlanError, match=rf"from sample {found.at} on, sequence_length was 8, is now 16"):
+        build(plugin, [400, 0, 0])
+
+
 def test_a_run_is_opened_and_lengthened(tmp_path: Path, words: list[str]) -> None:
     first = build(plugin_config(tmp_path / "cache", **options(words)))[0]
     ledger = next((tmp_path / "cache" / "megablend" / "runs").iterdir())

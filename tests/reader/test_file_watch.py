@@ -72,6 +72,7 @@ def test_a_forked_child_checks_by_itself(loader: megablend.Loader) -> None:
 
 EXIT = """
 import sys, time, torch
+from megablend.plan.run_files import RunFile
 from megablend.reader.file_watch import FileWatch
 
 class Checker:
@@ -81,7 +82,7 @@ class Checker:
         while time.monotonic() < end:
             torch.randn(300, 300) @ torch.randn(300, 300)  # a C++ library that gives up the GIL
 
-watch = FileWatch(Checker(), [0], per_second=1000)
+watch = FileWatch(Checker(), [RunFile(0)], per_second=1000)
 watch.start()
 if sys.argv[1] == "collected":
     del watch

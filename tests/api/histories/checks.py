@@ -1,0 +1,204 @@
+"""Whether a run followed its config: tokens, shares, caps, validation, and what the commands say of it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+import megablend
+from megablend.plan.stage import Stage
+from megablend.plan.stages_plan import Stretch
+from tests.api.histories import twin
+from tests.api.histories.job import Job
+from tests.api.histories.twin import EOD, Change, SourceSample
+
+
+def check_job(job: Job) -> None:
+    """All checks of a job that has trained to the end of its run."""
+    dataset = megablend.open(job.config)
+    lengths = list_lengths(dataset, job)
+    samples = [twin.list_samples(dataset, source, lengths) for source in range(job.files.num_sources)]
+    assert sum(map(len, samples)) == len(dataset)
+    for k in range(len(dataset)):
+        skipped = any(start <= k < stop for start, stop in job.skips)
+        assert skipped or job.trained[k] == dataset[k]["tokens"].tolist()
+        assert k in job.trained or skipped
+    epochs = [check_tokens(job, source, samples[source]) for source in range(job.files.num_sources)]
+    check_stages(job, samples)
+    check_other_splits(job)
+    check_commands(job, dataset, samples, epochs)
+
+
+def list_lengths(dataset: megablend.Dataset, job: Job) -> list[int]:
+    """The length of each sample, as the config says; of a drain, that of the stage before."""
+    lengths, now = list[int](), 8
+    for stage, stretches in groupby(dataset.run.plan.list_stretches(), lambda each: each.stage):
+        now = job.stages[stage].get("sequence_length", now)
+        lengths += [now] * sum(each.stop - each.start for each in stretches)
+    return lengths
+
+
+def find_first(stretches: list[Stretch], stage: int) -> int:
+    """The first sample of a stage in its own settings."""
+    return next(each.start for each in stretches if each.stage == stage)
+
+
+def check_tokens(job: Job, source: int, samples: list[SourceSample]) -> list[int]:
+    """No token of a source is lost, and each is read once an epoch. Returns: where its epochs begin."""
+    run, changes = job.dataset.run, list[Change]()
+    stretches = run.plan.list_stretches()
+    longest = max(
+        (stage.blend.sources[source].cycles or 1)
+        * stage.blend.lanes
+        * stage.blend.shuffle_window
+        * stage.blend.sequence_length
+        for stage in run.ledger.stages
+        if source < len(stage.blend.sources)
+    )
+    for number, requested in enumerate(job.requested):
+        if number and requested.snapshot != job.requested[number - 1].snapshot:
+            first = find_first(stretches, number)
+            begun = max((each.position + len(each.tokens) for each in samples if each.k < first), default=0)
+            changes.append(Change(requested.snapshot, begun, longest))
+    tokens = twin.join_tokens(samples, changes=len(changes))
+    epochs = twin.divide_epochs(tokens, changes, twin.tokens_of_source(job.files, source))
+    assert epochs is not None, f"source {source}: its tokens are not epochs of its snapshots"
+    return epochs
+
+
+def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
+    """Shares, schedules and caps of each stage."""
+    ledger, stretches = job.dataset.run.ledger, job.dataset.run.plan.list_stretches()
+    owners = {sample.k: source for source, listed in enumerate(samples) for sample in listed}
+    for number, (settings, requested) in enumerate(zip(job.stages, job.requested, strict=True)):
+        stage, first = ledger.stages[number], find_first(stretches, number)
+        ranges = [
+            range(each.start, each.stop) for each in stretches if each.stage == number and each.start < stage.stop
+        ]
+        weights = requested.weights
+        steps = [[sum(owners[k] == source for k in each) for source in range(len(weights))] for each in ranges]
+        counts = np.sum(steps, axis=0).tolist()
+        is_cut = stage.cut is not None
+        limits = {int(name[1:]): limit for name, limit in settings.get("sources", {}).items()}
+        if settings.get("schedule"):
+            before = (*job.requested[number - 1].weights, *[type(weights[0])(0)] * len(weights))[: len(weights)]
+            assert stage.blend.schedule is not None
+            twin.check_steps(
+                steps if not is_cut else steps[:-1],
+                len(stage.blend.schedule.done),
+                before,
+                weights,
+                is_cosine=settings["schedule"] == "cosine",
+            )
+        else:
+            is_redistributed = settings.get("on_exhausted") == "redistribute"
+            twin.check_shares(
+                counts,
+                weights,
+                is_cut=is_cut,
+                caps=[_cap_of(limits.get(s, {}), samples[s], first, stage) for s in range(len(weights))]
+                if is_redistributed
+                else None,
+            )
+        for source, limit in limits.items():
+            _check_limit(limit, samples[source], first, stage.stop)
+
+
+def _cap_of(limit: dict[str, Any], samples: list[SourceSample], first: int, stage: Stage) -> int | None:
+    """How many samples a source may give in a stage, if it has a cap that is a number of tokens."""
+    if limit.get("max_epochs") is not None:  # as it turned out: checked by itself
+        return sum(first <= each.k < stage.stop for each in samples)
+    if limit.get("max_tokens") is None:
+        return None
+    read = sum(len(each.tokens) for each in samples if each.k < first)
+    return max(0, (int(limit["max_tokens"]) - read) // stage.blend.sequence_length)
+
+
+def _check_limit(limit: dict[str, Any], samples: list[SourceSample], first: int, stop: int) -> None:
+    if not any(first <= each.k < stop for each in samples):
+        return
+    if limit.get("max_epochs") is not None:
+        assert twin.count_reads(samples, stop) <= max(1, math.ceil(limit["max_epochs"]))
+    if limit.get("max_tokens") is not None:
+        assert sum(len(each.tokens) for each in samples if each.k < stop) <= limit["max_tokens"]
+
+
+def check_other_splits(job: Job) -> None:
+    """Validation does not change, and each document stays in its split."""
+    if job.valid is None:
+        return
+    assert job.read_valid() == job.valid
+    for number, requested in enumerate(job.requested):
+        valid = megablend.open(job.config, "valid", stage=number)
+        seen = defaultdict[str, set[int]](set)
+        for k in range(len(valid)):
+            sample = valid.sample(k)
+            seen[valid.sources[sample.source]] |= set(sample.tokens.tolist()) - {EOD}
+        for name, tokens in seen.items():
+            assert tokens <= job.files.tokens(requested.snapshot, int(name[1:]), "valid")
+
+
+def check_commands(
+    job: Job, dataset: megablend.Dataset, samples: list[list[SourceSample]], epochs: list[list[int]]
+) -> None:
+    """What `describe`, `export`, `find`, `show`, `verify` and `check` say of the run is what its samples have."""
+    described = megablend.describe(job.config)["splits"]["train"]
+    for source, each in enumerate(described["sources"]):
+        assert each["samples"] == len(samples[source])
+        assert each["tokens_read"] == sum(len(sample.tokens) for sample in samples[source])
+        assert each["first_sample"] == min((sample.k for sample in samples[source]), default=None)
+        assert each["last_sample"] == max((sample.k for sample in samples[source]), default=None)
+        assert abs(math.ceil(each["epochs"]) - len(epochs[source])) <= 1
+    stages = described["stages"] or [described]
+    for source, each in enumerate(described["sources"]):
+        assert sum(stage["sources"][source]["samples"] for stage in stages) == each["samples"]
+        if described["stages"]:
+            assert sum(stage["sources"][source]["tokens"] for stage in stages) == each["tokens_read"]
+    assert not megablend.verify(job.config["cache"], data=True).problems
+    checked = megablend.check(job.config)
+    assert checked.problems == checked.older_problems == ()
+    assert job.with_files(lambda: megablend.check(job.config, state=job.state)).problems == ()
+    check_export(job, dataset)
+    check_find(job, dataset)
+    ledger = megablend.open(job.config).run.ledger
+    megablend.gc(job.config["cache"], older_than_days=0)
+    for k in (0, len(dataset) // 2, len(dataset) - 1):
+        assert list(megablend.show(job.config["cache"], k, run="default").tokens) == dataset.sample(k).tokens.tolist()
+    assert megablend.open(job.config).run.ledger == ledger
+
+
+def check_export(job: Job, dataset: megablend.Dataset) -> None:
+    """The pieces of `export` are those of the samples, in files that are there."""
+    target = job.folder / "order.parquet"
+    megablend.export(job.config, target)
+    rows = pq.read_table(target).to_pylist()
+    known = {
+        str(file.path.with_suffix(".bin") if file.path.suffix == ".idx" else file.path): file
+        for file in job.files.files
+    }
+    for row in rows:
+        tokens, at = dataset.sample(row["sample"]).tokens.tolist(), 0
+        for piece in row["pieces"]:
+            part = tokens[at : at + piece["stop"] - piece["start"]]
+            at += len(part)
+            listed = {token for document in known[piece["file"]].documents for token in document or ()}
+            assert set(part) - {EOD} <= listed
+            if piece["row"] is not None and part[0] != EOD:
+                assert part[0] in (known[piece["file"]].documents[piece["row"]] or ())
+        assert at == len(tokens)
+
+
+def check_find(job: Job, dataset: megablend.Dataset) -> None:
+    """`find` of a file gives the samples that have one of its tokens."""
+    file = job.rng.choice(job.files.files)
+    listed = {token for document in file.documents for token in document or ()}
+    holding = {k for k in range(len(dataset)) if listed & set(dataset.sample(k).tokens.tolist())}
+    hits = megablend.find(job.config, str(file.path))["found"]
+    found = {each["sample"] for each in hits[0]["samples"]}
+    assert holding <= found
+    assert all(EOD in dataset.sample(k).tokens.tolist() for k in found - holding)

@@ -1,0 +1,229 @@
+"""A run whose config is edited again and again, and the job that trains on it: what it was given, sample by sample."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import megablend
+from megablend.errors import ConfigError, PlanError
+from megablend.plan.ledger_file import load_ledger
+from tests.api.histories.files import Files
+from tests.api.histories.twin import EOD
+from tests.formats.writers import KINDS
+from tests.runs import make_config
+
+
+class Requested(NamedTuple):
+    """What the config requests of a stage."""
+
+    snapshot: int
+    weights: tuple[Fraction, ...]
+
+
+class Job:
+    """A run and its training.
+
+    Attributes:
+        stages: as the config lists them.
+        trained: tokens by sample number, of what was trained on and not trained again.
+        skips: ranges of samples that loaders leave out.
+    """
+
+    def __init__(self, folder: Path, rng: random.Random, *, kills: bool) -> None:
+        self.folder, self.rng, self.kills = folder, rng, kills
+        eod, split = rng.choice([None, None, EOD]), rng.choice([None, None, "70,20,10"])
+        shares = [Fraction(int(each), 100) for each in (split or "100,0,0").split(",")]
+        self.files = Files(folder / "data", rng, shares, appends_eod=eod is not None)
+        self.settings: dict[str, Any] = {
+            "order": rng.choice(["block", "document", "sequential"]),
+            "shuffle_window": rng.choice([1, 2, 4]),
+            "lanes": rng.choice([2, 4, 4, 8]),
+            "seed": rng.randrange(100),
+            "eod_token": EOD,
+            **({"split": split} if split else {}),
+        }
+        self.eod = eod
+        self.stages: list[dict[str, Any]] = [{"samples": 8 * rng.randrange(20, 60)}]
+        self.requested = [Requested(0, (Fraction(1), Fraction(1)))]
+        self.refused = ""
+        self.state: dict[str, Any] | None = None
+        self.position = 0
+        self.states = list[dict[str, Any]]()
+        self.trained = dict[int, list[int]]()
+        self.skips = list[tuple[int, int]]()
+        self.with_files(lambda: megablend.build(self.config))
+        self.dataset = megablend.open(self.config)
+        self.valid = self.read_valid() if split else None
+        self.amends_late = False
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config as it is now."""
+        files, sources = self.files, list[dict[str, Any]]()
+        for source, kind in enumerate(files.kinds):
+            path = f"{self.folder}/data/source{source}/*{KINDS[kind].suffix}"
+            sources.append(
+                {"name": f"s{source}", "path": path, "column": KINDS[kind].column, "weight": int(source < 2)}
+            )
+            if self.eod is not None:
+                sources[-1]["append_eod"] = self.eod
+        return make_config(self.folder, sources, stages=list(self.stages), **self.settings)
+
+    def with_files(self, act: Callable[[], Any]) -> Any:
+        """Do something while files that are gone are not there."""
+        with self.files.hide_gone():
+            return act()
+
+    def read_valid(self) -> list[list[int]]:
+        """All of validation, as it is by default."""
+        valid = megablend.open(self.config, "valid")
+        return [valid.sample(k).tokens.tolist() for k in range(len(valid))]
+
+    def train(self, steps: int) -> None:
+        """Train some steps of 4 samples on one, two or four ranks; sample by sample where steps of 4 end elsewhere."""
+        ranks = self.rng.choice([1, 2, 4])
+        try:
+            self._keep(*self._read(steps, ranks, 4 // ranks))
+        except ConfigError as error:
+            if "within a step of" not in str(error) and "would reach into" not in str(error):
+                raise
+            self._keep(*self._read(4 * steps, 1, 1))
+
+    def finish(self) -> None:
+        """Train to the end of the run."""
+        self.train(len(self.dataset))
+        self._keep(*self._read(4, 1, 1))  # less than a step of 4
+
+    def _keep(self, found: list[list[int]], state: dict[str, Any]) -> None:
+        """Keep the samples that were read, and the state after them."""
+        for tokens in found:
+            self.position = self._next(self.position)
+            assert self.position not in self.trained
+            self.trained[self.position] = tokens
+            self.position += 1
+        assert state["consumed_samples"] == self.position
+        links = len(state["stages"]) + len(state.get("indices", []))
+        assert len(json.dumps(state)) <= 1000 + 60 * links
+        self.state = state
+        self.states.append(state)
+
+    def _next(self, k: int) -> int:
+        """The first sample from k on that is not skipped."""
+        while any(start <= k < stop for start, stop in self.skips):
+            k += 1
+        return k
+
+    def _read(self, steps: int, ranks: int, micro: int) -> tuple[list[list[int]], dict[str, Any]]:
+        dataset = megablend.open(self.config, state=self.state)
+        assert dataset.consumed_samples == self.position
+        loaders = [
+            megablend.Loader(dataset, micro_batch_size=micro, data_parallel_rank=rank, data_parallel_size=ranks)
+            for rank in range(ranks)
+        ]
+        try:
+            found = list[list[int]]()
+            for batches in itertools.islice(zip(*loaders, strict=True), steps):
+                found += [row for batch in batches for row in batch["tokens"].tolist()]
+            return found, json.loads(json.dumps(loaders[0].state_dict()))
+        finally:
+            for loader in loaders:
+                loader.close()
+
+    def go_back(self) -> None:
+        """Continue from an older checkpoint, perhaps without a range of samples after it."""
+        self.state = self.rng.choice(self.states)
+        self.position = self.state["consumed_samples"]
+        self.states = [each for each in self.states if each["consumed_samples"] <= self.position]
+        for k in [k for k in self.trained if k >= self.position]:
+            assert self.trained.pop(k) == self.dataset[k]["tokens"].tolist()
+        left = len(self.dataset) - self.position
+        if left > 16 and self.rng.random() < 0.7:
+            start = self.position + self.rng.randrange(left // 2)
+            stop = start + self.rng.randrange(1, left // 4)
+            before = {k for a, b in self.skips for k in range(a, b)}
+            listed = megablend.skip(self.config, start, stop, batch_size=4)["skips"]
+            self.skips = [(each["start"], each["stop"]) for each in listed]
+            now = {k for a, b in self.skips for k in range(a, b)}
+            assert now >= before | set(range(start, stop))
+            if any(a < self.position < b for a, b in self.skips):
+                megablend.unskip(self.config)
+                self.skips = []
+
+    def commit(self, stage: dict[str, Any], requested: Requested) -> bool:
+        """Add a stage to the config, by an amendment or at the end. Returns: whether the plan allows it."""
+        self.stages.append(stage)
+        at = len(self.dataset)
+        try:
+            if stage.get("new_data") or stage.get("withdraw"):
+                self._kill_sometimes(lambda: megablend.build_index(self.config))
+                self.with_files(lambda: megablend.build_index(self.config))
+            elif stage.get("order") == "document":
+                megablend.build_index(self.config)
+            if self.rng.random() < 0.25:
+                self._kill_sometimes(lambda: megablend.build(self.config))
+                self.with_files(lambda: megablend.build(self.config))
+            else:
+                at = self._amend()
+        except PlanError as error:
+            self.refused = str(error)
+            self.stages.pop()
+            return False
+        self.requested.append(requested)
+        self.dataset = megablend.open(self.config, state=self.state)
+        assert len(self.dataset.run.ledger.stages) == len(self.stages)
+        self.skips = [(a, b) for a, b in self.skips if b <= at]
+        assert [(each["start"], each["stop"]) for each in megablend.list_skips(self.config)["skips"]] == self.skips
+        for k, tokens in self.trained.items():
+            assert self.dataset[k]["tokens"].tolist() == tokens, f"sample {k} of the past has changed"
+        return True
+
+    def _amend(self) -> int:
+        """Amend the run at its job's position or later. Returns: the first sample that may change."""
+        after = min(self.rng.randrange(40), len(self.dataset) - self.position)
+        where: dict[str, Any] = {"at": max(1, self.position + after)}
+        if self.amends_late:
+            where["at"] = max(where["at"], self.dataset.run.ledger.starts[-1] + 1)
+        if self.state is not None and not self.amends_late and self.rng.random() < 0.5:
+            where = {"state": self.state, "after": after}
+        while True:
+            try:
+                expected = megablend.amend(self.config, dry_run=True, **where)
+                break
+            except ConfigError as error:
+                if "skips; amend it at" not in str(error):
+                    raise
+                where = {"at": int(str(error).rpartition("amend it at sample ")[2].split(" ")[0].replace(",", ""))}
+        self._kill_sometimes(lambda: megablend.amend(self.config, **where))
+        ledger = load_ledger(self.config["cache"], "default")
+        assert ledger is not None
+        if ledger != self.dataset.run.ledger:
+            assert ledger.digest == expected.plan  # it is whole
+            return expected.at
+        done = megablend.amend(self.config, **where)
+        assert (done.at, done.drain, done.plan) == (expected.at, expected.drain, expected.plan)
+        return done.at
+
+    def _kill_sometimes(self, act: Callable[[], Any]) -> None:
+        """Begin something in a process that is killed."""
+        if not self.kills or self.rng.random() < 0.5:
+            return
+        delay = self.rng.random() * 0.3
+        with self.files.hide_gone():
+            child = os.fork()
+            if child == 0:
+                with contextlib.suppress(BaseException):
+                    act()
+                os._exit(0)
+            time.sleep(delay)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
