@@ -13,24 +13,12 @@ from fractions import Fraction
 from typing import Any
 
 from megablend.plan.schedule import parse_schedule, schedule_record
-from megablend.plan.stage import Blend, SourceShare, Stage
+from megablend.plan.stage import SETTINGS, Blend, SourceShare, Stage
 from megablend.system.limited_json import missing_field
 
 VERSION = 2
 DATA_VERSION = 3
 """Of ledgers whose stages read several snapshots of the index, with sources that come later."""
-_SETTINGS = (
-    "split",
-    "sequence_length",
-    "add_extra_token_to_sequence",
-    "interleaving",
-    "order",
-    "plan_version",
-    "seed",
-    "lanes",
-    "shuffle_window",
-)
-"""Fields of a `Blend` apart from its sources, as they are stored."""
 
 
 def changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -> dict[str, Any]:
@@ -84,7 +72,7 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
         record["index"] = stage.index
     blend, old = stage.blend, None if before is None else before.blend
     record |= {
-        name: getattr(blend, name) for name in _SETTINGS if old is None or getattr(blend, name) != getattr(old, name)
+        name: getattr(blend, name) for name in SETTINGS if old is None or getattr(blend, name) != getattr(old, name)
     }
     if blend.schedule is not None:
         record["schedule"] = schedule_record(blend.schedule)
@@ -104,7 +92,7 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
 
 
 def _parse_blend(record: dict[str, Any], before: Blend) -> Blend:
-    given = {name: record[name] for name in _SETTINGS if name in record}
+    given = {name: record[name] for name in SETTINGS if name in record}
     kinds = {name: type(getattr(before, name)) for name in given}
     if missing_field(given, kinds) is not None:
         raise ValueError("a key has another type")

@@ -29,7 +29,7 @@ from megablend.lazy import LazyTuple, cached_property
 from megablend.plan.interleavings.base import Int64s
 from megablend.plan.ledger_format import chain_digests, digest_of, parse_ledger
 from megablend.plan.schedule import Schedule
-from megablend.plan.stage import Blend, SourceShare, Stage
+from megablend.plan.stage import SETTINGS, Blend, SourceShare, Stage
 from megablend.plan.stages_plan import StagesPlan
 from megablend.plan.stored_plan import StoredPlan, dump_plan, parse_plan
 from megablend.system.limited_json import parse_json
@@ -42,18 +42,6 @@ _DIGEST = 16
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What a file of another make raises when it is parsed, though its checksum is right."""
 _INDEX = re.compile(r'"index": ?"([0-9a-f]+)"')
-_SETTINGS = (
-    "split",
-    "sequence_length",
-    "add_extra_token_to_sequence",
-    "interleaving",
-    "order",
-    "plan_version",
-    "seed",
-    "lanes",
-    "shuffle_window",
-)
-"""Fields of a Blend that the head has."""
 _NUMBERS = ("end", "sources", "sequence_length", "plan_version", "seed", "lanes", "shuffle_window")
 
 
@@ -190,7 +178,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def _dump_stage(stage: Stage, digest: str) -> dict[str, Any]:
     blend = stage.blend
-    record: dict[str, Any] = {name: getattr(blend, name) for name in _SETTINGS}
+    record: dict[str, Any] = {name: getattr(blend, name) for name in SETTINGS}
     record |= {
         "end": stage.end,
         "cut": stage.cut,
@@ -213,7 +201,7 @@ def _parse_stage(text: LedgerText, number: int, record: dict[str, Any]) -> Stage
         start = LazyTuple(size, partial(text.schedule_start, number))
         schedule = Schedule(kind=kind, start=start, samples=samples, cycle=cycle, done=tuple(map(Fraction, done)))
     blend = Blend(
-        **{name: record[name] for name in _SETTINGS},
+        **{name: record[name] for name in SETTINGS},
         sources=LazyTuple(size, partial(text.sources, number)),
         schedule=schedule,
     )

@@ -8,6 +8,19 @@ from fractions import Fraction
 
 from megablend.plan.schedule import Schedule
 
+SETTINGS = (
+    "split",
+    "sequence_length",
+    "add_extra_token_to_sequence",
+    "interleaving",
+    "order",
+    "plan_version",
+    "seed",
+    "lanes",
+    "shuffle_window",
+)
+"""Fields of a `Blend` apart from its sources and its schedule, as they are stored."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceShare:
