@@ -22,6 +22,8 @@ _FIRST_CONTACT_SECONDS = 10.0
 """A source that has never answered is given up sooner: its name, port or certificate is probably wrong."""
 _FEW_ATTEMPTS = 3
 """Where trying again rarely helps."""
+_RANDOM = random.SystemRandom()
+"""Not the global one: a program that has seeded it draws the same numbers whatever is read. Forked workers differ."""
 _MOST_SECONDS = 10.0
 _TRIED_AGAIN = (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
 
@@ -97,7 +99,7 @@ class Attempts:
             self._log(failure, now)
         count_retry()
         longest = min(_MOST_SECONDS, 0.1 * 2 ** min(attempts, 20))
-        await asyncio.sleep(longest * random.uniform(0.5, 1) + (failure.kind is Kind.EXPIRED) * 0.5)
+        await asyncio.sleep(longest * _RANDOM.uniform(0.5, 1) + (failure.kind is Kind.EXPIRED) * 0.5)
 
     def _is_final(self, failure: Failure, attempts: int) -> bool:
         """Whether trying again changes nothing."""
