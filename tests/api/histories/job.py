@@ -168,7 +168,9 @@ class Job:
                 self._kill_sometimes(lambda: megablend.build_index(self.config))
                 self.with_files(lambda: megablend.build_index(self.config))
             elif stage.get("order") == "document":
-                megablend.build_index(self.config)
+                self.with_files(
+                    lambda: megablend.build_index(self.config)
+                )  # an amendment before new data reads this index
             if self.rng.random() < 0.25:
                 self._kill_sometimes(lambda: megablend.build(self.config))
                 self.with_files(lambda: megablend.build(self.config))
