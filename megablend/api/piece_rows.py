@@ -26,7 +26,9 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
     names = list(run.config.sources_of(run.split))
     for source, positions in by_value(sources):
         readings = run.locator.readings(source)
-        owners = np.searchsorted([each.first_block for each in readings], spans.blocks[positions], side="right") - 1
+        firsts = np.array([each.first_block for each in readings])
+        order = np.argsort(firsts, kind="stable")  # an earlier part of the run may read a later snapshot
+        owners = order[np.searchsorted(firsts[order], spans.blocks[positions], side="right") - 1]
         for number, here in by_value(owners):
             rows[positions[here]] = _find_in(readings[number], names[source], spans, positions[here])
     return rows
