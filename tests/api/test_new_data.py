@@ -568,6 +568,32 @@ def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) ->
     assert not any(late & set(dataset.sample(k).tokens.tolist()) for k in range(1600))
 
 
+def test_rows_where_the_files_of_before_are_back(tmp_path: Path) -> None:
+    """The third version of the index is the first one again: both are read as the third, which comes after the second."""
+    config = make_run(tmp_path, order="document")
+    listed, stages = {"m2": later(1), "m3": later(2)}, STAGES[:1]
+    folder, aside = tmp_path / "data" / "source1", tmp_path / "aside"
+    for stop, added, gone in ((960, "m2", ""), (1600, "", "m2"), (2400, "m3", "")):
+        if gone:
+            (folder / f"{gone}.parquet").rename(aside)
+        if added:
+            write_file(tmp_path, 1, added, listed[added])
+        stages = [*stages, {"samples": stop, "new_data": True}]
+        megablend.build_index(config | {"stages": stages})
+        megablend.build(config | {"stages": stages})
+        if gone:
+            aside.rename(folder / f"{gone}.parquet")  # to be read
+    dataset = megablend.open(config | {"stages": stages})
+    indices = dataset.run.ledger.indices
+    assert indices[0] == indices[2]
+    assert len(set(indices)) == 3
+    megablend.export(config | {"stages": stages}, tmp_path / "order.parquet")
+    for k, pieces in enumerate(pq.read_table(tmp_path / "order.parquet").column("pieces").to_pylist()):
+        sample = dataset.sample(k)
+        documents = {"m0": OLD[sample.source][:50], "m1": OLD[sample.source][50:]} | listed
+        assert sample.tokens[0] in (documents[Path(pieces[0]["file"]).stem][pieces[0]["row"]] or [])
+
+
 def test_files_are_withdrawn_as_a_capped_epoch_ends_with_the_others(tmp_path: Path) -> None:
     """The extra token of the last sample before is one of the withdrawn file."""
     config, samples = make_run(tmp_path, order="sequential", shuffle_window=1), len(tokens_of(OLD[1])) // 8 * 3 // 8 * 8

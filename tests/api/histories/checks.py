@@ -156,9 +156,8 @@ def check_commands(
         assert each["tokens_read"] == sum(len(sample.tokens) for sample in samples[source])
         assert each["first_sample"] == min((sample.k for sample in samples[source]), default=None)
         assert each["last_sample"] == max((sample.k for sample in samples[source]), default=None)
-        if (
-            len({job.files.tokens(i, source) for i in range(len(job.files.snapshots))}) == 1
-        ):  # others divide in several ways
+        versions = {job.files.tokens(i, source) for i in range(len(job.files.snapshots))}
+        if len(versions) == 1:  # tokens of others can be divided into epochs in several ways
             assert abs(math.ceil(each["epochs"]) - len(epochs[source])) <= 1
     stages = described["stages"] or [described]
     for source, each in enumerate(described["sources"]):

@@ -181,13 +181,25 @@ class Job:
             self.stages.pop()
             return False
         self.requested.append(requested)
-        self.dataset = megablend.open(self.config, state=self.state)
+        before, self.dataset = self.dataset, megablend.open(self.config, state=self.state)
         assert len(self.dataset.run.ledger.stages) == len(self.stages)
-        self.skips = [(a, b) for a, b in self.skips if b <= at]
-        assert [(each["start"], each["stop"]) for each in megablend.list_skips(self.config)["skips"]] == self.skips
+        self._check_skips(before, at)
         for k, tokens in self.trained.items():
             assert self.dataset[k]["tokens"].tolist() == tokens, f"sample {k} of the past has changed"
         return True
+
+    def _check_skips(self, before: megablend.Dataset, at: int) -> None:
+        """Ranges before an amendment are kept; later ones only where the samples are the same as before."""
+        listed = [(each["start"], each["stop"]) for each in megablend.list_skips(self.config)["skips"]]
+        assert set(listed) <= set(self.skips)
+        for start, stop in self.skips:
+            if (start, stop) not in listed:
+                assert stop > at
+            elif stop > at:
+                assert all(
+                    before[k]["tokens"].tolist() == self.dataset[k]["tokens"].tolist() for k in range(start, stop)
+                )
+        self.skips = listed
 
     def _amend(self) -> int:
         """Amend the run at its job's position or later. Returns: the first sample that may change."""
