@@ -569,7 +569,7 @@ def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) ->
 
 
 def test_rows_where_the_files_of_before_are_back(tmp_path: Path) -> None:
-    """The third version of the index is the first one again: both are read as the third, which comes after the second."""
+    """The third version of the index is the first one again. What the run reads first then comes after the second."""
     config = make_run(tmp_path, order="document")
     listed, stages = {"m2": later(1), "m3": later(2)}, STAGES[:1]
     folder, aside = tmp_path / "data" / "source1", tmp_path / "aside"
@@ -578,7 +578,7 @@ def test_rows_where_the_files_of_before_are_back(tmp_path: Path) -> None:
             (folder / f"{gone}.parquet").rename(aside)
         if added:
             write_file(tmp_path, 1, added, listed[added])
-        stages = [*stages, {"samples": stop, "new_data": True}]
+        stages = [*stages, {"samples": stop, "new_data": True, "sources": {"s1": {"weight": int(not gone)}}}]
         megablend.build_index(config | {"stages": stages})
         megablend.build(config | {"stages": stages})
         if gone:
