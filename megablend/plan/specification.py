@@ -51,8 +51,7 @@ class Specification:
             return self.data[0].parts
         parts: npt.NDArray[np.void] = self.data[0].parts.copy()
         for each in self.data[1:]:
-            known = np.array([ranges is not None for ranges in each.ranges])
-            parts[known] = each.parts[known]
+            parts[each.has_source] = each.parts[each.has_source]
         return parts
 
     @cached_property
@@ -132,9 +131,7 @@ class Specification:
     def _count_sources(self, stage: RequestedStage) -> int:
         """How many sources a stage's snapshot, and those before, have: the first ones."""
         number = stage.config.snapshot if self.split == "train" else 0
-        return max(
-            i + 1 for each in self.data[: number + 1] for i, ranges in enumerate(each.ranges) if ranges is not None
-        )
+        return max(int(np.flatnonzero(each.has_source)[-1]) + 1 for each in self.data[: number + 1])
 
     def _blend(self, stage: RequestedStage) -> Blend:
         """The blend of a stage with the newest plan version."""
