@@ -63,9 +63,10 @@ class ReadSpec:
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> list[ReadSpec]:
         """`from_record` of each; records with the same fields get the same object."""
-        found, reads, read_fields = dict[object, ReadSpec](), list[ReadSpec](), itemgetter("format", "column", "documents")
+        found, reads = dict[object, ReadSpec](), list[ReadSpec]()
+        read_fields = itemgetter("format", "column", "documents")
         for record in records:
-            key = read_fields(record) if _NAMES.isdisjoint(record) else str(record)
+            key = read_fields(record) if _NAMES.isdisjoint(record) else repr(record)
             if key not in found:
                 found[key] = cls.from_record(record)
             reads.append(found[key])

@@ -59,6 +59,7 @@ class JoinedSnapshot(Snapshot):
         self.sources = Sources(
             [entry.name for entry in sources], [entry.read for entry in sources], sources.__getitem__
         )
+        self.roots = {entry.name: entry.root for entry in sources}
         self._files = _JoinedFiles([each._files for each in snapshots], numbers, self.first_blocks, first_chunks)
         self._first_block, self._first_chunk = self._files.first_block, self._files.first_chunk
 

@@ -69,7 +69,8 @@ def open_block_store(
     listed = [named.get(name) for name in generation.sources.names]
     eods = [None if source is None else source.append_eod for source in listed]
     roots = {name: _root(generation, name, source, storage) for name, source in named.items()}
-    plain = BlockStore(generation, eods, roots, storage=storage)
+    extra_bytes = get_extra_bytes(config.memory)
+    plain = BlockStore(generation, eods, roots, extra_bytes=extra_bytes, storage=storage)
     extra = {
         name: extra_columns(plain, name, sorted(source.extra_columns))
         for name, source in named.items()
@@ -79,7 +80,7 @@ def open_block_store(
         return plain
     for split in SPLITS:
         _check_types([(name, extra[name]) for name in config.sources_of(split) if name in extra])
-    return BlockStore(generation, eods, roots, extra, get_extra_bytes(config.memory), storage=storage)
+    return BlockStore(generation, eods, roots, extra, extra_bytes, storage=storage)
 
 
 def _check_requests(config: Config, generation: Snapshot, named: Mapping[str, Source], number: int | None) -> None:
