@@ -90,6 +90,8 @@ class LazyTuple(Sequence[T_co]):
 class LazyItems(Sequence[T_co]):
     """A sequence whose items are made one by one, each when it is first needed.
 
+    Equal to a tuple, or to another of its kind, with equal items.
+
     Args:
         size: number of items.
         make: returns an item by its number; called once for each, or by several threads at once.
@@ -112,6 +114,12 @@ class LazyItems(Sequence[T_co]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, LazyItems | tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
 
 
 __all__ = ["LazyItems", "LazyTuple", "cached_property"]

@@ -62,6 +62,8 @@ def test_items_are_made_when_they_are_needed() -> None:
     assert made == [3, 4]
     assert (items[1:3], list(items)) == (("1", "2"), ["0", "1", "2", "3", "4"])
     assert made == [3, 4, 1, 2, 0]
+    assert items == tuple("01234") == LazyItems(5, str)
+    assert items != LazyItems(4, str)
     for number in (5, -6):
         with pytest.raises(IndexError):
             items[number]
