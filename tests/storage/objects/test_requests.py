@@ -1,14 +1,17 @@
-"""Requests that end while they are waited for."""
+"""Requests that end while they are waited for, and answers that are not what was requested."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from datetime import datetime, timezone
+from typing import Any
 
 import pytest
 
 from megablend.storage.object_options import ObjectOptions
-from megablend.storage.objects.failures import Failure
+from megablend.storage.objects.failures import Failure, Kind
+from megablend.storage.objects.pins import Pin, make_pin
 from megablend.storage.objects.requests import Answer, Source
 from megablend.storage.objects.watch import Request, Wanted
 
@@ -43,3 +46,56 @@ def test_a_stalled_request_is_a_failure() -> None:
 def test_a_cancelled_caller_is_not_sent_into_another_attempt() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(end_request(cancel=True))
+
+
+META: dict[str, Any] = {
+    "size": 100,
+    "e_tag": '"a"',
+    "last_modified": datetime.fromtimestamp(0, timezone.utc),
+    "version": None,
+}
+PIN = make_pin(META)
+
+
+class Result:
+    """An answer as the client gives it, where servers and proxies are wrong about what they send."""
+
+    def __init__(self, begin: int, end: int, body: int | None = None, **meta: Any) -> None:
+        self.range, self.meta, self.attributes = (begin, end), META | meta, dict[str, str]()
+        self._body = bytes(end - begin if body is None else body)
+
+    async def bytes_async(self) -> bytes:
+        return self._body
+
+
+ANSWERS: dict[str, tuple[Result, int, Pin | None, Kind | None]] = {
+    # the answer to a request for bytes 10 to some end of a version, and the kind of failure that it is
+    "what was requested": (Result(10, 20), 20, PIN, None),
+    "up to the object's end": (Result(10, 100), 120, PIN, None),
+    "of any version": (Result(10, 20, e_tag='"b"'), 20, None, None),
+    "another beginning": (Result(0, 10), 20, PIN, Kind.AGAIN),
+    "bytes missing": (Result(10, 20, 9), 20, PIN, Kind.AGAIN),
+    "too many bytes": (Result(10, 20, 11), 20, PIN, Kind.AGAIN),
+    "an early end": (Result(10, 15), 20, PIN, Kind.AGAIN),
+    "another etag": (Result(10, 20, e_tag='"b"'), 20, PIN, Kind.CHANGED),
+    "another size": (Result(10, 20, size=101), 20, PIN, Kind.CHANGED),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answers_that_do_not_fit_are_failures(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    obstore = pytest.importorskip("obstore")
+    result, stop, pin, kind = ANSWERS[name]
+
+    async def get() -> Answer | Failure:
+        async def give(*_: Any, **__: Any) -> Result:
+            return result
+
+        monkeypatch.setattr(obstore, "get_async", lambda *_, **__: asyncio.ensure_future(give()))
+        source = Source("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
+        return await source._receive(source._start(Wanted("key", 10, stop, pin)))
+
+    found = asyncio.run(get())
+    assert (found.kind if isinstance(found, Failure) else None) == kind
+    if isinstance(found, Answer):
+        assert (found.start, found.stop, b"".join(found.parts)) == (*result.range, result._body)
