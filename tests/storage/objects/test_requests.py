@@ -13,7 +13,7 @@ from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.failures import Failure, Kind
 from megablend.storage.objects.pins import Pin, make_pin
 from megablend.storage.objects.requests import Answer, Source
-from megablend.storage.objects.watch import Request, Wanted
+from megablend.storage.objects.watch import Request, Wanted, Watch
 
 
 class SilentSource(Source):
@@ -99,3 +99,17 @@ def test_answers_that_do_not_fit_are_failures(monkeypatch: pytest.MonkeyPatch, n
     assert (found.kind if isinstance(found, Failure) else None) == kind
     if isinstance(found, Answer):
         assert (found.start, found.stop, b"".join(found.parts)) == (*result.range, result._body)
+
+
+def test_a_late_request_is_sent_a_second_time_once() -> None:
+    async def watch() -> int:
+        hedged = list[Request]()
+        source = SilentSource("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
+        watch = Watch(source.timing, source.flow, 0.1, hedged.append)
+        request = source._start(Wanted("key", 0, 4, None), hedge_after=0.0)
+        watch.add(request)
+        await asyncio.sleep(0.05)  # several looks, one each hundredth of a second
+        watch.remove(request)
+        return len(hedged)
+
+    assert asyncio.run(watch()) == 1
