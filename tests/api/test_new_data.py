@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -578,11 +579,19 @@ def test_states_of_validation_with_new_data_need_the_run(tmp_path: Path) -> None
     assert [again.sample(k).tokens.tolist() for k in range(len(again))] == [
         valid.sample(k).tokens.tolist() for k in range(len(valid))
     ]
+    shutil.copytree(config["cache"], tmp_path / "kept")
     megablend.remove_run(config["cache"], "default")
-    with pytest.raises(
-        StateError, match=r"run 'default' in .* did not read that index: open it with the cache that the run"
-    ):
+    says = r"run 'default' in .* did not read that index: open it with the cache that the run was built in, or build the run"
+    with pytest.raises(StateError, match=says):
         megablend.open(edited, "valid", stage=1, state=state)
+    kept = edited | {"cache": str(tmp_path / "kept")}
+    assert megablend.open(kept, "valid", stage=1, state=state).consumed_samples == 3
+    new = tmp_path / "data" / "source1" / "m00.parquet"
+    new.rename(tmp_path / "later.parquet")
+    megablend.build(config)  # "again as it grew"
+    (tmp_path / "later.parquet").rename(new)
+    megablend.build(edited)
+    assert megablend.open(edited, "valid", stage=1, state=state).consumed_samples == 3
 
 
 def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) -> None:
