@@ -89,7 +89,8 @@ def shares_of(
         values = _amounts_in_samples(config, split, sources, unit, values)
         num_samples = int(sum(values))
     if num_samples < 1:
-        needed, more = max(-(-sum(values) // value) for value in values if value), ", or add data" * bool(config.epochs)
+        needed = max((-(-sum(values) // value) for value in values if value), default=1)  # one sample of each source
+        more = ", or add data" if config.epochs is not None else ""
         raise PlanError(
             f"{split} would have fewer tokens than one sample of {config.sequence_length} tokens: "
             f"{set_length(config, split, needed, sum(tokens))}{more}"

@@ -32,7 +32,7 @@ CAPPED: list[Change] = [
     {name: {"weight": weight} for name, weight in (("s0", "0.245"), ("s1", "0.56625"), ("s2", "0.18875"))}
     | {"s0": {"weight": "0.245", "max_epochs": 1}},
 ]
-RESTORED: list[Change] = [{"run": "next"}]
+OTHER_RUN: list[Change] = [{"run": "next"}]
 
 REMEDIES: dict[str, list[Change]] = {
     # by the name of the mistake: changes that take the place of its own, one for each way out that the message names
@@ -118,12 +118,12 @@ REMEDIES: dict[str, list[Change]] = {
     "a stage that ends before it begins": [{"stages": [{"samples": 100}, {"samples": 148}, {}]}],
     "a stage that ends within a step of lanes": [{"stages": [{"samples": end}, STAGE]} for end in (100, 104)],
     # what is restored or goes into another run
-    "another mix in the middle of a run": [*RESTORED, {"s0": {}}],
-    "a source withdrawn from a run": [*RESTORED, {"sources": 4}],
-    "another sequence length in a run": [*RESTORED, {"sequence_length": 8}],
-    "another seed on resuming": [*RESTORED, {"seed": 7}],
-    "another split on resuming": [*RESTORED, {"split": None}],
-    "a run that gets shorter": [*RESTORED, {"samples": 200}],
+    "another mix in the middle of a run": [*OTHER_RUN, {"s0": {}}],
+    "a source withdrawn from a run": [*OTHER_RUN, {"sources": 4}],
+    "another sequence length in a run": [*OTHER_RUN, {"sequence_length": 8}],
+    "another seed on resuming": [*OTHER_RUN, {"seed": 7}],
+    "another split on resuming": [*OTHER_RUN, {"split": None}],
+    "a run that gets shorter": [*OTHER_RUN, {"samples": 200}],
     # warnings
     "a source read far too often": [{"warnings": {"max_epochs": 61}}, {name: {"max_epochs": 61} for name in ONCE}],
     "a source of 3 tokens": [{"warnings": {"min_source_samples": None}}],
