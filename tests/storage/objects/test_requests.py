@@ -25,12 +25,14 @@ class SilentSource(Source):
         return answer
 
 
-async def end_request(*, cancel: bool) -> Answer | Failure:
-    """Interrupt a stalled request, at the same moment as its caller cancels it or not."""
+async def end_request(*, cancel: bool, others: int = 0) -> Answer | Failure:
+    """Interrupt a stalled request, at the same moment as its caller cancels it or not, after answers of others."""
     source = SilentSource("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
     request = source._start(Wanted("key", 0, 4, None))
     task = asyncio.create_task(source._receive(request))
     await asyncio.sleep(0)
+    for _ in range(others):
+        source.timing.note(request.began, 0.01, 4)
     request.is_stalled = True
     request.interrupt()
     if cancel:
@@ -38,8 +40,12 @@ async def end_request(*, cancel: bool) -> Answer | Failure:
     return await task
 
 
-def test_a_stalled_request_is_a_failure() -> None:
-    assert isinstance(asyncio.run(end_request(cancel=False)), Failure)
+@pytest.mark.parametrize(("others", "kind"), [(0, Kind.BUSY), (1, Kind.AGAIN)])
+def test_a_stalled_request_is_a_failure(others: int, kind: Kind) -> None:
+    """Of a source that is busy, unless it has answered others in the meantime."""
+    found = asyncio.run(end_request(cancel=False, others=others))
+    assert isinstance(found, Failure)
+    assert found.kind is kind
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="a task does not know before who cancels")
@@ -113,3 +119,51 @@ def test_a_late_request_is_sent_a_second_time_once() -> None:
         return len(hedged)
 
     assert asyncio.run(watch()) == 1
+
+
+class SecondAnswers(Source):
+    """Its first request fails after a second one was sent, which is answered; without `second` there is none."""
+
+    second = True
+
+    async def _exchange(self, request: Request) -> Answer | Failure:
+        await asyncio.sleep(0)
+        if self.counts.requests == 1:
+            if self.second:
+                self._hedge(request)
+            return Failure(Kind.AGAIN, "it broke", "")
+        return Answer([b"data"], 0, 4, PIN)
+
+
+def test_a_second_request_is_waited_for_where_the_first_one_failed() -> None:
+    source = SecondAnswers("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
+    assert isinstance(asyncio.run(source._attempt(Wanted("key", 0, 4, None))), Answer)
+    assert (source.counts.requests, source.counts.hedges) == (2, 1)
+
+
+def test_after_an_attempt_there_is_room_for_others_and_more_patience() -> None:
+    source = SecondAnswers("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
+    source.second, wanted = False, Wanted("key", 0, 4, None)
+    patience = []
+    for _ in range(6):
+        source.counts.requests = 0
+        assert isinstance(asyncio.run(source._attempt(wanted)), Failure)
+        patience.append(wanted.patience)
+    assert patience == [2, 4, 8, 16, 16, 16]
+    assert (source.flow.requests, source.flow.bytes) == (0, 0)
+
+
+def test_few_requests_are_sent_a_second_time() -> None:
+    async def hedge() -> int:
+        source = SilentSource("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
+        source.counts.requests = 1000
+        requests = [source._start(Wanted("key", 0, 4, None)) for _ in range(50)]
+        for request in requests:
+            source._hedge(request)
+        tasks = [request.hedge for request in requests if request.hedge is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return len(tasks)
+
+    assert asyncio.run(hedge()) == 6  # of 1,050, and those 6
