@@ -238,6 +238,14 @@ def test_files_that_do_not_exist_are_not_copied_and_old_copies_of_them_go(prefix
     assert not store.fetch_file("fragments", "a").exists()
 
 
+def test_a_file_that_is_removed_while_files_are_copied(prefix: ObjectPrefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ObjectCacheStore(prefix.location, ObjectOptions())
+    prefix.write("fragments/a", b"one")
+    monkeypatch.setattr(store, "list_files", lambda _: ["a", "gone"])
+    store.fetch_files("fragments")
+    assert [path.name for path in (store.folder / "fragments").iterdir()] == ["a"]
+
+
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_probes_are_removed_when_they_are_old(prefix: ObjectPrefix, hours: int) -> None:
     store = ObjectCacheStore(prefix.location, ObjectOptions())
