@@ -233,9 +233,10 @@ def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> Requ
     extra = int(config.add_extra_token_to_sequence)
     num_samples = sum(samples_of_one_pass(tokens, config.sequence_length, extra))
     if num_samples == 0:
+        remedy = "add data to its sources" if config.listed_by_split else "give it a larger share in `split`"
         raise PlanError(
             f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens ({sum(tokens):,} tokens in "
-            "all): give it a larger share in `split`"
+            f"all): {remedy}"
         )
     return RequestedStage(config=config, weights=(), requested=(), start=0, end=num_samples, first=0)
 
