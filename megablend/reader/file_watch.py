@@ -38,34 +38,52 @@ class FileWatch:
         self._found: list[tuple[RunFile, Exception]] = []
         self._place = [0]  # index into `files` of the next one; survives a restart of the thread
         self._position = [0]
+        self._signal: SimpleQueue[None] = SimpleQueue()  # what is put there ends the thread
         self._end: weakref.finalize[..., FileWatch] | None = None
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
     def start(self, position: int = 0) -> None:
-        """Start checking, unless it is already running in this process. What an earlier check found is checked again.
+        """Start checking, unless it is already running in this process. A file that an error was raised for is checked again.
 
         Args:
             position: the next sample that is read.
         """
         self._position[0] = position
-        is_running = self._end is not None and self._end.alive and self._process == os.getpid()
-        if is_running or not self._pause or not self._files:
+        if not self._pause or not self._files or (self._process == os.getpid() and self._is_busy()):
             return
-        end: SimpleQueue[None] = SimpleQueue()
-        self._found, self._process = [], os.getpid()
-        arguments = (self._checker, self._files, self._pause, end, self._found, self._place, self._position)
+        self._signal, self._found, self._process = SimpleQueue(), [], os.getpid()
+        arguments = (self._checker, self._files, self._pause, self._signal, self._found, self._place, self._position)
         self._thread = threading.Thread(target=_look, args=arguments, name="megablend-watch", daemon=True)
         self._thread.start()
-        _running[self._thread] = end
-        self._end = weakref.finalize(self, end.put, None)
+        _running[self._thread] = self._signal
+        self._end = weakref.finalize(self, self._signal.put, None)
+
+    def _is_busy(self) -> bool:
+        """Whether no thread is to be started: one is running, or one that was stopped has found something meanwhile.
+
+        A thread that is still in the check during which it was stopped continues.
+        """
+        if (self._end is not None and self._end.alive) or self._found:
+            return True
+        if self._thread is None or not self._thread.is_alive():
+            return False
+        try:
+            self._signal.get_nowait()
+        except Empty:  # the thread has seen it, and ends
+            return False
+        self._end = weakref.finalize(self, self._signal.put, None)
+        return True
 
     def raise_found(self) -> None:
         """Raise the error that a check found, if any. Raises: MissingFileError, ChangedFileError, CacheError."""
-        if self._found and self._found[0][0].is_needed(self._position[0]):
-            raise self._found[0][1]
-        if self._found:
-            self.stop()  # started again, it passes over that file
+        if not self._found:
+            return
+        self.stop()
+        self._thread = None  # it ends with what it finds
+        file, error = self._found.pop()
+        if file.is_needed(self._position[0]):
+            raise error
 
     def stop(self) -> None:
         """Stop checking, without waiting for the thread; may be called by the garbage collector."""
@@ -75,9 +93,8 @@ class FileWatch:
     def close(self) -> None:
         """Stop checking."""
         self.stop()
-        thread, self._thread = self._thread, None
-        if thread is not None and self._process == os.getpid():
-            thread.join(_JOIN_SECONDS)  # it may be waiting for a file system that hangs
+        if self._thread is not None and self._process == os.getpid():
+            self._thread.join(_JOIN_SECONDS)  # it may be waiting for a file system that hangs
 
 
 @atexit.register
