@@ -113,7 +113,9 @@ def _read(store: CacheStore, run: str) -> tuple[list[tuple[int, int, str]], Reco
             return [], None
         record = parse_json(found.data)
     except ValueError as error:
-        raise CacheError(f"{place}: cannot read the run's skipped samples: {error}; restore it from a backup") from None
+        raise CacheError(
+            f"{place}: cannot read the run's skipped samples: {error}; restore it from a backup, or remove it to skip none"
+        ) from None
     if not isinstance(record, dict) or record.get("version") != VERSION:
         raise CacheError(
             f"{place}: not a list of skipped samples of version {VERSION}; use the version of megablend that wrote it"
