@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("config")
 @click.option("--at", type=click.IntRange(1), metavar="SAMPLE", help="Sample from which the next stage applies.")
-@click.option("--state", metavar="FILE", help="A checkpoint's state as JSON, whose position is taken instead.")
+@click.option("--state", metavar="FILE", help="Use the position of this checkpoint's state (JSON) instead.")
 @click.option("--plus", type=click.IntRange(0), default=0, help="Samples to add to the state's position.")
 @click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @in_cache

@@ -36,7 +36,7 @@ def print_description(found: dict[str, Any]) -> None:
     print_line(f"run {found['run']!r}: stages {verb} at sample {stages}; plan {found['plan']}")
     for skipped in found["skips"]:
         print_line(
-            f"samples {skipped['start']:,} to {skipped['stop']:,} are skipped: {skipped['tokens']:,} tokens stay unread"
+            f"samples {skipped['start']:,} to {skipped['stop']:,} are skipped: {skipped['tokens']:,} tokens are not read"
         )
     if found["note"] is not None:
         print_line(f"note: {found['note']}")

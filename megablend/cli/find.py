@@ -68,7 +68,7 @@ def _print_found(found: dict[str, Any]) -> None:
         row = "" if each["row"] is None else f" row {each['row']:,}"
         title = f"{each['file']}{row}: {each['tokens']:,} tokens in {found['split']}, source {each['source']!r}"
         if not each["samples"]:
-            print_line(f"{title}: read by no sample of run {found['run']!r}")
+            print_line(f"{title}: no sample of run {found['run']!r} reads it")
             continue
         steps = "step" in each["samples"][0]
         columns = ("sample", *(["step"] if steps else []), "epoch", "tokens of the sample", "offset")

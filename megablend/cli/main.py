@@ -182,7 +182,7 @@ cli.add_command(skip)
 
 
 class _WarningPrinter(logging.Handler):
-    """Prints warnings of the package on stderr, a line each."""
+    """Prints warnings of the package on stderr, one line each."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(f"megablend: {record.getMessage()}", err=True)

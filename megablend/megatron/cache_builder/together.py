@@ -28,8 +28,8 @@ def prepare_on_ranks(
     """Build what the caches of all ranks lack. Called on every rank of the job.
 
     Args:
-        request: the same on all ranks, but for the place of the cache, which is checked.
-        shared_fs: as `ranks_sharing_folder` takes it; a dry run makes no folder, and takes all ranks' to be one.
+        request: the same on all ranks, except for the location of the cache; this is checked.
+        shared_fs: as `ranks_sharing_folder` takes it; a dry run creates no folder, and assumes that all ranks share one.
 
     Others as prepare_cache has them; `progress` is called on the first rank of each folder.
 

@@ -11,7 +11,7 @@ from collections import deque
 from megablend.storage.objects.flow import FIRST_REQUESTS
 
 LARGE_BYTES = 1 << 20
-"""Larger answers are taken in parts, each of which shows that the source is there."""
+"""Larger responses are received in parts, each of which shows that the source is alive."""
 _MANY_TIMES = 3.0
 _FORGET = 0.95
 """What the slowest answer counts for after each further one."""
