@@ -53,7 +53,7 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
                 unreadable[path] = reason
                 del matches[path]
     if not matches:
-        raise spec.complaint(f"none of its files can be read: {_first_of(unreadable)}; get permission there")
+        raise spec.complaint(f"none of its files can be read: {_first_of(unreadable)}; get permission to read them")
     kind = _single_format(spec, matches, storage)
     paths, note = _without_doubles(spec, kind, matches.values(), storage)
     try:

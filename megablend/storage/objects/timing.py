@@ -67,7 +67,7 @@ class Timing:
         return max(self._read_timeout, _MANY_TIMES * self._slowest) + self._seconds_of(size)
 
     def allow_stalled(self, size: int) -> float:
-        """The same of a request that later ones have overtaken."""
+        """The same for a request although later ones were answered first."""
         return self._read_timeout + self._seconds_of(size)
 
     def hedge_after(self) -> float | None:
