@@ -1,4 +1,4 @@
-"""Print the requirements of a wheel, one a line, without its extras: python tools/list_requirements.py X.whl --without torch"""
+"""Print the requirements of a wheel, one per line, without its extras: python tools/list_requirements.py X.whl --without torch"""
 
 from __future__ import annotations
 

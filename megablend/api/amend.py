@@ -102,7 +102,7 @@ def amend(
     """
     checked = load_config(config, cache=cache)
     if (at is None) == (state is None):
-        raise ConfigError("give either at, a sample, or state, whose position is taken")
+        raise ConfigError("give either `at`, a sample, or `state`, whose position is used")
     ledger = load_ledger(checked.cache_store, checked.run)
     if ledger is None:
         raise CacheError(

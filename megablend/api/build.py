@@ -14,6 +14,7 @@ from megablend.api.checksums import make_checksums
 from megablend.api.known_ranges import refuse_known_outliers
 from megablend.api.repair import repair_kept_index
 from megablend.api.runs import list_indices, make_run_storage
+from megablend.api.same_config import check_same_config
 from megablend.api.warn import find_warnings, warn_of_shared_files
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables
@@ -88,8 +89,8 @@ def build(
             disk are then compared with them.
 
     Returns: the same on all ranks.
-    Raises: ConfigError, PlanError, DataError, CacheError, LaunchError. Under MPI an error on one rank ends all ranks, with that
-        rank's message and the error's exit code.
+    Raises: ConfigError, also where the ranks' configs differ; PlanError, DataError, CacheError, LaunchError. Under MPI an error
+        on one rank ends all ranks, with that rank's message and the error's exit code.
     """
     launch, storage = launch or detect(), storage and storage.for_reading()
     checked, report = _index(config, cache, progress, launch, storage)
@@ -129,6 +130,7 @@ def _index(
         with translating("build"):
             checked = load_config(config, cache=cache)
             check_sample(checked)
+            check_same_config(launch, checked)
     except BaseException as error:
         launch.abort(error)
     storage = storage or make_storage(

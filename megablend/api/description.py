@@ -193,7 +193,7 @@ class RunDescription(Result):
     splits: dict[str, SplitDescription]
     """The splits by name: train, valid, test."""
     problems: tuple[str, ...]
-    """Data files that are missing or changed, a line each."""
+    """Data files that are missing or changed, one line each."""
     warnings: tuple[str, ...]
     """Numbers of the plan that deserve a second look."""
     opening_seconds: float

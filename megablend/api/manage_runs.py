@@ -142,10 +142,12 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
     """
     cache = _cache_of(what)
     check_run_name(new)
+    if run == new:
+        raise ConfigError(f"{cache}: run {run!r} has this name already; give it another one")
     with _changing(cache, run) as store:
         ledger, there = _load(cache, run), new in run_names(cache)
         renamed = dataclasses.replace(ledger, run=new)
-        if run == new or (there and load_ledger(cache, new) != renamed):  # the same one: a rename that was interrupted
+        if there and load_ledger(cache, new) != renamed:  # the same one: a rename that was interrupted
             raise ConfigError(f"{cache}: there is a run {new!r} already; remove it first, or choose another name")
         if not there:
             copy_skips(store, ledger, new)  # before the ledger, so that a run of the new name never lacks them

@@ -36,7 +36,8 @@ def skip(
         dry_run: only say what would be skipped.
 
     Returns: as `list_skips`, with this range in it.
-    Raises: ConfigError for a range outside of the run or, rounded, all of it; CacheError where it cannot be stored.
+    Raises: ConfigError for a range outside of the run or, rounded and with those that are skipped already, all of it;
+        CacheError where it cannot be stored.
     """
     opened = open_committed(what, run, cache=cache)
     unit = math.lcm(*(blend.lanes for blend in opened.blends), whole_number("batch_size", batch_size, least=1))
@@ -46,13 +47,14 @@ def skip(
             f"found samples {start:,} to {stop:,}, expected a range within the {opened.num_samples:,} samples of the run"
         )
     first, last = start // unit * unit, min(-(-stop // unit) * unit, opened.num_samples)
-    if (first, last) == (0, opened.num_samples):
+    planned = load_skips(opened.config.cache_store, opened.ledger).add(first, last)
+    if planned.ranges == ((0, opened.num_samples),):
+        are = "are" if (first, last) == planned.ranges[0] else "are, with the ranges that are skipped already,"
         raise ConfigError(
-            f"samples {start:,} to {stop:,}, rounded outwards to multiples of {unit:,} (lanes and samples of a step), are the "
-            f"whole run of {last:,} samples; expected a smaller range, or a smaller batch"
+            f"samples {start:,} to {stop:,}, rounded outwards to multiples of {unit:,} (lanes and samples of a step), {are} "
+            f"the whole run of {opened.num_samples:,} samples; expected a smaller range, or a smaller batch"
         )
     if dry_run:
-        planned = load_skips(opened.config.cache_store, opened.ledger).add(first, last)
         return {"run": opened.ledger.run, "skips": describe_skips(opened, planned)}
     with opened.config.cache_store.hold():
         save_skip(opened.config.cache_store, opened.ledger, first, last)

@@ -27,7 +27,18 @@ from megablend.fs.log_waits import log_slow_wait
 
 MANIFEST, ROOTS = "manifest.json", "roots.json"
 """Of a folder: written last when it is created; replaced by each commit."""
-FOLDERS = ("fragments", "packs", "generations", "lengths", "documents", "splits", "idx", "checksums", "runs")
+FOLDERS = (
+    "fragments",
+    "packs",
+    "generations",
+    "lengths",
+    "documents",
+    "splits",
+    "idx",
+    "checksums",
+    "runs",
+    "runs/skips",
+)
 """The folders of a cache."""
 SET_ASIDE = "reset"
 """Folder below `runs` of the ledgers of runs that were reset."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megablend.cli.lines import print_line
 from megablend.cli.options import as_json, in_cache, print_json
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("config")
 @click.option("--at", type=click.IntRange(1), metavar="SAMPLE", help="Sample from which the next stage applies.")
-@click.option("--state", metavar="FILE", help="A checkpoint's state as JSON, whose position is taken instead.")
+@click.option("--state", metavar="FILE", help="Use the position of this checkpoint's state (JSON) instead.")
 @click.option("--plus", type=click.IntRange(0), default=0, help="Samples to add to the state's position.")
 @click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @in_cache
@@ -50,14 +51,14 @@ def _print_amendment(found: Amendment) -> None:
     console = new_console()
     does = "continues" if found.committed else "would continue"
     rounded = "" if found.at == found.requested else f" ({found.requested:,} rounded up to the end of a cycle)"
-    console.print(f"run {found.run!r} {does} with other settings from sample {found.at:,} on{rounded}", markup=False)
+    print_line(f"run {found.run!r} {does} with other settings from sample {found.at:,} on{rounded}")
     if found.drain:
-        console.print(
-            f"samples {found.at:,} to {found.at + found.drain:,} keep the old settings: the rest of blocks that are partly read",
-            markup=False,
+        print_line(
+            f"samples {found.at:,} to {found.at + found.drain:,} keep the old settings: "
+            "the rest of blocks that are partly read"
         )
     for change in found.changes:
-        console.print(f"  {change['what']}: {change['before']} -> {change['after']}", markup=False)
+        print_line(f"  {change['what']}: {change['before']} -> {change['after']}")
     columns = ["source", "share", "share now", "tokens", "tokens now", "epochs", "epochs now", "repeats", "repeats now"]
     rows = []
     for source in found.sources:
@@ -65,7 +66,7 @@ def _print_amendment(found: Amendment) -> None:
         rows.append([source.name, *(cell for pair in pairs for cell in pair)])
     print_table(console, f"the rest of the run, {found.samples:,} samples in all", columns, rows)
     if found.committed:
-        console.print(f"to build this run from its config alone, write `from: {found.at}` into the stage", markup=False)
+        print_line(f"to build this run from its config alone, write `from: {found.at}` into the stage")
 
 
 def _format(outlook: Outlook) -> list[str]:

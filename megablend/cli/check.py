@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from megablend.cli.lines import print_line
 from megablend.cli.options import as_json, in_cache, print_json
 
 
@@ -41,11 +42,11 @@ def check(config: str, data: bool, state: str | None, cache: str | None, as_json
         print_json(files.to_dict() | ({"data": tokens.to_dict()} if tokens else {}))
     else:
         for problem in files.problems:
-            click.echo(problem)
+            print_line(problem)
         for problem in files.older_problems:
-            click.echo(f"note: {problem}; `--state FILE` says whether a checkpoint still needs it")
+            print_line(f"note: {problem}; `--state FILE` says whether a checkpoint still needs it")
         result = f"{len(files.problems):,} missing or changed" if files.problems else "all as indexed"
-        click.echo(f"{files.files:,} files of index {files.index}: {result}")
+        print_line(f"{files.files:,} files of index {files.index}: {result}")
         if tokens is not None:
             print_checked(tokens)
     if files.problems or (tokens is not None and tokens.problems):

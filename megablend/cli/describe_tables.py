@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from megablend.cli.lines import print_line
 from megablend.cli.tables import format_transfer, new_console, print_problems, print_table, print_warnings
 from megablend.order.registry import find_order
 from megablend.prefetch.memory_budget import format_bytes
@@ -24,7 +25,7 @@ def print_description(found: dict[str, Any]) -> None:
     _print_indexed(console, found["index"], found["cache"])
     for split, described in found["splits"].items():
         if "problem" in described:
-            console.print(f"{split}: {described['problem']}", markup=False)
+            print_line(f"{split}: {described['problem']}")
             continue
         kind = "blended" if described["blended"] else "one unblended pass"
         _print_split(
@@ -32,35 +33,34 @@ def print_description(found: dict[str, Any]) -> None:
         )
     stages = ", ".join(f"{end:,}" for end in found["stages"])
     verb = "end" if found["committed"] else "would end"
-    console.print(f"run {found['run']!r}: stages {verb} at sample {stages}; plan {found['plan']}", markup=False)
+    print_line(f"run {found['run']!r}: stages {verb} at sample {stages}; plan {found['plan']}")
     for skipped in found["skips"]:
-        console.print(
-            f"samples {skipped['start']:,} to {skipped['stop']:,} are skipped: {skipped['tokens']:,} tokens stay unread",
-            markup=False,
+        print_line(
+            f"samples {skipped['start']:,} to {skipped['stop']:,} are skipped: {skipped['tokens']:,} tokens are not read"
         )
     if found["note"] is not None:
-        console.print(f"note: {found['note']}", markup=False)
-    console.print(f"opening train takes {found['opening_seconds'] * 1e3:,.1f} ms, apart from imports and kernels")
+        print_line(f"note: {found['note']}")
+    print_line(f"opening train takes {found['opening_seconds'] * 1e3:,.1f} ms, apart from imports and kernels")
     if "transfer" in found:
-        console.print(f"train reads about {format_transfer(**found['transfer'])} from object stores", markup=False)
+        print_line(f"train reads about {format_transfer(**found['transfer'])} from object stores")
     if "read_amplification" in found:
-        console.print(f"read amplification: {found['read_amplification']:.3f}")
-        _print_memory(console, found)
+        print_line(f"read amplification: {found['read_amplification']:.3f}")
+        _print_memory(found)
         if not find_order(found["order"]).consumes_whole_blocks:
             reads = f"order: {found['order']} reads a whole block for each {find_order(found['order']).unit}"
-            console.print(f"{reads}, which costs this much (order: page is near 1)")
-    print_problems(console, found["problems"])
-    print_warnings(console, found["warnings"])
+            print_line(f"{reads}, which costs this much (order: block is near 1)")
+    print_problems(found["problems"])
+    print_warnings(found["warnings"])
     if "full_share_stages" in found:
-        console.print("to read sources at their full shares until they run out instead, without on_exhausted:")
+        print_line("to read sources at their full shares until they run out instead, without on_exhausted:")
         console.print(found["full_share_stages"], markup=False, end="")
 
 
-def _print_memory(console: Console, found: dict[str, Any]) -> None:
+def _print_memory(found: dict[str, Any]) -> None:
     needed, limit = (format_bytes(found[name]) for name in ("memory_per_rank", "memory_limit_per_rank"))
-    console.print(f"memory of a rank: at least {needed} of {limit} that `memory` allows")
+    print_line(f"memory of a rank: at least {needed} of {limit} that `memory` allows")
     if "most_lanes" in found:
-        console.print(f"lanes: {found['lanes']:,}; at most {found['most_lanes']:,} suit these loaders and `memory`")
+        print_line(f"lanes: {found['lanes']:,}; at most {found['most_lanes']:,} suit these loaders and `memory`")
 
 
 def _print_files(console: Console, found: dict[str, Any]) -> None:
@@ -81,8 +81,8 @@ def _print_files(console: Console, found: dict[str, Any]) -> None:
         for source in found["files"]
     ]
     print_table(console, f"run {found['run']!r}", ("source", "format", "files", "MB", "requested"), rows)
-    _print_left_out(console, found)
-    console.print(f"note: {found['note']}", markup=False)
+    _print_left_out(found)
+    print_line(f"note: {found['note']}")
 
 
 def _print_indexed(console: Console, index: dict[str, Any], cache: str) -> None:
@@ -94,15 +94,15 @@ def _print_indexed(console: Console, index: dict[str, Any], cache: str) -> None:
     total = ("all", "", "", *(f"{index[key]:,}" for key in columns))
     title = f"index {index['digest']} in {cache} ({index['index_bytes'] / 1e3:,.1f} kB)"
     print_table(console, title, ("source", "format", "column", *columns), rows, total=total)
-    _print_left_out(console, index)
+    _print_left_out(index)
     for source in index["sources"]:
         for path in source["skipped"]:
-            console.print(f"skipped, cannot be read: source {source['name']!r}: {path}", markup=False)
+            print_line(f"skipped, cannot be read: source {source['name']!r}: {path}")
     tables = [
         source["document_table_bytes"] for source in index["sources"] if source["document_table_bytes"] is not None
     ]
     if tables:
-        console.print(f"document tables: {len(tables):,} sources, {sum(tables) / 1e3:,.1f} kB")
+        print_line(f"document tables: {len(tables):,} sources, {sum(tables) / 1e3:,.1f} kB")
 
 
 def _print_split(console: Console, title: str, described: dict[str, Any]) -> None:
@@ -144,20 +144,18 @@ def _print_split(console: Console, title: str, described: dict[str, Any]) -> Non
         for source in described["sources"]
     ]
     print_table(console, title, columns, rows)
-    _print_left_out(console, described)
+    _print_left_out(described)
     if "stages" in described:
         _print_stages(console, title.partition(":")[0], described["stages"])
     for source in described["sources"]:
         if "withdrawn_tokens" in source:
             tokens = f"{source['withdrawn_tokens']:,} tokens of withdrawn files are not read"
-            console.print(
-                f"source {source['name']!r}: {tokens} in the epoch in which they were withdrawn", markup=False
-            )
+            print_line(f"source {source['name']!r}: {tokens} in the epoch in which they were withdrawn")
     first = described["first_repeated_source"]
     if first is not None:
-        console.print(f"first source to repeat: {first['source']!r}, at sample {first['sample']:,}", markup=False)
+        print_line(f"first source to repeat: {first['source']!r}, at sample {first['sample']:,}")
     elif described["blended"]:
-        console.print("no source is read more than once", markup=False)
+        print_line("no source is read more than once")
 
 
 def _cap(source: dict[str, Any]) -> str:
@@ -209,12 +207,12 @@ def _print_stages(console: Console, split: str, stages: Sequence[dict[str, Any]]
         if rows:
             print_table(console, title, columns, rows)
         else:
-            console.print(f"{title}; all shares as before", markup=False)
+            print_line(f"{title}; all shares as before")
         before = shares
     if len(stages) > STAGES:
-        console.print(f"and {len(stages) - STAGES:,} more stages (--json has all)")
+        print_line(f"and {len(stages) - STAGES:,} more stages (--json has all)")
 
 
-def _print_left_out(console: Console, table: dict[str, Any]) -> None:
+def _print_left_out(table: dict[str, Any]) -> None:
     if n := table.get("sources_left_out"):
-        console.print(f"and {n:,} more sources (--top 0 shows all; --sort and --match select)")
+        print_line(f"and {n:,} more sources (--top 0 shows all; --sort and --match select)")

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from megablend.cli.lines import print_line
 from megablend.cli.options import as_json, print_json
 
 SHOWN = 30
@@ -32,13 +33,11 @@ def diff(a: str, b: str, as_json: bool) -> None:
 
 
 def _print_diff(found: dict[str, Any]) -> None:
-    from megablend.cli.tables import new_console
 
-    console = new_console()
     for each in found["differences"][:SHOWN]:
-        console.print(f"{each['what']}: {_short(each['a'])} | {_short(each['b'])}", markup=False)
+        print_line(f"{each['what']}: {_short(each['a'])} | {_short(each['b'])}")
     if (more := len(found["differences"]) - SHOWN) > 0:
-        console.print(f"and {more} more differences; --json has all", markup=False)
+        print_line(f"and {more} more differences; --json has all")
     fewer, least = min(found["samples"]), f"{found['agrees_up_to']:,}"
     if "parts_at" not in found:
         same = not found["differences"]
@@ -49,7 +48,7 @@ def _print_diff(found: dict[str, Any]) -> None:
         text = f"all {fewer:,} samples are the same"
     else:
         text = f"the same up to sample {fewer:,}, where one of them ends"
-    console.print(text, markup=False)
+    print_line(text)
 
 
 def _short(value: object) -> str:

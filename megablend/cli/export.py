@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from megablend.cli.lines import print_line
 from megablend.cli.options import as_json, in_cache, of_run, of_split, print_json
 
 
@@ -33,7 +34,7 @@ def export(
     if as_json:
         print_json(written)
     else:
-        click.echo(
+        print_line(
             f"{written['file']}: samples {written['start']:,} to {written['stop']:,} of run {written['run']!r}, "
             f"{written['bytes'] / 1e6:,.1f} MB"
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from megablend.cli.lines import print_line
 from megablend.cli.options import as_json, in_cache, of_run, of_split, print_json
 
 SHOWN = 20
@@ -67,7 +68,7 @@ def _print_found(found: dict[str, Any]) -> None:
         row = "" if each["row"] is None else f" row {each['row']:,}"
         title = f"{each['file']}{row}: {each['tokens']:,} tokens in {found['split']}, source {each['source']!r}"
         if not each["samples"]:
-            console.print(f"{title}: read by no sample of run {found['run']!r}", markup=False, soft_wrap=True)
+            print_line(f"{title}: no sample of run {found['run']!r} reads it")
             continue
         steps = "step" in each["samples"][0]
         columns = ("sample", *(["step"] if steps else []), "epoch", "tokens of the sample", "offset")
@@ -83,4 +84,4 @@ def _print_found(found: dict[str, Any]) -> None:
         ]
         print_table(console, title, columns, rows)
         if not each["complete"]:
-            console.print(f"more samples follow; --all lists all (run {found['run']!r})", markup=False)
+            print_line(f"more samples follow; --all lists all (run {found['run']!r})")

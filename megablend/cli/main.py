@@ -22,6 +22,7 @@ from megablend.cli.describe import describe
 from megablend.cli.diff import diff
 from megablend.cli.export import export
 from megablend.cli.find import find
+from megablend.cli.lines import print_line
 from megablend.cli.megatron_cache import megatron_cache
 from megablend.cli.options import as_json, in_cache, print_json
 from megablend.cli.runs import runs
@@ -132,8 +133,8 @@ def verify(what: str, data: bool, as_json: bool) -> None:
         print_json(result.to_dict())
     else:
         for problem in result.problems:
-            click.echo(problem)
-        click.echo(f"{cache.location}: {f'{len(result.problems):,} problems' if result.problems else 'OK'}")
+            print_line(problem)
+        print_line(f"{cache.location}: {f'{len(result.problems):,} problems' if result.problems else 'OK'}")
     if result.problems:
         sys.exit(3)
 
@@ -162,8 +163,8 @@ def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
         return
     verb = "would remove" if dry_run else "removed"
     for digest in found.removed:
-        click.echo(f"{verb}: index {digest}")
-    click.echo(
+        print_line(f"{verb}: index {digest}")
+    print_line(
         f"{cache}: {verb}: {len(found.removed)} indexes, {found.other_files} fragments and tables, "
         f"{found.bytes / 1e6:,.1f} MB; {len(found.kept)} indexes kept"
     )
@@ -182,7 +183,7 @@ cli.add_command(skip)
 
 
 class _WarningPrinter(logging.Handler):
-    """Prints warnings of the package on stderr, a line each."""
+    """Prints warnings of the package on stderr, one line each."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # the log's disk is full: a warning does not end the work

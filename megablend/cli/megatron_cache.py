@@ -143,6 +143,7 @@ def megatron_cache(
     from megablend.cli.progress import progress_on
     from megablend.config.storage_settings import load_storage_settings
     from megablend.distributed.find_job import program_job
+    from megablend.distributed.same_settings import check_same_settings
     from megablend.megatron.cache_builder.together import prepare_on_ranks
     from megablend.megatron.request.flags import request_of_flags
     from megablend.storage.by_scheme import make_storage
@@ -152,6 +153,7 @@ def megatron_cache(
         try:
             memory = None if max_memory is None else parse_bytes(max_memory)
             objects = load_storage_settings(storage_file)
+            check_same_settings(job.world, {name: flags[name] for name in flags if name != "data_cache_path"})
             if job.rank == 0:  # one rank builds the tokenizer, for all
                 request = request_of_flags(flags, {name: flags[name] for name in map(_attribute, _TOKENIZER_FLAGS)})
             request = job.world.bcast(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from megablend.cli.lines import print_line
 from megablend.cli.tables import new_console, new_table
 from megablend.megatron.cache_builder.build_cache import CacheReport
 from megablend.megatron.cache_builder.work_plan import Job, SplitPlan
@@ -43,7 +44,7 @@ def print_report(found: dict[str, Any]) -> None:
         )
     console.print(table)
     for note in found["notes"]:
-        console.print(f"note: {note}", markup=False)
+        print_line(f"note: {note}")
     missing = sum(split["missing"] for split in found["splits"])
     if not missing:
         done = "nothing is missing"
@@ -54,7 +55,7 @@ def print_report(found: dict[str, Any]) -> None:
         )
     else:
         done = f"{missing:,} were missing and have been built: {found['seconds']:.1f} s (ranks: {found['ranks']})"
-    console.print(done, markup=False)
+    print_line(done)
 
 
 def _split(split: SplitPlan, missing: frozenset[str]) -> dict[str, Any]:

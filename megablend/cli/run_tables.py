@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from megablend.cli.lines import print_line
 from megablend.cli.tables import new_console, print_table
 
 _CHANGES = 20
@@ -31,7 +32,7 @@ def print_cache(found: dict[str, Any]) -> None:
     print_runs(console, found["runs"])
     for index in found["indices"]:
         if "problem" in index:
-            console.print(f"damaged: {index['problem']}", markup=False)
+            print_line(f"damaged: {index['problem']}")
 
 
 def print_runs(console: Console, runs: Sequence[dict[str, Any]]) -> None:
@@ -44,9 +45,9 @@ def print_runs(console: Console, runs: Sequence[dict[str, Any]]) -> None:
     print_table(console, "runs", ("run", "samples", "stages", "index", "plan"), rows)
     for run in runs:
         if "problem" in run:
-            console.print(f"damaged: {run['problem']}", markup=False)
+            print_line(f"damaged: {run['problem']}")
         elif not run["index_exists"]:
-            console.print(f"run {run['run']!r} reads index {run['index']}, which does not exist", markup=False)
+            print_line(f"run {run['run']!r} reads index {run['index']}, which does not exist")
 
 
 def print_run(found: dict[str, Any]) -> None:
@@ -59,14 +60,14 @@ def print_run(found: dict[str, Any]) -> None:
     ]
     print_table(console, f"run {found['run']!r}", ("source", *(key.replace("_", " ") for key in keys)), rows)
     for key, value in blend.items():
-        console.print(f"{key.replace('_', ' ')}: {value}", markup=False)
+        print_line(f"{key.replace('_', ' ')}: {value}")
     gone = "" if found["index_exists"] else " (which does not exist)"
-    console.print(f"index {found['index']}{gone}", markup=False)
+    print_line(f"index {found['index']}{gone}")
     stages = ", ".join(f"{end:,}" for end in found["stages"])
-    console.print(f"stages end at sample {stages}; plan {found['plan']}", markup=False)
+    print_line(f"stages end at sample {stages}; plan {found['plan']}")
     for number, stage in enumerate(found["chain"][1:], 1):
-        console.print(f"stage {number}, samples {stage['start']:,} to {stage['stop']:,}, changes:", markup=False)
+        print_line(f"stage {number}, samples {stage['start']:,} to {stage['stop']:,}, changes:")
         for change in stage["changes"][:_CHANGES]:
-            console.print(f"  {change['what']}: {change['before']} -> {change['after']}", markup=False)
+            print_line(f"  {change['what']}: {change['before']} -> {change['after']}")
         if (more := len(stage["changes"]) - _CHANGES) > 0:
-            console.print(f"  and {more:,} more (--json)", markup=False)
+            print_line(f"  and {more:,} more (--json)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from megablend.cli.lines import print_line
 from megablend.cli.options import as_json, print_json
 
 where = click.argument("what", metavar="CONFIG|CACHE")
@@ -96,4 +97,4 @@ def _report(found: dict[str, object], text: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        click.echo(text)
+        print_line(text)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from megablend.cli.lines import print_line
 from megablend.cli.options import as_json, in_cache, of_run, of_split, print_json
 from megablend.errors import ConfigError
 
@@ -131,7 +132,7 @@ def _print_step(found: dict[str, Any]) -> None:
         if "text" in each:
             text = " ".join(each["text"].split())
             shown = text if len(text) <= SHOWN_TEXT else f"{text[:SHOWN_TEXT]} ..."
-            console.print(f"{each['sample']:,}: {shown}", markup=False)
+            print_line(f"{each['sample']:,}: {shown}")
 
 
 def _num_files(sample: dict[str, Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from megablend.cli.lines import print_line
 from megablend.cli.options import as_json, in_cache, of_run, print_json
 
 
@@ -50,9 +51,9 @@ def skip(
         print_json(found)
         return
     for each in found["skips"]:
-        click.echo(
+        print_line(
             f"run {found['run']!r} {'would skip' if dry_run else 'skips'} samples {each['start']:,} to {each['stop']:,}: "
             f"{each['samples']:,} samples, {each['tokens']:,} tokens"
         )
     if not found["skips"]:
-        click.echo(f"run {found['run']!r} skips no samples")
+        print_line(f"run {found['run']!r} skips no samples")

@@ -13,6 +13,7 @@ from rich.table import Table
 from megablend.api.build_results import BuildResult
 from megablend.api.check_data import CheckDataResult
 from megablend.blocks.build_document_tables import TablesReport
+from megablend.cli.lines import print_line
 from megablend.index.build import BuildReport
 
 SHOWN_PROBLEMS = 10
@@ -40,7 +41,7 @@ def print_dry_run(found: Sequence[dict[str, Any]]) -> None:
     for each in found:
         transfer = format_transfer(each["requests"], each["source_bytes"], each["cost"])
         files = f"{each['name']}: {each['files']:,} files, {each['bytes'] / 1e9:,.2f} GB"
-        print(f"{files}; indexing requests about {transfer}" if each["requests"] else f"{files}, on local disks")
+        print_line(f"{files}; indexing requests about {transfer}" if each["requests"] else f"{files}, on local disks")
 
 
 def print_table(
@@ -62,7 +63,7 @@ def print_table(
             room = console.width - name - 4
         groups[-1].append(i)
         room -= width + 3
-    console.print(title, markup=False, style="italic", soft_wrap=True)
+    print_line(title, italic=True)
     for group in groups:
         table = new_table("", *(columns[i] for i in (0, *group)))
         table.columns[0].max_width = name
@@ -91,53 +92,51 @@ def print_index(report: BuildReport, documents: TablesReport | None, *, ranks: i
     row = (*(f"{n:,}" for n in counts), f"{report.scanned_bytes / 1e6:,.1f}", str(ranks), f"{report.seconds:.2f}")
     print_table(console, "index " + report.digest, columns, [row])
     if documents is not None:
-        console.print(
-            f"document tables: {documents.documents:,} documents, {documents.table_bytes / 1e6:,.1f} MB; {documents.counted:,} "
-            f"counted now, {documents.scanned_bytes / 1e6:,.1f} MB scanned, {documents.seconds:.2f} s",
-            markup=False,
+        print_line(
+            f"document tables: {documents.documents:,} documents, {documents.table_bytes / 1e6:,.1f} MB; "
+            f"{documents.counted:,} counted now, {documents.scanned_bytes / 1e6:,.1f} MB scanned, {documents.seconds:.2f} s"
         )
     for name in report.changed:
-        console.print(f"changed, read again: {name}", markup=False)
+        print_line(f"changed, read again: {name}")
     for note in report.notes:
-        console.print(f"note: {note}", markup=False)
+        print_line(f"note: {note}")
     for path in report.skipped:
-        console.print(f"skipped, cannot be read: {path}", markup=False)
+        print_line(f"skipped, cannot be read: {path}")
     by_column: dict[str, list[str]] = {}
     for source, column in report.columns.items():
         if column is not None:
             by_column.setdefault(column, []).append(source)
     for column, sources in by_column.items():
         listed = ", ".join(sources[:5]) + (f" and {len(sources) - 5} more" if len(sources) > 5 else "")
-        console.print(f"tokens are read from column {column!r} of {listed}", markup=False)
+        print_line(f"tokens are read from column {column!r} of {listed}")
 
 
 def print_built(built: BuildResult, *, ranks: int) -> None:
     """Print what a build indexed, and what the run is committed to now."""
     print_index(built.index, built.documents, ranks=ranks)
-    ledger, console = built.ledger, new_console()
+    ledger = built.ledger
     if built.stages_before == len(ledger.ends):
         done = "is unchanged"
     elif built.stages_before:
         done = f"was extended: stage {len(ledger.ends)} appended"
     else:
         done = "is new"
-    console.print(f"run {ledger.run!r} {done}: {ledger.ends[-1]:,} samples, plan {ledger.digest}", markup=False)
+    print_line(f"run {ledger.run!r} {done}: {ledger.ends[-1]:,} samples, plan {ledger.digest}")
     if built.pinned:
-        console.print(
+        print_line(
             f"run {ledger.run!r} keeps reading index {ledger.index}, which its committed order depends on; "
-            f"to use the new index, give the run another name (`run:`)",
-            markup=False,
+            f"to use the new index, give the run another name (`run:`)"
         )
-    print_problems(console, built.problems)
-    print_warnings(console, built.warnings)
+    print_problems(built.problems)
+    print_warnings(built.warnings)
 
 
-def print_problems(console: Console, problems: Sequence[str]) -> None:
+def print_problems(problems: Sequence[str]) -> None:
     """Print the first few of the files of a run that are missing or changed."""
     for problem in problems[:SHOWN_PROBLEMS]:
-        console.print(f"problem: {problem}", markup=False)
+        print_line(f"problem: {problem}")
     if len(problems) > SHOWN_PROBLEMS:
-        console.print(f"problem: {len(problems) - SHOWN_PROBLEMS:,} more files; `megablend check CONFIG` lists all")
+        print_line(f"problem: {len(problems) - SHOWN_PROBLEMS:,} more files; `megablend check CONFIG` lists all")
 
 
 def print_checked(found: CheckDataResult) -> None:
@@ -150,25 +149,24 @@ def print_checked(found: CheckDataResult) -> None:
         table.add_row(escape(source.name), f"{source.files:,}", f"{source.tokens:,}", *numbers)
     console.print(table)
     for problem in found.problems:
-        console.print(problem, markup=False)
-    console.print(
+        print_line(problem)
+    print_line(
         f"{len(found.problems):,} files have token ids out of range" if found.problems else "all token ids are in range"
     )
 
 
-def print_warnings(console: Console, warnings: Sequence[str]) -> None:
+def print_warnings(warnings: Sequence[str]) -> None:
     """Print a line for each warning."""
     for warning in warnings:
-        console.print(f"warning: {warning}", markup=False)
+        print_line(f"warning: {warning}")
 
 
 def print_sample(found: dict[str, Any], *, whole: bool = False) -> None:
     """Print where a sample comes from, its first and last tokens (or all), and its text if it was decoded."""
     console = new_console()
     epochs = ", ".join(map(str, found["epochs"]))
-    console.print(
-        f"{found['split']} sample {found['sample']:,}: source {found['source']!r}, ordinal {found['ordinal']:,}, epoch {epochs}",
-        markup=False,
+    print_line(
+        f"{found['split']} sample {found['sample']:,}: source {found['source']!r}, ordinal {found['ordinal']:,}, epoch {epochs}"
     )
     rows = [
         (
@@ -181,12 +179,12 @@ def print_sample(found: dict[str, Any], *, whole: bool = False) -> None:
         for piece in found["pieces"]
     ]
     print_table(console, "pieces", ("file", "block", "byte offset", "tokens of the block", "epoch"), rows)
-    console.print(f"documents begin at {_shortened(found['document_starts'], whole, ', ')}", markup=False)
-    console.print(f"tokens: {_shortened(found['tokens'], whole)}", markup=False)
+    print_line(f"documents begin at {_shortened(found['document_starts'], whole, ', ')}")
+    print_line(f"tokens: {_shortened(found['tokens'], whole)}")
     for name, numbers in found.get("extra", {}).items():
-        console.print(f"{name}: {_shortened(numbers, whole)}", markup=False)
+        print_line(f"{name}: {_shortened(numbers, whole)}")
     if "text" in found:
-        console.print("text:", markup=False)
+        print_line("text:")
         console.print(found["text"], markup=False)
 
 

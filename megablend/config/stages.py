@@ -62,7 +62,7 @@ class StageSettings(Model):
     sources: dict[str, StageSource] = Field(default_factory=dict)
     """Sources whose share or limit changes, by name."""
     new_data: bool = False
-    """Whether the stage reads the files as they are now, indexed again; each source finishes its epoch on those of before."""
+    """Whether the stage reads the files as they are now, indexed again; each source finishes its epoch on the previous files."""
     withdraw: tuple[str, ...] = ()
     """Sources that are read no more and whose files may be removed; implies `new_data`."""
     schedule: Literal["linear", "cosine"] | None = None
@@ -91,7 +91,7 @@ class StageSettings(Model):
     @classmethod
     def _by_name(cls, value: Any) -> Any:
         if isinstance(value, list | tuple):
-            raise ValueError("found a list, expected what changes by source, as in `sources: {web: {weight: 2}}`")
+            raise ValueError("found a list, expected the changes of each source, as in `sources: {web: {weight: 2}}`")
         return value
 
     @field_validator("share")

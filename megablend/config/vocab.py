@@ -28,7 +28,7 @@ def read_vocab_size(path: str) -> int:
         raise ConfigError(f"vocab_size: {path}: cannot read the tokenizer: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"vocab_size: {path}: no tokenizer.json ({type(error).__name__}: {error}); give the number of token ids instead"
+            f"vocab_size: {path}: not a tokenizer.json ({type(error).__name__}: {error}); give the number of token ids instead"
         ) from error
 
 

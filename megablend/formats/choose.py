@@ -68,7 +68,7 @@ def _surest(lists: list[str]) -> str | None:
 
 
 def _named(columns: list[str]) -> str | None:
-    """The only column with the most certain name that occurs."""
+    """The column whose name most likely means tokens; None if several columns have that name."""
     for name in TOKEN_NAMES:
         found = [column for column in columns if _last(column) == name]
         if found:

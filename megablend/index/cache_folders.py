@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from megablend.caches.local import FOLDERS
+
 
 def _absolute(cache: str | Path) -> Path:
     return cache if isinstance(cache, Path) and cache.is_absolute() else Path(cache).absolute()
@@ -49,7 +51,4 @@ def external_references_dir(cache: str | Path) -> Path:
 
 def folders(cache: str | Path) -> list[Path]:
     """The folders of a cache that builds write to."""
-    return [
-        _absolute(cache) / name
-        for name in ("fragments", "packs", "generations", "lengths", "documents", "splits", "idx", "checksums", "runs")
-    ]
+    return [_absolute(cache) / name for name in FOLDERS]

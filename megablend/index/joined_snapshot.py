@@ -80,14 +80,14 @@ class JoinedSnapshot(Snapshot):
         return seen
 
     def file_names(self) -> list[str]:
-        """See Snapshot.file_names; of renamed files the names of now."""
+        """See Snapshot.file_names; of renamed files their current names."""
         names = super().file_names()
         for old, new in self._renamed.items():
             names[old] = names[new]
         return names
 
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
-        """See Snapshot.path; of a renamed file the path of now."""
+        """See Snapshot.path; of a renamed file its current path."""
         return super().path(self._renamed.get(i, i), roots)
 
     @cached_property

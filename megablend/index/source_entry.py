@@ -59,7 +59,7 @@ class ColumnEntry:
 
     @property
     def documents(self) -> bool:
-        """Documents were counted: rows, ends and flags of its blocks are exact."""
+        """Whether documents were counted: if so, rows, ends and flags of its blocks are exact."""
         return self.read.count_documents
 
 

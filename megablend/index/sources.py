@@ -53,7 +53,7 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
                 unreadable[path] = reason
                 del matches[path]
     if not matches:
-        raise spec.complaint(f"none of its files can be read: {_first_of(unreadable)}; get permission there")
+        raise spec.complaint(f"none of its files can be read: {_first_of(unreadable)}; get permission to read them")
     kind = _single_format(spec, matches, storage)
     paths, note = _without_doubles(spec, kind, matches.values(), storage)
     try:
@@ -164,10 +164,20 @@ def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
             return pair[0]
     if storage.is_folder(pattern):
         raise spec.complaint(f"{pattern} is a folder: {_advice(pattern, storage)}")
+    if not location.find_scheme(pattern) and (missing := _find_missing_folder(pattern, storage)) is not None:
+        raise spec.complaint(f"{pattern} matches no file: there is no folder {missing}")
     siblings = location.join(location.escape_wildcards(location.get_parent(pattern)), "*")
     nearest = difflib.get_close_matches(pattern, storage.glob(siblings), n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     raise spec.complaint(f"{pattern} matches no file{hint}")
+
+
+def _find_missing_folder(pattern: str, storage: Storage) -> str | None:
+    """The first folder of a pattern that does not exist; None where all folders before its first wildcard do."""
+    folder, missing = location.find_root([pattern]), None
+    while not storage.is_folder(folder) and location.get_parent(folder) != folder:
+        folder, missing = location.get_parent(folder), folder
+    return missing
 
 
 def _advice(folder: str, storage: Storage) -> str:

@@ -40,7 +40,7 @@ RELEASE = "0.1.0"
 """The release of megablend, whose approvals others do not use: what a config requests may change with a new default."""
 _DIGEST = 16
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What a file of another make raises when it is parsed, though its checksum is right."""
+"""What parsing raises for a file that another program wrote, though its checksum is right."""
 _INDEX = re.compile(r'"index": ?"([0-9a-f]+)"')
 _NUMBERS = ("end", "sources", "sequence_length", "plan_version", "seed", "lanes", "shuffle_window")
 

@@ -147,8 +147,8 @@ class _Planner:
         """Raises: PlanError for a source that comes back after what it had left was dropped."""
         for source in np.flatnonzero((totals > 0) & (self.dropped > self.given)).tolist():
             raise PlanError(
-                f"source {stage.blend.sources[source].name!r} is read again after a stage that had none of its files, and where "
-                "the length of samples changed or files were withdrawn; add its new files as a source of another name"
+                f"source {stage.blend.sources[source].name!r} is read again after a stage without any of its files, but "
+                "in between the sequence length changed or files were withdrawn; add its new files as a source of another name"
             )
 
     def _needs_drain(self, stage: Stage, following: Stage) -> bool:

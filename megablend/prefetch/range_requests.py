@@ -96,7 +96,7 @@ class RangeRequests:
         return _Claim(created, is_owner=True)
 
     def _start(self, requests: Sequence[FileRanges], claims: Sequence[_Claim | None]) -> list[Future[FetchedRanges]]:
-        """Request ranges from the storage, but for those that another task requests."""
+        """Request ranges from the storage, except those that another task requests."""
         fetching, owned = list[Future[FetchedRanges]](), [each.future for each in claims if each and each.is_owner]
         try:
             for ranges, claim in zip(requests, claims, strict=True):

@@ -17,8 +17,35 @@ from megablend.plan.run_files import RunFile
 ROUND_SECONDS = 600.0
 """The shortest time between two checks of the same file."""
 _JOIN_SECONDS = 1.0
-_running: weakref.WeakKeyDictionary[threading.Thread, SimpleQueue[None]] = weakref.WeakKeyDictionary()
+_running: weakref.WeakKeyDictionary[threading.Thread, _End] = weakref.WeakKeyDictionary()
 """Threads that check files, and what ends them."""
+
+
+class _End:
+    """The end of a thread that checks files: requested without a lock."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[None] = SimpleQueue()
+
+    def request(self) -> None:
+        """End the thread."""
+        self.request_soon()
+
+    def request_soon(self) -> None:
+        """End the thread after the check that it is in."""
+        self._queue.put(None)
+
+    def withdraw(self) -> bool:
+        """Take back a request that the thread has not seen. Returns: whether there was one."""
+        return self.is_requested(0)
+
+    def is_requested(self, seconds: float) -> bool:
+        """Wait until the end is requested, at most `seconds`; whether it is."""
+        try:
+            self._queue.get(timeout=seconds)
+        except Empty:
+            return False
+        return True
 
 
 class FileWatch:
@@ -38,43 +65,62 @@ class FileWatch:
         self._found: list[tuple[RunFile, Exception]] = []
         self._place = [0]  # index into `files` of the next one; survives a restart of the thread
         self._position = [0]
-        self._end: weakref.finalize[..., FileWatch] | None = None
+        self._end = _End()
+        self._finalizer: weakref.finalize[..., FileWatch] | None = None
+        self._is_stopped = True
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
     def start(self, position: int = 0) -> None:
-        """Start checking, unless it is already running in this process. What an earlier check found is checked again.
+        """Start checking, unless it is already running in this process. A file that an error was raised for is checked again.
 
         Args:
             position: the next sample that is read.
         """
         self._position[0] = position
-        is_running = self._end is not None and self._end.alive and self._process == os.getpid()
-        if is_running or not self._pause or not self._files:
+        if not self._pause or not self._files or (self._process == os.getpid() and self._is_busy()):
             return
-        end: SimpleQueue[None] = SimpleQueue()
-        self._found, self._process = [], os.getpid()
-        arguments = (self._checker, self._files, self._pause, end, self._found, self._place, self._position)
+        self._end, self._found, self._process = _End(), [], os.getpid()
+        arguments = (self._checker, self._files, self._pause, self._end, self._found, self._place, self._position)
         self._thread = threading.Thread(target=_look, args=arguments, name="megablend-watch", daemon=True)
         self._thread.start()
-        _running[self._thread] = end
-        self._end = weakref.finalize(self, end.put, None)
+        _running[self._thread] = self._end
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, self._end.request)
+        self._is_stopped = False
+
+    def _is_busy(self) -> bool:
+        """Whether no thread is to be started: one is running, or one that was stopped has found something meanwhile.
+
+        A thread that is still in the check during which it was stopped continues.
+        """
+        if self._found or not self._is_stopped:
+            return True
+        if self._thread is not None and self._thread.is_alive() and self._end.withdraw():
+            self._is_stopped = False
+        return not self._is_stopped
 
     def raise_found(self) -> None:
         """Raise the error that a check found, if any. Raises: MissingFileError, ChangedFileError, CacheError."""
-        if self._found and self._found[0][0].is_needed(self._position[0]):
-            raise self._found[0][1]
-        if self._found:
-            self.stop()  # started again, it passes over that file
+        if not self._found:
+            return
+        self.stop()
+        self._thread = None  # it ends with what it finds
+        file, error = self._found.pop()
+        if file.is_needed(self._position[0]):
+            raise error
 
     def stop(self) -> None:
-        """Stop checking, without waiting for the thread; may be called by the garbage collector."""
-        if self._end is not None:
-            self._end()
+        """Stop checking after the check in progress, without waiting for it; may be called by the garbage collector."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._end.request_soon()
 
     def close(self) -> None:
         """Stop checking."""
-        self.stop()
+        self._is_stopped = True
+        self._end.request()
         thread, self._thread = self._thread, None
         if thread is not None and self._process == os.getpid():
             thread.join(_JOIN_SECONDS)  # it may be waiting for a file system that hangs
@@ -89,7 +135,7 @@ def _end_all() -> None:
     """
     running = list(_running.items())
     for _, end in running:
-        end.put(None)
+        end.request()
     deadline = time.monotonic() + _JOIN_SECONDS
     for thread, _ in running:
         thread.join(max(0.0, deadline - time.monotonic()))  # it may be waiting for a file system that hangs
@@ -99,7 +145,7 @@ def _look(
     checker: FileChecker,
     files: Sequence[RunFile],
     pause: float,
-    end: SimpleQueue[None],
+    end: _End,
     found: list[tuple[RunFile, Exception]],
     place: list[int],
     position: list[int],
@@ -119,20 +165,11 @@ def _look(
                 found.append((file, _explained(error)))
                 return
             place[0] += 1
-            if _is_ended(end, pause):
+            if end.is_requested(pause):
                 return
         place[0] = 0
-        if _is_ended(end, max(0.0, start + ROUND_SECONDS - time.monotonic())):
+        if end.is_requested(max(0.0, start + ROUND_SECONDS - time.monotonic())):
             return
-
-
-def _is_ended(end: SimpleQueue[None], seconds: float) -> bool:
-    """Wait until the watch ends, at most `seconds`; whether it does."""
-    try:
-        end.get(timeout=seconds)
-    except Empty:
-        return False
-    return True
 
 
 def _explained(error: DataError) -> DataError:

@@ -55,7 +55,8 @@ def resolve_rank(
         raise ConfigError(f"found data_parallel_size {size} without data_parallel_rank; {_ADVICE}")
     rank = 0 if rank is None else whole_number("data_parallel_rank", rank)
     if not 0 <= rank < size:
-        raise ConfigError(f"found data_parallel_rank {rank}, expected 0 to {size - 1}: data_parallel_size is {size}")
+        expected = "0" if size == 1 else f"0 to {size - 1}"
+        raise ConfigError(f"found data_parallel_rank {rank}, expected {expected}: data_parallel_size is {size}")
     return rank, size
 
 

@@ -103,7 +103,7 @@ def _facts(described: RunDescription) -> Iterator[str]:
         facts["Lanes that would fit"] = f"{described.most_lanes:,} at most"
     for number, skipped in enumerate(described.skips, 1):
         facts[f"Skipped range {number}"] = (
-            f"samples {skipped['start']:,} to {skipped['stop']:,}; {skipped['tokens']:,} tokens stay unread"
+            f"samples {skipped['start']:,} to {skipped['stop']:,}; {skipped['tokens']:,} tokens are not read"
         )
     yield "<dl>"
     for name, text in facts.items():

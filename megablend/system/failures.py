@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from megablend.errors import MegablendError, ResourceError
 
 _REMEDIES = {
-    errno.EACCES: "get permission there, or use another folder",
-    errno.EPERM: "get permission there, or use another folder",
+    errno.EACCES: "get permission for it, or use another folder",
+    errno.EPERM: "get permission for it, or use another folder",
     errno.EROFS: "make it writable, or use another folder",
     errno.EIO: "the disk or the file server is failing: check it, then try again",
     errno.ESTALE: "the file server replaced or removed it: try again, and check the mount if that repeats",

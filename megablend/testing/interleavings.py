@@ -105,7 +105,7 @@ class InterleavingContract:
                     assert raises(IndexError, plan.samples_of, *places), (source, ordinal)
 
     def test_samples_that_do_not_exist_are_refused(self) -> None:
-        """With an IndexError; numbers that are not integers, with a TypeError."""
+        """The error is an IndexError; for numbers that are not integers, a TypeError."""
         for _, stage in self.draw_stages("refused"):
             plan = self.kind.plan(stage)
             for k in (-1, plan.num_samples, 10**18, 10**30):

@@ -58,7 +58,7 @@ class StorageReading(StorageFiles):
         check_ranges(storage, path, [])
 
     def test_fetches_are_in_flight_at_the_same_time(self, tmp_path: Path) -> None:
-        """As many as `max_reads` and more, from several threads."""
+        """`max_reads` fetches and more are requested together, from several threads."""
         path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
         agrees: list[bool] = []
 

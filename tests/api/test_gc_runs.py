@@ -50,6 +50,15 @@ def test_a_run_keeps_its_index(config: dict[str, Any]) -> None:
     assert megablend.gc(cache, older_than_days=0).removed == (first,)
 
 
+def test_files_of_killed_writes_are_removed(config: dict[str, Any]) -> None:
+    megablend.build(config)
+    megablend.skip(config, 8, 16, batch_size=8)
+    skips = Path(config["cache"]) / "runs" / "skips"
+    (skips / ".tmp-demo.json-1-ab").write_text("half")
+    megablend.gc(config)
+    assert [path.name for path in skips.iterdir()] == ["demo.json"]
+
+
 def test_a_damaged_ledger_and_nonsense_are_refused(config: dict[str, Any]) -> None:
     megablend.build(config)
     with pytest.raises(megablend.ConfigError, match=r"older_than_days=-1, expected 0 or more"):

@@ -108,7 +108,7 @@ def test_names_that_are_taken_missing_or_no_names(config: dict[str, Any]) -> Non
     before = megablend.list_runs(config)
     with pytest.raises(megablend.ConfigError, match="there is a run 'other' already; remove it first"):
         megablend.rename_run(config, "demo", "other")
-    with pytest.raises(megablend.ConfigError, match="there is a run 'demo' already"):
+    with pytest.raises(megablend.ConfigError, match="run 'demo' has this name already; give it another one"):
         megablend.rename_run(config, "demo", "demo")
     for change in (megablend.show_run, megablend.reset_run, megablend.remove_run):
         with pytest.raises(megablend.CacheError, match=r"found no run 'demmo' \(there are 'demo', 'other'\)"):

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import megablend
-from megablend.config import load_config
+from megablend.config import Config, load_config
+from megablend.config.load import _digest_request
 from megablend.errors import MegablendError, PlanError
 from megablend.plan import plan_file, specification, stage_requests
 from tests.runs import documents, make_config, write_source
@@ -128,6 +129,20 @@ def test_damaged_or_of_another_run_it_is_not_used(config: dict[str, Any]) -> Non
 def test_another_request_is_still_refused(config: dict[str, Any], changes: dict[str, Any], says: str) -> None:
     with pytest.raises(MegablendError, match=says):
         megablend.open(config | changes)
+
+
+IRRELEVANT = {
+    *("cache", "local_cache", "memory", "file_checks_per_second", "direct_io", "storage", "warnings", "on_bad_sample"),
+    *("vocab_size", "eod_token"),
+}
+"""Keys that cannot change which tokens a sample of train has."""
+
+
+@pytest.mark.parametrize("key", sorted(Config.model_fields))
+def test_every_key_that_can_affect_the_plan_makes_another_request(key: str) -> None:
+    given = dict.fromkeys(Config.model_fields, "x")
+    is_same = _digest_request(given) == _digest_request({**given, key: "y"})
+    assert is_same == (key in IRRELEVANT)
 
 
 def test_a_changed_copy_of_a_config_is_not_taken_for_it(config: dict[str, Any]) -> None:

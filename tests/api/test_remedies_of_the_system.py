@@ -84,7 +84,7 @@ def move_config(project: Project, *_: str) -> None:
     project.path = other
 
 
-ADVICE = "Permission denied.*: get permission there, or use another folder"
+ADVICE = "Permission denied.*: get permission for it, or use another folder"
 CLOSED = {
     "a data file": Closed("data/0.parquet", "build", rf"data/0\.parquet: cannot be read: {ADVICE}", move_data),
     "a data file, when read": Closed(
@@ -141,7 +141,7 @@ def test_permission(tmp_path: Path) -> None:
                 if case.command == "show":
                     project.path.chmod(0o600)
                     megablend.build(str(project.path))
-            else:  # "get permission there"
+            else:  # "get permission for it"
                 (project.folder / case.path).chmod(modes[number])
         for (case, _), (ok, said) in zip(projects, outcomes(), strict=True):
             assert ok, (case, said)

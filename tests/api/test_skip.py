@@ -102,6 +102,15 @@ def test_steps_that_do_not_end_there(config: dict[str, Any]) -> None:
         list(loader)
 
 
+def test_ranges_that_together_are_the_whole_run_are_refused(config: dict[str, Any]) -> None:
+    megablend.skip(config, 0, 100, batch_size=4)
+    says = r"are, with the ranges that are skipped already, the whole run of 200 samples"
+    for dry_run in (False, True):
+        with pytest.raises(ConfigError, match=says):
+            megablend.skip(config, 80, 200, batch_size=4, dry_run=dry_run)
+    assert [(each["start"], each["stop"]) for each in megablend.list_skips(config)["skips"]] == [(0, 100)]
+
+
 def test_ranges_add_up_and_are_checked(config: dict[str, Any], tmp_path: Path) -> None:
     tried = megablend.skip(config, 10, 11, batch_size=2, dry_run=True)
     assert [(each["start"], each["stop"]) for each in tried["skips"]] == [(8, 12)]  # 4 lanes

@@ -39,7 +39,7 @@ def test_find(built: tuple[Path, dict[str, Any]]) -> None:
     assert json.loads(run("find", path, "source0/0.parquet:3", "--json"))["found"] == [expected]
     assert "more samples follow" not in run("find", config["cache"], "source0/0.parquet:3", "--run", "demo", "--all")
     empty = next(row for row in range(20) if not megablend.find(config, "source0/0.parquet", row)["found"][0]["tokens"])
-    assert "read by no sample of run 'demo'" in run("find", path, f"source0/0.parquet:{empty}")
+    assert "no sample of run 'demo' reads it" in run("find", path, f"source0/0.parquet:{empty}")
 
 
 def test_show_a_step(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_skip(built: tuple[Path, dict[str, Any]]) -> None:
     printed = run("skip", path, "--from", 9, "--to", 17, "--batch", 8, "--dry-run")
     assert "run 'demo' would skip samples 8 to 24: 16 samples, 128 tokens" in printed
     assert json.loads(run("skip", path, "--from", 9, "--to", 17, "--batch", 8, "--json"))["skips"][0]["stop"] == 24
-    assert "samples 8 to 24 are skipped: 128 tokens stay unread" in run("describe", path)
+    assert "samples 8 to 24 are skipped: 128 tokens are not read" in run("describe", path)
     assert "skips samples 8 to 24" in run("skip", path)
     assert "--to needs --from" in run("skip", path, "--to", 3, expect=2)
     assert "--from needs --to and --batch" in run("skip", path, "--from", 3, expect=2)

@@ -98,6 +98,32 @@ def test_at_80_columns_no_number_is_broken(config: Path, command: Command, monke
     assert "longer-than" in "".join(line.split("│")[1].strip() for line in tables if line.startswith("│"))
 
 
+def test_at_80_columns_lines_are_wrapped_between_words(
+    config: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("build", config)
+    commands = [
+        ("show", config, "-k", "3"),
+        ("gc", config),
+        ("verify", config),
+        ("check", config),
+        ("build", config),
+        ("describe", config, "--micro-batch", "2"),
+        ("skip", config, "--from", "8", "--to", "16", "--batch", "8", "--dry-run"),
+    ]
+    for words in commands:
+        whole = command(*words)[1]
+        with monkeypatch.context() as patch:
+            patch.setenv("COLUMNS", "80")
+            lines = command(*words)[1].splitlines()
+        assert [line for line in lines if len(line) > 80 and " " in line.strip()] == []
+        if words[0] == "show":
+            assert max(map(len, whole.splitlines())) > 80  # a log has no width
+            (listed,) = (line for line in whole.splitlines() if line.startswith("tokens: "))
+            first = next(i for i, line in enumerate(lines) if line.startswith("tokens: "))
+            assert " ".join(" ".join(lines[first:]).split()).startswith(listed)
+
+
 def test_some_of_many_sources(config: Path, command: Command) -> None:
     command("build", config)
     out = command("describe", config, "--top", 1, "--sort", "samples")[1]

@@ -97,7 +97,7 @@ REMEDIES: list[tuple[Settings, str, list[Settings]]] = [
     ),
     (
         {"stages": [{"lanes": 4, "sources": [{"name": "web", "weight": 2}]}]},
-        r"found a list, expected what changes by source, as in `sources: \{web: \{weight: 2\}\}`",
+        r"found a list, expected the changes of each source, as in `sources: \{web: \{weight: 2\}\}`",
         [{"stages": [{"lanes": 4, "sources": {"web": {"weight": 2}}}]}],
     ),
     (

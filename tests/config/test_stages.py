@@ -87,7 +87,7 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
         (
             [{"samples": 8, "sources": [{"name": "web", "weight": 3}]}],
             {},
-            "stages[0].sources: found a list, expected what changes by source, as in `sources: {web: {weight: 2}}`",
+            "stages[0].sources: found a list, expected the changes of each source, as in `sources: {web: {weight: 2}}`",
         ),
         ([{"samples": 8, "tokens": 64}], {}, "stages[0]: the stage's end is given by samples and tokens; keep one"),
         ([{"samples": 8}, {"lanes": 2}], {}, "samples: weights are relative and do not set a length"),

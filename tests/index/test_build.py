@@ -242,8 +242,8 @@ def test_leftovers_of_killed_builds_go(data: Path, cache: Path) -> None:
     report = build(cache, spec(data))
     generations = cache / "generations"
     shutil.copytree(generations / report.digest, generations / ".tmp-generation-1-aa")
-    (cache / "runs").mkdir()
-    for name in ("fragments", "runs", f"generations/{report.digest}"):
+    (cache / "runs" / "skips").mkdir(parents=True)
+    for name in ("fragments", "runs", "runs/skips", f"generations/{report.digest}"):
         (cache / name / ".tmp-ab-1-cd").write_bytes(b"half")
     assert list_snapshots(str(cache)) == [report.digest]
     build(cache, spec(data))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -27,6 +28,14 @@ def test_a_pattern_that_matches_nothing_names_source_and_pattern(tmp_path: Path,
     write(tmp_path / "a.arrow", 1)
     with pytest.raises(ConfigError, match=rf"source 'books': .*/{pattern.replace('*', '.')} matches no file"):
         list_source(spec(tmp_path, pattern, name="books"), storage=STORAGE)
+
+
+def test_the_first_missing_folder_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "books" / "a.arrow", 1)
+    for pattern in ("boks/x/*.arrow", "boks/*/x.arrow", "boks/a.arrow"):
+        says = rf"{re.escape(pattern)} matches no file: there is no folder {tmp_path}/boks$"
+        with pytest.raises(ConfigError, match=says):
+            list_source(spec(tmp_path, pattern), storage=STORAGE)
 
 
 def test_a_slip_in_a_name_is_answered_with_the_nearest(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 class, order, blend, split, sizes     of the datasets
 cache      with {rank} in it, a folder for each rank
 launcher   torchrun or mpirun
+seeds      of some ranks
 holders    ranks that hold datasets; all where absent
 victim     this rank kills itself when it has built an artefact
 out        folder that each rank leaves <rank>.json in: what it built, what its samples are, or its error
@@ -89,6 +90,7 @@ def main() -> None:
         split=spec["split"],
         order=spec.get("order", "megatron"),
         shared_fs=spec.get("shared_fs", "auto"),
+        random_seed=spec.get("seeds", {}).get(str(rank), 1234),
     )
     found: dict[str, Any] = {"built": built, "error": None, "samples": None}
     start = time.monotonic()

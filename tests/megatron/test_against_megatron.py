@@ -146,6 +146,17 @@ class LoopError(Exception):
     """Megatron counts epochs for ever."""
 
 
+@pytest.mark.parametrize("size", [None, 7])
+def test_full_validation_over_one_set_of_several(
+    size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron takes a number of samples where the validation sets are only one."""
+    train, valid = write_pair(tmp_path / "train", [5] * 9), write_pair(tmp_path / "valid", [7] * 11)
+    blends: dict[str, Any] = {"blend_per_split": [([train], None), ([valid], None), None]}
+    options = known({**blends, "multiple_validation_sets": True, "full_validation": True, "sequence_length": 8})
+    check(tmp_path, Case(options, [9, size, 0]), monkeypatch)
+
+
 @pytest.mark.parametrize("extra", [False, True])
 @pytest.mark.parametrize(("size", "kept"), [(None, False), (None, True), (0, False), (2, True)])
 def test_parts_without_tokens_are_refused_where_megatron_fails(

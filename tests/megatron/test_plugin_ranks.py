@@ -96,6 +96,19 @@ def test_what_goes_megatrons_way_waits_for_rank_0(tmp_path: Path, forked: Callab
     assert first["samples"] == second["samples"]
 
 
+def test_ranks_with_different_settings_all_name_them(tmp_path: Path, forked: Callable[[str, int], list[int]]) -> None:
+    """Whether something is to be built, or each rank finds its own cache whole."""
+    spec = spec_of(tmp_path, "megatron", cache=str(tmp_path / "cache{rank}"))
+    says = "ConfigError: the ranks have different settings: random_seed is 1234 on rank 0, 7 on rank 1; start all ranks"
+    for is_whole in (False, True):
+        if is_whole:
+            for seed in (1234, 7):
+                made = run_forked(forked, tmp_path, {**spec, "seeds": {"0": seed, "1": seed}}, 2)
+                assert [each["error"] for each in made] == [None, None]
+        for each in run_forked(forked, tmp_path, {**spec, "seeds": {"1": 7}}, 2):
+            assert each["error"].startswith(says)
+
+
 slow = pytest.mark.slow  # each rank takes seconds to import what it needs
 
 

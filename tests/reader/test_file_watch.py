@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import megablend
 from megablend.errors import MissingFileError
+from megablend.index.check_files import FileChecker
+from megablend.plan.run_files import RunFile
 from megablend.reader import file_watch
 from megablend.reader.file_watch import FileWatch
 from tests.reader.test_forks import run_in_child
@@ -68,6 +70,42 @@ def test_a_forked_child_checks_by_itself(loader: megablend.Loader) -> None:
         return any(thread.name == "megablend-watch" and thread.is_alive() for thread in threading.enumerate())
 
     assert run_in_child(check) == 0
+
+
+class SlowChecker:
+    """Checks that take as long as a test says, and find the file missing."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+        self.checks = 0
+
+    def check(self, number: int) -> MissingFileError:
+        self.checks += 1
+        self.begun.release()
+        assert self.may_end.acquire(timeout=SECONDS)
+        return MissingFileError("a.arrow", "no such file")
+
+
+@pytest.mark.parametrize("is_started_before", [False, True])
+def test_what_a_check_finds_that_outlasts_an_epoch_is_raised_in_the_next_one(is_started_before: bool) -> None:
+    checker = SlowChecker()
+    watch = FileWatch(cast(FileChecker, checker), [RunFile(0)], per_second=1000)
+    for number in (1, 2):  # once it is raised, the file is checked again
+        watch.start()
+        assert checker.begun.acquire(timeout=SECONDS)
+        thread = watch._thread
+        assert thread is not None
+        watch.stop()  # the epoch ends
+        if is_started_before:
+            watch.start()
+        checker.may_end.release()
+        thread.join(SECONDS)
+        watch.start()
+        with pytest.raises(MissingFileError, match="restore the file and resume"):
+            watch.raise_found()
+        watch.raise_found()
+        assert checker.checks == number
+    watch.close()
 
 
 EXIT = """

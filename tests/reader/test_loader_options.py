@@ -48,7 +48,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
         ({"micro_batch_size": 4.0}, r"found micro_batch_size 4\.0, expected a whole number"),
         ({"data_parallel_size": 0}, "found data_parallel_size 0, expected a whole number, 1 or more"),
         ({"data_parallel_rank": "0"}, "found data_parallel_rank '0', expected a whole number"),
-        ({"data_parallel_rank": 1}, "found data_parallel_rank 1, expected 0 to 0: data_parallel_size is 1"),
+        ({"data_parallel_rank": 1}, "found data_parallel_rank 1, expected 0: data_parallel_size is 1"),
         ({"data_parallel_rank": -1, "data_parallel_size": 4}, "found data_parallel_rank -1, expected 0 to 3"),
         ({"consumed_samples": "x"}, "found consumed_samples 'x', expected a whole number"),
         ({"consumed_samples": True}, "found consumed_samples True, expected a whole number"),

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from resident_memory import read_resident_mib
 
 LENGTH, SAMPLES = 2048, 10**9
 
@@ -63,21 +64,21 @@ def measure(config: Path) -> dict[str, float]:
 
     def step(name: str, start: float, before: float) -> None:
         found[f"{name} ms"] = (time.perf_counter() - start) * 1e3
-        found[f"{name} MiB"] = _memory() - before
+        found[f"{name} MiB"] = read_resident_mib() - before
 
-    start, before = time.perf_counter(), _memory()
+    start, before = time.perf_counter(), read_resident_mib()
     import megablend
     from megablend.reader import Dataset
 
     step("imports", start, before)
-    start, before = time.perf_counter(), _memory()
+    start, before = time.perf_counter(), read_resident_mib()
     _load_kernels()
     step("kernels", start, before)
-    start, before = time.perf_counter(), _memory()
+    start, before = time.perf_counter(), read_resident_mib()
     dataset: Dataset = megablend.open(config)
     step("open", start, before)
     order = np.random.default_rng(os.getpid()).integers(0, len(dataset), 200)
-    start, before = time.perf_counter(), _memory()
+    start, before = time.perf_counter(), read_resident_mib()
     dataset[int(order[0])]
     step("first sample", start, before)
     times = []
@@ -113,13 +114,6 @@ def _load_kernels() -> None:
     BlockOrder(Two(), 1).spans(np.zeros(1, np.int64), 2)
     plan = LanePlan([2, 1], lanes=1, window=2, cycles=[1, 1], seed=0)
     plan.locate(0), plan.locate_many(np.arange(3)), plan.counts(2)
-
-
-def _memory() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    return 0.0
 
 
 def main() -> None:

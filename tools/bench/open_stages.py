@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from resident_memory import read_resident_mib
 
 T = TypeVar("T")
 LENGTH, BATCH, CALLS = 2048, 64, 200
@@ -96,9 +97,9 @@ def measure(path: Path, profile: str | None) -> dict[str, float]:
 
     load_kernels(path.with_name("small.yaml"))
     config = timed("load", lambda: load_config(path))
-    before = read_memory()
+    before = read_resident_mib()
     dataset = timed("open", lambda: megablend.open(config))
-    found["open MiB"] = read_memory() - before
+    found["open MiB"] = read_resident_mib() - before
     plan, rng = dataset.run.plan, np.random.default_rng(os.getpid())
     timed("enter every stage", lambda: plan.locate_many(np.linspace(0, len(dataset) - 1, 1000).astype(np.int64)))
     calls = [rng.integers(0, len(dataset), BATCH) for _ in range(CALLS)]
@@ -117,14 +118,6 @@ def load_kernels(path: Path) -> None:
     import megablend
 
     megablend.open(path).run.plan.locate_many(np.arange(3))
-
-
-def read_memory() -> float:
-    """Resident memory of this process in mebibytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    return 0.0
 
 
 def main() -> None:

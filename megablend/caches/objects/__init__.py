@@ -5,7 +5,7 @@
                                    /commits/0000.json  commits of the folder: which files it has, with their checksums
     <location>/runs/<run>/0000.json, skips/...         versions of a record
 
-chains   numbered versions, each an object that only one process can create; the last one is the present one
+chains   numbered versions, each an object that only one process can create; the last one is current
 commits  what a commit of a folder says
 copies   this node's copies of folders
 folders  folders: their commits

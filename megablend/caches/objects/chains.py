@@ -1,4 +1,4 @@
-"""A chain of versions `0000.json`, `0001.json` ...: the last one is the present one. Each is created once and never changed.
+"""A chain of versions `0000.json`, `0001.json` ...: the last one is current. Each is created once and never changed.
 
 A process creates the version after the one that it has read; if another one was faster, the store refuses. Versions are not
 removed, so that a number is never given twice: what is removed gets one more version, which says so.

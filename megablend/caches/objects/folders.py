@@ -79,7 +79,7 @@ class Folders:
                 try:
                     self._copies.update(folder, commit, None if is_fresh else self._copies.find_complete(folder))
                     break
-                except FileNotFoundError as error:  # perhaps committed again meanwhile, and the files of before removed
+                except FileNotFoundError as error:  # perhaps committed again meanwhile, and its previous files removed
                     if is_last:
                         raise CacheError(f"{error}; {REPAIR_REMEDY}") from None
         return path

@@ -218,7 +218,7 @@ def _are_counts(counts: Int64s) -> bool:
 
 @device
 def _agree(some: Int64s, others: Int64s) -> bool:
-    """Whether there are as many levels in each page."""
+    """Whether both count equally many levels in each page."""
     for page in range(some.shape[1]):
         difference = np.int64(0)
         for level in range(some.shape[0]):

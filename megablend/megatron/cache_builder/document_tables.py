@@ -68,7 +68,7 @@ def build_table(cache: str, address: DatasetURI, *, launch: Communicator, storag
                 raise UnsupportedFileError(
                     address.pattern,
                     f"document {first + int(np.argmax(lengths))} has {lengths.max():,} tokens, where Megatron counts them in "
-                    "32 bits; cut it",
+                    "32 bits; split it",
                 )
             write(first, lengths.astype(np.int32))
     if launch.rank == 0:

@@ -8,6 +8,7 @@ from pathlib import Path
 from megablend.distributed.fail_together import Subgroup
 from megablend.distributed.folder_groups import AUTO, ranks_sharing_folder
 from megablend.distributed.job import Job
+from megablend.distributed.same_settings import check_same_settings
 from megablend.index.build import Progress
 from megablend.megatron.cache_builder.build_cache import CacheReport, prepare_cache
 from megablend.megatron.request.request import CacheRequest
@@ -27,8 +28,8 @@ def prepare_on_ranks(
     """Build what the caches of all ranks lack. Called on every rank of the job.
 
     Args:
-        request: the same on all ranks, but for the place of the cache.
-        shared_fs: as `ranks_sharing_folder` takes it; a dry run makes no folder, and takes all ranks' to be one.
+        request: the same on all ranks, except for the location of the cache; this is checked.
+        shared_fs: as `ranks_sharing_folder` takes it; a dry run creates no folder, and assumes that all ranks share one.
 
     Others as prepare_cache has them; `progress` is called on the first rank of each folder.
 
@@ -37,6 +38,7 @@ def prepare_on_ranks(
     cache = Path(request.path_to_cache).absolute()
     with job.members(range(job.size)) as world:
         try:
+            check_same_settings(world, request.list_settings())
             ranks = list(range(job.size)) if dry_run else ranks_sharing_folder(world, cache, shared_fs)
             with job.members(ranks) as group:
                 launch = Subgroup(group, world)

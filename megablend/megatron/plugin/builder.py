@@ -25,6 +25,7 @@ from megablend.distributed.fail_together import FailTogether, Subgroup
 from megablend.distributed.find_job import this_job
 from megablend.distributed.folder_groups import AUTO, ranks_sharing_folder
 from megablend.distributed.job import Job
+from megablend.distributed.same_settings import compare_settings, digest_settings
 from megablend.errors import ConfigError
 from megablend.lazy import cached_property
 from megablend.megatron.api import request_of
@@ -35,7 +36,7 @@ from megablend.megatron.cache_builder.document_tables import build_table, pinned
 from megablend.megatron.cache_builder.idx_copies import make_copies
 from megablend.megatron.compat import TRIED, assumes_whole_cache, find_unknown_settings, is_tried
 from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig, Split
-from megablend.megatron.plugin.config import uses_own_plan
+from megablend.megatron.plugin.config import list_settings, uses_own_plan
 from megablend.megatron.plugin.dataset import (
     MegablendGPTDataset,
     cache_of,
@@ -97,10 +98,12 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
                 installed_version(),
             )
         found = None if reason else self._open_whole()
-        answers = job.world.allgather((reason, found is not None))
-        if reasons := [each for each, _ in answers if each]:
+        settings = list_settings(self.cls, self.config, self.sizes)
+        answers = job.world.allgather((reason, found is not None, digest_settings(settings)))
+        compare_settings(job.world, settings, [digest for _, _, digest in answers])
+        if reasons := [each for each, _, _ in answers if each]:
             return self._leave_to_megatron(reasons[0])
-        if all(is_open for _, is_open in answers):
+        if all(is_open for _, is_open, _ in answers):
             assert found is not None
             return found
         with job.members(range(job.size)) as world, closing_helper():

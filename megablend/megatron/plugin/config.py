@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,28 @@ MEGATRON_ORDER = "megatron"
 def uses_own_plan(config: GPTDatasetConfig) -> bool:
     """Whether samples come from megablend's plan, not from Megatron's index arrays."""
     return getattr(config, "order", MEGATRON_ORDER) != MEGATRON_ORDER
+
+
+_DECISIVE = (
+    *("sequence_length", "random_seed", "split", "multiple_validation_sets", "full_validation"),
+    *("mid_level_dataset_surplus", "drop_last_partial_validation_sequence", "add_extra_token_to_sequence"),
+    *("order", "run", "lanes", "shuffle_window"),
+)
+"""Settings that decide which tokens a sample has, apart from the blends."""
+
+
+def list_settings(cls: type[Any], config: GPTDatasetConfig, sizes: Sequence[int | None]) -> dict[str, Any]:
+    """What has to be the same on all ranks, so that they read the same samples: of data paths the last part, since nodes may
+    have their data in other folders."""
+    blends = {"blend": [config.blend], "blend_per_split": config.blend_per_split or ()}
+    named = {
+        name: [
+            each and {"prefixes": [word.rpartition("/")[2] for word in each[0]], "weights": each[1]} for each in listed
+        ]
+        for name, listed in blends.items()
+    }
+    settings = {name: getattr(config, name, None) for name in _DECISIVE}
+    return {"class": cls.__name__, "sizes": list(sizes), **settings, **named}
 
 
 @dataclass(kw_only=True)

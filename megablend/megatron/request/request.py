@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from megablend.errors import ConfigError
@@ -101,6 +101,10 @@ class CacheRequest:
             )
         self._check_sizes()
 
+    def list_settings(self) -> dict[str, Any]:
+        """All fields but the paths of the cache and of what it contains, which differ on nodes with folders of their own."""
+        return {name: value for name, value in asdict(self).items() if name not in ("path_to_cache", "lengths_at")}
+
     def blend_of(self, split: int) -> Blend | None:
         """The blend that serves a split, by its number."""
         return self.blend if self.blend_per_split is None else self.blend_per_split[split]
@@ -114,8 +118,9 @@ class CacheRequest:
                     f"{name}: the number of samples is missing (as with full validation), which Megatron allows for prefixes "
                     "without weights only; leave the weights out, or give a number"
                 )
-        per_split = self.blend_per_split is not None and self.blend_per_split[1] is not None
-        if per_split and self.multiple_validation_sets and self.full_validation and self.sizes[1] is not None:
+        valid = None if self.blend_per_split is None else self.blend_per_split[1]
+        several = self.multiple_validation_sets and valid is not None and len(valid.prefixes) > 1  # one has a number
+        if several and self.full_validation and self.sizes[1] is not None:
             raise ConfigError(
                 f"valid: full validation sets take whole epochs, found {self.sizes[1]} samples; leave the number out"
             )

@@ -192,8 +192,8 @@ class LanePlan(LocatesMany):
         return owners, np.array([pow(each.stride, -1, each.slots) for each in self._schedules], np.int64)
 
     def _samples_about(self, rank: int, ordinal: int, stop: int) -> Iterator[Int64s]:
-        """Samples int64 [n], ascending: a leaf's in each cycle of the period that has its `ordinal`, then the stage's tail; none
-        of cycles from sample `stop` on."""
+        """Samples int64 [n], ascending, that a leaf has in each cycle of the period with its `ordinal`, then those of the stage's
+        tail; without cycles that begin at sample `stop` or later."""
         tree, total = self._tree, self.num_samples
         shape = tree.left_leaves, tree.left_samples
         cycle = first_multiple(*shape, total, int(tree.samples[rank]), rank, ordinal + 1, self._cycle_samples) - 1

@@ -1,7 +1,7 @@
 """Object stores and HTTP servers as storages: `s3://`, `gs://`, `az://`, `http://` and `https://`, through obstore.
 
 address      what a location names: a bucket (or a server) and a key
-bucket       what is asked of one: the state of an object, ranges, listings
+bucket       what is requested of one: the state of an object, ranges, listings
 urls         lists of URLs: braces, text files; queries, which are for the request only
 pins         which version of an object is read
 failures     what an error of the client means

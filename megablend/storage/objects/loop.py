@@ -1,6 +1,6 @@
 """The process's one event loop, in a thread of its own, which all requests to object stores run in.
 
-The client is not safe to use after a fork: its threads are not there in the child, which would wait for them for ever. So
+The client is not safe to use after a fork: its threads do not exist in the child, which would wait for them forever. So
 a child of a process that has used it is refused at once.
 """
 

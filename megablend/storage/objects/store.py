@@ -156,7 +156,7 @@ class ObjectStorage:
             if address.scheme in WEB_SCHEMES and _is_url_pattern(path):
                 raise ConfigError(
                     f"{path}: web servers do not list their files: name them, with braces ({{00..12}}) or in a text "
-                    "file of URLs, one a line, whose name ends in .urls; write [ and * of a file's name as %5B and %2A"
+                    "file of URLs, one per line, whose name ends in .urls; write [ and * of a file's name as %5B and %2A"
                 )
             self._pin(path)
         except MissingFileError:

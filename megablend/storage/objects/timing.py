@@ -11,7 +11,7 @@ from collections import deque
 from megablend.storage.objects.flow import FIRST_REQUESTS
 
 LARGE_BYTES = 1 << 20
-"""Larger answers are taken in parts, each of which shows that the source is there."""
+"""Larger responses are received in parts, each of which shows that the source is alive."""
 _MANY_TIMES = 3.0
 _FORGET = 0.95
 """What the slowest answer counts for after each further one."""
@@ -67,7 +67,7 @@ class Timing:
         return max(self._read_timeout, _MANY_TIMES * self._slowest) + self._seconds_of(size)
 
     def allow_stalled(self, size: int) -> float:
-        """The same of a request that later ones have overtaken."""
+        """The same for a request although later ones were answered first."""
         return self._read_timeout + self._seconds_of(size)
 
     def hedge_after(self) -> float | None:

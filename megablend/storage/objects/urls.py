@@ -77,5 +77,5 @@ def _read_lines(path: str) -> Iterable[str]:
         if not is_web(url):
             raise ConfigError(f"{path}: entry {number + 1} is {url[:80]!r}, expected a URL (http:// or https://)")
     if not urls:
-        raise ConfigError(f"{path}: contains no URLs; expected one a line")
+        raise ConfigError(f"{path}: contains no URLs; expected one per line")
     return urls

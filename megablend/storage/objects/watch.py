@@ -74,7 +74,7 @@ class Request:
 
     @property
     def is_large(self) -> bool:
-        """Whether the answer is taken in parts."""
+        """Whether the response is received in parts."""
         return self.size > LARGE_BYTES
 
     def interrupt(self) -> None:

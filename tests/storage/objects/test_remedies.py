@@ -326,13 +326,13 @@ def paths_of(folder: Path, path: str) -> list[str]:
 def test_a_list_of_urls(tmp_path: Path) -> None:
     url = "https://h/part-*.parquet"
     with pytest.raises(
-        ConfigError, match=r"with braces \(\{00\.\.12\}\) or in a text file of URLs, one a line, .* \.urls"
+        ConfigError, match=r"with braces \(\{00\.\.12\}\) or in a text file of URLs, one per line, .* \.urls"
     ):
         make_storage().find(url)
     assert len(paths_of(tmp_path, "https://h/part-{00..12}.parquet")) == 13
     listed = tmp_path / "parts.urls"
     for content, says in (
-        ("", "contains no URLs; expected one a line"),
+        ("", "contains no URLs; expected one per line"),
         ("/local\n", r"entry 1 is '/local', expected a URL \(http:// or https://\)"),
     ):
         listed.write_text(content)

@@ -242,4 +242,4 @@ def _check_counts(block: np.void, tokens: int, rows: int, *, continues: bool) ->
         raise MalformedError(f"it has {tokens} tokens, {block['tokens']} in the index")
     if block["rows"] >= 0 and (rows, continues) != (block["rows"], bool(block["flags"] & STARTS_MID_DOCUMENT)):
         begins = "in the middle of a row" if continues else "with a row"
-        raise MalformedError(f"it begins {begins} and {rows} rows begin in it, which contradicts the index")
+        raise MalformedError(f"it begins {begins} and {rows} rows begin in it, but not according to the index")

@@ -1,0 +1,89 @@
+"""Whether all ranks of a job were given the same settings: each has read a config of its own, or flags."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from megablend.distributed.base import Communicator
+from megablend.errors import ConfigError
+
+_MOST_NAMED = 3
+_MOST_CHARACTERS = 100
+
+
+def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> None:
+    """Check that all ranks have the same settings. Collective.
+
+    Args:
+        settings: of this rank, by name; mappings and lists of settings among them are compared setting by setting.
+
+    Raises: ConfigError, on all ranks, that names the settings that differ, and the ranks.
+    """
+    if launch.size > 1:
+        compare_settings(launch, settings, launch.allgather(digest_settings(settings)))
+
+
+def digest_settings(settings: Mapping[str, Any]) -> str:
+    """A digest of settings, equal on ranks that have the same."""
+    return hashlib.blake2b(json.dumps(sorted(_flatten(settings, ""))).encode(), digest_size=16).hexdigest()
+
+
+def compare_settings(launch: Communicator, settings: Mapping[str, Any], digests: Sequence[str]) -> None:
+    """As `check_same_settings`, where all ranks' digests have been exchanged already. Collective only if they differ.
+
+    Args:
+        digests: `digest_settings` of each rank, in rank order.
+    """
+    if len(set(digests)) > 1:
+        raise ConfigError(_describe_differences(launch.allgather(dict(_flatten(settings, "")))))
+
+
+def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """The single settings of nested ones, by names such as `sources.train[1].weight`."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _flatten(each, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from _flatten(each, f"{name}[{number}]")
+    elif value is not None:
+        yield name, str(value)
+
+
+def _describe_differences(found: Sequence[Mapping[str, str]]) -> str:
+    """What differs between the settings of the ranks, given in rank order."""
+    names = dict.fromkeys(name for each in found for name in each)
+    different = [name for name in names if len({each.get(name) for each in found}) > 1]
+    listed = [_describe_setting(name, [each.get(name) for each in found]) for name in different[:_MOST_NAMED]]
+    if (more := len(different) - len(listed)) > 0:
+        listed.append(f"{more} more")
+    return f"the ranks have different settings: {'; '.join(listed)}; start all ranks with the same config and flags"
+
+
+def _describe_setting(name: str, values: Sequence[str | None]) -> str:
+    ranks = dict[str | None, list[int]]()
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return f"{name} is " + ", ".join(f"{_shorten(value)} on {_list_ranks(which)}" for value, which in ranks.items())
+
+
+def _shorten(value: str | None) -> str:
+    if value is None:
+        return "not set"
+    return value if len(value) <= _MOST_CHARACTERS else f"{value[: _MOST_CHARACTERS - 3]}..."
+
+
+def _list_ranks(ranks: Sequence[int]) -> str:
+    """Such as "rank 3", "ranks 0 to 2, 5", "ranks 1, 3, 5 and others"."""
+    runs = list[list[int]]()
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    listed = [str(first) if first == last else f"{first} to {last}" for first, last in runs[:_MOST_NAMED]]
+    more = " and others" if len(runs) > _MOST_NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(listed)}{more}"

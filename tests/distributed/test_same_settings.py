@@ -1,0 +1,134 @@
+"""Ranks that were given different settings all get an error that names these and the ranks. Ranks are threads here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from megablend.api.build import build, build_index
+from megablend.distributed.fail_together import FailTogether
+from megablend.distributed.same_settings import check_same_settings
+from megablend.errors import ConfigError
+from tests.cli.test_megatron_cache import environment, flags
+from tests.megatron.meeting import on_ranks
+from tests.pairs import write_pair
+
+SAME: dict[str, Any] = {
+    "seed": 1,
+    "sources": {"train": [{"name": "a", "weight": Fraction(1, 3), "path": ("/a", "/b")}]},
+}
+
+
+def compare(*settings: dict[str, Any]) -> list[str]:
+    """What the ranks raise."""
+    found = on_ranks(len(settings), lambda launch: check_same_settings(launch, settings[launch.rank]))
+    assert all(each is None or isinstance(each, ConfigError) for each in found)
+    return ["" if each is None else str(each) for each in found]
+
+
+def test_same_settings_are_accepted() -> None:
+    assert compare(SAME) == [""]
+    assert compare(*[SAME] * 5) == [""] * 5
+    assert compare({"a": [1], "b": None}, {"a": (1,)}) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([SAME, {**SAME, "seed": 2}, SAME], r"settings: seed is 1 on ranks 0, 2, 2 on rank 1; start all ranks"),
+        (
+            [SAME, *[{"seed": 1, "sources": {"train": [{"name": "a", "weight": Fraction(1, 3), "path": ["/a"]}]}}] * 3],
+            r"settings: sources\.train\[0\]\.path\[1\] is /b on rank 0, not set on ranks 1 to 3; start",
+        ),
+        ([{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}, {}], r"c is 1 on rank 0, not set on rank 1; 2 more; start"),
+        ([{"a": rank % 2} for rank in range(9)], r"a is 0 on ranks 0, 2, 4 and others, 1 on ranks 1, 3, 5 and others;"),
+        ([{"a": "x" * 200}, {"a": "y"}], r"a is x{97}\.\.\. on rank 0, y on rank 1;"),
+    ],
+)
+def test_different_settings_are_named_on_all_ranks(settings: list[dict[str, Any]], message: str) -> None:
+    found = compare(*settings)
+    assert len(set(found)) == 1
+    with pytest.raises(ConfigError, match=f"^the ranks have different .*{message}"):
+        raise ConfigError(found[0])
+
+
+@pytest.mark.parametrize("what", [build, build_index])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 7}, r"seed is 1234 on rank 0, 7 on rank 1"),
+        (
+            {"sources": "other"},
+            r"sources\.train\[0\]\.path\[0\] is .*/data/a\.parquet on rank 0, .*/data/b\.parquet on rank 1",
+        ),
+        ({"memory": "1GiB", "warnings": {"max_epochs": None}}, None),
+    ],
+)
+def test_ranks_with_different_configs(tmp_path: Path, what: Any, change: dict[str, Any], message: str | None) -> None:
+    (tmp_path / "data").mkdir()
+    for name in "ab":
+        pq.write_table(pa.table({"ids": [[1, 2, 3]] * 20}), tmp_path / "data" / f"{name}.parquet")
+    first: dict[str, Any] = {
+        "cache": str(tmp_path / "cache"),
+        "sequence_length": 4,
+        "samples": 10,
+        "sources": [{"name": "s", "path": str(tmp_path / "data" / "a.parquet")}],
+    }
+    second = {**first, **change}
+    if "sources" in change:
+        second["sources"] = [{"name": "s", "path": str(tmp_path / "data" / "b.parquet")}]
+
+    def work(launch: FailTogether) -> Any:
+        return what([first, second][launch.rank], launch=launch)
+
+    found = on_ranks(2, work)
+    if message is None:
+        assert [each.ranks for each in found] == [2, 2]
+        return
+    for each in found:
+        with pytest.raises(ConfigError, match=message):
+            raise each
+    assert not (tmp_path / "cache").exists()
+
+
+def launch_each(*commands: list[str]) -> str:
+    """What programs that start with one another, each on one rank, write to stderr; all exit with code 2."""
+    parts = [part for words in commands for part in (":", "-n", "1", sys.executable, "-m", "megablend", *words)]
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("mpirun")), *parts[1:]],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+@pytest.mark.long
+def test_builds_that_mpirun_started_with_different_configs(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"ids": [[1, 2, 3]] * 20}), tmp_path / "a.parquet")
+    for seed in (1, 2):
+        config = {"cache": "cache", "sequence_length": 4, "samples": 10, "seed": seed}
+        config["sources"] = [{"name": "s", "path": "a.parquet"}]
+        (tmp_path / f"{seed}.json").write_text(json.dumps(config))
+    found = launch_each(*(["build", str(tmp_path / f"{seed}.json")] for seed in (1, 1, 2)))
+    assert "rank 0: the ranks have different settings: seed is 1 on ranks 0 to 1, 2 on rank 2; start all" in found
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.long
+def test_caches_of_megatron_that_mpirun_started_with_different_flags(tmp_path: Path) -> None:
+    data = ["--data-path", write_pair(tmp_path / "a", [5] * 50), "--split", "8,1,1"]
+    found = launch_each(*(["megatron-cache", *flags(tmp_path / "cache", *data, "--seed", seed)] for seed in (1, 2)))
+    assert "the ranks have different settings: seed is 1 on rank 0, 2 on rank 1; start all ranks" in found
+    assert not (tmp_path / "cache").exists()
