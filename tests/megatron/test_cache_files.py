@@ -56,9 +56,9 @@ def write(cache: Path) -> None:
 )
 def test_headers_are_those_of_numpy(shape: list[int], dtype: str) -> None:
     spec = ArraySpec(name="x", shape=tuple(shape), dtype=dtype)
-    assert spec.header() == saved(np.zeros(shape, dtype))[: -spec.nbytes or None]
+    assert spec.header == saved(np.zeros(shape, dtype))[: -spec.nbytes or None]
     wide = ArraySpec(name="x", shape=(1 << 40, 2), dtype=dtype)
-    assert len(wide.header()) % 64 == 0
+    assert len(wide.header) % 64 == 0
 
 
 def test_files_are_those_of_numpy_save(tmp_path: Path) -> None:

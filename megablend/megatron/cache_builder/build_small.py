@@ -42,7 +42,7 @@ def build_small(job: DatasetJob, request: CacheRequest, commits: Commits, storag
     """
     artefact, part, prefix = job.artefact, job.size, job.part.prefix
     stored = counted_lengths(prefix, part, request.lengths_at.get(prefix), storage=storage)
-    texts = [artefact.description.encode(), *(array.header() for array in artefact.arrays)]
+    texts = [artefact.description.encode(), *(array.header for array in artefact.arrays)]
     contents = [0, *(array.nbytes for array in artefact.arrays)]
     sizes = [len(text) + content for text, content in zip(texts, contents, strict=True)]
     starts, end = [], 0
