@@ -19,8 +19,9 @@ from megablend.storage.ranges import FetchedRanges, FileRanges, MergedRanges, me
 
 Check: TypeAlias = Callable[[FetchedRanges], None]
 _POOLED_BYTES = 1 << 15
-"""Requests of this size or more take their memory from Arrow's pool, which keeps what was freed: what malloc takes from the system
-again for every batch is slow on first access. Below it that costs less than a call to the pool, which lets another thread run."""
+"""Requests of this size or more take their memory from Arrow's pool, which keeps what was freed: malloc returns it to the system,
+and what it takes from there for every batch is slow on first access. For smaller requests a call to the pool, which lets another
+thread run, costs more."""
 BATCH_BYTES = 32 << 20
 """Decoded size of the blocks fetched together if a caller waits for all: the memory a call needs beyond its result."""
 

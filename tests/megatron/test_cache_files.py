@@ -20,7 +20,7 @@ from megablend.errors import CacheError
 from megablend.kernels import new_files
 from megablend.megatron.cache_builder import commit
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact, problem_with
-from megablend.megatron.cache_builder.commit import WORK_FOLDER, Commits
+from megablend.megatron.cache_builder.commit import WORK_FOLDER, Commits, NewFiles
 from megablend.megatron.cache_builder.write import ArtefactWriter
 from tests.examples import examples
 
@@ -240,7 +240,7 @@ def write_at_once(cache: Path) -> None:
     starts = [0, sizes[0], sizes[0] + sizes[1]]
     (cache / WORK_FOLDER).mkdir(exist_ok=True)
     with Commits(cache, threading.Event()) as commits:
-        commits.write(ARTEFACT, np.frombuffer(b"".join(contents), np.uint8), starts, sizes)
+        commits.write([ARTEFACT], NewFiles(np.frombuffer(b"".join(contents), np.uint8), starts, sizes))
 
 
 @pytest.mark.parametrize(("available", "together"), [(True, True), (False, True), (True, False)])

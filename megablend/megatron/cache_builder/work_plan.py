@@ -132,15 +132,15 @@ def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize, share
     epochs = num_epochs(size.tokens, part.num_samples, length, extra)
     if epochs > _INT32_MAX:
         raise PlanError(
-            f"{_name(part)}: {part.num_samples:,} samples of {length:,} tokens read its {size.tokens:,} tokens {epochs:,} times, and "
-            "Megatron counts epochs in 32 bits; request fewer, or add data"
+            f"{_name(part)}: {part.num_samples:,} samples of {length:,} tokens read its {size.tokens:,} tokens {epochs:,} times, "
+            "and Megatron counts epochs in 32 bits; request fewer, or add data"
         )
     keep_tail = SPLITS[part.split] == "valid" and not request.drop_last_partial_validation_sequence
     samples = num_samples(size.tokens, epochs, length, extra, keep_tail)
     if part.num_samples is not None and samples < part.num_samples:
         raise PlanError(
-            f"{_name(part)}: Megatron rounds its {epochs * size.tokens:,} tokens to {samples:,} samples in single precision, fewer "
-            f"than the {part.num_samples:,} requested; drop the last partial sequence, or request fewer"
+            f"{_name(part)}: Megatron rounds its {epochs * size.tokens:,} tokens to {samples:,} samples in single precision, "
+            f"fewer than the {part.num_samples:,} requested; drop the last partial sequence, or request fewer"
         )
     text = dataset_description(request, part, shared)
     documents = epochs * (size.end - size.begin)
