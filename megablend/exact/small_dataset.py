@@ -1,69 +1,83 @@
-"""The three indices of a small dataset, computed by one kernel call."""
+"""The three indices of small datasets, those of many computed by one kernel call."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from megablend.exact.samples import FAR, SHORT, end_row
 from megablend.exact.shuffle import Generator
-from megablend.kernels.exact.small_dataset import fill_dataset
+from megablend.kernels.exact.small_dataset import fill_datasets
 
 MAX_DOCUMENTS = FAR // 4
 """The most documents per epoch: their lengths fit in a core's own caches."""
+Int32s = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochPlan:
-    """How a dataset is shuffled and split into samples."""
+class SampleRules(NamedTuple):
+    """How datasets are shuffled and split into samples."""
 
+    seed: int
     length: int
     """Tokens from one sample's start to the next one's."""
     extra: int
     """add_extra_token_to_sequence, 0 or 1."""
+
+
+class SmallDataset(NamedTuple):
+    """A dataset, and where in memory its indices are, in units of 4 bytes."""
+
+    lengths: Int32s
+    """int32 [n], tokens of documents `begin` to `begin` + n; n is 1 to MAX_DOCUMENTS."""
+    begin: int
+    num_entries: int
+    """Entries of the document index: epochs * n."""
+    num_samples: int
+    samples_before_final: int | None
+    """Samples of all epochs but the last, if the last one is shuffled separately; otherwise None. At most num_samples."""
     keep_tail: bool
     """Whether samples may end after the documents."""
-    samples_before_final: int | None
-    """Samples of all epochs but the last, if the last one is shuffled separately; otherwise None."""
+    documents: int
+    """Where its document index begins: int32 [num_entries]."""
+    rows: int
+    """Where its sample index begins: int32 [num_samples + 1, 2]."""
+    samples: int
+    """Where its shuffle index begins: uint32 [num_samples]."""
+
+    def numbers(self) -> tuple[int, ...]:
+        """A row of `numbers`, as `fill_datasets` takes them."""
+        together, first = self.num_entries, self.num_samples
+        if self.samples_before_final is not None:
+            together, first = self.num_entries - len(self.lengths), self.samples_before_final
+        sizes = (len(self.lengths), self.begin, self.num_entries, together, self.num_samples, first)
+        return (*sizes, self.documents, self.rows, self.samples)
 
 
-def fill_small_dataset(
-    lengths: npt.NDArray[np.int32],
-    begin: int,
-    seed: int,
-    plan: EpochPlan,
-    documents: npt.NDArray[np.int32],
-    rows: npt.NDArray[np.int32],
-    samples: npt.NDArray[np.uint32],
-) -> None:
-    """Compute what document_index, sample_index and shuffle_index return when called one after another.
+def fill_small_datasets(datasets: Sequence[SmallDataset], rules: SampleRules, memory: Int32s) -> None:
+    """Compute of each dataset what document_index, sample_index and shuffle_index return when called one after another.
 
     Args:
-        lengths: int32 [n], tokens of documents `begin` to `begin` + n; n is 1 to MAX_DOCUMENTS.
-        seed: seed of the generator.
-        documents: int32 [epochs * n], filled.
-        rows: int32 [len(samples) + 1, 2], filled.
-        samples: uint32 [num_samples], filled; at least plan.samples_before_final.
+        memory: int32 [m], which contains the indices of all datasets, filled.
 
     Raises: PlanError as sample_index does.
     """
-    generator, last_epoch = Generator(seed), 0 if plan.samples_before_final is None else len(lengths)
-    filled = fill_dataset(
-        lengths,
-        begin,
-        len(documents) - last_epoch,
-        generator.key,
-        generator.position,
-        plan.length,
-        plan.extra,
-        len(documents) >= SHORT * len(samples),
-        len(samples) if plan.samples_before_final is None else plan.samples_before_final,
-        documents,
-        rows,
-        samples,
+    generator = Generator(rules.seed)
+    numbers = np.array([dataset.numbers() for dataset in datasets], np.int64)
+    lengths = np.concatenate([dataset.lengths for dataset in datasets])
+    filled = np.empty(len(datasets), np.int64)
+    key, position = generator.key, generator.position
+    fill_datasets(lengths, numbers, key, position, rules.length, rules.extra, SHORT, memory, filled)
+    for i in np.flatnonzero(filled <= numbers[:, 4]).tolist():
+        _fill_end(datasets[i], int(filled[i]), rules.extra, memory)
+
+
+def _fill_end(dataset: SmallDataset, filled: int, extra: int, memory: Int32s) -> None:
+    """Fill the rows of the samples that are after the documents. Raises: PlanError as sample_index does."""
+    rows = memory[dataset.rows : dataset.rows + 2 * (dataset.num_samples + 1)].reshape(-1, 2)
+    last = int(dataset.lengths[memory[dataset.documents + dataset.num_entries - 1] - dataset.begin])
+    rows[filled:] = end_row(
+        last, dataset.num_entries, filled, dataset.num_samples, extra=extra, keep_tail=dataset.keep_tail
     )
-    if filled < len(rows):
-        last = int(lengths[documents[-1] - begin])
-        rows[filled:] = end_row(last, len(documents), filled, len(samples), extra=plan.extra, keep_tail=plan.keep_tail)

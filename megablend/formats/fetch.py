@@ -18,7 +18,10 @@ from megablend.storage.futures import gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges, MergedRanges, merge_ranges, portions
 
 Check: TypeAlias = Callable[[FetchedRanges], None]
-_POOLED_BYTES = 1 << 20
+_POOLED_BYTES = 1 << 15
+"""Requests of this size or more take their memory from Arrow's pool, which keeps what was freed: malloc returns it to the system,
+and what it takes from there for every batch is slow on first access. For smaller requests a call to the pool, which lets another
+thread run, costs more."""
 BATCH_BYTES = 32 << 20
 """Decoded size of the blocks fetched together if a caller waits for all: the memory a call needs beyond its result."""
 
@@ -134,8 +137,7 @@ def _batches(blocks: Array, order: Int64s) -> Iterator[Array]:
 
 
 def _allocate(size: int) -> Bytes:
-    """Memory for a request: a large one from Arrow's pool, which reuses freed memory, since new pages from the system are slower
-    on first access. A call to the pool lets another thread run first, which costs more than allocating a small one."""
+    """Memory for a request."""
     return np.empty(size, np.uint8) if size < _POOLED_BYTES else np.frombuffer(pa.allocate_buffer(size), np.uint8)
 
 

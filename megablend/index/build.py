@@ -23,6 +23,7 @@ from megablend.caches.base import CacheStore
 from megablend.caches.find import CacheLike, find_store
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, ConfigError
+from megablend.formats.base import has_group_digests
 from megablend.fs.atomic_write import translate_os_errors
 from megablend.fs.safe_open import check_folder
 from megablend.index.build_report import BuildReport, Progress, report_waiting
@@ -105,7 +106,8 @@ def _build(
             report = commit_build(
                 store, prepared.columns, prepared.work, items, results, packed, prepared.notes, start=start
             )
-            long_idx = tuple(find_missing(open_snapshot(store, report.digest)))
+            if any(has_group_digests(each.source.kind) for each in prepared.columns):
+                long_idx = tuple(find_missing(open_snapshot(store, report.digest)))
         for each in launch.bcast(long_idx)[launch.rank :: launch.size]:
             make_digests(store, each, storage)
         launch.barrier()

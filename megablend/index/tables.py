@@ -1,19 +1,20 @@
 """The tables of a snapshot as Arrow IPC files: one uncompressed record batch each, so that columns can be memory-mapped.
 
-Block tables may be larger than memory: a TableWriter appends to one plain file per column, and joins them at the end.
+Block tables may be larger than memory: a TableWriter appends to one plain file per long column, and joins the columns at the end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import mmap
 import operator
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -65,45 +66,78 @@ FILE_SCHEMA = pa.schema(
     ]
 )
 
+_KEPT_BYTES = 1 << 20
+"""A column up to this size is kept in memory: of a small table, files of columns would take longer than everything else."""
 _NULL_COUNT = operator.attrgetter("null_count")
 
 
+class _Column:
+    """The values of a column so far: in memory, or, where they are many, in a temporary file at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept = io.BytesIO()
+        self._file: BinaryIO | None = None
+
+    def append(self, values: memoryview) -> None:
+        """Append values."""
+        if self._file is not None:
+            self._file.write(values)
+        elif self._kept.tell() + values.nbytes <= _KEPT_BYTES:
+            self._kept.write(values)
+        else:
+            self._file = self._path.open("x+b")
+            self._file.write(self._kept.getbuffer())
+            self._file.write(values)
+            self._kept = io.BytesIO()
+
+    def finish(self) -> pa.Buffer:
+        """All values."""
+        if self._file is None:
+            return pa.py_buffer(self._kept.getvalue())
+        self._file.flush()
+        return pa.py_buffer(mmap.mmap(self._file.fileno(), self._file.tell(), access=mmap.ACCESS_READ))
+
+    def close(self) -> None:
+        """Remove the temporary file."""
+        if self._file is not None:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
+
+
 class TableWriter:
-    """Writes a table of fixed-width columns in constant memory. Use as a context; the temporary parts are removed at its end."""
+    """Writes a table of fixed-width columns in constant memory. Use as a context; temporary files are removed at its end."""
 
     def __init__(self, path: Path, columns: np.dtype[np.void]) -> None:
         self._path = path
-        self._columns = columns
-        self._parts = {name: path.with_name(f"{path.name}.{name}") for name in columns.names or ()}
-        self._stack = contextlib.ExitStack()
+        self._dtypes = columns
+        self._columns = {name: _Column(path.with_name(f"{path.name}.{name}")) for name in columns.names or ()}
 
     def __enter__(self) -> TableWriter:
-        self._files = {name: self._stack.enter_context(part.open("x+b")) for name, part in self._parts.items()}
-        for part in self._parts.values():
-            self._stack.callback(part.unlink, missing_ok=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        with contextlib.ExitStack() as stack:
+            for column in self._columns.values():
+                stack.callback(column.close)
 
     def append(self, rows: Mapping[str, npt.NDArray[Any]]) -> None:
         """Append rows, given as one array per column."""
-        for name, file in self._files.items():
-            file.write(np.ascontiguousarray(rows[name], self._columns[name]).data)
+        for name, column in self._columns.items():
+            column.append(np.ascontiguousarray(rows[name], self._dtypes[name]).data)
 
     def finish(self) -> str:
         """Join the columns into the table; returns a digest of their values, independent of the library's version."""
         digest = hashlib.blake2b(digest_size=16)
         arrays = []
-        for name, file in self._files.items():
-            file.flush()
-            kind, buffer = self._columns[name], _mapped(file)
+        for name, column in self._columns.items():
+            kind, buffer = self._dtypes[name], column.finish()
             digest.update(buffer)
             length = buffer.size // kind.itemsize
             arrays.append(pa.Array.from_buffers(pa.from_numpy_dtype(kind), length, [None, buffer]))
-        write_batch(self._path, pa.RecordBatch.from_arrays(arrays, names=list(self._files)))
+        write_batch(self._path, pa.RecordBatch.from_arrays(arrays, names=list(self._columns)))
         return digest.hexdigest()
 
 
@@ -144,8 +178,3 @@ def _parsed(path: Path | str, file: pa.NativeFile, schema: pa.Schema) -> pa.Reco
     if batch.schema != schema or any(map(_NULL_COUNT, batch.columns)):
         raise CacheError(f"{path}: damaged table: its columns are not {', '.join(schema.names)}; {REPAIR_REMEDY}")
     return batch
-
-
-def _mapped(file: Any) -> pa.Buffer:
-    size = file.seek(0, 2)
-    return pa.py_buffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")

@@ -46,6 +46,23 @@ def test_rows_of_a_large_table(tmp_path: Path, rows: list[int]) -> None:
     assert all(len({row // 4 for row in part}) <= 2 for part in parts)
 
 
+def test_long_columns_are_written_to_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is the same, byte for byte, and no file of a column is left."""
+    written = []
+    for name, kept in (("in memory", 1 << 20), ("one in a file", 1000), ("all in files", 0)):
+        monkeypatch.setattr("megablend.index.tables._KEPT_BYTES", kept)
+        with TableWriter(tmp_path / name, COLUMNS) as writer:
+            for start in (0, 100, 100, 400):
+                numbers = np.arange(start, 400)
+                writer.append({"a": numbers * 3, "b": numbers % 251})
+            parts = {path.name for path in tmp_path.glob(f"{name}.*")}
+            digest = writer.finish()
+        written.append((parts, digest, (tmp_path / name).read_bytes()))
+    assert [len(parts) for parts, _, _ in written] == [0, 1, 2]
+    assert len({each[1:] for each in written}) == 1
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 @pytest.mark.usefixtures("large")
 def test_a_table_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
     table = table_of(tmp_path / "t", 10_000)

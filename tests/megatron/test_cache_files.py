@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import io
 import os
@@ -20,7 +21,7 @@ from megablend.errors import CacheError
 from megablend.kernels import new_files
 from megablend.megatron.cache_builder import commit
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact, problem_with
-from megablend.megatron.cache_builder.commit import WORK_FOLDER, Commits
+from megablend.megatron.cache_builder.commit import WORK_FOLDER, Commits, NewFiles
 from megablend.megatron.cache_builder.write import ArtefactWriter
 from tests.examples import examples
 
@@ -32,6 +33,7 @@ ARTEFACT = Artefact(
         ArraySpec(name="shuffle_index", shape=(4,), dtype="uint32"),
     ),
 )
+OTHER = dataclasses.replace(ARTEFACT, base=f"{ARTEFACT.base}2")
 SAMPLES, SHUFFLED = np.arange(6, dtype=np.int32).reshape(3, 2), np.arange(4, dtype=np.uint32)
 
 
@@ -56,9 +58,9 @@ def write(cache: Path) -> None:
 )
 def test_headers_are_those_of_numpy(shape: list[int], dtype: str) -> None:
     spec = ArraySpec(name="x", shape=tuple(shape), dtype=dtype)
-    assert spec.header() == saved(np.zeros(shape, dtype))[: -spec.nbytes or None]
+    assert spec.header == saved(np.zeros(shape, dtype))[: -spec.nbytes or None]
     wide = ArraySpec(name="x", shape=(1 << 40, 2), dtype=dtype)
-    assert len(wide.header()) % 64 == 0
+    assert len(wide.header) % 64 == 0
 
 
 def test_files_are_those_of_numpy_save(tmp_path: Path) -> None:
@@ -234,13 +236,13 @@ def test_what_was_written_before_an_error_is_not_committed(tmp_path: Path) -> No
 
 
 def write_at_once(cache: Path) -> None:
-    """The files of ARTEFACT out of one buffer."""
-    contents = [b"{}", saved(SAMPLES), saved(SHUFFLED)]
+    """The files of ARTEFACT, and of another of the same content, out of one buffer."""
+    contents = 2 * [b"{}", saved(SAMPLES), saved(SHUFFLED)]
     sizes = [len(content) for content in contents]
-    starts = [0, sizes[0], sizes[0] + sizes[1]]
+    starts = [0, *np.cumsum(sizes)[:-1].tolist()]
     (cache / WORK_FOLDER).mkdir(exist_ok=True)
     with Commits(cache, threading.Event()) as commits:
-        commits.write(ARTEFACT, np.frombuffer(b"".join(contents), np.uint8), starts, sizes)
+        commits.write([ARTEFACT, OTHER], NewFiles(np.frombuffer(b"".join(contents), np.uint8), starts, sizes))
 
 
 @pytest.mark.parametrize(("available", "together"), [(True, True), (False, True), (True, False)])
@@ -258,18 +260,25 @@ def test_files_that_are_written_at_once(
     monkeypatch.setattr(new_files, "AVAILABLE", available)
     monkeypatch.setattr(os, "fsync", note_flush)
     write_at_once(tmp_path)
-    assert ARTEFACT.path(tmp_path, "sample_index").read_bytes() == saved(SAMPLES)
-    assert ARTEFACT.path(tmp_path, "shuffle_index").read_bytes() == saved(SHUFFLED)
-    assert ARTEFACT.description_path(tmp_path).read_bytes() == b"{}"
+    for artefact in (ARTEFACT, OTHER):
+        assert artefact.path(tmp_path, "sample_index").read_bytes() == saved(SAMPLES)
+        assert artefact.path(tmp_path, "shuffle_index").read_bytes() == saved(SHUFFLED)
+        assert artefact.description_path(tmp_path).read_bytes() == b"{}"
     assert list((tmp_path / WORK_FOLDER).iterdir()) == []
-    assert together or len(flushed) >= 3  # each file, where the file system cannot flush all
+    assert together or len(flushed) >= 6  # each file, where the file system cannot flush all
 
 
+@pytest.mark.parametrize("written", [1, 4])
 def test_what_the_kernel_could_not_write_is_written_or_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that the system refused once is tried again; refused again, it is an error and nothing is left."""
-    monkeypatch.setattr(new_files, "write_new_files", lambda *args: 1)
+    write = new_files.write_new_files
+
+    def write_some(folder: int, flags: int, names: Any, name_starts: Any, data: Any, starts: Any, sizes: Any) -> int:
+        return write(folder, flags, names, name_starts, data, starts[:written], sizes[:written])
+
+    monkeypatch.setattr(new_files, "write_new_files", write_some)
     with pytest.raises(CacheError, match=r"sample_index\.npy: cannot write the cache \(No space"):
         refuse_new_files(monkeypatch, lambda: write_at_once(tmp_path))
     assert [path.name for path in tmp_path.rglob("*")] == [WORK_FOLDER]

@@ -112,7 +112,7 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     from megablend.exact.blend import greedy
     from megablend.exact.samples import sample_index
     from megablend.exact.shuffle import SMALL, shuffle
-    from megablend.exact.small_dataset import EpochPlan, fill_small_dataset
+    from megablend.exact.small_dataset import SampleRules, SmallDataset, fill_small_datasets
     from megablend.kernels.new_files import write_new_files
     from megablend.megatron.cache_builder.build_cache import prepare_cache
     from megablend.megatron.request.request import Blend, CacheRequest
@@ -122,10 +122,9 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     sample_index(np.full(9, 9, np.int32), np.arange(9, dtype=np.int32), 9, 8, extra=1)
     greedy((1 / np.arange(1, 50)).tolist(), 99).draw(99)
     shuffle(np.arange(SMALL, dtype=np.uint32), np.random.RandomState(1))
-    plan = EpochPlan(length=8, extra=1, keep_tail=False, samples_before_final=None)
-    lengths, documents, rows, order = (np.empty(shape, np.int32) for shape in (9, 9, (11, 2), 10))
-    lengths[:] = 9
-    fill_small_dataset(lengths, 0, 1, plan, documents, rows, order.view(np.uint32))
+    lengths = np.full(9, 9, np.int32)
+    small = SmallDataset(lengths, 0, 9, 10, None, keep_tail=False, documents=0, rows=9, samples=31)
+    fill_small_datasets([small], SampleRules(1, 8, 1), np.empty(41, np.int32))
     none = np.empty(0, np.int64)
     write_new_files(0, 0, np.frombuffer(b"", np.uint8), none, np.empty(0, np.uint8), none, none)
     launch.barrier()

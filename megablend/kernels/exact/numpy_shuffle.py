@@ -40,11 +40,14 @@ def shuffle(entries: Entries, key: Uint32s, position: int) -> int:
 @device
 def shuffle_entries(entries: Entries, key: Uint32s, position: int) -> int:
     """The same, for other kernels to call."""
+    last, count = len(entries) - 1, 0
+    if last < 1:
+        return position
     words = np.empty(WORDS, np.uint32)
     temper(key, words)
     # AHEAD more than a buffer, of any content: they are requested, not used; and room for a draw that is not accepted
-    partners, coming = np.zeros(BUFFER + AHEAD + 1, np.uint32), np.zeros(BUFFER + AHEAD + 1, np.uint32)
-    last, count = len(entries) - 1, 0
+    room = min(BUFFER, last) + AHEAD + 1
+    partners, coming = np.zeros(room, np.uint32), np.zeros(room, np.uint32)
     while last > 0:
         left = last - count
         more = min(BUFFER, left)

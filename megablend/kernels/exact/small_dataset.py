@@ -1,4 +1,4 @@
-"""All three arrays of a small dataset of Megatron's, in one call: thousands of datasets cost one step of Python each.
+"""All three arrays of many small datasets of Megatron's, in one call: thousands of datasets cost few steps of Python each.
 
 The operations and the order of random draws are those of megablend.exact.documents and megablend.exact.samples.
 """
@@ -8,17 +8,71 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import kernel
+from megablend.jit import device, kernel
 from megablend.kernels.exact.numpy_shuffle import shuffle_entries
 from megablend.kernels.exact.random_state import Uint32s
 from megablend.kernels.exact.sample_index import Int32s, cut_rows
 from megablend.kernels.exact.short_documents import cut_short_rows
 
+Int64s = npt.NDArray[np.int64]
 _ANY_LENGTH = 1 << 31
 
 
 @kernel
-def fill_dataset(
+def fill_datasets(
+    lengths: Int32s,
+    numbers: Int64s,
+    key: Uint32s,
+    position: int,
+    length: int,
+    extra: int,
+    many: int,
+    memory: Int32s,
+    filled: Int64s,
+) -> None:
+    """Fill the document, sample and shuffle index of each dataset. The caller fills the rows that its documents do not reach.
+
+    Args:
+        lengths: int32, tokens of the documents of all datasets, one dataset after the other.
+        numbers: int64 [n, 9], of each dataset: its documents, 1 or more; the number of the first; entries of the document
+            index; those of them that are shuffled first, before the others; samples; those of them that are shuffled first;
+            where in `memory` its document, sample and shuffle index begin.
+        key, position: of the generator of every dataset, as megablend.kernels.exact.numpy_shuffle.shuffle takes them.
+        length: tokens from one sample's start to the next one's.
+        extra: further tokens that a sample takes.
+        many: documents per sample from which on the kernel for short documents is faster.
+        memory: int32, whose entries the caller has checked to be there, filled: of a dataset int32 [entries], int32
+            [samples + 1, 2] and uint32 [samples].
+        filled: int64 [n], set to the rows of the sample index that are filled.
+    """
+    start, unsigned = 0, memory.view(np.uint32)
+    for i in range(len(numbers)):
+        stop = start + numbers[i, 0]
+        begin, entries, together = numbers[i, 1], numbers[i, 2], numbers[i, 3]
+        num_samples, first_samples = numbers[i, 4], numbers[i, 5]
+        documents = memory[numbers[i, 6] : numbers[i, 6] + entries]
+        rows = memory[numbers[i, 7] : numbers[i, 7] + 2 * (num_samples + 1)].reshape((num_samples + 1, 2))
+        samples = unsigned[numbers[i, 8] : numbers[i, 8] + num_samples]
+        short, own = entries >= many * num_samples, key.copy()
+        filled[i] = _fill_dataset(
+            lengths[start:stop],
+            begin,
+            together,
+            own,
+            position,
+            length,
+            extra,
+            short,
+            first_samples,
+            documents,
+            rows,
+            samples,
+        )
+        start = stop
+
+
+@device
+def _fill_dataset(
     lengths: Int32s,
     begin: int,
     shuffled_together: int,
@@ -32,20 +86,7 @@ def fill_dataset(
     rows: npt.NDArray[np.int32],
     samples: Uint32s,
 ) -> int:
-    """Fill the document, sample and shuffle index. Returns the rows that the documents fill; the caller fills the others.
-
-    Args:
-        lengths: int32 [n], tokens of documents `begin` to `begin` + n; 1 or more documents.
-        shuffled_together: entries of `documents` that are shuffled first; then the others.
-        key, position: of the generator, as megablend.kernels.exact.numpy_shuffle.shuffle takes them; the key advances.
-        length: tokens from one sample's start to the next one's.
-        extra: further tokens that a sample takes.
-        short: whether documents are much shorter than a sample.
-        first_samples: entries of `samples` that are shuffled first; then the others.
-        documents: int32 [epochs * n], filled.
-        rows: int32 [len(samples) + 1, 2], filled as far as the documents reach.
-        samples: uint32 [num_samples], filled.
-    """
+    """Fill the arrays of one dataset; the number of rows filled."""
     num_documents = len(lengths)
     for first in range(0, len(documents), num_documents):
         for i in range(num_documents):

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,6 +48,17 @@ _REPORTS_ERRORS = (5, 8)
 
 class StoppedError(Exception):
     """The build has failed elsewhere; work in progress ends, and its error is not reported."""
+
+
+class NewFiles(NamedTuple):
+    """The bytes of files that are written together."""
+
+    data: Array
+    """uint8, those of all files."""
+    starts: list[int]
+    """Where in `data` each file begins."""
+    sizes: list[int]
+    """Bytes of each."""
 
 
 class Commits:
@@ -100,45 +111,44 @@ class Commits:
             finally:
                 os.close(fd)
 
-    def write(self, artefact: Artefact, data: Array, starts: list[int], sizes: list[int]) -> None:
-        """Write all files of an artefact at once, and add it.
+    def write(self, artefacts: Sequence[Artefact], files: NewFiles) -> None:
+        """Write all files of artefacts at once, and add these.
 
         Args:
-            data: uint8, the bytes of all files.
-            starts, sizes: the bytes of each, in the order of `artefact.file_names`.
+            files: in the order of the artefacts and their `file_names`.
 
         Raises: CacheError; StoppedError.
         """
         if self.stop.is_set():
             raise StoppedError
-        names, written = artefact.file_names, 0
-        if self._together and new_files.AVAILABLE:
-            text = "".join(f"{name}\0" for name in names).encode()
-            ends = np.cumsum([len(name) + 1 for name in names])
-            written = new_files.write_new_files(
-                self._folder_fd,
-                _NEW,
-                np.frombuffer(text, np.uint8),
-                ends - [len(name) + 1 for name in names],
-                data,
-                np.array(starts),
-                np.array(sizes),
-            )
+        names = [name for artefact in artefacts for name in artefact.file_names]
+        written = self._write_together(names, files) if self._together and new_files.AVAILABLE else 0
         try:
             # again by Python where the system refused one, which says why
-            for name, start, size in zip(names[written:], starts[written:], sizes[written:], strict=True):
+            for name, start, size in zip(names[written:], files.starts[written:], files.sizes[written:], strict=True):
                 with self.new_file(name) as fd:
-                    write_all(fd, [data[start : start + size].data])
+                    write_all(fd, [files.data[start : start + size].data])
         except BaseException:
-            self.discard(artefact)
+            for artefact in artefacts:
+                self.discard(artefact)
             raise
-        self.add(artefact)
+        self.add(*artefacts)
 
-    def add(self, artefact: Artefact) -> None:
-        """Commit an artefact whose files are all written, now or later. From any thread. Raises: CacheError; StoppedError."""
+    def _write_together(self, names: Sequence[str], files: NewFiles) -> int:
+        """Write files by one call; how many are written."""
+        text = "\0".join([*names, ""]).encode()
+        name_starts = np.zeros(len(names), np.int64)
+        np.cumsum([len(name) + 1 for name in names[:-1]], out=name_starts[1:])
+        starts, sizes = np.array(files.starts), np.array(files.sizes)
+        return new_files.write_new_files(
+            self._folder_fd, _NEW, np.frombuffer(text, np.uint8), name_starts, files.data, starts, sizes
+        )
+
+    def add(self, *artefacts: Artefact) -> None:
+        """Commit artefacts whose files are all written, now or later. From any thread. Raises: CacheError; StoppedError."""
         with self._lock:
-            self._waiting.append(artefact)
-            self._waiting_bytes += artefact.nbytes
+            self._waiting += artefacts
+            self._waiting_bytes += sum([artefact.nbytes for artefact in artefacts])
             due = self._waiting_bytes >= _BATCH_BYTES
         if due:
             self.finish()

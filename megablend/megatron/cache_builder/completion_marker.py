@@ -73,15 +73,16 @@ def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: 
     text = json.dumps(
         {"artefacts": [[each.base, _sizes(each)] for each in artefacts], "datasets": datasets, "pairs": pairs}
     )
+    path = _path(request)
     # A complete cache may be read-only: it is merely checked again the next time.
     with contextlib.nullcontext() if built else contextlib.suppress(CacheError):
-        with translate_os_errors(_path(request)):
-            _path(request).parent.mkdir(exist_ok=True)
-        replace_file(_path(request), f"{text}\n{_digest(text)}".encode())
+        with translate_os_errors(path):
+            path.parent.mkdir(exist_ok=True)
+        replace_file(path, f"{text}\n{_digest(text)}".encode())
 
 
 def _sizes(artefact: Artefact) -> dict[str, int]:
-    return {array.name: len(array.header()) + array.nbytes for array in artefact.arrays}
+    return {array.name: len(array.header) + array.nbytes for array in artefact.arrays}
 
 
 def _is_there(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
@@ -113,10 +114,14 @@ def _size_of(path: str) -> int | None:
 
 def _path(request: CacheRequest) -> Path:
     # The cache's location is irrelevant; tables are identified by the names of their sources.
-    asked: dict[str, Any] = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
-    asked |= {"path_to_cache": None, "lengths_at": None, "receipt": _VERSION}
-    digest = _digest(json.dumps(asked, sort_keys=True, default=dataclasses.asdict))
+    asked = _fields(request) | {"path_to_cache": None, "lengths_at": None, "receipt": _VERSION}
+    digest = _digest(json.dumps(asked, sort_keys=True, default=_fields))
     return Path(request.path_to_cache) / WORK_FOLDER / f"whole-{digest}.json"
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Those of a dataclass; unlike dataclasses.asdict, this copies none of thousands of prefixes."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _digest(text: str) -> str:

@@ -152,7 +152,7 @@ class Parts:
     def _count(self, number: int) -> None:
         job, path = self._job(number), self._begun[number].documents
         assert path is not None
-        size, header = job.artefact.arrays[0].shape[0], len(job.artefact.arrays[0].header())
+        size, header = job.artefact.arrays[0].shape[0], len(job.artefact.arrays[0].header)
         first, stop = (size * part // self._num_parts for part in (self._part, self._part + 1))
         documents = np.memmap(path, np.int32, "r", header + 4 * first, (stop - first,))
         prefix = job.part.prefix
@@ -167,7 +167,7 @@ class Parts:
         gathered, sums = self._runs.pop(number)
         counted = [self._counted[number][part] for part in range(self._num_parts)]
         spec, documents = job.artefact.arrays[1], job.artefact.arrays[0].shape[0]
-        header, width = len(spec.header()), 2 * np.dtype(spec.dtype).itemsize
+        header, width = len(spec.header), 2 * np.dtype(spec.dtype).itemsize
         length, extra = self._request.sequence_length, int(self._request.add_extra_token_to_sequence)
         first, start = documents * self._part // self._num_parts, sum(counted[: self._part])
         with translate_os_errors(path), open_part(path) as file:

@@ -27,7 +27,7 @@ def shared_array(path: Path, count: int, launch: Communicator) -> Iterator[Calla
             stack.enter_context(build_lock(path.parent))
             remove_leftovers(path.parent)
         temporary = launch.bcast(temp_sibling(path))
-        header = ArraySpec(name=path.stem, shape=(count,), dtype="int32").header()
+        header = ArraySpec(name=path.stem, shape=(count,), dtype="int32").header
         try:
             if launch.rank == 0:
                 with temporary.open("xb") as empty:

@@ -18,12 +18,12 @@ from megablend.distributed.base import Communicator
 from megablend.index.build import Progress
 from megablend.megatron.cache_builder.artefacts import names_in, problem_with
 from megablend.megatron.cache_builder.build_artefact import build_blend, build_dataset, build_parted
-from megablend.megatron.cache_builder.build_small import build_small, is_small
+from megablend.megatron.cache_builder.build_small import MAX_TOGETHER, TOGETHER_BYTES, build_small, is_small
 from megablend.megatron.cache_builder.commit import Commits, StoppedError
 from megablend.megatron.cache_builder.cost import PIECE_BYTES, CostEstimate
 from megablend.megatron.cache_builder.parts import Begun, Message, Parts
 from megablend.megatron.cache_builder.schedule import Assignment, MemoryGate
-from megablend.megatron.cache_builder.work_plan import BlendJob, Job
+from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.base import Storage
 
@@ -100,10 +100,11 @@ class _WorkerPool:
         self._commits = Commits(cache, self._stop) if share.jobs else None
         self._names = names_in(cache)  # another build may have made some while this one waited for the lock
         self._left, self._unfinished = deque(share.jobs), len(share.jobs)
+        self._small = {number for number in share.jobs if number not in share.parted and is_small(jobs[number])}
         self._files, self._bytes, self._finished = 0, 0, False
-        workers = min(share.workers, len(share.jobs))
-        self._pool = ThreadPoolExecutor(max(1, workers))
-        self._futures = [self._pool.submit(self._work) for _ in range(workers)]
+        self._workers = min(share.workers, len(share.jobs))
+        self._pool = ThreadPoolExecutor(max(1, self._workers))
+        self._futures = [self._pool.submit(self._work) for _ in range(self._workers)]
         for future in self._futures:
             future.add_done_callback(lambda _: self._wake.set())
 
@@ -130,12 +131,47 @@ class _WorkerPool:
 
     def _work(self) -> None:
         """Build the remaining jobs, most expensive first; the thread that finishes the last one commits the rest."""
-        while self._left:
-            try:
-                number = self._left.popleft()
-            except IndexError:  # another thread was faster
-                return
-            self._build(number)
+        while numbers := self._take_jobs():
+            if numbers[0] in self._small:
+                self._build_small(numbers)
+            else:
+                self._build(numbers[0])
+            with self._lock:
+                self._files += len(numbers)
+                self._bytes += sum([self._jobs[number].artefact.nbytes for number in numbers])
+                self._unfinished -= len(numbers)
+                last = not self._unfinished
+            if last:
+                assert self._commits is not None
+                self._commits.finish()
+
+    def _take_jobs(self) -> list[int]:
+        """The next job; of small datasets several, fewer towards the end, so that all threads end at about the same time."""
+        with self._lock:
+            taken, size, memory = list[int](), 0, 0
+            most = min(MAX_TOGETHER, max(1, len(self._left) // (2 * self._workers)))
+            while self._left and len(taken) < most:
+                number = self._left[0]
+                size += self._jobs[number].artefact.nbytes
+                memory += self._needs[number].overlapped
+                if taken and (number not in self._small or size > TOGETHER_BYTES or memory > self._share.memory):
+                    break
+                taken.append(self._left.popleft())
+                if number not in self._small:
+                    break
+            return taken
+
+    def _build_small(self, numbers: Sequence[int]) -> None:
+        """Build small datasets together."""
+        needs, memory = [self._needs[number] for number in numbers], self._share.memory
+        jobs = [job for number in numbers if isinstance(job := self._jobs[number], DatasetJob)]
+        missing = [job for job in jobs if problem_with(job.artefact, self._cache, self._names) is not None]
+        with self._gate.held(min(memory, sum([need.overlapped for need in needs]))):
+            if self._stop.is_set():
+                raise StoppedError
+            assert self._commits is not None
+            if missing:
+                build_small(missing, self._request, self._commits, self._storage)
 
     def _build(self, number: int) -> None:
         need, share = self._needs[number], self._share
@@ -148,14 +184,6 @@ class _WorkerPool:
             if self._stop.is_set():
                 raise StoppedError
             self._make(number, threads=threads, overlap=overlap)
-        with self._lock:
-            self._files += 1
-            self._bytes += self._jobs[number].artefact.nbytes
-            self._unfinished -= 1
-            last = not self._unfinished
-        if last:
-            assert self._commits is not None
-            self._commits.finish()
 
     def _make(self, number: int, *, threads: int, overlap: bool) -> None:
         job, parts, commits = self._jobs[number], self.parts if number in self._share.parted else None, self._commits
@@ -166,8 +194,6 @@ class _WorkerPool:
             return
         if isinstance(job, BlendJob):
             build_blend(job, commits, threads=threads)
-        elif parts is None and is_small(job):
-            build_small(job, self._request, commits, self._storage)
         elif parts is None:
             build_dataset(job, self._request, commits, self._storage, threads=threads, overlap=overlap)
         else:

@@ -26,7 +26,7 @@ class ArrayFile:
     def __init__(self, fd: int, spec: ArraySpec, stop: threading.Event) -> None:
         self.dtype = np.dtype(spec.dtype)
         self._fd, self._left, self._stop = fd, spec.nbytes, stop
-        self._buffers: list[Any] = [spec.header()]
+        self._buffers: list[Any] = [spec.header]
         self._buffered = 0
 
     def append(self, rows: Array) -> None:
@@ -91,7 +91,7 @@ class ArtefactWriter:
         """Make the whole file of an array, all zeros, for others to write into."""
         spec = self._spec(name)
         with self._new_file(spec) as fd:
-            header = spec.header()
+            header = spec.header
             write_all(fd, [header])
             os.truncate(fd, len(header) + spec.nbytes)
 

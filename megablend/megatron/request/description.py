@@ -36,9 +36,16 @@ def dataset_description(request: CacheRequest, part: DatasetPart, shared: str) -
     Args:
         shared: shared_members of its split: most of the text, written once for thousands of datasets.
     """
-    own = {"class": request.dataset_class, "dataset_path": part.prefix, "num_samples": part.num_samples}
     # by hand, for json.dumps takes ten times as long where it indents
-    return _object([*(f'    "{name}": {json.dumps(value)}' for name, value in own.items()), shared])
+    asked = "null" if part.num_samples is None else part.num_samples
+    return _object(
+        [
+            f'    "class": {json.dumps(request.dataset_class)}',
+            f'    "dataset_path": {json.dumps(part.prefix)}',
+            f'    "num_samples": {asked}',
+            shared,
+        ]
+    )
 
 
 def blend_description(
