@@ -8,17 +8,39 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from queue import Empty, SimpleQueue
 
 from megablend.errors import ChangedFileError, DataError, MissingFileError
 from megablend.index.check_files import FileChecker
 from megablend.plan.run_files import RunFile
+from megablend.storage.waits import Waits
 
 ROUND_SECONDS = 600.0
 """The shortest time between two checks of the same file."""
 _JOIN_SECONDS = 1.0
-_running: weakref.WeakKeyDictionary[threading.Thread, SimpleQueue[None]] = weakref.WeakKeyDictionary()
+_running: weakref.WeakKeyDictionary[threading.Thread, _End] = weakref.WeakKeyDictionary()
 """Threads that check files, and what ends them."""
+
+
+class _End:
+    """The end of a thread that checks files: requested without a lock."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[None] = SimpleQueue()
+        self.waits = Waits()
+
+    def request(self) -> None:
+        self._queue.put(None)
+        self.waits.cancel_soon()
+
+    def is_requested(self, seconds: float) -> bool:
+        """Wait until the end is requested, at most `seconds`; whether it is."""
+        try:
+            self._queue.get(timeout=seconds)
+        except Empty:
+            return False
+        return True
 
 
 class FileWatch:
@@ -52,13 +74,13 @@ class FileWatch:
         is_running = self._end is not None and self._end.alive and self._process == os.getpid()
         if is_running or not self._pause or not self._files:
             return
-        end: SimpleQueue[None] = SimpleQueue()
+        end = _End()
         self._found, self._process = [], os.getpid()
         arguments = (self._checker, self._files, self._pause, end, self._found, self._place, self._position)
         self._thread = threading.Thread(target=_look, args=arguments, name="megablend-watch", daemon=True)
         self._thread.start()
         _running[self._thread] = end
-        self._end = weakref.finalize(self, end.put, None)
+        self._end = weakref.finalize(self, end.request)
 
     def raise_found(self) -> None:
         """Raise the error that a check found, if any. Raises: MissingFileError, ChangedFileError, CacheError."""
@@ -89,7 +111,7 @@ def _end_all() -> None:
     """
     running = list(_running.items())
     for _, end in running:
-        end.put(None)
+        end.request()
     deadline = time.monotonic() + _JOIN_SECONDS
     for thread, _ in running:
         thread.join(max(0.0, deadline - time.monotonic()))  # it may be waiting for a file system that hangs
@@ -99,11 +121,12 @@ def _look(
     checker: FileChecker,
     files: Sequence[RunFile],
     pause: float,
-    end: SimpleQueue[None],
+    end: _End,
     found: list[tuple[RunFile, Exception]],
     place: list[int],
     position: list[int],
 ) -> None:
+    end.waits.enter()
     while True:
         start = time.monotonic()
         while place[0] < len(files):
@@ -111,6 +134,8 @@ def _look(
             try:
                 if file.is_needed(position[0]):
                     error = checker.check(file.number)
+            except CancelledError:  # it was closed while it waited for an object store
+                return
             except Exception as failed:  # such as a damaged cache; raised with the next batch
                 found.append((file, failed))
                 return
@@ -119,20 +144,11 @@ def _look(
                 found.append((file, _explained(error)))
                 return
             place[0] += 1
-            if _is_ended(end, pause):
+            if end.is_requested(pause):
                 return
         place[0] = 0
-        if _is_ended(end, max(0.0, start + ROUND_SECONDS - time.monotonic())):
+        if end.is_requested(max(0.0, start + ROUND_SECONDS - time.monotonic())):
             return
-
-
-def _is_ended(end: SimpleQueue[None], seconds: float) -> bool:
-    """Wait until the watch ends, at most `seconds`; whether it does."""
-    try:
-        end.get(timeout=seconds)
-    except Empty:
-        return False
-    return True
 
 
 def _explained(error: DataError) -> DataError:
