@@ -31,8 +31,14 @@ class _End:
         self.waits = Waits()
 
     def request(self) -> None:
+        """May be called by the garbage collector."""
         self._queue.put(None)
         self.waits.cancel_soon()
+
+    def request_now(self) -> None:
+        """The same where locks may be waited for: no other thread is needed."""
+        self._queue.put(None)
+        self.waits.cancel()
 
     def is_requested(self, seconds: float) -> bool:
         """Wait until the end is requested, at most `seconds`; whether it is."""
@@ -111,7 +117,7 @@ def _end_all() -> None:
     """
     running = list(_running.items())
     for _, end in running:
-        end.request()
+        end.request_now()
     deadline = time.monotonic() + _JOIN_SECONDS
     for thread, _ in running:
         thread.join(max(0.0, deadline - time.monotonic()))  # it may be waiting for a file system that hangs

@@ -38,9 +38,7 @@ class Waits:
         """The same for the garbage collector, which must not need a lock: in a thread that `threading` does not know."""
         self._is_cancelled = True
         if self._pending and self._process == os.getpid():
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the interpreter is shutting down, or there is no room for a thread
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, or the system refuses another thread
                 _thread.start_new_thread(self.cancel, ())
 
     def add(self, awaited: Future[Any]) -> None:
