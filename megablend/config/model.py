@@ -219,6 +219,7 @@ class Config(Model):
         self._check_masks()
         self._check_vocab_sizes()
         self._check_stages(given)
+        self._check_caps()
         return self
 
     def _check_stages(self, given: Sequence[str]) -> None:
@@ -229,6 +230,8 @@ class Config(Model):
                 check_units("train", config.sources["train"])
                 config._check_weights()
                 config._check_masks()
+                if self.stages[i].on_exhausted is not None:
+                    config._check_caps()
             except ValueError as error:
                 raise ValueError(f"stages[{i}]: {error}") from None
             if self.stages[i].schedule is not None and config.on_exhausted == "redistribute":
@@ -279,7 +282,7 @@ class Config(Model):
         self._loaded = _Loaded(self, digest)
 
     def _check_weights(self) -> None:
-        """Check that `weight: size`, `temperature` and `on_exhausted` apply to the sources."""
+        """Check that `weight: size` and `temperature` apply to the sources."""
         listed = [(split, i, source) for split, each in self.sources.items() for i, source in enumerate(each)]
         sized = {split for split, _, source in listed if source.weight == SIZE}
         for split, i, source in listed:
@@ -293,7 +296,13 @@ class Config(Model):
                     f"temperature: it changes weights, but the share of {source.name!r} is given by {source.unit}; "
                     "use weights (`weight: size` for numbers of tokens), or remove temperature"
                 )
-        if self.on_exhausted == "redistribute" and not any(each.is_capped for _, _, each in listed):
+
+    def _check_caps(self) -> None:
+        """Check that some source has a cap, at the top level or in a stage, where shares above one are redistributed."""
+        given = (self, *self.stage_configs) if self.on_exhausted == "redistribute" else ()
+        if given and not any(
+            source.is_capped for each in given for listed in each.sources.values() for source in listed
+        ):
             raise ValueError(
                 "on_exhausted: without a cap a source repeats, and is never exhausted; give max_epochs or max_tokens to at least "
                 "one source, or remove on_exhausted"
