@@ -13,6 +13,8 @@ import contextlib
 import difflib
 import importlib.metadata
 
+import numpy as np
+
 from megablend.errors import ConfigError, DataError
 from megablend.formats.arrow import ARROW
 from megablend.formats.arrow_stream import ARROW_STREAM
@@ -21,11 +23,14 @@ from megablend.formats.megatron import MEGATRON
 from megablend.formats.parquet import PARQUET
 from megablend.formats.raw import RAW
 from megablend.storage.base import Storage
+from megablend.storage.prefetched import PrefetchedStorage
 
 ENTRY_POINTS = "megablend.formats"
 BUILT_IN: tuple[Format, ...] = (PARQUET, ARROW, ARROW_STREAM, MEGATRON, RAW)
 FORMATS: dict[str, Format] = {each.name: each for each in BUILT_IN}
 """Formats by name; those of other packages are added when they are first needed."""
+_HEAD_BYTES = 64
+"""Read once for all formats that share a suffix."""
 
 
 def find_format(name: str) -> Format | None:
@@ -69,7 +74,9 @@ def format_of(path: str, storage: Storage) -> Format:
     found = _with_suffix(path, list(FORMATS)) or _with_suffix(path, list_names())
     if len(found) > 1:
         with contextlib.suppress(DataError):  # a pattern, or a file that does not exist
-            found = [each for each in found if each.recognizes(path, storage)] or found
+            fetched = PrefetchedStorage(storage)
+            fetched.request(path, np.array([0]), np.array([min(_HEAD_BYTES, storage.stat(path).size)]))
+            found = [each for each in found if each.recognizes(path, fetched)] or found
     if found:
         return found[0]
     missing = [name for name in MEGATRON.files(path) if not storage.glob(name)]

@@ -103,12 +103,14 @@ def _find_old(
 ) -> list[str]:
     """Digests of snapshots that are not needed, and were no longer the newest at the time `before`.
 
-    If the sequence of a snapshot is unknown, it may be the newest.
+    If the sequence of a snapshot is unknown, it may be the newest. One without an entry was committed after these were listed.
     """
     known = {digest: build_sequence(store, digest) >= 0 for digest in by_arrival}
     found = []
     for place, digest in enumerate(by_arrival[:-1]):
-        newer = (entries[other] for other in by_arrival[place + 1 :])
+        newer = [entries[other] for other in by_arrival[place + 1 :] if other in entries]
+        if digest not in entries or not newer:
+            continue
         ended = min(_took_over(entries[digest], other, is_known=known[digest]) for other in newer)
         if known[digest] and digest not in needed and ended < before:
             found.append(digest)

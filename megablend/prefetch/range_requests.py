@@ -1,4 +1,4 @@
-"""Requests of ranges by many tasks: ranges that several tasks need are requested once, and all are cancelled together."""
+"""Requests of ranges by many tasks: ranges that several tasks need are requested once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.storage.base import Storage
 from megablend.storage.futures import call_now, forward_result, gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges
+from megablend.storage.waits import Waits
 
 RangeKey = tuple[str, int]
 """Path and offset of a range that several tasks request."""
@@ -37,12 +38,15 @@ _COMPLETE = RequestedRanges([], call_now(list))
 
 
 class RangeRequests:
-    """Requests to a storage, from any thread."""
+    """Requests to a storage, from any thread.
 
-    def __init__(self, storage: Storage, meter: ReadMeter) -> None:
-        self._storage, self._meter = storage, meter
+    Args:
+        waits: can cancel what is in flight.
+    """
+
+    def __init__(self, storage: Storage, meter: ReadMeter, waits: Waits) -> None:
+        self._storage, self._meter, self._waits = storage, meter, waits
         self._shared: dict[RangeKey, Future[FetchedRanges]] = {}
-        self._in_flight = set[Future[FetchedRanges]]()
         self._claiming = threading.Lock()
 
     def request(self, files: Sequence[FileRead], owned: list[RangeKey]) -> RequestedRanges | None:
@@ -75,11 +79,6 @@ class RangeRequests:
         with self._claiming:
             for key in owned:
                 self._shared.pop(key, None)
-
-    def cancel(self) -> None:
-        """Cancel what is in flight."""
-        for request in list(self._in_flight):
-            request.cancel()
 
     def _claim(self, ranges: FileRanges, owned: list[RangeKey]) -> _Claim | None:
         """Take over the request of ranges that several tasks need, or share that of another task; None for other ranges.
@@ -116,8 +115,7 @@ class RangeRequests:
     def _request(self, ranges: FileRanges) -> Future[FetchedRanges]:
         started, size = perf_counter(), int(ranges.sizes.sum())
         fetched = start_fetch(ranges, self._storage)
-        self._in_flight.add(fetched)
-        fetched.add_done_callback(self._in_flight.discard)
+        self._waits.add(fetched)
         fetched.add_done_callback(lambda done: self._meter.add_fetch(done, size, perf_counter() - started))
         return fetched
 

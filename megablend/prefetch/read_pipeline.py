@@ -26,6 +26,7 @@ from megablend.formats.decoded import DecodedBlocks
 from megablend.prefetch.range_requests import RangeKey, RangeRequests, RequestedRanges
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.storage.base import Int64s
+from megablend.storage.waits import Waits
 from megablend.system.failures import translate, translating
 
 T = TypeVar("T")
@@ -70,14 +71,15 @@ class ReadPipeline:
         self._store, self._max_bytes = store, max_bytes
         self._bytes = 0
         self._waiting = deque[_Task]()
-        self._requests = RangeRequests(store.storage, self._meter)
+        self._waits = Waits()
+        self._requests = RangeRequests(store.storage, self._meter, self._waits)
         self._lock = threading.Lock()
         self._decodes_in_place = num_fetching <= num_decoding
         if self._decodes_in_place:
-            self._fetching = self._decoding = ThreadPoolExecutor(num_decoding, thread_name_prefix="megablend-read")
+            self._fetching = self._decoding = self._make_threads(num_decoding, "megablend-read")
         else:
-            self._fetching = ThreadPoolExecutor(num_fetching, thread_name_prefix="megablend-fetch")
-            self._decoding = ThreadPoolExecutor(num_decoding, thread_name_prefix="megablend-decode")
+            self._fetching = self._make_threads(num_fetching, "megablend-fetch")
+            self._decoding = self._make_threads(num_decoding, "megablend-decode")
         self._process = os.getpid()
         self._is_abandoned = False
 
@@ -106,17 +108,21 @@ class ReadPipeline:
             return
         with self._lock:
             self._waiting.clear()
+        self._waits.cancel()
         self._fetching.shutdown(wait=True, cancel_futures=True)
-        self._requests.cancel()  # of storages that do not wait; no more are made
         self._decoding.shutdown(wait=True, cancel_futures=True)
 
     def abandon(self) -> None:
-        """Start no more reads; the threads end when those in progress are done and nobody refers to the pipeline.
+        """Start no more reads, and cancel requests; the threads end when nobody refers to the pipeline.
 
         For the garbage collector, which may run in any thread, also one of the pipeline's own, and between any two instructions:
         it must not need a lock or wait for a thread.
         """
         self._is_abandoned = True
+        self._waits.cancel_soon()
+
+    def _make_threads(self, count: int, name: str) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=self._waits.enter)
 
     def _start_tasks(self) -> None:
         """Start as many of the waiting tasks as memory allows."""

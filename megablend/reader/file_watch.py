@@ -8,11 +8,13 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from queue import Empty, SimpleQueue
 
 from megablend.errors import ChangedFileError, DataError, MissingFileError
 from megablend.index.check_files import FileChecker
 from megablend.plan.run_files import RunFile
+from megablend.storage.waits import Waits
 
 ROUND_SECONDS = 600.0
 """The shortest time between two checks of the same file."""
@@ -26,10 +28,17 @@ class _End:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[None] = SimpleQueue()
+        self.waits = Waits()
 
     def request(self) -> None:
-        """End the thread."""
-        self.request_soon()
+        """End the thread, and what it waits for; may be called by the garbage collector."""
+        self._queue.put(None)
+        self.waits.cancel_soon()
+
+    def request_now(self) -> None:
+        """The same where locks may be waited for: no other thread is needed."""
+        self._queue.put(None)
+        self.waits.cancel()
 
     def request_soon(self) -> None:
         """End the thread after the check that it is in."""
@@ -135,7 +144,7 @@ def _end_all() -> None:
     """
     running = list(_running.items())
     for _, end in running:
-        end.request()
+        end.request_now()
     deadline = time.monotonic() + _JOIN_SECONDS
     for thread, _ in running:
         thread.join(max(0.0, deadline - time.monotonic()))  # it may be waiting for a file system that hangs
@@ -150,6 +159,7 @@ def _look(
     place: list[int],
     position: list[int],
 ) -> None:
+    end.waits.enter()
     while True:
         start = time.monotonic()
         while place[0] < len(files):
@@ -157,6 +167,8 @@ def _look(
             try:
                 if file.is_needed(position[0]):
                     error = checker.check(file.number)
+            except CancelledError:  # it was closed while it waited for an object store
+                return
             except Exception as failed:  # such as a damaged cache; raised with the next batch
                 found.append((file, failed))
                 return

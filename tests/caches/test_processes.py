@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -111,17 +112,21 @@ class _Killed(BaseException):
 
 
 class _Writes:
-    """Counts the writes to the store; at number `last`, before it or after it, the process seems to die."""
+    """Counts the writes to the store; at number `last`, before it or after it, the process seems to die, or is interrupted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, self.last, self.is_done = 0, 0, False
+        self.interrupt: Callable[[], None] | None = None
         for name in ("write_all", "create_each"):
             monkeypatch.setattr(ObjectPrefix, name, self._counted(getattr(ObjectPrefix, name)))
 
     def _counted(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def write(prefix: ObjectPrefix, *args: Any) -> Any:
             self.count += 1
-            if self.count == self.last and not self.is_done:
+            if self.count == self.last and self.interrupt is not None:
+                self.last = 0
+                self.interrupt()
+            elif self.count == self.last and not self.is_done:
                 raise _Killed
             found = original(prefix, *args)
             if self.count == self.last:
@@ -175,6 +180,42 @@ def test_a_store_whose_conditional_writes_race_is_refused(
     with pytest.raises(megablend.CacheError, match="this store ignores `If-None-Match"):
         megablend.build(config)
     assert ObjectPrefix("s3://caches/of/x", ObjectOptions()).list_objects() == []
+
+
+@pytest.mark.parametrize("days", [0, 1])
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=[] if n == NUM_WRITES - 2 else pytest.mark.slow) for n in range(1, NUM_WRITES + 1)]
+)
+def test_another_build_and_gc_between_any_two_writes_of_a_build(
+    tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch, number: int, days: int
+) -> None:
+    """With `older_than_days=1` neither build is disturbed; with 0, `gc` may remove what a build has just uploaded."""
+    local, config = configs(tmp_path, remote)
+    expected = (megablend.build(local).index.digest, samples(local))
+    writes = _Writes(monkeypatch)
+
+    def interrupt() -> None:
+        with monkeypatch.context() as other:
+            other.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "other-node"))
+            if number % 2:
+                megablend.build(config)
+                megablend.remove_run(remote, "default")
+            megablend.gc(remote, older_than_days=days)
+            assert megablend.build(config).index.digest == expected[0]
+            megablend.gc(remote, older_than_days=days)
+
+    megablend.build(config | {"run": "before", "samples": 10})  # so that there is a cache
+    writes.count, writes.last, writes.interrupt = 0, number, interrupt
+    with contextlib.suppress(*[megablend.CacheError] * (days == 0)):
+        assert megablend.build(config).index.digest == expected[0]
+    assert not writes.last  # it was interrupted
+    if days:
+        assert samples(config) == expected[1]
+        assert megablend.verify(remote).problems == ()
+    assert megablend.build(config).index.digest == expected[0]
+    monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "third-node"))
+    assert samples(config) == expected[1]
+    assert megablend.verify(remote).problems == ()
 
 
 @pytest.mark.slow

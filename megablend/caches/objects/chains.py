@@ -38,9 +38,15 @@ class Chain:
 
     def read_last(self) -> Version | None:
         """The last version; None if there is none. Raises: CacheError if it is damaged or of a newer format."""
-        return self.read(
-            find_last(each.key for each in self._prefix.list_objects(self.key) if in_folder(each.key, self.key))
-        )
+        return self.read(self.find_end())
+
+    def find_end(self) -> int:
+        """The number of the last version; -1 if there is none. Also of one that is not yet in the store's listings."""
+        keys = (each.key for each in self._prefix.list_objects(self.key))
+        number = find_last(key for key in keys if in_folder(key, self.key))
+        while self._prefix.read(self.object_key(number + 1)) is not None:
+            number += 1
+        return number
 
     def read(self, number: int) -> Version | None:
         """A version by its number; None if there is none."""

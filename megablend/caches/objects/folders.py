@@ -129,7 +129,7 @@ class Folders:
         return Chain(self._prefix, f"{folder}/{COMMITS}")
 
     def _read_last(self, folder: str) -> Commit | None:
-        number = find_last(each.key for each in self._prefix.list_objects(f"{folder}/{COMMITS}"))
+        number = self._chain(folder).find_end()
         return None if number < 0 else self._read_commits({folder: number})[folder]
 
     def _read_commits(self, numbers: Mapping[str, int]) -> dict[str, Commit]:
@@ -157,9 +157,8 @@ class Folders:
 
     def _has_all(self, folder: str, commit: Commit) -> bool:
         """Whether the objects of a commit exist as they were written."""
-        listed = {each.key: each for each in self._prefix.list_objects(folder)}
-        for key, file in commit.list_keys(folder).items():
-            found = listed.get(key)
+        files = commit.list_keys(folder)
+        for found, file in zip(self._prefix.describe_all(list(files)), files.values(), strict=True):
             if found is None or found.bytes != file.bytes or (file.etag and found.etag and found.etag != file.etag):
                 return False
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -43,6 +44,8 @@ class ObjectCacheStore:
         self._options, self._local_cache = options, local_cache
         self._prefix = ObjectPrefix(location, options)
         self._is_checked = False
+        self._clock_lead = 0.0
+        """Seconds by which the store's clock is ahead of this node's, as of the last `now`."""
 
     def __reduce__(self) -> tuple[type[ObjectCacheStore], tuple[str, ObjectOptions, str | None]]:
         return ObjectCacheStore, (self.location, self._options, self._local_cache)
@@ -99,9 +102,13 @@ class ObjectCacheStore:
         key = f"{_CLOCK}/{secrets.token_hex(8)}"
         self._prefix.write(key, b"")
         try:
-            return next(each.modified for each in self._prefix.list_objects(_CLOCK) if each.key == key)
+            (found,) = self._prefix.describe_all([key])
         finally:
             self._prefix.remove([key])
+        if found is None:
+            raise CacheError(f"{self.location}/{key}: was removed while the time was read from it; repeat the command")
+        self._clock_lead = found.modified - time.time()
+        return found.modified
 
     def list_files(self, kind: str) -> list[str]:
         """See CacheStore."""
@@ -184,7 +191,7 @@ class ObjectCacheStore:
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         """See CacheStore: what killed builds uploaded, and files of earlier commits; and unused copies of this node."""
-        remove_unused(self.folder, before, dry_run=dry_run)
+        remove_unused(self.folder, before - self._clock_lead, dry_run=dry_run)
         found = [each for kind in _FOLDERS for each in self._folders.find_leftovers(kind, before)]
         found += [
             each for kind in (PROBES, _CLOCK) for each in self._prefix.list_objects(kind) if each.modified < before

@@ -134,7 +134,7 @@ def serve(descriptor: int) -> None:
             storage.add_known_files(known)
             found = getattr(storage, method)(*arguments), storage.known_files()
             result = pickle.dumps((number, False, found), protocol=5)
-        except Exception as error:
+        except Exception as error:  # whatever it is: raised where the call was made
             result = pickle.dumps((number, True, error))
         with lock:
             connection.send_bytes(result)

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from megablend.errors import ConfigError
+from megablend.storage.waits import wait_for
 
 T = TypeVar("T")
 
@@ -88,13 +89,8 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the loop and wait for what it returns; cancelled where the wait is interrupted."""
-    future = submit(work)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
+    """Run a coroutine in the loop and wait for what it returns; see `wait_for`."""
+    return wait_for(submit(work))
 
 
 def _after_fork() -> None:

@@ -70,6 +70,15 @@ class ObjectPrefix:
 
         return self._map(read, keys)
 
+    def describe_all(self, keys: Sequence[str]) -> list[ObjectEntry | None]:
+        """Several objects as they are now, whatever listings say; None for one that does not exist."""
+
+        async def describe(key: str) -> ObjectEntry | None:
+            meta = await self._persist(key, lambda store: _head(store, self._key(key)))
+            return None if meta is None else _make_entry(key, meta)
+
+        return self._map(describe, keys)
+
     def download(self, key: str, size: int, path: Path) -> None:
         """Copy an object of `size` bytes to a new file. Raises: FileNotFoundError if there is none of that size."""
 
@@ -127,12 +136,7 @@ class ObjectPrefix:
 
         skip = len(self._address.key) + 1
         listed = loop.run(self._persist(folder, attempt))
-        return sorted(
-            ObjectEntry(
-                each["path"][skip:], each["size"], each["last_modified"].timestamp(), normalise_etag(each["e_tag"])
-            )
-            for each in listed
-        )
+        return sorted(_make_entry(each["path"][skip:], each) for each in listed)
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove objects; it does not matter if they do not exist."""
@@ -201,6 +205,20 @@ class ObjectPrefix:
                     task.cancel()
 
         return loop.run(run())
+
+
+def _make_entry(key: str, meta: Mapping[str, Any]) -> ObjectEntry:
+    return ObjectEntry(key, meta["size"], meta["last_modified"].timestamp(), normalise_etag(meta["e_tag"]))
+
+
+async def _head(store: Any, key: str) -> Mapping[str, Any] | None:
+    import obstore
+
+    try:
+        return await obstore.head_async(store, key)
+    except FileNotFoundError as error:
+        _check_missing(error)
+        return None
 
 
 async def _read(store: Any, key: str) -> bytes | None:

@@ -22,6 +22,7 @@ from megablend.storage.objects.flow import MAX_REQUESTS
 from megablend.storage.objects.listing import is_wild
 from megablend.storage.objects.pins import Pin
 from megablend.storage.objects.urls import split_query
+from megablend.storage.waits import wait_for
 
 MAX_FILES = 16
 """Files that a process indexes at a time; each has some twenty requests in flight."""
@@ -115,12 +116,7 @@ class ObjectStorage:
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges: all at the same time."""
-        future = self.fetch(path, offsets, sizes, allocate)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return wait_for(self.fetch(path, offsets, sizes, allocate))
 
     def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
         """The same without waiting: what `read_ranges` returns or raises is the future's. From any thread."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import pytest
 
 import megablend
 from megablend.errors import ConfigError
+from megablend.storage.objects import loop
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.test_http import list_files
@@ -69,6 +74,49 @@ def test_a_script_without_a_main_guard_is_told_so(remote: Any, tmp_path: Path) -
     )
     assert done.returncode != 0
     assert "put its code under `if __name__ == '__main__':`" in done.stderr
+
+
+@pytest.mark.parametrize("is_opened", [False, True], ids=["before files are opened", "while blocks are read"])
+@pytest.mark.parametrize("how", ["collected", "closed"])
+def test_requests_to_a_source_that_is_down_end_with_the_loader(
+    how: str, is_opened: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    monkeypatch.setattr("megablend.storage.objects.attempts._MOST_SECONDS", 0.2)  # between two attempts
+    source = write_source(tmp_path / "data", 0, "parquet", documents(0, 60, 20, seed=1)) | {"weight": 1}
+    files = {f"b/{path.name}": path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    with FaultySource(files) as server:
+        settings: dict[str, Any] = {"samples": 8, "file_checks_per_second": 0}
+        settings["storage"] = {"s3://": {"endpoint": server.url}}
+        config = make_config(tmp_path, [source | {"path": [f"s3://{name}" for name in files]}], **settings)
+        megablend.build(config)
+        loader = megablend.Loader(megablend.open(config), micro_batch_size=2)
+        assert loader._steps is not None
+        if is_opened:
+            loader._steps[[0, 1]]
+            loader._steps.close()
+        server.faults = Faults(status={503: 1.0})
+        before = server.requests
+        ahead = loader._steps._at(0)
+        assert ahead._advance()  # requests the first window
+        wait_until(lambda: server.requests > before + 3)
+        if how == "closed":
+            loader.close()  # waits for its threads
+        del loader, ahead
+        gc.collect()
+        wait_until(lambda: not loop._running or not asyncio.all_tasks(loop._running.loop))
+        ended_at = server.requests
+        time.sleep(0.5)
+        assert server.requests == ended_at
+
+
+def wait_until(is_reached: Callable[[], bool]) -> None:
+    """Wait at most half a minute; the source is tried for ten."""
+    deadline = time.monotonic() + 30
+    while not is_reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def test_a_run_has_the_same_index_and_samples(swift: S3Server, tmp_path: Path, k
 
 def upload(server: S3Server, bucket: str, folder: Path, source: dict[str, Any]) -> dict[str, Any]:
     """The same source with its files in a bucket of the server."""
-    server.admin.make_bucket(bucket)
+    server.admin.make_bucket_if_missing(bucket)
     for path in Path(folder).rglob("*"):
         if path.is_file():
             server.admin.put(bucket, str(path.relative_to(folder)), path.read_bytes())
@@ -165,6 +165,35 @@ def test_versions_are_read_on(swift: S3Server) -> None:
     swift.admin.put("versions", "a", b"other")
     assert storage.read("s3://versions/a", 2, 3) == b"234"
     assert make_storage().read("s3://versions/a", 0, 5) == b"other"
+
+
+@pytest.mark.parametrize("server", ["swift", pytest.param("ceph", marks=pytest.mark.slow)])
+def test_a_run_goes_on_with_the_versions_that_it_began_with(
+    server: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    store, bucket, folder = request.getfixturevalue(server), "versions-run", tmp_path / "data"
+    source = write_source(folder, 0, "parquet", documents(0, 60, 20, seed=1)) | {"weight": 1}
+    store.admin.make_bucket(bucket)
+    store.admin.enable_versions(bucket)
+    remote = upload(store, bucket, folder, source)
+    plain, other = (
+        make_config(tmp_path, [each], samples=12, cache=str(tmp_path / name), file_checks_per_second=0)
+        for name, each in (("plain", source), ("other", remote))
+    )
+    other["storage"] = {f"s3://{bucket}": {"versions": True}}
+    for config in (plain, other):
+        megablend.build(config)
+    expected = [batch["tokens"].tolist() for batch in megablend.Loader(megablend.open(plain), micro_batch_size=2)]
+    dataset = megablend.open(other)
+    batches = iter(megablend.Loader(dataset, micro_batch_size=2))
+    found = [next(batches)["tokens"].tolist()]
+    write_source(tmp_path / "new", 0, "parquet", documents(0, 60, 20, seed=2))
+    upload(store, bucket, tmp_path / "new", source)
+    found += [batch["tokens"].tolist() for batch in batches]
+    assert found == expected
+    assert dataset[7]["tokens"].tolist() == expected[3][1]
+    with pytest.raises(ChangedFileError, match=rf"s3://{bucket}/.*was replaced|changed"):
+        megablend.open(other)[7]  # begins with the version of now
 
 
 def test_endpoints_are_by_prefix_and_the_longest_wins(swift: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import obstore
@@ -30,18 +32,25 @@ from megablend.storage.objects.clients import get_source
 IN_FLIGHT = 256
 
 
-def read_ours(url: str, path: str, offsets: np.ndarray, size: int) -> float:
-    """Seconds that `read_ranges` takes, into memory that is used again, as a loader's is."""
+class Seconds(NamedTuple):
+    """What reading took."""
+
+    wall: float
+    cpu: float
+    """Of all threads of this process."""
+
+
+def read_ours(url: str, path: str, offsets: np.ndarray, size: int) -> Seconds:
+    """Read by `read_ranges`, into memory that is used again, as a loader's is."""
     storage = make_storage(objects=parse_options({"s3://": {"endpoint": url}}))
     storage.stat(path)
     memory = np.ones(len(offsets) * size, np.uint8)
-    begin = time.perf_counter()
-    storage.read_ranges(path, offsets, np.full(len(offsets), size), lambda total: memory[:total])
-    return time.perf_counter() - begin
+    sizes = np.full(len(offsets), size)
+    return measure(lambda: storage.read_ranges(path, offsets, sizes, lambda total: memory[:total]))
 
 
-def read_bare(url: str, path: str, offsets: np.ndarray, size: int) -> float:
-    """Seconds that obstore takes for the same, with a semaphore."""
+def read_bare(url: str, path: str, offsets: np.ndarray, size: int) -> Seconds:
+    """Read the same by obstore, with a semaphore."""
     address = parse_location(path)
     store = get_source(address, parse_options({"s3://": {"endpoint": url}}).find(path), "").store
 
@@ -55,9 +64,14 @@ def read_bare(url: str, path: str, offsets: np.ndarray, size: int) -> float:
 
         await asyncio.gather(*map(read, offsets.tolist()))
 
-    begin = time.perf_counter()
-    asyncio.run(read_all())
-    return time.perf_counter() - begin
+    return measure(lambda: asyncio.run(read_all()))
+
+
+def measure(read: Callable[[], object]) -> Seconds:
+    """Wall and CPU time of a call."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    read()
+    return Seconds(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def read_first(url: str, scratch: str, num_sources: int) -> tuple[float, float]:
@@ -113,14 +127,18 @@ def main() -> None:
 
 def compare_rates(url: str, path: str, offsets: np.ndarray, options: argparse.Namespace) -> None:
     """Read by both, one after the other; print medians."""
-    rates: dict[str, list[float]] = {"megablend": [], "bare obstore": []}
-    for _ in range(options.rounds):
-        for name, read in (("megablend", read_ours), ("bare obstore", read_bare)):
-            rates[name].append(options.ranges / read(url, path, offsets, options.size))
-    for name, measured in rates.items():
-        print(f"{name}: {statistics.median(measured):,.0f} ranges/s of {options.size:,} bytes")
-    pairs = zip(*rates.values(), strict=True)
-    print(f"megablend / bare obstore: {statistics.median(a / b for a, b in pairs):.2f}")
+    took: dict[str, list[Seconds]] = {"megablend": [], "bare obstore": []}
+    both = [("megablend", read_ours), ("bare obstore", read_bare)]
+    for number in range(options.rounds):
+        for name, read in both[:: 1 if number % 2 else -1]:
+            took[name].append(read(url, path, offsets, options.size))
+    for name, measured in took.items():
+        rate = options.ranges / statistics.median(each.wall for each in measured)
+        print(f"{name}: {rate:,.0f} ranges/s of {options.size:,} bytes")
+    pairs = list(zip(*took.values(), strict=True))
+    for kind, ratios in (("speed", [b.wall / a.wall for a, b in pairs]), ("CPU", [a.cpu / b.cpu for a, b in pairs])):
+        low, high = min(ratios), max(ratios)
+        print(f"{kind}, megablend / bare obstore: median {statistics.median(ratios):.2f}, {low:.2f} to {high:.2f}")
 
 
 if __name__ == "__main__":

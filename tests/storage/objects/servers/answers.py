@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from http.server import BaseHTTPRequestHandler
 
 
-class JsonHandler(BaseHTTPRequestHandler):
+class JsonHandler(BaseHTTPRequestHandler, ABC):
     """Answers GET requests with JSON, and logs none."""
 
+    @abstractmethod
     def answer(self) -> object:
         """What to answer."""
-        raise NotImplementedError
 
     def do_GET(self) -> None:
         """Send the answer."""
