@@ -21,6 +21,7 @@ from megablend.cli.megatron_cache import megatron_cache, parse_bytes
 from megablend.cli.words import spread
 from megablend.errors import ConfigError, MegablendError
 from tests.pairs import contents, write_pair
+from tests.preloaded import python
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ("PMI", "MPI_", "OMPI_", "SLURM_")
@@ -39,7 +40,7 @@ def flags(cache: Path, *args: object) -> list[str]:
 
 def command(cache: Path, *args: object, ranks: int = 0) -> list[str]:
     launcher = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)] if ranks else []
-    return [*launcher, sys.executable, "-m", "megablend", "megatron-cache", *flags(cache, *args)]
+    return [*launcher, *python(), "-m", "megablend", "megatron-cache", *flags(cache, *args)]
 
 
 def run(*args: Any, **options: Any) -> subprocess.CompletedProcess[str]:
