@@ -1,6 +1,7 @@
-"""Passes this process's arguments, environment and open files to a server of `tests.preloaded`: SOCKET ARGUMENTS..."""
+"""Passes this process's arguments, environment, limits and open files to a server of `tests.preloaded`: SOCKET ARGUMENTS..."""
 
 import os
+import resource
 import signal
 import socket
 import sys
@@ -14,9 +15,10 @@ def is_inherited(file: int) -> bool:
 
 
 files = [int(name) for name in os.listdir("/proc/self/fd") if is_inherited(int(name))]  # noqa: PTH208  (fewer imports)
+limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
     server.connect(sys.argv[1])
-    request = repr((sys.argv[2:], dict(os.environ), os.getcwd(), files)).encode()  # noqa: PTH109
+    request = repr((sys.argv[2:], dict(os.environ), os.getcwd(), files, limits)).encode()  # noqa: PTH109
     socket.send_fds(server, [len(request).to_bytes(8, "little")], files)
     server.sendall(request)
     code = int(server.recv(16) or b"1")

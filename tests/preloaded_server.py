@@ -9,6 +9,7 @@ import fcntl
 import gc
 import importlib
 import os
+import resource
 import runpy
 import select
 import signal
@@ -24,14 +25,14 @@ ABOVE_ALL = 500
 
 
 class Request:
-    """What a client wants run: the arguments of Python, the environment, the folder, and the files that are open in it."""
+    """What a client wants run: the arguments of Python, the environment, the folder, the open files and limits."""
 
     def __init__(self, client: socket.socket) -> None:
         head, self.received, _, _ = socket.recv_fds(client, 8, 64)
         size, text = int.from_bytes(head, "little"), bytearray()
         while len(text) < size:
             text += client.recv(1 << 16)
-        self.arguments, self.environment, self.folder, self.files = ast.literal_eval(text.decode())
+        self.arguments, self.environment, self.folder, self.files, self.limits = ast.literal_eval(text.decode())
 
     def close(self) -> None:
         for file in self.received:
@@ -44,6 +45,8 @@ class Request:
         for file, place in zip(moved, self.files, strict=True):
             os.dup2(file, place)
             os.close(file)
+        for name, limit in self.limits.items():
+            resource.setrlimit(getattr(resource, name), limit)
         os.chdir(self.folder)
         os.environ.clear()
         os.environ.update(self.environment)
@@ -126,9 +129,9 @@ def serve(path: str) -> Request:
 
 
 if __name__ == "__main__":
+    sys.path.pop(0)  # this file's folder
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    sys.path.pop(0)  # this file's folder
     if os.environ.get("MEGABLEND_TEST_FLUSH") != "1":  # as in tests/conftest.py
         vars(os)["fsync"] = lambda file: None
     gc.collect()

@@ -158,7 +158,8 @@ def test_a_killed_build_is_never_taken_for_a_hit(wanted: int, data: list[str], t
     whole, cache = tmp_path / "whole", tmp_path / "cache"
     run(whole, *blend(data))
     expected = contents(whole)
-    process = subprocess.Popen(command(cache, *blend(data)), env=environment(), cwd=ROOT, stderr=subprocess.DEVNULL)
+    words = [sys.executable, "-m", "megablend", "megatron-cache", *flags(cache, *blend(data))]
+    process = subprocess.Popen(words, env=environment(), cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while len(list(cache.glob("*.txt"))) < wanted and time.monotonic() < deadline:
         time.sleep(0.0005)
