@@ -14,7 +14,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 HERE = Path(__file__).parent
 CLIENT, SERVER = HERE / "preloaded_client.py", HERE / "preloaded_server.py"
@@ -29,16 +29,17 @@ BUILDS = (
 )
 TORCH = (*BUILDS, "torch.utils.data", "torch.distributed.run", "megablend.reader.dataset", "megablend.reader.loader")
 MEGATRON = (*TORCH, "megatron.core.datasets.gpt_dataset", "megablend.megatron")
-IMPORTED = {"builds": BUILDS, "torch": TORCH, "megatron": MEGATRON}
+Imported: TypeAlias = Literal["builds", "torch", "megatron"]
+IMPORTED: dict[Imported, tuple[str, ...]] = {"builds": BUILDS, "torch": TORCH, "megatron": MEGATRON}
 
 
-def python(imported: Literal["builds", "torch", "megatron"] = "builds") -> list[str]:
+def python(imported: Imported = "builds") -> list[str]:
     """The beginning of a command: what `megablend build` imports is imported, or also PyTorch, or also Megatron."""
     return [sys.executable, "-I", "-S", str(CLIENT), _start_server(imported)]
 
 
 @cache
-def _start_server(imported: str) -> str:
+def _start_server(imported: Imported) -> str:
     """The path of the socket of a server, which ends with this process."""
     folder = tempfile.TemporaryDirectory(prefix="preloaded-")
     path = str(Path(folder.name) / "socket")
