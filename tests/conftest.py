@@ -17,9 +17,7 @@ ROOT = str(Path(__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
 
 
-if (
-    os.environ.get("MEGABLEND_TEST_FLUSH") != "1"
-):  # what is not flushed is lost when the machine stops, which no test sees
+if os.environ.get("MEGABLEND_TEST_FLUSH") != "1":  # no test sees what a machine that stops would lose
     vars(os)["fsync"] = lambda file: None
 
 

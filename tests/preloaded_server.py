@@ -30,8 +30,10 @@ class Request:
     def __init__(self, client: socket.socket) -> None:
         head, self.received, _, _ = socket.recv_fds(client, 8, 64)
         size, text = int.from_bytes(head, "little"), bytearray()
-        while len(text) < size:
-            text += client.recv(1 << 16)
+        while len(text) < size or not head:
+            if not (more := client.recv(1 << 16)):
+                raise EOFError("the client was killed")
+            text += more
         self.arguments, self.environment, self.folder, self.files, self.limits = ast.literal_eval(text.decode())
 
     def close(self) -> None:
@@ -93,39 +95,43 @@ def serve(path: str) -> Request:
         poll.register(file, select.POLLIN)
     print("ready", flush=True)
     while True:
-        for file, _ in poll.poll():
-            if file == 0:
-                for process in processes:
-                    signal.pidfd_send_signal(process, signal.SIGKILL)
-                sys.exit()
-            elif file == server.fileno():
-                client = server.accept()[0]
+        file = poll.poll()[0][0]  # one at a time: what is done for it may close others, whose numbers are used again
+        if file == 0:
+            for process in processes:
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            sys.exit()
+        elif file == server.fileno():
+            client = server.accept()[0]
+            try:
                 request = Request(client)
-                pid = os.fork()
-                if not pid:
-                    for each in (server, client, *(other for other, _ in processes.values())):
-                        each.close()
-                    for process in processes:
-                        os.close(process)
-                    return request
-                request.close()
-                process = os.pidfd_open(pid)
-                clients[client.fileno()], processes[process] = process, (client, pid)
-                poll.register(client, select.POLLIN)
-                poll.register(process, select.POLLIN)
-            elif file in processes:
-                client, pid = processes.pop(file)
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                with contextlib.suppress(OSError):  # the client was killed
-                    client.sendall(str(code).encode())
-                poll.unregister(file)
-                if clients.pop(client.fileno(), None) is not None:
-                    poll.unregister(client)
+            except (EOFError, ConnectionError):
                 client.close()
-                os.close(file)
-            elif file in clients:  # it was killed
-                signal.pidfd_send_signal(clients.pop(file), signal.SIGKILL)
-                poll.unregister(file)
+                continue
+            pid = os.fork()
+            if not pid:
+                for each in (server, client, *(other for other, _ in processes.values())):
+                    each.close()
+                for process in processes:
+                    os.close(process)
+                return request
+            request.close()
+            process = os.pidfd_open(pid)
+            clients[client.fileno()], processes[process] = process, (client, pid)
+            poll.register(client, select.POLLIN)
+            poll.register(process, select.POLLIN)
+        elif file in processes:
+            client, pid = processes.pop(file)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            with contextlib.suppress(OSError):  # the client was killed
+                client.sendall(str(code).encode())
+            poll.unregister(file)
+            if clients.pop(client.fileno(), None) is not None:
+                poll.unregister(client)
+            client.close()
+            os.close(file)
+        elif file in clients:  # it was killed
+            signal.pidfd_send_signal(clients.pop(file), signal.SIGKILL)
+            poll.unregister(file)
 
 
 if __name__ == "__main__":
