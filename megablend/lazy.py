@@ -1,4 +1,4 @@
-"""What is computed when it is first needed: `LazyTuple`, and `cached_property` without a lock, as Python 3.12 has it.
+"""What is computed when it is first needed: `LazyTuple`, `LazyItems`, and `cached_property` without a lock, as in Python 3.12.
 
 The one of Python 3.10 and 3.11 holds a lock while it computes, one for all objects of a class: a process that is forked while
 another thread computes would wait for that lock forever.
@@ -87,4 +87,39 @@ class LazyTuple(Sequence[T_co]):
         return LazyTuple, (self._size, self._compute)
 
 
-__all__ = ["LazyTuple", "cached_property"]
+class LazyItems(Sequence[T_co]):
+    """A sequence whose items are made one by one, each when it is first needed.
+
+    Equal to a tuple, or to another of its kind, with equal items.
+
+    Args:
+        size: number of items.
+        make: returns an item by its number; called once for each, or by several threads at once.
+    """
+
+    def __init__(self, size: int, make: Callable[[int], T_co]) -> None:
+        self._make, self._items = make, list[T_co | None]([None]) * size
+
+    @overload
+    def __getitem__(self, index: int) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T_co, ...]: ...
+    def __getitem__(self, index: int | slice) -> T_co | tuple[T_co, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(len(self))[index])
+        item = self._items[index]
+        if item is None:
+            item = self._items[index] = self._make(range(len(self))[index])
+        return item
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, LazyItems | tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
+__all__ = ["LazyItems", "LazyTuple", "cached_property"]

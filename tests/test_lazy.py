@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 
-from megablend.lazy import cached_property
+import pytest
+
+from megablend.lazy import LazyItems, cached_property
 
 
 class Slow:
@@ -46,3 +48,22 @@ def test_a_process_that_is_forked_while_a_thread_computes_does_not_hang() -> Non
         slow.go_on.set()
         thread.join()
     assert os.waitstatus_to_exitcode(status) == 7
+
+
+def test_items_are_made_when_they_are_needed() -> None:
+    made = list[int]()
+
+    def make(number: int) -> str:
+        made.append(number)
+        return str(number)
+
+    items = LazyItems(5, make)
+    assert (items[3], items[-1], items[3], len(items)) == ("3", "4", "3", 5)
+    assert made == [3, 4]
+    assert (items[1:3], list(items)) == (("1", "2"), ["0", "1", "2", "3", "4"])
+    assert made == [3, 4, 1, 2, 0]
+    assert items == tuple("01234") == LazyItems(5, str)
+    assert items != LazyItems(4, str)
+    for number in (5, -6):
+        with pytest.raises(IndexError):
+            items[number]

@@ -10,8 +10,9 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +26,42 @@ from megablend.index.cache_folders import splits
 
 Ranges = npt.NDArray[np.void]
 """PART_DTYPE [num_ranges]: a source's documents of one split."""
-SplitRanges = Mapping[str, tuple[Ranges, ...]]
-"""By name of a source, the ranges of each split."""
+
+
+@dataclass(frozen=True)
+class SplitRanges:
+    """The splits of a snapshot's sources."""
+
+    numbers: Mapping[str, int]
+    """The number of each source, by its name."""
+    num_splits: int
+    rows: Ranges
+    """PART_DTYPE [num_rows]: the ranges of all splits of the first source, then those of the next."""
+    edges: npt.NDArray[np.int64]
+    """int64 [num_sources * num_splits + 1]: where each split begins in `rows`."""
+
+    def ranges(self, source: int, split: int) -> Ranges:
+        """The documents of a source, by its number, that belong to a split: a view of `rows`."""
+        start, stop = self.edges[source * self.num_splits + split :][:2].tolist()
+        return self.rows[start:stop]
+
+    def joined(self, sources: npt.NDArray[np.int64], split: int) -> Ranges:
+        """From the begin of the first range to the end of the last one, of each source, by its number: PART_DTYPE [n]."""
+        places = sources * self.num_splits + split
+        starts = self.edges[places]
+        joined: Ranges = self.rows[starts]
+        for i in np.flatnonzero(self.edges[places + 1] - starts > 1).tolist():
+            joined[i] = _merge(self.ranges(int(sources[i]), split))[0]
+        return joined
+
+
+def _merge(ranges: Ranges) -> Ranges:
+    merged: Ranges = ranges[:1].copy()
+    for name in ("stop_block", "keep"):
+        merged[name] = ranges[name][-1]
+    for name in ("documents", "tokens"):
+        merged[name] = ranges[name].sum()
+    return merged
 
 
 class _Documents(NamedTuple):
@@ -58,10 +93,7 @@ def find_split_ranges(
 
 
 def _plain(store: BlockStore, parts: npt.NDArray[np.void]) -> SplitRanges:
-    return {
-        entry.name: tuple(parts[number, i : i + 1] for i in range(parts.shape[1]))
-        for number, entry in enumerate(store.generation.sources)
-    }
+    return SplitRanges(store.generation.sources.numbers, parts.shape[1], parts.reshape(-1), np.arange(parts.size + 1))
 
 
 def _grown(stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool) -> SplitRanges:
@@ -70,13 +102,15 @@ def _grown(stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bo
     asked = [VERSION, [each.generation.digest for each in stores], [str(share) for share in shares], stores[-1].eods]
     key = hashlib.blake2b(json.dumps(["grown", *asked]).encode(), digest_size=16).digest()
     path = splits(last.cache) / f"{last.digest}-{key.hex()}"
-    shape = (len(last.sources), len(shares))
-    stored = _load(path, key, shape)
+    stored = _load(path, key, len(last.sources) * len(shares))
     if stored is None:
-        stored = [[_find_ranges(stores, entry.name, shares, i) for i in range(shape[1])] for entry in last.sources]
+        names = last.sources.names
+        found = [_find_ranges(stores, name, shares, i) for name in names for i in range(len(shares))]
+        stored = np.array([len(ranges) for ranges in found], np.int64), np.concatenate(found)
         if keep:
-            _save(path, key, stored)
-    return {entry.name: tuple(ranges) for entry, ranges in zip(last.sources, stored, strict=True)}
+            _save(path, key, *stored)
+    counts, rows = stored
+    return SplitRanges(last.sources.numbers, len(shares), rows, np.concatenate([[0], np.cumsum(counts)]))
 
 
 def _find_ranges(stores: Sequence[BlockStore], name: str, shares: Sequence[Fraction], split: int) -> Ranges:
@@ -147,28 +181,23 @@ def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
 
 
 def _number(store: BlockStore, name: str) -> int | None:
-    return next((i for i, entry in enumerate(store.generation.sources) if entry.name == name), None)
+    return store.generation.sources.numbers.get(name)
 
 
-def _load(path: Path, key: bytes, shape: tuple[int, int]) -> list[list[Ranges]] | None:
-    """Stored ranges [num_sources][num_splits]; None where they are missing or damaged."""
+def _load(path: Path, key: bytes, size: int) -> tuple[npt.NDArray[np.int64], Ranges] | None:
+    """Stored ranges: how many each split has, int64 [size], and all of them; None where they are missing or damaged."""
     with contextlib.suppress(OSError):
         data, checksum = (whole := path.read_bytes())[:-16], whole[-16:]
-        head = 8 * shape[0] * shape[1]
+        head = 8 * size
         if hashlib.blake2b(data, key=key, digest_size=16).digest() != checksum or len(data) < head:
             return None
-        counts = np.frombuffer(data[:head], np.int64)
-        rows = np.frombuffer(data[head:], PART_DTYPE)
-        edges = np.concatenate([[0], np.cumsum(counts)]).tolist()
-        ranges = [rows[start:stop] for start, stop in pairwise(edges)]
-        return [ranges[i : i + shape[1]] for i in range(0, len(ranges), shape[1])]
+        return np.frombuffer(data[:head], np.int64), np.frombuffer(data[head:], PART_DTYPE)
     return None
 
 
-def _save(path: Path, key: bytes, found: Sequence[Sequence[Ranges]]) -> None:
+def _save(path: Path, key: bytes, counts: npt.NDArray[np.int64], rows: Ranges) -> None:
     """Store ranges. Raises: CacheError where they cannot be written."""
-    rows = [ranges for listed in found for ranges in listed]
-    data = np.array([len(ranges) for ranges in rows], np.int64).tobytes() + np.concatenate(rows).tobytes()
+    data = counts.tobytes() + rows.tobytes()
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, data + hashlib.blake2b(data, key=key, digest_size=16).digest())

@@ -6,6 +6,7 @@ Results go to stdout (a table, or with --json one JSON object, for errors too), 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -184,7 +185,8 @@ class _WarningPrinter(logging.Handler):
     """Prints warnings of the package on stderr, a line each."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"megablend: {record.getMessage()}", err=True)
+        with contextlib.suppress(OSError):  # the log's disk is full: a warning does not end the work
+            click.echo(f"megablend: {record.getMessage()}", err=True)
 
 
 _TO_STDERR = _WarningPrinter(logging.WARNING)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 OptionValue = str | int | float | bool | None
@@ -59,6 +60,18 @@ class ReadSpec:
             named["options"] = tuple((name, value) for name, value in named["options"])
         return cls(format=record["format"], column=record["column"], count_documents=record["documents"], **named)
 
+    @classmethod
+    def from_records(cls, records: Iterable[Mapping[str, Any]]) -> list[ReadSpec]:
+        """`from_record` of each; records with the same fields get the same object."""
+        found, reads = dict[object, ReadSpec](), list[ReadSpec]()
+        read_fields = itemgetter("format", "column", "documents")
+        for record in records:
+            key = read_fields(record) if _NAMES.isdisjoint(record) else repr(record)
+            if key not in found:
+                found[key] = cls.from_record(record)
+            reads.append(found[key])
+        return reads
+
     def find_difference(self, requested: ReadSpec) -> tuple[str, object, object] | None:
         """The first recorded field for which the request differs from how the files were indexed: its name and both values.
 
@@ -84,6 +97,7 @@ class ReadSpec:
 
 _FIELDS = dataclasses.fields(ReadSpec)
 _NAMED_FIELDS = tuple(each for each in _FIELDS if each.name not in _BY_POSITION)
+_NAMES = frozenset(each.name for each in _NAMED_FIELDS)
 
 
 def make_options(options: Mapping[str, OptionValue]) -> tuple[tuple[str, OptionValue], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class BlockRows:
     Raises: CacheError if they are damaged.
     """
 
-    columns: tuple[ColumnEntry, ...]
+    columns: Sequence[ColumnEntry]
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         self.folder = folder

@@ -20,7 +20,7 @@ from megablend.formats.as_numpy import as_numpy
 from megablend.index.checked_table import PLACE, RUNNING, CheckedTable
 from megablend.index.file_table import FileTable
 from megablend.index.snapshot import Snapshot, open_snapshot
-from megablend.index.source_entry import ColumnEntry, SourceEntry
+from megablend.index.source_entry import ColumnEntry, SourceEntry, Sources
 from megablend.index.tables import CHUNK_COLUMNS, FILE_SCHEMA
 from megablend.lazy import cached_property
 from megablend.storage.location import join
@@ -55,7 +55,11 @@ class JoinedSnapshot(Snapshot):
         self._first_chunks = first_chunks
         self.num_blocks, self._num_chunks = int(self.first_blocks[-1]), int(first_chunks[-1])
         self.num_files = int(self._first_files[-1])
-        self.sources, self.columns, numbers = _join_columns(self.snapshots, self._first_files, self.first_blocks)
+        sources, self.columns, numbers = _join_columns(self.snapshots, self._first_files, self.first_blocks)
+        self.sources = Sources(
+            [entry.name for entry in sources], [entry.read for entry in sources], sources.__getitem__
+        )
+        self.roots = {entry.name: entry.root for entry in sources}
         self._files = _JoinedFiles([each._files for each in snapshots], numbers, self.first_blocks, first_chunks)
         self._first_block, self._first_chunk = self._files.first_block, self._files.first_chunk
 

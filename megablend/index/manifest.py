@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +63,8 @@ def read_generation_manifest(folder: Path) -> dict[str, Any]:
     _check_fields(folder, manifest, _GENERATION_FIELDS)
     _check_fields(folder, manifest["tables"], dict.fromkeys(TABLES, dict))
     first_file = 0
+    _check_sources(folder, manifest["sources"])
     for source in manifest["sources"]:
-        _check_fields(folder, source, _SOURCE_FIELDS)
         if source["first_file"] != first_file or source["num_files"] < 0:
             raise CacheError(f"{folder / MANIFEST}: damaged (the files of its sources overlap); {REPAIR_REMEDY}")
         first_file += source["num_files"]
@@ -72,6 +74,18 @@ def read_generation_manifest(folder: Path) -> dict[str, Any]:
             f"{REPAIR_REMEDY}"
         )
     return manifest
+
+
+def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
+    """Check the fields of all sources; once for those whose values have the same types."""
+    checked, read = set[tuple[type, ...]](), itemgetter(*_SOURCE_FIELDS)
+    for source in sources:
+        types: tuple[type, ...] = ()
+        with contextlib.suppress(KeyError, TypeError):
+            types = tuple(map(type, read(source)))
+        if types not in checked:
+            _check_fields(folder, source, _SOURCE_FIELDS)
+            checked.add(types)
 
 
 def _check_fields(folder: Path, value: object, fields: Mapping[str, type | tuple[type, ...]]) -> None:

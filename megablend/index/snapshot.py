@@ -18,7 +18,7 @@ import numpy.typing as npt
 from megablend.caches.base import CHECKSUMS, GENERATIONS, CacheStore
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import REPAIR_REMEDY, CacheError
-from megablend.formats import find_format
+from megablend.formats import find_format, get_format
 from megablend.formats.base import has_group_digests
 from megablend.fs.atomic_write import checksum, reading
 from megablend.fs.file_size import get_file_size
@@ -30,7 +30,7 @@ from megablend.index.file_table import FileEntry
 from megablend.index.file_versions import read_seen, tell_unknown
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.manifest import FILES, MANIFEST, ROOTS, read_generation_manifest, read_roots
-from megablend.index.source_entry import ColumnEntry, SourceEntry, make_columns
+from megablend.index.source_entry import ColumnEntry, Sources, make_columns
 from megablend.index.token_ranges import read_ranges
 from megablend.lazy import cached_property
 from megablend.storage.location import join
@@ -45,6 +45,7 @@ class Snapshot(BlockRows):
         digest: identifies the snapshot; also the name of its folder.
         store: where its cache is kept.
         sources: in the order of the build.
+        roots: folder of each source's files, by its name, as of the last build.
         columns: all columns of the sources; column i of the first num_sources contains source i's tokens; extra columns follow.
     """
 
@@ -52,6 +53,7 @@ class Snapshot(BlockRows):
         super().__init__(folder, manifest)
         self.store = store
         self.digest = folder.name
+        self.roots: Mapping[str, str] = found["roots"]
         self.sources, self.columns = self._read_columns(manifest["sources"], found)
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[CacheStore, str]]:
@@ -95,8 +97,8 @@ class Snapshot(BlockRows):
         """Digests of the files' contents; see FileTable.contents."""
         return self._files.contents()
 
-    def token_dtypes(self, column: ColumnEntry) -> Sequence[str]:
-        """Types of the values in a column's files; see FileTable.token_dtypes."""
+    def token_dtypes(self, column: ColumnEntry | None) -> Sequence[str]:
+        """Types of the values in a column's files, or in all files; see FileTable.token_dtypes."""
         return self._files.token_dtypes(column)
 
     @property
@@ -120,7 +122,7 @@ class Snapshot(BlockRows):
 
     def _read_columns(
         self, records: Sequence[Mapping[str, Any]], found: Mapping[str, Any]
-    ) -> tuple[tuple[SourceEntry, ...], tuple[ColumnEntry, ...]]:
+    ) -> tuple[Sources, Sequence[ColumnEntry]]:
         firsts = np.array([record["first_file"] for record in records], np.int64)
         stops = firsts + np.array([record["num_files"] for record in records], np.int64)
         borders = np.stack([self._first_block[firsts], self._first_block[stops]], axis=1)
@@ -145,7 +147,7 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
     store.fetch_folder(CHECKSUMS, digest)
     store.fetch_files("splits", [digest])
     snapshot = _open_folder(store, folder)
-    if any(has_group_digests(source.kind) for source in snapshot.sources):
+    if any(has_group_digests(get_format(name)) for name in snapshot.sources.formats):
         store.fetch_files("idx")
     return snapshot
 
@@ -167,14 +169,16 @@ def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
     if checksum(f"{folder}/{FILES}") != manifest["tables"][FILES]["blake2b"]:
         raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong; {REPAIR_REMEDY}")
     found = read_roots(folder)
+    roots, known = found["roots"], dict[str, bool]()
     for entry in manifest["sources"]:
-        if not isinstance(found["roots"].get(entry["name"]), str):
+        name, format_name = entry["name"], entry["format"]
+        if not isinstance(roots.get(name), str):
+            raise CacheError(f"{folder / ROOTS}: does not contain the folder of source {name!r}; {REPAIR_REMEDY}")
+        if format_name not in known:
+            known[format_name] = find_format(format_name) is not None
+        if not known[format_name]:
             raise CacheError(
-                f"{folder / ROOTS}: does not contain the folder of source {entry['name']!r}; {REPAIR_REMEDY}"
-            )
-        if find_format(entry["format"]) is None:
-            raise CacheError(
-                f"{folder / MANIFEST}: source {entry['name']!r} has format {entry['format']!r}, which this megablend "
+                f"{folder / MANIFEST}: source {name!r} has format {format_name!r}, which this megablend "
                 "does not support; install the version or the package that wrote it, or build again"
             )
     with reading(folder):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,9 @@ from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.formats import get_format
 from megablend.formats.base import Format
 from megablend.index.manifest import MANIFEST
-from megablend.lazy import cached_property
+from megablend.lazy import LazyItems, cached_property
+
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +81,65 @@ class SourceEntry(ColumnEntry):
         return next((each for each in self.extra_columns if each.column == column), None)
 
 
+class Sources(LazyItems[SourceEntry]):
+    """The sources of a snapshot; their entries are made when they are first needed, since of thousands most never are.
+
+    Attributes:
+        names: [num_sources].
+        reads: [num_sources], as `SourceEntry.read`; sources that are read alike have the same object.
+    """
+
+    def __init__(self, names: Sequence[str], reads: Sequence[ReadSpec], make: Callable[[int], SourceEntry]) -> None:
+        super().__init__(len(names), make)
+        self.names, self.reads = tuple(names), tuple(reads)
+
+    @property
+    def formats(self) -> set[str]:
+        """Names of the formats of their files."""
+        return {read.format or "" for read in self.reads}
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each source, by its name."""
+        return {name: number for number, name in enumerate(self.names)}
+
+
+class _Records(NamedTuple):
+    """What `make_columns` makes entries of; see there."""
+
+    records: Sequence[Mapping[str, Any]]
+    found: Mapping[str, Any]
+    borders: Int64s
+    counts: Int64s
+    reads: Sequence[ReadSpec]
+    extra: dict[str, list[ColumnEntry]]
+
+    def make_source(self, number: int) -> SourceEntry:
+        name = self.records[number]["name"]
+        skipped = tuple(self.found.get("skipped", {}).get(name, ()))
+        extra = tuple(self.extra.get(name, ()))
+        return SourceEntry(source_name=name, extra_columns=extra, skipped=skipped, **self.read_fields(number))
+
+    def make_extra(self, number: int) -> ColumnEntry:
+        return ColumnEntry(source_name=self.records[number]["extra_of"], **self.read_fields(number))
+
+    def read_fields(self, number: int) -> dict[str, Any]:
+        record = self.records[number]
+        return {
+            "read": self.reads[number],
+            "files": range(record["first_file"], record["first_file"] + record["num_files"]),
+            "blocks": range(*self.borders[number].tolist()),
+            "tokens": int(self.counts[0, number]),
+            "rows": record["rows"],
+            "ends": int(self.counts[2, number]) if record["documents"] else -1,
+            "root": self.found["roots"][record["name"]],
+            "column_taken": record["column"] or self.found.get("columns", {}).get(record["name"]),
+        }
+
+
 def make_columns(
-    folder: Path,
-    records: Sequence[Mapping[str, Any]],
-    found: Mapping[str, Any],
-    borders: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
-) -> tuple[tuple[SourceEntry, ...], tuple[ColumnEntry, ...]]:
+    folder: Path, records: Sequence[Mapping[str, Any]], found: Mapping[str, Any], borders: Int64s, counts: Int64s
+) -> tuple[Sources, Sequence[ColumnEntry]]:
     """Make the entries of a manifest's sources. The manifest lists extra columns after all sources, as `extra_of` one of them.
 
     Args:
@@ -98,43 +152,16 @@ def make_columns(
     Returns: the sources; and all columns in the order of the manifest: column i of the first num_sources is source i.
     Raises: CacheError if an extra column belongs to no source, or precedes a source.
     """
-    fields = list(_fields(records, found, borders, counts))
     names = [record["name"] for record in records if record.get("extra_of") is None]
     owners = [record.get("extra_of") for record in records[len(names) :]]
     if not set(owners) <= set(names):  # None: a source after an extra column
         raise CacheError(
             f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to); {REPAIR_REMEDY}"
         )
-    extra = tuple(
-        ColumnEntry(source_name=str(owner), **each) for owner, each in zip(owners, fields[len(names) :], strict=True)
-    )
-    sources = tuple(
-        SourceEntry(
-            source_name=name,
-            extra_columns=tuple(column for column in extra if column.source_name == name),
-            skipped=tuple(found.get("skipped", {}).get(name, ())),
-            **each,
-        )
-        for name, each in zip(names, fields[: len(names)], strict=True)
-    )
-    return sources, (*sources, *extra)
-
-
-def _fields(
-    records: Sequence[Mapping[str, Any]],
-    found: Mapping[str, Any],
-    borders: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
-) -> Iterator[dict[str, Any]]:
-    """The fields of a ColumnEntry for each record, except the name of its source."""
-    for record, (first, stop), (tokens, _, ends) in zip(records, borders.tolist(), counts.T.tolist(), strict=True):
-        yield {
-            "read": ReadSpec.from_record(record),
-            "files": range(record["first_file"], record["first_file"] + record["num_files"]),
-            "blocks": range(first, stop),
-            "tokens": tokens,
-            "rows": record["rows"],
-            "ends": ends if record["documents"] else -1,
-            "root": found["roots"][record["name"]],
-            "column_taken": record["column"] or found.get("columns", {}).get(record["name"]),
-        }
+    reads, extra = ReadSpec.from_records(records), dict[str, list[ColumnEntry]]()
+    entries = _Records(records, found, borders, counts, reads, extra)
+    listed = [entries.make_extra(len(names) + i) for i in range(len(owners))]
+    for each in listed:
+        extra.setdefault(each.source_name, []).append(each)
+    sources = Sources(names, reads[: len(names)], entries.make_source)
+    return sources, (*sources, *listed) if listed else sources

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -16,7 +16,6 @@ from megablend.config import SPLITS, Config, Source
 from megablend.errors import ConfigError, PlanError
 from megablend.index.joined_snapshot import name_source
 from megablend.index.snapshot import Snapshot, open_snapshot
-from megablend.index.source_entry import SourceEntry
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
 
@@ -64,41 +63,68 @@ def open_block_store(
     Raises: PlanError where the snapshot lacks a source of the config, or indexed it with other options; ConfigError where a
         source's append_eod does not fit its token dtype.
     """
-    entries = {entry.name: entry for entry in generation.sources}
-    named = {name: source for name, source in config.all_sources.items() if name in entries or number is None}
-    for name, source in named.items():
-        entry = entries.get(name)
-        if entry is None:
-            problem = f"which has no source {name!r} (its sources: {', '.join(entries)})"
-        elif (difference := entry.read.find_difference(config.read_spec(source))) is not None:
-            field, indexed, requested = difference
-            problem = f"in which source {name!r} has {field} {indexed!r}; the config has {requested!r}"
-        elif missing := [each for each in source.extra_columns if entry.find_extra(each) is None]:
-            problem = f"which lacks extra column {missing[0]!r} of source {name!r}"
-        elif config.needs_documents(source, number) and not entry.documents:
-            needed_by = "append_eod, split, extra_columns and order: document"
-            problem = f"which has no document counts for source {name!r}, needed by {needed_by}"
-            if not config.moves_documents and config.ever_moves_documents:
-                problem += _ORDER_REMEDY
-        else:
-            _check_eod(source, generation.token_dtypes(entry))
-            continue
-        raise PlanError(
-            f"run {config.run!r} uses index {generation.digest}, {problem}; "
-            "give the run another name (`run:`) and build it, or restore the previous config"
-        )
-    eods = [named[entry.name].append_eod if entry.name in named else None for entry in generation.sources]
-    roots = {name: _root(generation, entries[name], named[name], storage) for name in named}
-    plain = BlockStore(generation, eods, roots, storage=storage)
-    extra = {name: extra_columns(plain, name, sorted(each.extra_columns)) for name, each in named.items()}
+    numbers = generation.sources.numbers
+    named = {name: source for name, source in config.all_sources.items() if name in numbers or number is None}
+    _check_requests(config, generation, named, number)
+    listed = [named.get(name) for name in generation.sources.names]
+    eods = [None if source is None else source.append_eod for source in listed]
+    roots = {name: _root(generation, name, source, storage) for name, source in named.items()}
+    extra_bytes = get_extra_bytes(config.memory)
+    plain = BlockStore(generation, eods, roots, extra_bytes=extra_bytes, storage=storage)
+    extra = {
+        name: extra_columns(plain, name, sorted(source.extra_columns))
+        for name, source in named.items()
+        if source.extra_columns
+    }
+    if not extra:
+        return plain
     for split in SPLITS:
         _check_types([(name, extra[name]) for name in config.sources_of(split) if name in extra])
-    return BlockStore(generation, eods, roots, extra, get_extra_bytes(config.memory), storage=storage)
+    return BlockStore(generation, eods, roots, extra, extra_bytes, storage=storage)
+
+
+def _check_requests(config: Config, generation: Snapshot, named: Mapping[str, Source], number: int | None) -> None:
+    """Refuse sources that the snapshot lacks, or indexed with other options. Raises: PlanError, ConfigError.
+
+    Of thousands of sources most are requested and indexed alike: one of them is checked for all.
+    """
+    reads, checked = dict(zip(generation.sources.names, generation.sources.reads, strict=True)), set[object]()
+    largest = min(map(_find_largest, generation.token_dtypes(None)), default=0)
+    for name, source in named.items():
+        eod, read, options = source.append_eod, reads.get(name), tuple(source.format_options.items())
+        request = id(read), source.format, source.column, options, eod is None
+        if request not in checked or source.extra_columns or (eod is not None and eod > largest):
+            _check_request(config, generation, name, source, number)
+            checked.add(request)
+
+
+def _check_request(config: Config, generation: Snapshot, name: str, source: Source, number: int | None) -> None:
+    at = generation.sources.numbers.get(name)
+    entry = None if at is None else generation.sources[at]
+    if entry is None:
+        problem = f"which has no source {name!r} (its sources: {', '.join(generation.sources.names)})"
+    elif (difference := entry.read.find_difference(config.read_spec(source))) is not None:
+        field, indexed, requested = difference
+        problem = f"in which source {name!r} has {field} {indexed!r}; the config has {requested!r}"
+    elif missing := [each for each in source.extra_columns if entry.find_extra(each) is None]:
+        problem = f"which lacks extra column {missing[0]!r} of source {name!r}"
+    elif config.needs_documents(source, number) and not entry.documents:
+        needed_by = "append_eod, split, extra_columns and order: document"
+        problem = f"which has no document counts for source {name!r}, needed by {needed_by}"
+        if not config.moves_documents and config.ever_moves_documents:
+            problem += _ORDER_REMEDY
+    else:
+        _check_eod(source, generation.token_dtypes(entry))
+        return
+    raise PlanError(
+        f"run {config.run!r} uses index {generation.digest}, {problem}; "
+        "give the run another name (`run:`) and build it, or restore the previous config"
+    )
 
 
 def _check_sources(config: Config, generations: Sequence[Snapshot]) -> None:
     """Refuse sources that no snapshot has, or that a later one lacks though they are not withdrawn. Raises: PlanError."""
-    known = [{entry.name for entry in each.sources} for each in generations]
+    known = [each.sources.numbers for each in generations]
     for name in config.all_sources:
         having = [i for i, names in enumerate(known) if name in names]
         if not having:
@@ -138,14 +164,20 @@ def _find_largest(dtype: str) -> int:
     return int(np.iinfo(dtype).max)
 
 
-def _root(generation: Snapshot, entry: SourceEntry, source: Source, storage: Storage) -> str:
+def _root(generation: Snapshot, name: str, source: Source, storage: Storage) -> str:
     """The folder that a source's file names are relative to: the one of the config's paths, since data may have moved.
 
     Where paths were added to the config after the index was built, the config's root may differ and the names do not resolve
     under it; then the root stored in the index is used.
     """
+    indexed = generation.roots[name]
+    if len(source.path) == 1 and source.path[0].rpartition("/")[0] == indexed:  # as for most of thousands
+        return indexed
     root = find_root(source.path)
-    if root == entry.root or not entry.files:
+    if root == indexed:
         return root
-    moved, indexed = (generation.path(entry.files.start, {entry.name: folder}) for folder in (root, entry.root))
-    return entry.root if storage.glob(indexed) and not storage.glob(moved) else root
+    entry = generation.sources[generation.sources.numbers[name]]
+    if not entry.files:
+        return root
+    there, moved = (generation.path(entry.files.start, {name: folder}) for folder in (indexed, root))
+    return indexed if storage.glob(there) and not storage.glob(moved) else root

@@ -229,9 +229,9 @@ def precompute_orders(run: Run) -> None:
             continue
         for name, source in config.sources_of(split).items():
             for each, ranges in zip(store.stores, found, strict=True):
-                if name not in ranges:
+                if name not in ranges.numbers:
                     continue
-                part = ranges[name][0 if config.listed_by_split else number]
+                part = ranges.ranges(ranges.numbers[name], 0 if config.listed_by_split else number)
                 blocks = SplitBlocks(each.generation, part, eod=source.append_eod is not None)
                 if blocks.num_tokens == 0:
                     continue  # opening the split raises the error

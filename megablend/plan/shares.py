@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from megablend.config import Config, Source
+from megablend.config import SPLITS, Config, Source
 from megablend.config.values import SIZE
 from megablend.errors import PlanError
 from megablend.plan.caps import capped_shares
@@ -89,9 +89,11 @@ def shares_of(
         values = _amounts_in_samples(config, split, sources, unit, values)
         num_samples = int(sum(values))
     if num_samples < 1:
+        needed = max((-(-sum(values) // value) for value in values if value), default=1)  # one sample of each source
+        more = ", or add data" if config.epochs is not None else ""
         raise PlanError(
             f"{split} would have fewer tokens than one sample of {config.sequence_length} tokens: "
-            f"{set_length(config, split, 1, sum(tokens))}, or add data"
+            f"{set_length(config, split, needed, sum(tokens))}{more}"
         )
     if num_samples > MAX_SAMPLES:
         raise PlanError(
@@ -106,14 +108,22 @@ def shares_of(
 
 
 def _refuse_empty(config: Config, split: str, sources: Sequence[Source], tokens: Sequence[int]) -> None:
-    for source, source_tokens in zip(sources, tokens, strict=True):
-        unit = source.unit or "weight"
-        if source_tokens == 0 and (source.unit is None or getattr(source, unit) != 0):
-            fewer = f", or leave it out with `{unit}: 0`" if len(sources) > 1 else ""
-            raise PlanError(
-                f"source {source.name!r} has no tokens in {split}: add files with tokens to it, or give {split} a larger share "
-                f"of `split`{fewer}"
-            )
+    named = [source.unit is None or getattr(source, source.unit) != 0 for source in sources]
+    for source, source_tokens, is_named in zip(sources, tokens, named, strict=True):
+        if source_tokens == 0 and is_named:
+            remedies = _fill(config, split)
+            if any(n > 0 and other for n, other in zip(tokens, named, strict=True)):
+                remedies.append(f"leave it out with `{source.unit or 'weight'}: 0`")
+            raise PlanError(f"source {source.name!r} has no tokens in {split}: {', or '.join(remedies)}")
+
+
+def _fill(config: Config, split: str) -> list[str]:
+    """What gives a source without tokens some in a split."""
+    share = Fraction(1) if config.listed_by_split else config.shares[SPLITS.index(split)]
+    if share == 0:
+        return [f"give {split} a share of `split`"]
+    larger = [f"give {split} a larger share of `split`"] if share < 1 else []
+    return ["add files with tokens to it", *larger]
 
 
 def _values(config: Config, sources: Sequence[Source], unit: str, tokens: Sequence[int]) -> list[Fraction]:

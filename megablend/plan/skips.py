@@ -19,6 +19,7 @@ from megablend.plan.ledger import Ledger
 from megablend.system.limited_json import parse_json
 
 VERSION = 1
+_RESTORE = "restore it from a backup, or remove it to skip none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _read(store: CacheStore, run: str) -> tuple[list[tuple[int, int, str]], Reco
             return [], None
         record = parse_json(found.data)
     except ValueError as error:
-        raise CacheError(f"{place}: cannot read the run's skipped samples: {error}; restore it from a backup") from None
+        raise CacheError(f"{place}: cannot read the run's skipped samples: {error}; {_RESTORE}") from None
     if not isinstance(record, dict) or record.get("version") != VERSION:
         raise CacheError(
             f"{place}: not a list of skipped samples of version {VERSION}; use the version of megablend that wrote it"
@@ -123,9 +124,7 @@ def _read(store: CacheStore, run: str) -> tuple[list[tuple[int, int, str]], Reco
     except (KeyError, TypeError, ValueError):
         skips = [(1, 0, "")]
     if any(not 0 <= start < stop for start, stop, _ in skips):
-        raise CacheError(
-            f"{place}: damaged list of skipped samples; restore it from a backup, or remove it to skip none"
-        )
+        raise CacheError(f"{place}: damaged list of skipped samples; {_RESTORE}")
     return skips, found
 
 

@@ -51,8 +51,7 @@ class Specification:
             return self.data[0].parts
         parts: npt.NDArray[np.void] = self.data[0].parts.copy()
         for each in self.data[1:]:
-            known = np.array([ranges is not None for ranges in each.ranges])
-            parts[known] = each.parts[known]
+            parts[each.has_source] = each.parts[each.has_source]
         return parts
 
     @cached_property
@@ -132,9 +131,7 @@ class Specification:
     def _count_sources(self, stage: RequestedStage) -> int:
         """How many sources a stage's snapshot, and those before, have: the first ones."""
         number = stage.config.snapshot if self.split == "train" else 0
-        return max(
-            i + 1 for each in self.data[: number + 1] for i, ranges in enumerate(each.ranges) if ranges is not None
-        )
+        return max(int(np.flatnonzero(each.has_source)[-1]) + 1 for each in self.data[: number + 1])
 
     def _blend(self, stage: RequestedStage) -> Blend:
         """The blend of a stage with the newest plan version."""
@@ -236,9 +233,10 @@ def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> Requ
     extra = int(config.add_extra_token_to_sequence)
     num_samples = sum(samples_of_one_pass(tokens, config.sequence_length, extra))
     if num_samples == 0:
+        remedy = "add data to its sources" if config.listed_by_split else "give it a larger share in `split`"
         raise PlanError(
             f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens ({sum(tokens):,} tokens in "
-            "all): give it a larger share in `split`"
+            f"all): {remedy}"
         )
     return RequestedStage(config=config, weights=(), requested=(), start=0, end=num_samples, first=0)
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.blocks.block_store import BlockStore
-from megablend.blocks.growing_splits import Ranges, find_split_ranges
+from megablend.blocks.growing_splits import Ranges, SplitRanges, find_split_ranges
 from megablend.blocks.splits import PART_DTYPE
 from megablend.config import SPLITS, Config, Source
 from megablend.errors import PlanError
@@ -25,17 +25,30 @@ class SplitData:
     snapshot: Snapshot
     first_block: int
     """Number that its first block has among those of all snapshots of the run."""
-    ranges: tuple[Ranges | None, ...]
-    """[num_sources]: the documents of each source that belong to the split; None where the snapshot does not have the source."""
+    numbers: npt.NDArray[np.int64]
+    """int64 [num_sources]: the number of each source in the snapshot; -1 where the snapshot does not have it."""
+    splits: SplitRanges
+    column: int
+    """Number of the split in `splits`."""
     parts: npt.NDArray[np.void]
-    """PART_DTYPE [num_sources]: the same by blocks of the run, from the first range's begin to the last one's end; zeros where
-    there is none."""
+    """PART_DTYPE [num_sources]: the documents of each source that belong to the split, by blocks of the run, from the first
+    range's begin to the last one's end; zeros where the snapshot does not have the source."""
 
     @property
     def tokens(self) -> list[int]:
         """Tokens per epoch of each source, including end-of-document tokens."""
         tokens: list[int] = self.parts["tokens"].tolist()
         return tokens
+
+    @property
+    def has_source(self) -> npt.NDArray[np.bool_]:
+        """bool [num_sources]: whether the snapshot has each source."""
+        has_source: npt.NDArray[np.bool_] = self.numbers >= 0
+        return has_source
+
+    def ranges(self, source: int) -> Ranges:
+        """The documents of a source, which the snapshot has, that belong to the split."""
+        return self.splits.ranges(int(self.numbers[source]), self.column)
 
 
 def find_data(config: Config, split: str, store: BlockStore, *, keep: bool = False) -> tuple[SplitData, ...]:
@@ -58,13 +71,20 @@ def find_data(config: Config, split: str, store: BlockStore, *, keep: bool = Fal
     found = find_split_ranges(store.stores, config.shares, keep=keep)
     data = []
     for each, first_block, splits in zip(store.stores, store.first_blocks, found, strict=True):
-        ranges = [splits[name][column] if name in splits else None for name in names]
+        numbers = np.array([splits.numbers.get(name, -1) for name in names], np.int64)
+        known = numbers >= 0
+        parts = np.zeros(len(names), PART_DTYPE)
+        parts[known] = splits.joined(numbers[known], column)
+        for field in ("first_block", "stop_block") if first_block else ():
+            parts[field] += first_block
         data.append(
             SplitData(
                 snapshot=each.generation,
                 first_block=first_block,
-                ranges=tuple(ranges),
-                parts=_join(ranges, first_block),
+                numbers=numbers,
+                splits=splits,
+                column=column,
+                parts=parts,
             )
         )
     if split != "train":
@@ -81,9 +101,9 @@ def list_blocks(
         SourceBlocks(
             name=name,
             ranges={
-                each.snapshot.digest: SourceRanges(each.snapshot, ranges, each.first_block)
+                each.snapshot.digest: SourceRanges(each.snapshot, each.ranges(number), each.first_block)
                 for each in data
-                if (ranges := each.ranges[number]) is not None
+                if each.numbers[number] >= 0
             },
             appends_eod=source.append_eod is not None,
             key=int(digest_of([config.seed, split, source.name])[:16], 16),
@@ -92,33 +112,11 @@ def list_blocks(
     )
 
 
-def _join(ranges: Sequence[Ranges | None], first_block: int) -> npt.NDArray[np.void]:
-    parts = np.zeros(len(ranges), PART_DTYPE)  # filled one by one: concatenating arrays of records takes much longer
-    for number, each in enumerate(ranges):
-        if each is not None:
-            parts[number] = each[0] if len(each) == 1 else _merge(each)[0]
-    for name in ("first_block", "stop_block") if first_block else ():
-        parts[name] += first_block
-    return parts
-
-
-def _merge(ranges: Ranges) -> Ranges:
-    merged: Ranges = ranges[:1].copy()
-    for name in ("stop_block", "keep"):
-        merged[name] = ranges[name][-1]
-    for name in ("documents", "tokens"):
-        merged[name] = ranges[name].sum()
-    return merged
-
-
 def _check_sequence(run: str, names: Sequence[str], data: Sequence[SplitData]) -> None:
     """Refuse sources that came with a later snapshot, but are listed before others. Raises: PlanError."""
-    arrivals = [
-        next((i for i, each in enumerate(data) if each.ranges[number] is not None), len(data))
-        for number in range(len(names))
-    ]
+    arrivals = np.argmax([*(each.has_source for each in data), np.ones(len(names), np.bool_)], axis=0)
     earlier = np.minimum.accumulate(arrivals[::-1])[::-1]  # of the sources from each one on
-    number = int(np.argmax(np.array(arrivals) > earlier))
+    number = int(np.argmax(arrivals > earlier))
     if arrivals[number] > earlier[number]:
         raise PlanError(
             f"source {names[number]!r} is new in run {run!r}, and listed before sources that the run had already; list it after "

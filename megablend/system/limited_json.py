@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 MAX_DEPTH = 64
@@ -19,9 +19,9 @@ def parse_json(text: str | bytes) -> Any:
     opened = text.count("{") + text.count("[") if isinstance(text, str) else text.count(b"{") + text.count(b"[")
     if opened <= MAX_DEPTH:
         return value
-    level = [value]
+    level = [value] if type(value) in _NESTED else []
     for _ in range(MAX_DEPTH):
-        level = [item for each in level for item in _items(each) if isinstance(item, dict | list)]
+        level = [item for each in level for item in _items(each) if type(item) in _NESTED]
         if not level:
             return value
     raise _too_deep()
@@ -32,15 +32,18 @@ def missing_field(value: object, fields: Mapping[str, type | tuple[type, ...]]) 
     if not isinstance(value, dict):
         return "the structure of an object"
     for name, kind in fields.items():
-        if name not in value or not isinstance(value[name], kind) or (kind is int and isinstance(value[name], bool)):
+        found = value.get(name, _MISSING)
+        if type(found) is not kind and (not isinstance(found, kind) or isinstance(found, bool)):
             return name
     return None
 
 
-def _items(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
+_NESTED = frozenset([dict, list])
+_MISSING = object()
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if type(value) is dict else value
 
 
 def _too_deep() -> ValueError:

@@ -110,7 +110,8 @@ def test_states_before_are_good_and_those_past_it_say_what_to_do(config: dict[st
     later = megablend.amend(edited, state=states[200], after=1)
     assert (later.at, later.requested) == (208, 201)
     assert megablend.open(edited, state=states[200]).consumed_samples == 200
-    with pytest.raises(megablend.StateError, match="was amended from sample 112 on, but this state is of sample 150"):
+    says = "was amended from sample 112 on, but this state is of sample 150 .*: resume from a state of sample 112 or earlier"
+    with pytest.raises(megablend.StateError, match=says):
         megablend.open(edited, state=amended.state_dict(150))
     assert megablend.open(edited, state=amended.state_dict(112)).consumed_samples == 112
 
@@ -163,42 +164,98 @@ def test_amended_again_and_again(config: dict[str, Any]) -> None:
     assert ledger.ends[:5] == tuple(ends)
 
 
-@pytest.mark.parametrize(
-    ("change", "arguments", "says"),
-    [
-        ({"stages": [FIRST]}, {"at": 100}, "the config lists no stage that begins at sample 112; add one to `stages`"),
-        ({"stages": [FIRST, NEXT]}, {"at": 0}, "found sample 0, expected 1 to 640"),
-        ({"stages": [FIRST, NEXT]}, {"at": 641}, "found sample 641, expected 1 to 640"),
-        (
-            {"stages": [FIRST, NEXT | {"from": 100}]},
-            {"at": 100},
-            "begins at sample 100, expected 112: give the stage before",
-        ),
-        ({"stages": [FIRST | {"lanes": 2}, NEXT]}, {"at": 100}, "its order is fixed: lanes was 4, is now 2"),
-        (
-            {"stages": [FIRST, NEXT | {"samples": 120, "sequence_length": 12}]},
-            {"at": 100},
-            "it ends at sample 120, but where an amendment changes the length of samples or withdraws files, the settings",
-        ),
-        (
-            {"stages": [FIRST, {"samples": 800}]},
-            {"at": 100},
-            "the order from sample 112 on would not change; change a setting that affects it",
-        ),
-        ({"stages": [FIRST, NEXT]}, {}, "give either at, a sample, or state"),
-        (
-            {"stages": [FIRST, NEXT | {"samples": 104}]},
-            {"at": 100},
-            r"stages\[1\]: it ends at sample 104, but begins at",
-        ),
-        ({"run": "other", "stages": [FIRST, NEXT]}, {"at": 100}, "run 'other' was not built there"),
-    ],
-)
-def test_what_cannot_be_amended(config: dict[str, Any], change: Any, arguments: Any, says: str) -> None:
+CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
+    # (what is requested, with which arguments, what is said, requests and arguments that do what it says)
+    (
+        {"stages": [FIRST]},
+        {"at": 100},
+        "the config lists no stage that begins at sample 112; add one to `stages` after the stage that has this sample, with "
+        "what changes and `from: 112`$",
+        [({"stages": [FIRST, NEXT | {"from": 112}]}, {"at": 100})],
+    ),
+    (
+        {"stages": [FIRST, NEXT]},
+        {"at": 0},
+        "found sample 0, expected 1 to 640",
+        [({"stages": [FIRST, NEXT]}, {"at": 1})],
+    ),
+    (
+        {"stages": [FIRST, NEXT | {"samples": 800}]},
+        {"at": 641},
+        "found sample 641, expected 1 to 640",
+        [({"stages": [FIRST, NEXT | {"samples": 800}]}, {"at": 640})],
+    ),
+    (
+        {"stages": [FIRST, NEXT | {"from": 100}]},
+        {"at": 100},
+        "begins at sample 100, expected 112: give the stage before it the end that was built, `samples: 640`, and the next one "
+        "`from: 112` or no `from`$",
+        [({"stages": [FIRST, NEXT | {"from": 112}]}, {"at": 100}), ({"stages": [FIRST, NEXT]}, {"at": 100})],
+    ),
+    (
+        {"stages": [{"samples": 100}, NEXT]},
+        {"at": 100},
+        "begins at sample 100, expected 112: give the stage before it the end that was built, `samples: 640`",
+        [({"stages": [{"samples": 640}, NEXT | {"from": 112}]}, {"at": 100})],
+    ),
+    (
+        {"stages": [FIRST | {"lanes": 2}, NEXT]},
+        {"at": 100},
+        "its order is fixed: lanes was 4, is now 2.*: restore the previous value, list the change as a stage after",
+        [({"stages": [FIRST, {"lanes": 2, "samples": 800}]}, {"at": 100})],
+    ),
+    (
+        {"stages": [FIRST, NEXT | {"samples": 120, "sequence_length": 12}]},
+        {"at": 100},
+        "it ends at sample 120, but where an amendment changes the length of samples or withdraws files, the settings before it "
+        "are kept to sample [0-9]+; end it later",
+        [({"stages": [FIRST, NEXT | {"samples": 720, "sequence_length": 12}]}, {"at": 100})],
+    ),
+    (
+        {"stages": [FIRST, {"samples": 800}]},
+        {"at": 100},
+        "the order from sample 112 on would not change; change a setting that affects it",
+        [({"stages": [FIRST, {"samples": 800, "shuffle_window": 8}]}, {"at": 100})],
+    ),
+    (
+        {"stages": [FIRST, NEXT]},
+        {},
+        "give either at, a sample, or state",
+        [({"stages": [FIRST, NEXT]}, {"at": 100})],
+    ),
+    (
+        {"stages": [FIRST, NEXT | {"samples": 104}]},
+        {"at": 100},
+        r"stages\[1\]: it ends at sample 104, but begins at sample 112; end it later",
+        [({"stages": [FIRST, NEXT]}, {"at": 100})],
+    ),
+    ({"run": "other", "stages": [FIRST, NEXT]}, {"at": 100}, "run 'other' was not built there", []),
+]
+
+
+@pytest.mark.parametrize(("change", "arguments", "says", "remedies"), CHANGES, ids=[each[2][:40] for each in CHANGES])
+def test_what_cannot_be_amended(
+    config: dict[str, Any], change: Any, arguments: Any, says: str, remedies: list[tuple[Any, Any]]
+) -> None:
     ledger = load_ledger(config["cache"], "default")
     with pytest.raises(megablend.MegablendError, match=says):
         megablend.amend(config | change, **arguments)
     assert load_ledger(config["cache"], "default") == ledger
+    for number, (other, given) in enumerate(remedies, 1):
+        found = megablend.amend(config | other, **given, dry_run=number < len(remedies))
+        assert found.at >= given["at"]
+
+
+def test_before_the_first_sample_a_run_is_reset(config: dict[str, Any], tmp_path: Path) -> None:
+    edited, path = config | {"stages": [NEXT]}, tmp_path / "run.json"
+    path.write_text(json.dumps(edited))
+    with pytest.raises(
+        megablend.ConfigError, match=r"before the first one, plan the run again \(`megablend runs reset CONFIG`\)"
+    ):
+        megablend.amend(edited, at=0)
+    done = CliRunner().invoke(cli, ["runs", "reset", str(path)])
+    assert done.exit_code == 0, done.output
+    assert megablend.build(edited).stages_before == 0
 
 
 def test_a_dry_run_changes_nothing_and_says_what_would(config: dict[str, Any]) -> None:
@@ -228,10 +285,10 @@ def test_a_dry_run_changes_nothing_and_says_what_would(config: dict[str, Any]) -
 def test_skipped_samples_after_an_amendment_are_of_the_plan_before(config: dict[str, Any]) -> None:
     megablend.skip(config, 100, 140, batch_size=4)
     edited = config | {"stages": [FIRST, NEXT]}
-    with pytest.raises(
-        megablend.ConfigError, match="within samples 100 to 140, which run 'default' skips; amend it at"
-    ):
+    says = "within samples 100 to 140, which run 'default' skips; amend it at sample 140 or later"
+    with pytest.raises(megablend.ConfigError, match=says):
         megablend.amend(edited, at=100)
+    assert megablend.amend(edited, at=140, dry_run=True).at == 144
     megablend.amend(edited, at=97 - 16)
     assert megablend.open(edited).skips.ranges == ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -332,19 +333,62 @@ def test_states_of_a_plan_whose_new_data_was_replaced(tmp_path: Path, at: int, s
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    """And what the messages say to do instead is done."""
     config = make_run(tmp_path)
     edited = config | {"stages": STAGES}
-    with pytest.raises(PlanError, match=r"stages\[1\]: new_data: the files are as they were indexed"):
+    with pytest.raises(
+        PlanError, match=r"stages\[1\]: new_data: the files are as they were indexed .*, or leave out new_data"
+    ):
         megablend.amend(edited, at=112)
+    plain = {"samples": 1600, "sources": {"s0": {"weight": 1}}}
+    assert megablend.amend(config | {"stages": [STAGES[0], plain]}, at=112, dry_run=True).at == 112
     write_file(tmp_path, 2, "a", later(2))
-    first = edited | {"sources": [entry(tmp_path, 2, weight=0), *config["sources"]]}
+    added = entry(tmp_path, 2, weight=0)
+    first = edited | {"sources": [added, *config["sources"]]}
     megablend.build_index(first)
-    with pytest.raises(PlanError, match="source 's2' is new in run 'default', and listed before sources"):
+    says = "source 's2' is new in run 'default', and listed before sources that the run had already; list it after them"
+    with pytest.raises(PlanError, match=says):
         megablend.amend(first, at=112)
+    assert megablend.amend(edited | {"sources": [*config["sources"], added]}, at=112, dry_run=True).at == 112
     without = edited | {"sources": [config["sources"][0], entry(tmp_path, 2, weight=1)]}
     megablend.build_index(without)
-    with pytest.raises(PlanError, match="lacks source 's1', which the run has read before; list it in `withdraw`"):
+    says = r"lacks source 's1', which the run has read before; list it in `withdraw` of the stage, or index its files again"
+    with pytest.raises(PlanError, match=says):
         megablend.amend(edited, at=112)
+    withdrawn = edited | {
+        "stages": [STAGES[0], STAGES[1] | {"withdraw": ["s1"]}],
+        "sources": [*config["sources"], added],
+    }
+    assert megablend.amend(withdrawn, at=112, dry_run=True).at == 112
+    grown = edited | {"sources": [*config["sources"], added]}
+    megablend.build_index(grown)
+    assert megablend.amend(grown, at=112, dry_run=True).at == 112
+
+
+def test_a_source_that_is_filled_again_after_a_cut(tmp_path: Path) -> None:
+    """What was left of its old files was dropped, so that its new files get another name."""
+    config, folder = make_run(tmp_path, order="sequential"), tmp_path / "data" / "source1"
+    for path in folder.iterdir():
+        path.unlink()
+    write_file(tmp_path, 1, "empty", [[], []])
+    emptied = [STAGES[0], STAGES[1] | {"sources": {"s1": {"weight": 0}}}]
+    megablend.build_index(config | {"stages": emptied})
+    megablend.amend(config | {"stages": emptied}, at=112)
+    write_file(tmp_path, 1, "m2", later(1))
+    filled = [*emptied, {"samples": 1920, "new_data": True, "sources": {"s1": {"weight": 1}}}]
+    megablend.build_index(config | {"stages": filled})
+    says = "source 's1' is read again after a stage that had none of its files, .*; add its new files as a source of another name"
+    with pytest.raises(PlanError, match=says):
+        megablend.build(config | {"stages": filled})
+    write_file(tmp_path, 2, "m2", later(1))
+    named = {"sources": [*config["sources"], entry(tmp_path, 2, weight=0)]}
+    named["stages"] = [*emptied, {"samples": 1920, "new_data": True, "sources": {"s2": {"weight": 1}}}]
+    megablend.build_index(config | named)
+    megablend.build(config | named)
+    dataset = megablend.open(config | named)
+    last = [dataset.sample(k) for k in range(1600, 1920)]
+    assert {token for each in last if each.source == 2 for token in each.tokens.tolist()} <= set(tokens_of(later(1)))
+    assert {each.source for each in last} == {0, 2}
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -535,11 +579,19 @@ def test_states_of_validation_with_new_data_need_the_run(tmp_path: Path) -> None
     assert [again.sample(k).tokens.tolist() for k in range(len(again))] == [
         valid.sample(k).tokens.tolist() for k in range(len(valid))
     ]
+    shutil.copytree(config["cache"], tmp_path / "kept")
     megablend.remove_run(config["cache"], "default")
-    with pytest.raises(
-        StateError, match=r"run 'default' in .* did not read that index: open it with the cache that the run"
-    ):
+    says = r"run 'default' in .* did not read that index: open it with the cache that the run was built in, or build the run"
+    with pytest.raises(StateError, match=says):
         megablend.open(edited, "valid", stage=1, state=state)
+    kept = edited | {"cache": str(tmp_path / "kept")}
+    assert megablend.open(kept, "valid", stage=1, state=state).consumed_samples == 3
+    new = tmp_path / "data" / "source1" / "m00.parquet"
+    new.rename(tmp_path / "later.parquet")
+    megablend.build(config)  # "again as it grew"
+    (tmp_path / "later.parquet").rename(new)
+    megablend.build(edited)
+    assert megablend.open(edited, "valid", stage=1, state=state).consumed_samples == 3
 
 
 def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +76,48 @@ def open_validation(config: Config, split: str) -> Any:
     return opened(own, split="valid")[0]
 
 
+def compare(config: Config, path: str) -> Any:
+    """With the run's config; `path` begins in the folder of the config, or is a URL."""
+    folder = Path(config["cache"]).parent
+    (folder / "state.json").write_text(json.dumps(state_of(config)))
+    shutil.copy(folder / "cache" / "runs" / "default.json", folder / "ledger.json")
+    return megablend.diff(path if "://" in path else folder / path, folder / "run.json")
+
+
+def rename(config: Config, run: str, new: str, *, remove: bool = False) -> None:
+    """Rename a run of its own, beside which there is run `RUN-taken`."""
+    for name, samples in ((run, 80), (f"{run}-taken", 40)):
+        megablend.build(config | {"run": name, "samples": samples})
+    if remove:
+        megablend.remove_run(config, new)
+    megablend.rename_run(config, run, new)
+
+
 CASES: dict[str, Case] = {
+    "a difference to a folder": Case(
+        lambda config: compare(config, "cache"),
+        r"cache: is a folder; give a config, a run's ledger \(runs/NAME.json of a cache\) or a state$",
+        [
+            lambda config: compare(config, "run.json"),
+            lambda config: compare(config, "cache/runs/default.json"),
+            lambda config: compare(config, "state.json"),
+        ],
+    ),
+    "a difference to a ledger elsewhere": Case(
+        lambda config: compare(config, "ledger.json"),
+        r"is a run's ledger, but not in its cache; give the ledger in the cache that has its index \(CACHE/runs/",
+        [lambda config: compare(config, "cache/runs/default.json")],
+    ),
+    "a difference to a URL": Case(
+        lambda config: compare(config, "s3://bucket/cache/runs/default.json"),
+        "is in an object store; give the run's config, or the file of a state$",
+        [lambda config: compare(config, "run.json"), lambda config: compare(config, "state.json")],
+    ),
+    "a name that is taken": Case(
+        lambda config: rename(config, "a", "a-taken"),
+        "there is a run 'a-taken' already; remove it first, or choose another name$",
+        [lambda config: rename(config, "b", "b-taken", remove=True), lambda config: rename(config, "c", "c-another")],
+    ),
     "a state and a number": Case(
         lambda config: opened(config, state=state_of(config), consumed_samples=4),
         "found both state and consumed_samples, expected one of them: the state holds the number",
@@ -163,3 +205,18 @@ def test_a_range_is_skipped_again_as_the_message_says(config: Config) -> None:
     listed = CliRunner().invoke(cli, ["skip", str(path), "--from", "6", "--to", "18", *option[0].split()])
     assert listed.exit_code == 0, listed.output
     assert load(own, micro_batch_size=3)
+
+
+def test_where_files_are_looked_for(tmp_path: Path) -> None:
+    sources = [write_source(tmp_path, i, "parquet", documents(i, 60, 30, 5), num_files=1) for i in range(2)]
+    given = make_config(tmp_path, [], samples=40)
+    given["sources"] = {"train": [sources[0] | {"weight": 1}], "valid": [sources[1]]}
+    megablend.build(given)
+    with pytest.raises(MegablendError, match=r"2 files have this ending .*; give more of the path$"):
+        megablend.find(given, "0.parquet")
+    with pytest.raises(MegablendError, match=r"no source of train reads it; give the --split whose sources do$"):
+        megablend.find(given, "source1/0.parquet")
+    assert megablend.find(given, "source1/0.parquet", split="valid")["found"]
+    with pytest.raises(MegablendError, match=r"does not know the rows .*; leave out the row to find the whole file$"):
+        megablend.find(given, "source0/0.parquet", 3)
+    assert megablend.find(given, "source0/0.parquet")["found"]

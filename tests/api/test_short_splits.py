@@ -42,8 +42,12 @@ def test_a_bare_number_is_taken_for_train_alone(config: dict[str, Any]) -> None:
     assert megablend.open(config, consumed_samples=8).consumed_samples == 8
     with pytest.raises(megablend.ConfigError, match=r"found consumed_samples=2 for valid: .*give state="):
         megablend.open(config, split="valid", consumed_samples=2)
-    valid = megablend.open(config, split="valid")
-    assert megablend.open(config, split="valid", state=valid.state_dict(2)).consumed_samples == 2
+    state = megablend.open(config, split="valid").state_dict(2)
+    with pytest.raises(
+        megablend.StateError, match="belongs to split 'valid', this dataset is split 'train'; open that split"
+    ):
+        megablend.open(config).load_state_dict(state)
+    assert megablend.open(config, split="valid", state=state).consumed_samples == 2
     assert megablend.open(config, split="valid", consumed_samples=0).consumed_samples == 0
 
 

@@ -117,14 +117,19 @@ def test_ranges_add_up_and_are_checked(config: dict[str, Any], tmp_path: Path) -
     with pytest.raises(ConfigError, match="found samples 5 to 201, expected a range within the 200 samples"):
         megablend.skip(config, 5, 201, batch_size=4)
     path = Path(config["cache"], "runs", "skips", "demo.json")
-    path.write_text('{"version": 1, "skips": [[9, 3, "x"]]}')
-    with pytest.raises(
-        CacheError, match=r"demo.json: damaged list of skipped samples; restore it from a backup, or remove"
+    kept = path.read_bytes()
+    for damage, says in (
+        ('{"version": 1, "skips": [[9, 3, "x"]]}', "damaged list of skipped samples"),
+        ("{", "cannot read the run's skipped samples: .*"),
     ):
-        megablend.open(config)
-    path.write_text("{")
-    with pytest.raises(CacheError, match=r"demo.json: cannot read the run's skipped samples"):
-        megablend.open(config)
+        path.write_text(damage)
+        says = rf"demo\.json: {says}; restore it from a backup, or remove it to skip none"
+        with pytest.raises(CacheError, match=says):
+            megablend.open(config)
+        path.write_bytes(kept)  # "restore it"
+        assert megablend.open(config).skips.ranges == ((8, 20), (188, 200))
+        path.unlink()  # "or remove it"
+        assert megablend.open(config).skips.ranges == ()
 
 
 def test_skips_belong_to_a_plan_and_move_with_the_run(config: dict[str, Any]) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from megablend.caches.base import RUNS, OvertakenError
+from megablend.caches.base import RUNS, OvertakenError, Record
 from megablend.caches.objects.chains import Chain, Version, find_last
 from megablend.caches.objects.commits import parse_commit
 from megablend.caches.objects.folders import Folders
 from megablend.caches.objects.node import remove_old_leftovers
-from megablend.caches.objects.probe import check_creates_once
+from megablend.caches.objects.probe import PROBES, check_creates_once
 from megablend.caches.objects.store import ObjectCacheStore
 from megablend.errors import CacheError
 from megablend.storage.object_options import ObjectOptions
@@ -223,6 +223,36 @@ def test_a_new_record_does_not_replace_one_of_another_process(prefix: ObjectPref
     record = store.read_record(RUNS, "a")
     assert record is not None
     assert record.data == "x"
+    store.write_record(RUNS, "a", "y", record)
+    with pytest.raises(OvertakenError):
+        store.write_record(RUNS, "a", "z", record)
+    assert store.read_record(RUNS, "a") == Record("y", record.number + 1)
+
+
+def test_files_that_do_not_exist_are_not_copied_and_old_copies_of_them_go(prefix: ObjectPrefix) -> None:
+    store = ObjectCacheStore(prefix.location, ObjectOptions())
+    assert not store.fetch_file("fragments", "a").exists()
+    prefix.write("fragments/a", b"one")
+    assert store.fetch_file("fragments", "a").read_bytes() == b"one"
+    prefix.remove(["fragments/a"])
+    assert not store.fetch_file("fragments", "a").exists()
+
+
+def test_a_file_that_is_removed_while_files_are_copied(prefix: ObjectPrefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ObjectCacheStore(prefix.location, ObjectOptions())
+    prefix.write("fragments/a", b"one")
+    monkeypatch.setattr(store, "list_files", lambda _: ["a", "gone"])
+    store.fetch_files("fragments")
+    assert [path.name for path in (store.folder / "fragments").iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_probes_are_removed_when_they_are_old(prefix: ObjectPrefix, hours: int) -> None:
+    store = ObjectCacheStore(prefix.location, ObjectOptions())
+    prefix.write(f"{PROBES}/x", b"12")
+    found = store.collect_leftovers(time.time() + hours * 3600, dry_run=False)
+    assert found == ((1, 2) if hours > 0 else (0, 0))
+    assert bool(prefix.list_objects(PROBES)) == (hours < 0)
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("fragments", b"two"), ("packs", b"one")])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import megablend
 from megablend.caches.objects.node import lock_node
-from megablend.caches.objects.unused_copies import RECEIPTS, UNUSED_SECONDS, remove_unused
+from megablend.caches.objects.unused_copies import RECEIPTS, UNUSED_SECONDS, note_use, remove_unused
 from tests.caches.test_remote_cache import configs, samples
 
 LONG_AGO = time.time() - UNUSED_SECONDS - 1000
@@ -72,3 +74,37 @@ def test_gc_removes_those_of_its_node(tmp_path: Path, remote: str, dry_run: bool
     megablend.gc(config, older_than_days=1, dry_run=dry_run)
     assert other.exists() == dry_run
     assert (node / "generations" / digest).is_dir()
+
+
+def make_copy(folder: Path) -> Path:
+    """A copy of a folder that was used long ago. Returns: its receipt."""
+    receipt = folder / RECEIPTS / "generations-abc.json"
+    for path in (receipt, folder / "generations" / "abc" / "x"):
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    make_older(folder)
+    return receipt
+
+
+def test_the_folder_of_the_cache_itself_stays(tmp_path: Path) -> None:
+    own, other = tmp_path / ("0" * 24), tmp_path / ("1" * 24)
+    for folder in (own, other):
+        make_copy(folder)
+    assert remove_unused(own, time.time() - 100).copies == 2
+    assert own.is_dir()
+    assert not (own / "generations" / "abc").exists()
+    assert not other.exists()
+
+
+def test_what_is_used_while_it_is_looked_at_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    receipt = make_copy(tmp_path / ("0" * 24))
+
+    @contextlib.contextmanager
+    def use_and_lock(*_: object) -> Iterator[bool]:
+        assert note_use(receipt)
+        yield True
+
+    monkeypatch.setattr("megablend.caches.objects.unused_copies.try_lock_node", use_and_lock)
+    assert remove_unused(tmp_path / ("0" * 24), time.time() - 100).copies == 0
+    assert receipt.exists()
+    assert (tmp_path / ("0" * 24) / "generations" / "abc" / "x").exists()

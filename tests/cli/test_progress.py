@@ -1,9 +1,12 @@
 """How far a build has come, on a terminal and in a log."""
 
 import io
+import logging
+import sys
 
 import pytest
 
+from megablend.cli.main import _TO_STDERR
 from megablend.cli.progress import progress_on
 from megablend.index.build import Progress
 
@@ -38,3 +41,15 @@ def test_a_log_has_a_line_at_the_end() -> None:
 def test_other_ranks_say_nothing() -> None:
     with progress_on(Terminal(), quiet=True) as progress:
         assert progress is None
+
+
+def test_the_work_continues_where_no_line_can_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115  # closing it fails too
+    with progress_on(stream) as progress:
+        assert progress is not None
+        progress(Progress(files=1, num_files=1, bytes=4, num_bytes=4))
+        progress(Progress(files=1, num_files=1, bytes=4, num_bytes=4, waiting_for="host a, pid 1"))
+    monkeypatch.setattr(sys, "stderr", stream)
+    _TO_STDERR.emit(logging.LogRecord("megablend", logging.WARNING, "", 0, "a warning", None, None))
+    with pytest.raises(OSError, match="No space left on device"):
+        stream.close()

@@ -130,6 +130,24 @@ REMEDIES: list[tuple[Settings, str, list[Settings]]] = [
         [{"stages": [{"lanes": 4}]}],
     ),
     (
+        {"samples": None, "stages": [{"share": 0.5}, {"lanes": 4, "samples": 192}]},
+        r"stages\[0\]: share is a fraction of the run's length, which is not set; add samples, tokens or epochs$",
+        [
+            {"stages": [{"share": 0.5}, {"lanes": 4}], **length}
+            for length in ({"samples": 192}, {"tokens": 999}, {"epochs": 1})
+        ],
+    ),
+    (
+        {"stages": [{"samples": 64}, {"seed": 3}]},
+        r"stages\[1\]: seed cannot change within a run, .*; set it at the top level for a new run \(`run:`\)$",
+        [{"stages": [{"samples": 64}, {"lanes": 4}], "seed": 3, "run": "new"}],
+    ),
+    (
+        {"stages": [{"samples": 64}, {"lanes": 4, "sources": {"books": {"weight": 1}}}]},
+        r"stages\[1\]: train has no source 'books'; list it in `sources` too, with `weight: 0`$",
+        [{"sources": [WEB, CODE, BOOKS]}],
+    ),
+    (
         {"tokens": 512},
         "tokens: the length of train is given by samples already; keep one of them",
         [{"tokens": None}, {"samples": None}],

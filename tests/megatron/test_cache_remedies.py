@@ -144,6 +144,16 @@ FAULTS: dict[str, Fault] = {
         "split 'x': .* such as (969,30,1)",
         [lambda call, found: call.give(split=found[1])],
     ),
+    "a split with two points": Fault(
+        give(split="9..6,1"),
+        r"split '9\.\.6,1': .*; expected up to three numbers such as (969,30,1)$",
+        [lambda call, found: call.give(split=found[1])],
+    ),
+    "no cache folder": Fault(
+        give(data_cache_path=""),
+        r"no cache folder is set \(--data-cache-path, path_to_cache\); set the one that training will use$",
+        [lambda call, _: call.give(data_cache_path=str(call.folder / "cache"))],
+    ),
     "a split with exponents": Fault(
         give(split="9e2,30,1"),
         "split '9e2,30,1': Megatron reads digits and points only; write the proportions without signs or exponents",

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,19 @@ def test_a_pair_that_was_replaced_since_is_refused_and_one_that_was_touched_is_n
     assert PairDocuments(word, catalog, storage=STORAGE).get(5).tolist() == DOCUMENTS[5]
     for others in (DOCUMENTS[1:], [[*DOCUMENTS[0], 7], *DOCUMENTS[1:]]):
         write_word(tmp_path / "megatron", "megatron", others)
-        with pytest.raises(
-            ChangedFileError,
-            match=rf"pair\.idx: its {len(others)} lengths differ from the 200 that the cache was built",
-        ):
+        says = (
+            rf"pair\.idx: its {len(others)} lengths differ from the 200 that the cache was built from: restore the file, "
+            rf"or remove the cache \({tmp_path}/cache\) and rebuild it"
+        )
+        with pytest.raises(ChangedFileError, match=says):
             PairDocuments(word, catalog, storage=STORAGE).get(5)
+    shutil.rmtree(tmp_path / "cache")
+    build_catalog(str(tmp_path / "cache"), [word], launch=SingleProcess(), storage=STORAGE)
+    assert PairDocuments(word, catalog, storage=STORAGE).get(0).tolist() == [*DOCUMENTS[0], 7]
+    restored = open_documents(tmp_path / "restored", "megatron")
+    write_word(tmp_path / "restored" / "megatron", "megatron", DOCUMENTS[1:])
+    write_word(tmp_path / "restored" / "megatron", "megatron", DOCUMENTS)
+    assert restored.get(5).tolist() == DOCUMENTS[5]
 
 
 @pytest.mark.parametrize("eod", [None, EOD])
@@ -136,7 +145,9 @@ def test_a_table_is_made_once_and_stays_with_its_files(tmp_path: Path) -> None:
 
 def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:
     cache = str(tmp_path)
-    with pytest.raises(CacheError, match=r"not indexed in .*MegablendDatasetBuilder"):
+    with pytest.raises(
+        CacheError, match=r"not indexed in .*; open the dataset through MegablendDatasetBuilder, which does it"
+    ):
         pinned_address(cache, "arrow:/data/*.arrow?column=ids")
     with pytest.raises(CacheError, match=r"lengths of the \.idx files are missing or damaged"):
         open_catalog(catalog_path(cache, ("/data/a",)))

@@ -66,6 +66,40 @@ def expected(cache: Path, words: list[str], **others: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(
+    ("refused", "says", "instead"),
+    [
+        (
+            {"multiple_validation_sets": True},
+            "order: page has one validation set; leave out multiple_validation_sets, or choose order: megatron",
+            {},
+        ),
+        (
+            {"drop_last_partial_validation_sequence": False},
+            "order: page has no partial sequences; leave drop_last_partial_validation_sequence at True, or choose order: meg",
+            {"drop_last_partial_validation_sequence": True},
+        ),
+    ],
+)
+def test_what_these_orders_do_not_have(
+    tmp_path: Path, words: list[str], refused: dict[str, Any], says: str, instead: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        build(plugin_config(tmp_path / "cache", **options(words, **refused)))
+    others: list[dict[str, Any]] = [instead, refused | {"order": "megatron", "random_seed": 3}]
+    for number, each in enumerate(others):
+        assert len(build(plugin_config(tmp_path / f"{number}", **options(words, **each)))[0]) >= 400
+
+
+def test_a_partial_sequence_that_megatron_cannot_keep(tmp_path: Path, words: list[str]) -> None:
+    partial = options(words, order="megatron", random_seed=1, drop_last_partial_validation_sequence=False)
+    says = r"cannot keep a partial sample after it: drop the last partial sequence, or use another seed$"
+    with pytest.raises(PlanError, match=says):
+        build(plugin_config(tmp_path / "cache", **partial))
+    for change in ({"drop_last_partial_validation_sequence": True}, {"random_seed": 3}):
+        assert build(plugin_config(tmp_path / "cache", **partial | change))[1]
+
+
 @pytest.mark.parametrize("order", ["page", "row"])
 def test_samples_are_megablends_own(tmp_path: Path, words: list[str], order: str) -> None:
     train, valid, _ = build(plugin_config(tmp_path / "cache", **options(words, order=order)), [400, 30, 0])

@@ -27,41 +27,65 @@ def request(**options: Any) -> CacheRequest:
     return CacheRequest(**{**common, "sizes": (1, 1, 1), "blend": BLEND, "split": "1,1,1", **options})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"path_to_cache": ""}, r"no cache folder is set"),
-        ({"sequence_length": 0}, r"sequence length is 0; expected 1 or more"),
-        ({"random_seed": -1}, r"the seed is -1"),
-        ({"random_seed": 1 << 32}, r"numpy's RandomState takes 0 to 4294967295"),
-        ({"mid_level_dataset_surplus": -0.1}, r"surplus is -0\.1; expected 0 or more"),
-        ({"interleaving": "best"}, r"blend 'best' is unknown; choose greedy or largest-remainder"),
-        ({"blend": None}, r"either one blend for all splits"),
-        ({"blend_per_split": (BLEND, None, None)}, r"either one blend for all splits"),
-        ({"split": None}, r"needs its proportions: give split"),
-        ({"blend": None, "blend_per_split": (BLEND, None, None)}, r"split '1,1,1' contradicts blends by split"),
-        ({"sizes": (1, -1, 1)}, r"valid: -1 samples requested"),
-        ({"sizes": (1, None, 1)}, r"valid: the number of samples is missing"),
-        (
-            {
-                "blend": None,
-                "split": None,
-                "blend_per_split": (None, PLAIN, None),
-                "multiple_validation_sets": True,
-                "full_validation": True,
-            },
-            r"valid: full validation sets take whole epochs, found 1 samples",
-        ),
-    ],
-)
-def test_requests_that_megatron_would_reject(options: dict[str, Any], message: str) -> None:
+BY_SPLIT: dict[str, Any] = {"blend": None, "split": None, "blend_per_split": (BLEND, None, None)}
+FULL = BY_SPLIT | {"blend_per_split": (None, PLAIN, None), "multiple_validation_sets": True, "full_validation": True}
+
+REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
+    # options that are refused, what is said, options that do what it says
+    (
+        {"path_to_cache": ""},
+        r"no cache folder is set \(--data-cache-path, path_to_cache\); set the one that training will use",
+        [{"path_to_cache": "/c"}],
+    ),
+    ({"sequence_length": 0}, r"sequence length is 0; expected 1 or more", [{"sequence_length": 1}]),
+    ({"random_seed": -1}, r"the seed is -1", [{"random_seed": 0}]),
+    ({"random_seed": 1 << 32}, r"numpy's RandomState takes 0 to 4294967295", [{"random_seed": 4294967295}]),
+    (
+        {"mid_level_dataset_surplus": -0.1},
+        r"surplus is -0\.1; expected 0 or more",
+        [{"mid_level_dataset_surplus": 0}],
+    ),
+    (
+        {"interleaving": "best"},
+        r"blend 'best' is unknown; choose greedy or largest-remainder",
+        [{"interleaving": name} for name in ("greedy", "largest-remainder")],
+    ),
+    ({"blend": None}, r"either one blend for all splits", [{}, BY_SPLIT]),
+    ({"blend_per_split": (BLEND, None, None)}, r"either one blend for all splits", [{}, BY_SPLIT]),
+    ({"split": None}, r"needs its proportions: give split \(--split\), such as 969,30,1", [{"split": "969,30,1"}]),
+    (
+        BY_SPLIT | {"split": "1,1,1"},
+        r"split '1,1,1' contradicts blends by split, which are not divided; leave out one of them",
+        [BY_SPLIT, {}],
+    ),
+    ({"sizes": (1, -1, 1)}, r"valid: -1 samples requested; expected 0 or more", [{"sizes": (1, 0, 1)}]),
+    (
+        {"sizes": (1, None, 1)},
+        r"valid: the number of samples is missing .*; leave the weights out, or give a number",
+        [{"sizes": (1, None, 1), "blend": PLAIN}, {"sizes": (1, 1, 1)}],
+    ),
+    (
+        FULL,
+        r"valid: full validation sets take whole epochs, found 1 samples; leave the number out",
+        [FULL | {"sizes": (1, None, 1)}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message", "remedies"), REFUSED, ids=[each[1][:30] for each in REFUSED])
+def test_requests_that_megatron_would_reject(
+    options: dict[str, Any], message: str, remedies: list[dict[str, Any]]
+) -> None:
     with pytest.raises(ConfigError, match=message):
         request(**options)
+    for remedy in remedies:
+        request(**remedy)
 
 
 def test_weights_go_with_prefixes() -> None:
-    with pytest.raises(ConfigError, match=r"1 weights for 2 prefixes"):
+    with pytest.raises(ConfigError, match=r"1 weights for 2 prefixes; give one for each"):
         Blend(prefixes=("a", "b"), weights=(1.0,))
+    Blend(prefixes=("a", "b"), weights=(1.0, 2.0))
 
 
 @examples(200)

@@ -57,7 +57,8 @@ def test_the_installed_core_builds_a_tokenizer() -> None:
         "tokenizer_path": None,
         "vocab_size": "1000",
     }
-    with pytest.raises(ConfigError, match=r"--tokenizer-type NullTokenizer: megatron-core cannot build it \(TypeError"):
+    says = r"--tokenizer-type NullTokenizer: megatron-core cannot build it \(TypeError.*\); see its flags, or give --tokenizer-id"
+    with pytest.raises(ConfigError, match=says):
         build_identifiers({**FLAGS, "vocab_size": None})
 
 
@@ -70,8 +71,12 @@ def test_without_megatron_core_identifiers_are_asked_for(monkeypatch: pytest.Mon
         return load(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(ConfigError, match=r"--tokenizer-type needs megatron-core .*give --tokenizer-identifiers"):
+    says = r"--tokenizer-type needs megatron-core .*; install it, or give --tokenizer-identifiers"
+    with pytest.raises(ConfigError, match=says):
         build_identifiers(FLAGS)
+    assert read_identifiers(json.dumps(FOUND)) == FOUND
+    monkeypatch.undo()  # as if it were installed
+    assert build_identifiers(FLAGS)
 
 
 def test_legacy_tokenizers_are_not_taken_for_new_ones() -> None:

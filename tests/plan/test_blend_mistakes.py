@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 
 import megablend
-from tests.runs import make_config, write_source
 
 
 class Mistake(NamedTuple):
@@ -272,12 +271,17 @@ PLAN_ERRORS = [
     Mistake(
         "a run shorter than a sample",
         {"samples": None, "tokens": 5},
-        "train would have fewer tokens than one sample of 8 tokens: set `tokens: 8` or more",
+        "train would have fewer tokens than one sample of 8 tokens: set `tokens: 80` or more",
         "huggingface/nanotron#144",
     ),
     Mistake(
         "a split that leaves train nothing",
         {"split": "0,100,0"},
+        "'s0' has no tokens in train: give train a share of `split`",
+    ),
+    Mistake(
+        "a split that rounds to nothing",
+        {"split": "10,90,0"},
         "'s0' has no tokens in train: add files with tokens to it, or give train a larger share of `split`",
     ),
     Mistake(
@@ -370,20 +374,6 @@ NOTES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """An indexed config of sources of 400, 800, 1,600 and 3 tokens, with weights 6, 3, 1 and 0; run `built` is committed."""
-    folder, sources = tmp_path_factory.mktemp("mistakes"), []
-    for d, (name, size, weight) in enumerate((("s0", 400, 6), ("s1", 800, 3), ("s2", 1600, 1), ("tiny", 3, 0))):
-        pieces = 4 if size > 3 else 1
-        documents = [[d * 10**5 + i for i in range(size // pieces)] for _ in range(pieces)]
-        source = write_source(folder, d, "arrow", documents, num_files=1)
-        sources.append(source | {"name": name, "weight": weight})
-    config = make_config(folder, sources, samples=200)
-    megablend.build(config | {"run": "built"})
-    return config
-
-
 def apply(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """The config with a mistake in it."""
     config = copy.deepcopy(base)
@@ -394,7 +384,7 @@ def apply(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
             for name in [name for name, new in value.items() if new is None]:
                 by_name[key].pop(name, None)
         elif value is None:
-            del config[key]
+            config.pop(key, None)
         else:
             config[key] = config["sources"][:value] if key == "sources" and isinstance(value, int) else value
     for source in by_name.values():

@@ -1,5 +1,6 @@
 """A run over an index that was made with other paths, or that cannot hold what the config asks for."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,33 @@ def test_data_is_read_where_the_config_says(tmp_path: Path, config: dict[str, An
 
 def test_an_end_of_document_token_that_does_not_fit_is_refused(config: dict[str, Any]) -> None:
     wrong = config | {"sources": [config["sources"][0] | {"append_eod": 2**31}]}
-    match = (
-        r"sources\[0\]: source 's0': append_eod 2147483648 does not fit its tokens, which are stored as int32 \(at most"
-    )
-    with pytest.raises(megablend.ConfigError, match=match):
+    says = r"sources\[0\]: source 's0': append_eod 2147483648 does not fit its tokens, .* int32 \(at most (\d+)\); use a smaller"
+    with pytest.raises(megablend.ConfigError, match=says) as caught:
         megablend.build(wrong)
+    most = re.search(says, str(caught.value))
+    assert most
+    megablend.build(config | {"sources": [config["sources"][0] | {"append_eod": int(most[1])}]})
+
+
+def test_one_source_of_several_that_is_requested_otherwise_is_named(tmp_path: Path) -> None:
+    sources = [
+        write_source(tmp_path / "data", d, "parquet", documents(d, 60, 30, 5)) | {"weight": 1, "append_eod": EOD}
+        for d in range(3)
+    ]
+    given = make_config(tmp_path, sources, samples=60)
+    megablend.build(given)
+    for change, error, match in (
+        ({"append_eod": 2**31}, megablend.ConfigError, r"source 's2': append_eod 2147483648 does not fit its tokens"),
+        ({"column": "text"}, megablend.PlanError, r"in which source 's2' has column 'ids'; the config has 'text'"),
+        (
+            {"format": "arrow"},
+            megablend.PlanError,
+            r"in which source 's2' has format 'parquet'; the config has 'arrow'",
+        ),
+        ({"name": "s3"}, megablend.PlanError, r"which has no source 's3' \(its sources: s0, s1, s2\)"),
+    ):
+        with pytest.raises(error, match=match):
+            megablend.open(given | {"sources": [*sources[:2], sources[2] | change]})
 
 
 def test_sources_one_after_the_other_are_a_choice_of_the_config(tmp_path: Path) -> None:

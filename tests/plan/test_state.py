@@ -69,3 +69,4 @@ def test_another_run_is_refused_with_both_digests(change: dict[str, Any], says: 
 def test_what_is_no_state_is_refused(state: dict[str, Any], says: str) -> None:
     with pytest.raises(StateError, match=says):
         State.from_dict(state)
+    assert State.from_dict(STATE.to_dict()) == STATE  # "load another checkpoint"

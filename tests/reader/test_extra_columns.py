@@ -284,8 +284,12 @@ def test_sources_of_a_split_have_the_same(tmp_path: Path, config: dict[str, Any]
         ConfigError, match="'mask' has dtype bool in source 's0' and int16 in 'b'; write it with the same dtype"
     ):
         megablend.build(config | {"run": "typed", "sources": typed})
+    write(tmp_path / "b" / "y.parquet", "parquet", columns(listed))
+    megablend.build(config | {"run": "typed", "sources": typed})
     write(tmp_path / "source0" / "2.parquet", "parquet", made)
-    with pytest.raises(
-        ConfigError, match=r"'mask' has different types: lists of int16 \(.*2\.parquet\), lists of bool"
-    ):
-        megablend.build(config | {"run": "files", "sources": [source | {"extra_columns": ["mask"]}]})
+    files = config | {"run": "files", "sources": [source | {"extra_columns": ["mask"]}]}
+    says = r"'mask' has different types: lists of int16 \(.*2\.parquet\), lists of bool.*; write it with one type in all files$"
+    with pytest.raises(ConfigError, match=says):
+        megablend.build(files)
+    write(tmp_path / "source0" / "2.parquet", "parquet", columns(listed))
+    megablend.build(files)

@@ -1,0 +1,96 @@
+"""What is tried again, how often and after which pauses, on a clock that moves while attempts are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from megablend.errors import DataError
+from megablend.storage.objects.attempts import Attempts
+from megablend.storage.objects.failures import Failure, Kind
+from megablend.storage.objects.flow import Flow
+
+
+class Trial:
+    """Attempts at one request, with a flow of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, give_up_after: float = 600.0) -> None:
+        self.flow = Flow(64, None, 1)
+        self.attempts = Attempts("s3://bucket", give_up_after, self.flow)
+        self.pauses = list[float]()
+        self.tried = 0
+        monkeypatch.setattr("megablend.storage.objects.attempts.asyncio.sleep", self._pause)
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    def run(self, kinds: Iterable[Kind | None]) -> Kind | None:
+        """Attempts that fail like this, one after the other; None succeeds. Returns: how the last one ended."""
+        ends = iter(kinds)
+
+        async def attempt() -> str | Failure:
+            self.tried += 1
+            kind = next(ends)
+            return "answer" if kind is None else Failure(kind, "it failed", "")
+
+        async def persist() -> str | Failure:
+            loop = asyncio.get_running_loop()
+            loop.time = lambda: 100 + sum(self.pauses)  # type: ignore[method-assign]
+            return await self.attempts.persist("s3://bucket/key", attempt)
+
+        found = asyncio.run(persist())
+        return found.kind if isinstance(found, Failure) else None
+
+
+def repeat(kind: Kind) -> Iterator[Kind]:
+    while True:
+        yield kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "tried"),
+    [(Kind.EXPIRED, 3), (Kind.UNUSABLE, 3)]
+    + [(kind, 1) for kind in (Kind.CHANGED, Kind.MISSING, Kind.EMPTY, Kind.NO_RANGES, Kind.REFUSED)],
+)
+def test_how_often_what_is_refused_is_tried(monkeypatch: pytest.MonkeyPatch, kind: Kind, tried: int) -> None:
+    trial = Trial(monkeypatch)
+    assert trial.run(repeat(kind)) is kind
+    assert trial.tried == trial.attempts.counts.failures == tried
+
+
+@pytest.mark.parametrize(
+    ("before", "kind", "patience"),
+    [
+        (None, Kind.CONNECT, 600),
+        (Kind.MISSING, Kind.CONNECT, 600),
+        (Kind.REFUSED, Kind.BUSY, 600),
+        (Kind.AGAIN, Kind.AGAIN, 600),
+        (Kind.CONNECT, Kind.CONNECT, 10),
+    ],
+)
+def test_when_it_is_given_up(monkeypatch: pytest.MonkeyPatch, before: Kind | None, kind: Kind, patience: float) -> None:
+    """Sooner where the source has never answered."""
+    trial = Trial(monkeypatch)
+    if before is not kind:
+        trial.run([before])
+    with pytest.raises(DataError, match=r"cannot be read: it failed; tried \d+ times in \d+ s: check the source"):
+        trial.run(repeat(kind))
+    assert patience <= sum(trial.pauses) < patience + 10
+
+
+def test_pauses_become_longer_and_a_success_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(monkeypatch)
+    assert trial.run([*[Kind.AGAIN] * 12, None]) is None
+    assert trial.tried == 13
+    for number, pause in enumerate(trial.pauses):
+        longest = min(10.0, 0.1 * 2 ** (number + 1))
+        assert longest / 2 <= pause <= longest
+    assert not trial.flow.is_slowed
+
+
+def test_fewer_requests_are_sent_to_a_busy_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(monkeypatch)
+    assert trial.run([Kind.BUSY, Kind.MISSING]) is Kind.MISSING
+    assert trial.flow.is_slowed

@@ -1,0 +1,48 @@
+"""What a storage of objects knows without a request: ranges outside a version, and keys that look like patterns."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from megablend.errors import CorruptFileError
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.listing import Listed, Object, find_objects
+from megablend.storage.objects.pins import Pin
+from megablend.storage.objects.store import ObjectStorage
+
+PATH = "s3://bucket/x"
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "says"),
+    [
+        (-1, 2, "invalid range: offset -1, length 2$"),
+        (0, -1, "invalid range: offset 0, length -1$"),
+        (8, 3, "truncated: 3 bytes expected here, but the file ends at byte 10; restore it"),
+        (11, 0, "truncated: 0 bytes expected here, but the file ends at byte 10; restore it"),
+    ],
+)
+def test_ranges_outside_an_object(monkeypatch: pytest.MonkeyPatch, offset: int, size: int, says: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody answers a request
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    storage = ObjectStorage(ObjectOptions())
+    storage.add_known_files({PATH: Pin(10, "a", 0)})
+    with pytest.raises(CorruptFileError, match=says):
+        storage.read(PATH, offset, size)
+
+
+def test_of_a_key_that_equals_the_pattern_no_other_is_found() -> None:
+    objects = [Object(key, None) for key in ("d/a1", "d/a[12]", "d/a2", "d/b")]
+
+    async def list_folder(folder: str) -> Listed:
+        assert folder == "d"
+        return Listed([], objects)
+
+    async def find(pattern: str) -> list[str]:
+        return [each.key for each in await find_objects(pattern, list_folder, None)]  # type: ignore[arg-type]
+
+    assert asyncio.run(find("d/a[12]")) == ["d/a[12]"]
+    assert asyncio.run(find("d/a?")) == ["d/a1", "d/a2"]
