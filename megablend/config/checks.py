@@ -45,6 +45,8 @@ def check_stages(stages: Sequence[StageSettings], configs: Sequence[Settings], e
             check_units("train", config.sources["train"])
             _check_weights(config)
             _check_masks(config)
+            if stage.on_exhausted is not None:
+                check_caps(config)
         except ValueError as error:
             raise ValueError(f"stages[{i}]: {error}") from None
         if stage.schedule is not None and config.on_exhausted == "redistribute":
@@ -56,6 +58,19 @@ def check_stages(stages: Sequence[StageSettings], configs: Sequence[Settings], e
             raise ValueError(
                 f"stages[{i}]: weights are relative, so the stage needs an end; add samples, tokens or share"
             )
+
+
+def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
+    """Check that some source has a cap, at the top level or in a stage, where shares above one are redistributed.
+
+    Raises: ValueError, which begins with the key.
+    """
+    given = (settings, *stages) if settings.on_exhausted == "redistribute" else ()
+    if given and not any(source.is_capped for each in given for listed in each.sources.values() for source in listed):
+        raise ValueError(
+            "on_exhausted: without a cap a source repeats, and is never exhausted; give max_epochs or max_tokens to at least "
+            "one source, or remove on_exhausted"
+        )
 
 
 def find_lengths(settings: Settings) -> list[str]:
@@ -77,7 +92,7 @@ def _check_lengths(settings: Settings) -> None:
 
 
 def _check_weights(settings: Settings) -> None:
-    """Check that `weight: size`, `temperature` and `on_exhausted` apply to the sources."""
+    """Check that `weight: size` and `temperature` apply to the sources."""
     listed = [(split, i, source) for split, each in settings.sources.items() for i, source in enumerate(each)]
     sized = {split for split, _, source in listed if source.weight == SIZE}
     for split, i, source in listed:
@@ -91,11 +106,6 @@ def _check_weights(settings: Settings) -> None:
                 f"temperature: it changes weights, but the share of {source.name!r} is given by {source.unit}; "
                 "use weights (`weight: size` for numbers of tokens), or remove temperature"
             )
-    if settings.on_exhausted == "redistribute" and not any(each.is_capped for _, _, each in listed):
-        raise ValueError(
-            "on_exhausted: without a cap a source repeats, and is never exhausted; give max_epochs or max_tokens to at least "
-            "one source, or remove on_exhausted"
-        )
 
 
 def _check_masks(settings: Settings) -> None:

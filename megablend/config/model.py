@@ -6,7 +6,7 @@ from pydantic import PrivateAttr, model_validator
 
 from megablend.caches.base import CacheStore
 from megablend.caches.find import find_store
-from megablend.config.checks import check_settings, check_stages, find_lengths
+from megablend.config.checks import check_caps, check_settings, check_stages, find_lengths
 from megablend.config.read_spec import ReadSpec, make_options
 from megablend.config.settings import LENGTHS, MAX_RUN_NAME, OLD_KEYS, RUN_NAME, SPLITS, Settings, Warnings
 from megablend.config.source import Source
@@ -59,74 +59,14 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-<<<<<<< HEAD
         check_settings(self)
         if self.stages:
             lengths = find_lengths(self)
             check_listed(self.stages, [source.name for source in self.sources["train"]], lengths)
             check_stages(self.stages, self.stage_configs, ends_with_run=bool(lengths))
+        check_caps(self, self.stage_configs if self.stages else ())
         return self
 
-=======
-        if not self.sources.get("train"):
-            raise ValueError("sources: found no source for train, expected at least one")
-        if self.split is not None and set(self.sources) - {"train"}:
-            raise ValueError("split: sources are already listed for each split; remove one of the two")
-        given = [name for name in LENGTHS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{given[1]}: the length of train is given by {given[0]} already; keep one of them")
-        for split in SPLITS[1:]:
-            if getattr(self, f"{split}_samples") is not None and not self._has(split):
-                raise ValueError(
-                    f"{split}_samples: there is no {split}; give it a share in `split`, or its own sources"
-                )
-        for split, sources in self.sources.items():
-            check_blend(split, sources, blended=self.is_blended(split))
-        self._check_weights()
-        unit = self.sources["train"][0].unit or "weight"
-        if unit == "weight" and not given and not (self.stages and self.stages[-1].has_end):
-            raise ValueError(
-                "samples: weights are relative and do not set a length; add samples, tokens or epochs for train"
-            )
-        self._check_masks()
-        self._check_vocab_sizes()
-        self._check_stages(given)
-        self._check_caps()
-        return self
-
-    def _check_stages(self, given: Sequence[str]) -> None:
-        """Check each stage as a config of its own, and that its end is known; `given`: the units of the run's length."""
-        check_listed(self.stages, [source.name for source in self.sources["train"]], given)
-        for i, config in enumerate(self.stage_configs if self.stages else ()):
-            try:
-                check_units("train", config.sources["train"])
-                config._check_weights()
-                config._check_masks()
-                if self.stages[i].on_exhausted is not None:
-                    config._check_caps()
-            except ValueError as error:
-                raise ValueError(f"stages[{i}]: {error}") from None
-            if self.stages[i].schedule is not None and config.on_exhausted == "redistribute":
-                raise ValueError(
-                    f"stages[{i}]: schedule: its shares are given step by step, so nothing can be redistributed; set "
-                    "`on_exhausted: error`, or list stages of constant shares"
-                )
-            is_weighted = (config.sources["train"][0].unit or "weight") == "weight"
-            ends_with_run = i == len(self.stages) - 1 and bool(given)
-            if is_weighted and not self.stages[i].has_end and not ends_with_run:
-                raise ValueError(
-                    f"stages[{i}]: weights are relative, so the stage needs an end; add samples, tokens or share"
-                )
-
-    def _check_masks(self) -> None:
-        if self.needs_eod and self.eod is None:
-            raise ValueError(f"eod_token: {self._why_no_eod()}")
-        if self.inter_document_masking and self.create_attention_mask:
-            raise ValueError(
-                "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false"
-            )
-
->>>>>>> main
     @property
     def stage_configs(self) -> tuple[Config, ...]:
         """The settings of each stage of train, as a config without stages whose length is not set; one where none are listed."""
@@ -154,60 +94,6 @@ class Config(Settings):
         """Record the digest of what this config was loaded from."""
         self._loaded = _Loaded(self, digest)
 
-<<<<<<< HEAD
-=======
-    def _check_weights(self) -> None:
-        """Check that `weight: size` and `temperature` apply to the sources."""
-        listed = [(split, i, source) for split, each in self.sources.items() for i, source in enumerate(each)]
-        sized = {split for split, _, source in listed if source.weight == SIZE}
-        for split, i, source in listed:
-            if split in sized and source.weight is not None and source.weight not in (SIZE, 0):
-                raise ValueError(
-                    f"sources.{split}[{i}]: {source.name!r} has weight {float(source.weight):g}, other sources `weight: size`; "
-                    "expected `size` for all sources of a blend, or numbers for all; 0 leaves a source out"
-                )
-            if self.temperature is not None and source.unit not in (None, "weight"):
-                raise ValueError(
-                    f"temperature: it changes weights, but the share of {source.name!r} is given by {source.unit}; "
-                    "use weights (`weight: size` for numbers of tokens), or remove temperature"
-                )
-
-    def _check_caps(self) -> None:
-        """Check that some source has a cap, at the top level or in a stage, where shares above one are redistributed."""
-        given = (self, *self.stage_configs) if self.on_exhausted == "redistribute" else ()
-        if given and not any(
-            source.is_capped for each in given for listed in each.sources.values() for source in listed
-        ):
-            raise ValueError(
-                "on_exhausted: without a cap a source repeats, and is never exhausted; give max_epochs or max_tokens to at least "
-                "one source, or remove on_exhausted"
-            )
-
-    def _why_no_eod(self) -> str:
-        masks = [name for name in EOD_MASKS if getattr(self, name)]
-        found = {source.append_eod for sources in self.sources.values() for source in sources}
-        shown = ", ".join(sorted("none" if token is None else str(token) for token in found))
-        differ = f"the sources append different ones ({shown})" if len(found) > 1 else ""
-        return (
-            f"missing; {' and '.join(masks)} need{'s' if len(masks) == 1 else ''} to know the end-of-document token"
-            f"{f', and {differ}' if differ else ''}: set `eod_token` to the token that ends documents in the data"
-        )
-
-    def _check_vocab_sizes(self) -> None:
-        """Check that end-of-document tokens are in the vocabulary, if that is given as a number."""
-        ends = [("eod_token", self.eod_token, self.vocab_size)]
-        for split, sources in self.sources.items():
-            for i, source in enumerate(sources):
-                size = self.vocab_size if source.vocab_size is None else source.vocab_size
-                ends.append((f"sources.{split}[{i}]", source.append_eod, size))
-        for place, token, size in ends:
-            if token is not None and isinstance(size, int) and token >= size:
-                named = "" if place == "eod_token" else "append_eod "
-                raise ValueError(
-                    f"{place}: {named}{token} is not in a vocabulary of {size:,}; expected 0 to {size - 1}"
-                )
-
->>>>>>> main
     @property
     def cache_store(self) -> CacheStore:
         """Where the cache is kept."""
