@@ -10,6 +10,9 @@ IN_QUICK_PART = 10
 """No property takes more in the quick part, which is run again and again: a fault that shows rarely is for the whole suite."""
 _most: int | None = None
 
+settings.register_profile("tests", derandomize=True, deadline=None)
+settings.load_profile("tests")  # for properties without `examples`
+
 
 def limit_examples(most: int) -> None:
     """No property that is defined from now on takes more examples than this."""

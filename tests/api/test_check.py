@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from megablend.index.build import Progress
 from megablend.reader import file_watch as watch
 from megablend.storage.descriptors import default_capacity, shared_pool
 from tests.formats.writers import KINDS
+from tests.preloaded import python
 from tests.runs import documents, make_config, write_source
 from tests.storage.test_contract import skip_without_direct_reads
 
@@ -41,7 +41,7 @@ def files(tmp_path: Path, source: int) -> list[Path]:
 
 def command(tmp_path: Path, config: dict[str, Any], *args: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    given = [sys.executable, "-m", "megablend", args[0], str(tmp_path / "config.json"), *args[1:]]
+    given = [*python(), "-m", "megablend", args[0], str(tmp_path / "config.json"), *args[1:]]
     return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
 
 

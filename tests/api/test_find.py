@@ -27,15 +27,16 @@ def make_run(folder: Path, *, eod: bool = True, **settings: Any) -> tuple[dict[s
     return config, listed
 
 
-def occurrences(config: dict[str, Any], split: str, wanted: set[int]) -> dict[int, list[int]]:
-    """For each sample that has some of the tokens, the places at which it has them."""
+def read_samples(config: dict[str, Any], split: str) -> list[np.ndarray[Any, Any]]:
+    """The tokens of each sample."""
     dataset = megablend.open(config, split)
-    found = {}
-    for k in range(len(dataset)):
-        places = np.flatnonzero(np.isin(dataset.sample(k).tokens, list(wanted))).tolist()
-        if places:
-            found[k] = places
-    return found
+    return [dataset.sample(k).tokens for k in range(len(dataset))]
+
+
+def occurrences(samples: list[np.ndarray[Any, Any]], wanted: set[int]) -> dict[int, list[int]]:
+    """For each sample that has some of the tokens, the places at which it has them."""
+    found = {k: np.flatnonzero(np.isin(tokens, list(wanted))).tolist() for k, tokens in enumerate(samples)}
+    return {k: places for k, places in found.items() if places}
 
 
 def found_places(listed: dict[str, Any], tokens: list[int], *, eod: bool) -> dict[int, list[int]]:
@@ -54,7 +55,7 @@ def found_places(listed: dict[str, Any], tokens: list[int], *, eod: bool) -> dic
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_every_row_is_where_its_tokens_are(tmp_path: Path, order: str, split: str) -> None:
     config, listed = make_run(tmp_path, order=order, valid_samples=60)
-    seen = 0
+    samples, seen = read_samples(config, split), 0
     for d, rows in enumerate(listed):
         for document in (0, 7, 19, 20, 31, 33, 39):
             tokens = rows[document] or []
@@ -62,7 +63,7 @@ def test_every_row_is_where_its_tokens_are(tmp_path: Path, order: str, split: st
             path = next((tmp_path / f"source{d}").glob(f"{file}.*[!x]"))
             (found,) = megablend.find(config, str(path), row, split=split)["found"]
             assert found["complete"]
-            assert found_places(found, tokens, eod=True) == occurrences(config, split, set(tokens))
+            assert found_places(found, tokens, eod=True) == occurrences(samples, set(tokens))
             assert found["tokens"] in (0, len(tokens) + bool(tokens))
             seen += len(found["samples"])
     assert seen > 10
@@ -70,10 +71,11 @@ def test_every_row_is_where_its_tokens_are(tmp_path: Path, order: str, split: st
 
 def test_a_whole_file_and_steps(tmp_path: Path) -> None:
     config, listed = make_run(tmp_path, eod=False, split="100,0,0")
+    samples = read_samples(config, "train")
     for d, rows in enumerate(listed):
         tokens = [token for row in rows[20:] for token in row or []]
         (found,) = megablend.find(config, f"source{d}/1.{('parquet', 'bin', 'arrow')[d]}", batch_size=8)["found"]
-        assert found_places(found, tokens, eod=False) == occurrences(config, "train", set(tokens))
+        assert found_places(found, tokens, eod=False) == occurrences(samples, set(tokens))
         assert found["tokens"] == len(tokens)
         assert all(sample["step"] == sample["sample"] // 8 for sample in found["samples"])
         epochs = [sample["epoch"] for sample in found["samples"]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from numba.core import config
 
 import megablend
+from tests.preloaded import python
 from tests.runs import documents, make_config, write_source
 
 pytestmark = [
@@ -86,7 +86,7 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 def run(script: str, path: Path) -> str:
     """What a new process prints."""
-    command = [sys.executable, "-X", "faulthandler", "-c", script, str(path)]
+    command = [*python("torch"), "-c", script, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=os.environ)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -14,6 +14,7 @@ import pytest
 import megablend
 from tests.api.test_repairs import Project
 from tests.pairs import write_pair
+from tests.preloaded import python
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ("PMI", "MPI_", "OMPI_", "SLURM_", "TORCHELASTIC", "WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -35,7 +36,7 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
 
 
 def build(project: Project) -> list[str]:
-    return [sys.executable, "-m", "megablend", "build", str(project.path)]
+    return [*python(), "-m", "megablend", "build", str(project.path)]
 
 
 @pytest.mark.timeout(250)

@@ -19,6 +19,7 @@ from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
 from tests.caches.test_remote_cache import configs, samples
 from tests.index.index_data import environment
+from tests.preloaded import python
 from tests.storage.objects.conftest import S3Server
 
 ROOT = Path(megablend.__file__).parent.parent
@@ -26,7 +27,7 @@ MPIRUN = str(Path(sys.executable).with_name("mpirun"))
 
 
 def build_command(config: Path) -> list[str]:
-    return [sys.executable, "-m", "megablend", "build", str(config), "--json"]
+    return [*python(), "-m", "megablend", "build", str(config), "--json"]
 
 
 def on_node(folder: Path, name: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from megablend.cli.main import main
+from tests.preloaded import python
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -39,7 +40,7 @@ def run(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[s
 def run_process(*args: object, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a process."""
     return subprocess.run(
-        [sys.executable, "-m", "megablend", *map(str, args)],
+        [*python(), "-m", "megablend", *map(str, args)],
         capture_output=True,
         text=True,
         timeout=120,

@@ -21,6 +21,7 @@ from megablend.cli.megatron_cache import megatron_cache, parse_bytes
 from megablend.cli.words import spread
 from megablend.errors import ConfigError, MegablendError
 from tests.pairs import contents, write_pair
+from tests.preloaded import python
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ("PMI", "MPI_", "OMPI_", "SLURM_")
@@ -39,7 +40,7 @@ def flags(cache: Path, *args: object) -> list[str]:
 
 def command(cache: Path, *args: object, ranks: int = 0) -> list[str]:
     launcher = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)] if ranks else []
-    return [*launcher, sys.executable, "-m", "megablend", "megatron-cache", *flags(cache, *args)]
+    return [*launcher, *python(), "-m", "megablend", "megatron-cache", *flags(cache, *args)]
 
 
 def run(*args: Any, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -157,7 +158,8 @@ def test_a_killed_build_is_never_taken_for_a_hit(wanted: int, data: list[str], t
     whole, cache = tmp_path / "whole", tmp_path / "cache"
     run(whole, *blend(data))
     expected = contents(whole)
-    process = subprocess.Popen(command(cache, *blend(data)), env=environment(), cwd=ROOT, stderr=subprocess.DEVNULL)
+    words = [sys.executable, "-m", "megablend", "megatron-cache", *flags(cache, *blend(data))]
+    process = subprocess.Popen(words, env=environment(), cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while len(list(cache.glob("*.txt"))) < wanted and time.monotonic() < deadline:
         time.sleep(0.0005)

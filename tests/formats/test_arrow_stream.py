@@ -16,6 +16,7 @@ from megablend.errors import CorruptFileError, DataError, UnsupportedFileError
 from megablend.formats import FORMATS, format_of
 from megablend.formats.arrow.footer import PLACE_DTYPE
 from megablend.formats.arrow_stream.messages import pack_places, read_stream, unpack_places
+from tests.examples import examples
 from tests.formats.writers import index, write_arrow, write_arrow_stream
 from tests.runs import documents, make_config, write_source
 from tests.storages import STORAGE
@@ -68,6 +69,7 @@ def test_what_is_not_whole_is_refused(path: Path) -> None:
             STREAM.index(str(path), ReadSpec(), storage=STORAGE)
 
 
+@examples(100)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(8, 12), st.integers(0, 3)), max_size=6))
 def test_places_survive_packing(batches: list[tuple[int, int, int]]) -> None:
     places, end = np.zeros(len(batches), PLACE_DTYPE), 0

@@ -16,6 +16,7 @@ from megablend.config.read_spec import ReadSpec
 from megablend.distributed.base import SingleProcess
 from megablend.index.build import BuildReport, SourceSpec, build_index
 from megablend.index.manifest import TABLES, dump_with_checksum, read_manifest
+from tests.preloaded import python
 from tests.storages import STORAGE
 
 ROOT = Path(__file__).parent.parent.parent
@@ -64,9 +65,10 @@ def strip_checks(folder: Path) -> None:
     (folder / "roots.json").write_text(json.dumps(roots, sort_keys=True, indent=1))
 
 
-def driver(num_ranks: int, *args: object) -> list[str]:
+def driver(num_ranks: int, *args: object, killed: bool = False) -> list[str]:
+    """The command of a build; `killed`: a test kills its processes, and goes on as soon as the launcher ends."""
     launcher = [] if num_ranks == 0 else [str(Path(sys.executable).with_name("mpirun")), "-n", str(num_ranks)]
-    return [*launcher, sys.executable, str(DRIVER), *map(str, args)]
+    return [*launcher, *([sys.executable] if killed else python()), str(DRIVER), *map(str, args)]
 
 
 def environment(**extra: object) -> dict[str, str]:

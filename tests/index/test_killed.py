@@ -71,7 +71,7 @@ def kill_a_rank(data: Path, cache: Path, seed: int) -> None:
     num_ranks = chance.choice([2, 3, 4])
     pids = cache.with_name("pids")
     pids.mkdir()
-    command = driver(num_ranks, cache, f"source={data}/*.arrow")
+    command = driver(num_ranks, cache, f"source={data}/*.arrow", killed=True)
     launcher = subprocess.Popen(
         command,
         env=environment(MEGABLEND_TEST_PIDS=pids, MEGABLEND_TEST_SLOW=0.01),

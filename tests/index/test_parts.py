@@ -206,7 +206,7 @@ def test_a_rank_that_fails_ends_all_and_a_kill_leaves_what_was_done(tmp_path: Pa
     pids.mkdir()
     extra = {"MEGABLEND_TEST_PART_BYTES": 2500, "MEGABLEND_TEST_PIDS": pids, "MEGABLEND_TEST_HANG": 3}
     with subprocess.Popen(
-        driver(2, cache, pattern), env=environment(**extra), cwd=ROOT, stderr=subprocess.DEVNULL
+        driver(2, cache, pattern, killed=True), env=environment(**extra), cwd=ROOT, stderr=subprocess.DEVNULL
     ) as launcher:
         deadline = time.monotonic() + 30
         while not (pids / "hangs-1").exists() and time.monotonic() < deadline:

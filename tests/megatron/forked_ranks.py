@@ -11,11 +11,11 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tests.megatron.plugin_data import environment
+from tests.preloaded import Imported, python
 
 SECONDS = 120
 """Until the ranks of a job must have ended."""
@@ -45,14 +45,15 @@ for line in sys.stdin:
 
 
 @contextmanager
-def serve_ranks(driver: str) -> Iterator[Callable[[str, int], list[int]]]:
+def serve_ranks(driver: str, imported: Imported) -> Iterator[Callable[[str, int], list[int]]]:
     """A function that runs a driver with a specification's path on so many ranks, and returns their exit codes.
 
     Args:
         driver: a module with a function `main`. One rank alone is no job.
+        imported: what it needs; see `tests.preloaded`.
     """
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVE, driver],
+        [*python(imported), "-c", SERVE, driver],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

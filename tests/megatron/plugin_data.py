@@ -17,6 +17,7 @@ import torch
 from megablend.megatron.plugin.config import MegablendDatasetConfig
 from tests.formats.writers import KINDS
 from tests.megatron.reference import Tokenizer
+from tests.preloaded import python
 
 ROOT = Path(__file__).parent.parent.parent
 DRIVER = Path(__file__).with_name("plugin_driver.py")
@@ -93,7 +94,7 @@ def environment(**extra: object) -> dict[str, str]:
 def launcher(name: str, num_ranks: int) -> list[str]:
     """What comes before the driver's own arguments."""
     if name == "torchrun":
-        run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-        return [sys.executable, *run, str(DRIVER)]
+        run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "--no-python"]
+        return [*python("torch"), *run, *python("megatron"), str(DRIVER)]
     beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return [shutil.which("mpirun", path=beside) or "mpirun", "-n", str(num_ranks), sys.executable, str(DRIVER)]
+    return [shutil.which("mpirun", path=beside) or "mpirun", "-n", str(num_ranks), *python("megatron"), str(DRIVER)]

@@ -20,6 +20,7 @@ import pytest
 from tests.megatron.forked_ranks import serve_ranks
 from tests.megatron.plugin_data import environment
 from tests.pairs import contents, write_pair
+from tests.preloaded import python
 
 NUM_RANKS = 4
 NUM_ARTEFACTS = 3 * 3 + 3
@@ -38,18 +39,20 @@ RUN_FORKED = list[Callable[[str, int], list[int]]]()
 
 @pytest.fixture(scope="module", autouse=True)
 def forked() -> Iterator[None]:
-    with serve_ranks("tests.megatron.prepare_driver") as run:
+    with serve_ranks("tests.megatron.prepare_driver", "torch") as run:
         RUN_FORKED.append(run)
         yield
     RUN_FORKED.clear()
 
 
-def started_by(launcher: str, num_ranks: int = NUM_RANKS) -> list[str]:
-    """What comes before the Python program's own words."""
+def started_by(launcher: str, num_ranks: int = NUM_RANKS, *, killed: bool = False) -> list[str]:
+    """What comes before the Python program's own words; `killed`: the launcher has to notice that one of its processes is."""
     if launcher == "torchrun":
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
     beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return [shutil.which("mpirun", path=beside) or "mpirun", "-n", str(num_ranks), sys.executable]
+    return [shutil.which("mpirun", path=beside) or "mpirun", "-n", str(num_ranks)] + (
+        [sys.executable] if killed else python("torch")
+    )
 
 
 @pytest.fixture
@@ -77,7 +80,8 @@ def prepared(folder: Path, spec: dict[str, Any], num_ranks: int) -> list[Any]:
     if spec["launcher"] == "forked":
         RUN_FORKED[0](str(folder / "spec.json"), num_ranks)
     else:
-        command = [*started_by(spec["launcher"], num_ranks), str(DRIVER), str(folder / "spec.json")]
+        killed = spec.get("victim") is not None
+        command = [*started_by(spec["launcher"], num_ranks, killed=killed), str(DRIVER), str(folder / "spec.json")]
         subprocess.run(command, env=environment(), capture_output=True, timeout=100, check=False)
     paths = [folder / "out" / f"{rank}.json" for rank in range(num_ranks)]
     return [json.loads(path.read_text()) if path.exists() else None for path in paths]
@@ -232,7 +236,7 @@ def test_the_commands_error_is_told_by_every_rank(launcher: str, prefixes: list[
 def test_a_killed_command_ends_and_is_taken_up(launcher: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     prefixes = [write_pair(tmp_path / "data" / f"{i}_text", rng.integers(0, 60, 30_000)) for i in range(3)]
-    words = [*program(launcher), *command_words(prefixes, str(tmp_path / "cache"))]
+    words = [*started_by(launcher, killed=True), "-m", "megablend", *command_words(prefixes, str(tmp_path / "cache"))]
     process = subprocess.Popen(words, env=environment(), stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not list((tmp_path / "cache").glob("*.npy")) and time.monotonic() < deadline:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from megablend.megatron.cache_builder.idx_copies import IdxCopies, copy_path, ma
 from megablend.storage.by_scheme import make_storage
 from tests.megatron.objects_driver import read_all
 from tests.megatron.plugin_data import draw_documents, environment, write_word
+from tests.preloaded import python
 from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.conftest import S3Server
 
@@ -29,7 +29,7 @@ def write_words(folder: Path, bucket: str = "b") -> tuple[list[str], list[str], 
 
 
 def run(driver_arguments: list[str], **keys: str) -> str:
-    command = [sys.executable, str(DRIVER), *driver_arguments]
+    command = [*python("megatron"), str(DRIVER), *driver_arguments]
     done = subprocess.run(command, env=environment(**keys), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -98,7 +98,7 @@ def test_megatron_cache_takes_prefixes_in_a_bucket(tmp_path: Path, monkeypatch: 
         file.write_text(f"storage: {{'s3://b': {{endpoint: '{source.url}'}}}}")
         for name, word in (("local", local[0]), ("remote", remote[0])):
             cache = tmp_path / name
-            command = [sys.executable, "-m", "megablend", "megatron-cache", "--data-path", word, *flags]
+            command = [*python(), "-m", "megablend", "megatron-cache", "--data-path", word, *flags]
             command += ["--storage", str(file)]
             subprocess.run([*command, "--data-cache-path", str(cache)], check=True, timeout=300, capture_output=True)
             made[name] = [path.read_bytes() for path in cache.glob("*_index.npy")]

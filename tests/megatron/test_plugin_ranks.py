@@ -68,7 +68,7 @@ def run(folder: Path, spec: dict[str, Any], num_ranks: int, before: Callable[[],
 
 @pytest.fixture(scope="module")
 def forked() -> Iterator[Callable[[str, int], list[int]]]:
-    with serve_ranks("tests.megatron.plugin_driver") as run_ranks:
+    with serve_ranks("tests.megatron.plugin_driver", "megatron") as run_ranks:
         yield run_ranks
 
 

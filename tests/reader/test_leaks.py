@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import megablend
+from tests.preloaded import python
 from tests.runs import documents, make_config, write_source
 
 
@@ -33,7 +34,7 @@ def test_opens_leave_nothing(tmp_path: Path, config: dict[str, Any], opens: int)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     worker = Path(__file__).with_name("opens_worker.py")
-    command = [sys.executable, str(worker), str(path), str(opens)]
+    command = [*python("torch"), str(worker), str(path), str(opens)]
     environment = os.environ | {"PYTHONPATH": str(worker.parent.parent.parent)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=2900, env=environment, check=False)
     assert done.returncode == 0, done.stderr

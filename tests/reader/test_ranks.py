@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 import megablend
 from megablend.reader.ranks import resolve_rank
+from tests.preloaded import python
 from tests.runs import documents, make_config, write_source
 
 BOTH = "data_parallel_rank and data_parallel_size are missing, and this process is one of"
@@ -74,7 +74,7 @@ def test_groups_and_meshes_tell_both(tmp_path: Path, config: dict[str, Any]) -> 
         port = str(free.getsockname()[1])
     environ = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     environ["PYTHONPATH"] = str(Path(megablend.__file__).parents[1])
-    command = [sys.executable, str(Path(__file__).with_name("ranks_worker.py")), str(path)]
+    command = [*python("torch"), str(Path(__file__).with_name("ranks_worker.py")), str(path)]
     ranks = [
         subprocess.Popen(
             command, env=environ | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

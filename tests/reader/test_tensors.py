@@ -1,5 +1,6 @@
 """The dict of a sample equals what the installed megatron-core makes of the same tokens."""
 
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.examples import examples
 LENGTH = 12
 
 
+@cache
 def config(**flags: Any) -> Any:
     source = {"name": "a", "path": "/a.arrow"}
     return load_config(

@@ -1,0 +1,141 @@
+"""Checks of a config's keys against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megablend.config.settings import EOD_MASKS, LENGTHS, SPLITS, Settings
+from megablend.config.source import check_blend, check_units
+from megablend.config.stages import StageSettings
+from megablend.config.values import SIZE
+
+
+def check_settings(settings: Settings) -> None:
+    """Check the keys of the top level.
+
+    Raises: ValueError, which begins with the key.
+    """
+    if not settings.sources.get("train"):
+        raise ValueError("sources: found no source for train, expected at least one")
+    if settings.split is not None and set(settings.sources) - {"train"}:
+        raise ValueError("split: sources are already listed for each split; remove one of the two")
+    _check_lengths(settings)
+    for split, sources in settings.sources.items():
+        check_blend(split, sources, blended=settings.is_blended(split))
+    _check_weights(settings)
+    if _is_weighted(settings) and not find_lengths(settings) and not (settings.stages and settings.stages[-1].has_end):
+        raise ValueError(
+            "samples: weights are relative and do not set a length; add samples, tokens or epochs for train"
+        )
+    _check_masks(settings)
+    _check_vocab_sizes(settings)
+
+
+def check_stages(stages: Sequence[StageSettings], configs: Sequence[Settings], ends_with_run: bool) -> None:
+    """Check each stage as a config of its own, and that its end is known.
+
+    Args:
+        configs: the settings and sources of each stage.
+        ends_with_run: whether the run's length, which is given, is the end of the last stage.
+
+    Raises: ValueError, which begins with the stage.
+    """
+    for i, (stage, config) in enumerate(zip(stages, configs, strict=True)):
+        try:
+            check_units("train", config.sources["train"])
+            _check_weights(config)
+            _check_masks(config)
+            if stage.on_exhausted is not None:
+                check_caps(config)
+        except ValueError as error:
+            raise ValueError(f"stages[{i}]: {error}") from None
+        if stage.schedule is not None and config.on_exhausted == "redistribute":
+            raise ValueError(
+                f"stages[{i}]: schedule: its shares are given step by step, so nothing can be redistributed; set "
+                "`on_exhausted: error`, or list stages of constant shares"
+            )
+        if _is_weighted(config) and not stage.has_end and not (ends_with_run and i == len(stages) - 1):
+            raise ValueError(
+                f"stages[{i}]: weights are relative, so the stage needs an end; add samples, tokens or share"
+            )
+
+
+def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
+    """Check that some source has a cap, at the top level or in a stage, where shares above one are redistributed.
+
+    Raises: ValueError, which begins with the key.
+    """
+    given = (settings, *stages) if settings.on_exhausted == "redistribute" else ()
+    if given and not any(source.is_capped for each in given for listed in each.sources.values() for source in listed):
+        raise ValueError(
+            "on_exhausted: without a cap a source repeats, and is never exhausted; give max_epochs or max_tokens to at least "
+            "one source, or remove on_exhausted"
+        )
+
+
+def find_lengths(settings: Settings) -> list[str]:
+    """Which of LENGTHS set the length of train."""
+    return [name for name in LENGTHS if getattr(settings, name) is not None]
+
+
+def _is_weighted(settings: Settings) -> bool:
+    return (settings.sources["train"][0].unit or "weight") == "weight"
+
+
+def _check_lengths(settings: Settings) -> None:
+    given = find_lengths(settings)
+    if len(given) > 1:
+        raise ValueError(f"{given[1]}: the length of train is given by {given[0]} already; keep one of them")
+    for split in SPLITS[1:]:
+        if getattr(settings, f"{split}_samples") is not None and not settings.has_split(split):
+            raise ValueError(f"{split}_samples: there is no {split}; give it a share in `split`, or its own sources")
+
+
+def _check_weights(settings: Settings) -> None:
+    """Check that `weight: size` and `temperature` apply to the sources."""
+    listed = [(split, i, source) for split, each in settings.sources.items() for i, source in enumerate(each)]
+    sized = {split for split, _, source in listed if source.weight == SIZE}
+    for split, i, source in listed:
+        if split in sized and source.weight is not None and source.weight not in (SIZE, 0):
+            raise ValueError(
+                f"sources.{split}[{i}]: {source.name!r} has weight {float(source.weight):g}, other sources `weight: size`; "
+                "expected `size` for all sources of a blend, or numbers for all; 0 leaves a source out"
+            )
+        if settings.temperature is not None and source.unit not in (None, "weight"):
+            raise ValueError(
+                f"temperature: it changes weights, but the share of {source.name!r} is given by {source.unit}; "
+                "use weights (`weight: size` for numbers of tokens), or remove temperature"
+            )
+
+
+def _check_masks(settings: Settings) -> None:
+    if settings.needs_eod and settings.eod is None:
+        raise ValueError(f"eod_token: {_why_no_eod(settings)}")
+    if settings.inter_document_masking and settings.create_attention_mask:
+        raise ValueError(
+            "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false"
+        )
+
+
+def _why_no_eod(settings: Settings) -> str:
+    masks = [name for name in EOD_MASKS if getattr(settings, name)]
+    found = {source.append_eod for sources in settings.sources.values() for source in sources}
+    shown = ", ".join(sorted("none" if token is None else str(token) for token in found))
+    differ = f"the sources append different ones ({shown})" if len(found) > 1 else ""
+    return (
+        f"missing; {' and '.join(masks)} need{'s' if len(masks) == 1 else ''} to know the end-of-document token"
+        f"{f', and {differ}' if differ else ''}: set `eod_token` to the token that ends documents in the data"
+    )
+
+
+def _check_vocab_sizes(settings: Settings) -> None:
+    """Check that end-of-document tokens are in the vocabulary, if that is given as a number."""
+    ends = [("eod_token", settings.eod_token, settings.vocab_size)]
+    for split, sources in settings.sources.items():
+        for i, source in enumerate(sources):
+            size = settings.vocab_size if source.vocab_size is None else source.vocab_size
+            ends.append((f"sources.{split}[{i}]", source.append_eod, size))
+    for place, token, size in ends:
+        if token is not None and isinstance(size, int) and token >= size:
+            named = "" if place == "eod_token" else "append_eod "
+            raise ValueError(f"{place}: {named}{token} is not in a vocabulary of {size:,}; expected 0 to {size - 1}")
