@@ -17,10 +17,6 @@ ROOT = str(Path(__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
 
 
-if os.environ.get("MEGABLEND_TEST_FLUSH") != "1":  # no test sees what a machine that stops would lose
-    vars(os)["fsync"] = lambda file: None
-
-
 class SkipWithoutTorch(MetaPathFinder):
     """Skips the test, or the module of tests, that is the first to import torch."""
 

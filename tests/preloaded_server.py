@@ -138,8 +138,6 @@ if __name__ == "__main__":
     sys.path.pop(0)  # this file's folder
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    if os.environ.get("MEGABLEND_TEST_FLUSH") != "1":  # as in tests/conftest.py
-        vars(os)["fsync"] = lambda file: None
     gc.collect()
     gc.freeze()
     request = serve(sys.argv[1])

@@ -9,13 +9,11 @@
 #   MEGABLEND_SEED        (17)      their seed
 #   MEGABLEND_SOAK_PLANS  (2000)    random plans, compared with the oracle: tests/plan/test_epoch_ends.py
 #   MEGABLEND_SOAK_SEED   (1)       their seed
-#   MEGABLEND_TEST_FLUSH  (1)       1: files are flushed to the disk, for which the other runs of the tests do not wait
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 use_venv .venv-test --editable ".[mpich,test]"
 
-export MEGABLEND_TEST_FLUSH=${MEGABLEND_TEST_FLUSH:-1}
 export MEGABLEND_TEST_KILLS=${MEGABLEND_TEST_KILLS:-1000} MEGABLEND_TEST_FAULTS=${MEGABLEND_TEST_FAULTS:-1000}
 export MEGABLEND_MUTATIONS=${MEGABLEND_MUTATIONS:-100000} MEGABLEND_SOAK_PLANS=${MEGABLEND_SOAK_PLANS:-2000}
 command -v strace >/dev/null || echo "strace is not there: no calls of the system are made to fail; apt install strace" >&2
