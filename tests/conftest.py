@@ -15,6 +15,7 @@ pytest.register_assert_rewrite("megablend.testing")  # so that failed assertions
 
 ROOT = str(Path(__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+os.environ.pop("COLUMNS", None)  # GNU readline sets it for the processes of pytest-xdist; commands print for this width
 
 
 class SkipWithoutTorch(MetaPathFinder):

@@ -115,9 +115,8 @@ class FileTable:
         structures, bodies = (self._files.column(name).to_pylist() for name in ("structure", "body"))
         return list(zip(structures, bodies, strict=True))
 
-    def token_dtypes(self, column: ColumnEntry | None) -> Sequence[str]:
-        """numpy names of the values in a column's files, or in all files, as stored; sorted, each once."""
-        files = range(len(self)) if column is None else column.files
+    def token_dtypes(self, files: range) -> Sequence[str]:
+        """numpy names of the values in files, by their numbers, as stored; sorted, each once."""
         dtypes = self._files.column("token_dtype").slice(files.start, len(files))
         return sorted(set(dtypes.to_pylist()))  # pyarrow's `unique` would import pyarrow.compute
 

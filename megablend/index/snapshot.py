@@ -97,9 +97,9 @@ class Snapshot(BlockRows):
         """Digests of the files' contents; see FileTable.contents."""
         return self._files.contents()
 
-    def token_dtypes(self, column: ColumnEntry | None) -> Sequence[str]:
-        """Types of the values in a column's files, or in all files; see FileTable.token_dtypes."""
-        return self._files.token_dtypes(column)
+    def token_dtypes(self, files: range) -> Sequence[str]:
+        """Types of the values in files; see FileTable.token_dtypes."""
+        return self._files.token_dtypes(files)
 
     @property
     def file_columns(self) -> npt.NDArray[np.int32]:

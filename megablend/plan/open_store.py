@@ -89,7 +89,8 @@ def _check_requests(config: Config, generation: Snapshot, named: Mapping[str, So
     Of thousands of sources most are requested and indexed alike: one of them is checked for all.
     """
     reads, checked = dict(zip(generation.sources.names, generation.sources.reads, strict=True)), set[object]()
-    largest = min(map(_find_largest, generation.token_dtypes(None)), default=0)
+    files = range(generation.sources[-1].files.stop)  # those of extra columns follow
+    largest = min(map(_find_largest, generation.token_dtypes(files)), default=0)
     for name, source in named.items():
         eod, read, options = source.append_eod, reads.get(name), tuple(source.format_options.items())
         request = id(read), source.format, source.column, options, eod is None
@@ -114,7 +115,7 @@ def _check_request(config: Config, generation: Snapshot, name: str, source: Sour
         if not config.moves_documents and config.ever_moves_documents:
             problem += _ORDER_REMEDY
     else:
-        _check_eod(source, generation.token_dtypes(entry))
+        _check_eod(source, generation.token_dtypes(entry.files))
         return
     raise PlanError(
         f"run {config.run!r} uses index {generation.digest}, {problem}; "

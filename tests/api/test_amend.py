@@ -220,7 +220,7 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [FIRST, NEXT]},
         {},
-        "give either at, a sample, or state",
+        "give either `at`, a sample, or `state`",
         [({"stages": [FIRST, NEXT]}, {"at": 100})],
     ),
     (

@@ -84,7 +84,7 @@ def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
     assert done.returncode == 3
     assert json.loads(done.stdout)["problems"] == [f"{path}: no such file (source 's0')"]
     done = command(tmp_path, config, "describe")
-    assert f"problem: {path}: no such file (source 's0')" in done.stdout.replace("\n", " ").replace("  ", " ")
+    assert f"problem: {path}: no such file (source 's0')" in " ".join(done.stdout.split())
 
 
 def test_what_was_not_built_cannot_be_checked(tmp_path: Path) -> None:

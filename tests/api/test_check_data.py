@@ -136,7 +136,7 @@ def test_a_tokenizer_of_the_library(tmp_path: Path) -> None:
 def test_what_is_no_tokenizer(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(
-        ConfigError, match=r"vocab_size: .*t\.json: no tokenizer\.json .* give the number of token ids instead"
+        ConfigError, match=r"vocab_size: .*t\.json: not a tokenizer\.json .* give the number of token ids instead"
     ):
         read_vocab_size(str(tmp_path / "t.json"))
     with pytest.raises(ConfigError, match="cannot read the tokenizer: No such file"):

@@ -377,7 +377,7 @@ def test_a_source_that_is_filled_again_after_a_cut(tmp_path: Path) -> None:
     write_file(tmp_path, 1, "m2", later(1))
     filled = [*emptied, {"samples": 1920, "new_data": True, "sources": {"s1": {"weight": 1}}}]
     megablend.build_index(config | {"stages": filled})
-    says = "source 's1' is read again after a stage that had none of its files, .*; add its new files as a source of another name"
+    says = "source 's1' is read again after a stage without any of its files, .*; add its new files as a source of another name"
     with pytest.raises(PlanError, match=says):
         megablend.build(config | {"stages": filled})
     write_file(tmp_path, 2, "m2", later(1))

@@ -184,7 +184,7 @@ class TableDocuments(Documents):
     @cached_property
     def index(self) -> SequenceIndex:
         """See Documents.index: as if all tokens lay back to back in one `.bin`, each row a sequence and a document."""
-        dtype = np.result_type(*self._generation.token_dtypes(self._generation.sources[0]))
+        dtype = np.result_type(*self._generation.token_dtypes(self._generation.sources[0].files))
         return SequenceIndex(
             self.sequence_lengths,
             dtype,
