@@ -20,6 +20,7 @@ from megablend.storage.objects.prefix import ObjectPrefix
 from tests.caches.test_remote_cache import configs, samples
 from tests.index.index_data import environment
 from tests.preloaded import python
+from tests.runs import documents, write_source
 from tests.storage.objects.conftest import S3Server
 
 ROOT = Path(megablend.__file__).parent.parent
@@ -137,8 +138,8 @@ class _Writes:
         return write
 
 
-NUM_WRITES = 14
-"""Of the build below."""
+NUM_WRITES, NUM_PROBES = 14, 4
+"""Of the build below, and how many of them try whether the store is fit for a cache, where there is none."""
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
@@ -185,7 +186,8 @@ def test_a_store_whose_conditional_writes_race_is_refused(
 
 @pytest.mark.parametrize("days", [0, 1])
 @pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=[] if n == NUM_WRITES - 2 else pytest.mark.slow) for n in range(1, NUM_WRITES + 1)]
+    "number",
+    [pytest.param(n, marks=[] if n == 8 else pytest.mark.slow) for n in range(1, NUM_WRITES - NUM_PROBES + 1)],
 )
 def test_another_build_and_gc_between_any_two_writes_of_a_build(
     tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch, number: int, days: int
@@ -205,7 +207,8 @@ def test_another_build_and_gc_between_any_two_writes_of_a_build(
             assert megablend.build(config).index.digest == expected[0]
             megablend.gc(remote, older_than_days=days)
 
-    megablend.build(config | {"run": "before", "samples": 10})  # so that there is a cache
+    other = write_source(tmp_path / "other", 2, "parquet", documents(2, 40, 20, seed=1)) | {"weight": 1}
+    megablend.build(config | {"run": "before", "samples": 10, "sources": [other]})  # so that there is a cache
     writes.count, writes.last, writes.interrupt = 0, number, interrupt
     with contextlib.suppress(*[megablend.CacheError] * (days == 0)):
         assert megablend.build(config).index.digest == expected[0]
