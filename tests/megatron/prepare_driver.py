@@ -7,7 +7,7 @@ victim            this rank kills itself when it has built an artefact
 limit             bytes that no file may grow beyond, on the ranks of a folder
 limited           number of that folder; on all ranks where it is not given
 patient           seconds that ranks of the other folders take for each artefact, unless they are stopped
-parted            true: all ranks make each sample index
+divided            true: all ranks make each sample index
 out               folder that each rank leaves <rank>.json in: what it built, what was missing, or its error
 """
 
@@ -67,8 +67,8 @@ def main() -> None:
     rank, built = int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0"))), list[str]()
     node = rank // 2
     limited = spec.get("limited") in (None, node)
-    if spec.get("parted"):
-        schedule.PARTED_NS = 0
+    if spec.get("divided"):
+        schedule.DIVIDED_NS = 0
         needs._NS["artefact"] = 1.0
     if spec.get("meet"):
         import torch.distributed

@@ -25,7 +25,7 @@ from tests.storages import STORAGE
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is large enough, and in many pieces."""
-    monkeypatch.setattr(schedule, "PARTED_NS", 0)
+    monkeypatch.setattr(schedule, "DIVIDED_NS", 0)
     for what in ("artefact", GREEDY):
         monkeypatch.setitem(needs._NS, what, 1.0)
     monkeypatch.setattr(sample_parts, "BLOCK", 70)
@@ -33,7 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def parted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+def divided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The job and the part of each that is written, in the order in which they are."""
     write, found = parts.Parts._write, list[tuple[int, int]]()
 
@@ -62,25 +62,25 @@ def request_for(folder: Path, cache: str, lengths: list[Any], **options: Any) ->
 @pytest.mark.parametrize("num_ranks", [2, 3, 5])
 @pytest.mark.parametrize("extra", [False, True])
 def test_ranks_write_the_bytes_of_one(
-    num_ranks: int, extra: bool, tmp_path: Path, parted: list[tuple[int, int]]
+    num_ranks: int, extra: bool, tmp_path: Path, divided: list[tuple[int, int]]
 ) -> None:
     rng = np.random.default_rng(0)
     lengths = [rng.integers(0, 40, 3000), rng.integers(0, 900, 300), [3000, 0, 2, 1] * 9]
     options: dict[str, Any] = {"add_extra_token_to_sequence": extra, "mid_level_dataset_surplus": 0.1}
     prepare_cache(request_for(tmp_path, "alone", lengths, **options), launch=SingleProcess(), storage=STORAGE)
-    assert not parted
+    assert not divided
     request = request_for(tmp_path, "shared", lengths, **options)
     reports = on_ranks(num_ranks, lambda launch: prepare_cache(request, launch=launch, storage=STORAGE))
     assert all(len(report.missing) == 8 for report in reports)
     assert contents(tmp_path / "shared") == contents(tmp_path / "alone")
-    assert {part for _, part in parted} == set(range(num_ranks))
-    assert len(parted) == len(set(parted)) == num_ranks * len({job for job, _ in parted})
+    assert {part for _, part in divided} == set(range(num_ranks))
+    assert len(divided) == len(set(divided)) == num_ranks * len({job for job, _ in divided})
     work = tmp_path / "shared" / ".megablend"
     assert not [path for path in work.iterdir() if path.name.startswith(".tmp")]
 
 
 @pytest.mark.parametrize("size", [None, 60])
-def test_kept_tails(size: int | None, tmp_path: Path, parted: list[tuple[int, int]]) -> None:
+def test_kept_tails(size: int | None, tmp_path: Path, divided: list[tuple[int, int]]) -> None:
     lengths = [[5, 9, 1, 30, 2, 17, 8, 3]]
     options: dict[str, Any] = {
         "sizes": (None, size, None),
@@ -93,7 +93,7 @@ def test_kept_tails(size: int | None, tmp_path: Path, parted: list[tuple[int, in
     prepare_cache(alone, launch=SingleProcess(), storage=STORAGE)
     shared = request_for(tmp_path, "shared", lengths, **options, blend_per_split=blends)
     on_ranks(4, lambda launch: prepare_cache(shared, launch=launch, storage=STORAGE))
-    assert len(parted) == 4
+    assert len(divided) == 4
     assert contents(tmp_path / "shared") == contents(tmp_path / "alone")
 
 
@@ -121,7 +121,7 @@ def test_a_part_that_fails_fails_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_job_that_another_build_has_done_asks_for_no_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parted: list[tuple[int, int]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, divided: list[tuple[int, int]]
 ) -> None:
     """It lies there whole once the lock is had."""
     from megablend.megatron.cache_builder import build_cache as module
@@ -139,7 +139,7 @@ def test_a_job_that_another_build_has_done_asks_for_no_parts(
     monkeypatch.setattr(module, "_open_cache", late)
     reports = on_ranks(2, lambda launch: prepare_cache(request, launch=launch, storage=STORAGE))
     assert all(len(report.missing) == 4 for report in reports)
-    assert not parted
+    assert not divided
 
 
 def test_an_error_ends_builds_of_other_ranks_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_an_error_ends_builds_of_other_ranks_at_once(tmp_path: Path, monkeypatch
     def failing(*args: Any, **options: Any) -> None:
         raise CacheError("full")
 
-    monkeypatch.setattr(schedule, "PARTED_NS", 1e18)
+    monkeypatch.setattr(schedule, "DIVIDED_NS", 1e18)
     monkeypatch.setattr(schedule.Assignment, "workers", 4)  # so that none waits for work without end
     monkeypatch.setattr(worker, "is_small", lambda job: False)
     monkeypatch.setattr(build, "sample_rows", endless)

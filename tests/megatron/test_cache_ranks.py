@@ -89,23 +89,30 @@ def prepared(folder: Path, spec: dict[str, Any], num_ranks: int) -> list[Any]:
 
 def alone(folder: Path, spec: dict[str, Any]) -> dict[str, bytes]:
     """The bytes that one process writes."""
-    whole = {**spec, "cache": str(folder / "alone"), "meet": False, "out": str(folder), "victim": None, "parted": False}
+    whole = {
+        **spec,
+        "cache": str(folder / "alone"),
+        "meet": False,
+        "out": str(folder),
+        "victim": None,
+        "divided": False,
+    }
     (folder / "alone.json").write_text(json.dumps(whole))
     assert RUN_FORKED[0](str(folder / "alone.json"), 1) == [0]
     return contents(folder / "alone")
 
 
 @pytest.mark.parametrize(
-    ("launcher", "parted"),
+    ("launcher", "divided"),
     [
         ("forked", False),
         ("mpirun", True),
-        *(pytest.param("torchrun", parted, marks=slow) for parted in (False, True)),
+        *(pytest.param("torchrun", divided, marks=slow) for divided in (False, True)),
         pytest.param("mpirun", False, marks=slow),
     ],
 )
-def test_each_artefact_is_built_once(parted: bool, launcher: str, prefixes: list[str], tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, prefixes, launcher, parted=parted)
+def test_each_artefact_is_built_once(divided: bool, launcher: str, prefixes: list[str], tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, prefixes, launcher, divided=divided)
     found = prepared(tmp_path, spec, NUM_RANKS)
     assert [each["error"] for each in found] == [None] * NUM_RANKS
     counts = Counter(base for each in found for base in each["built"])
@@ -140,7 +147,7 @@ def test_a_folder_that_cannot_be_written(launcher: str, prefixes: list[str], tmp
 
 @forked_or_launched
 def test_a_disk_that_runs_full(launcher: str, prefixes: list[str], tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, prefixes, launcher, parted=True)
+    spec = spec_of(tmp_path, prefixes, launcher, divided=True)
     for each in prepared(tmp_path, spec | {"limit": 20_000}, NUM_RANKS):
         assert "cannot write the cache (File too large)" in each["error"]
         assert each["seconds"] < SOON
@@ -171,7 +178,7 @@ def test_one_nodes_fault_reaches_others_at_work(fault: str, launcher: str, prefi
 @each_launcher
 def test_a_rank_is_killed(launcher: str, prefixes: list[str], tmp_path: Path) -> None:
     """Launchers end the others; what was begun is no hit."""
-    spec = spec_of(tmp_path, prefixes, launcher, victim=2, parted=True)
+    spec = spec_of(tmp_path, prefixes, launcher, victim=2, divided=True)
     found = prepared(tmp_path, spec, NUM_RANKS)
     assert found[2] is None
     for each in found:

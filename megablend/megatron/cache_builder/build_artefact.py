@@ -56,7 +56,7 @@ def build_dataset(
             shuffled.result()
 
 
-def build_parted(
+def build_divided(
     job: DatasetJob,
     request: CacheRequest,
     commits: Commits,

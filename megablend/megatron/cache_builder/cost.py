@@ -25,7 +25,7 @@ and of a blend; for an artefact's files. Rough: they order the jobs and make the
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parted:
+class DividedCost:
     """What a dataset takes whose sample index all ranks make."""
 
     memory: int
@@ -50,12 +50,12 @@ class CostEstimate:
     """Bytes of arrays if the shuffle index is built at the same time as the sample index."""
     cost: int
     """Nanoseconds of one thread."""
-    parted: Parted | None = None
+    divided: DividedCost | None = None
     """None if it cannot be built in parts."""
 
-    def owners(self, *, parted: bool) -> CostEstimate:
+    def owners(self, *, divided: bool) -> CostEstimate:
         """Cost of the job on the rank that owns it."""
-        own = self.parted if parted else None
+        own = self.divided if divided else None
         return self if own is None else CostEstimate(memory=own.memory, overlapped=own.memory, cost=own.cost)
 
 
@@ -75,7 +75,7 @@ def estimate_cost(job: Job) -> CostEstimate:
         memory=max(gathering, shuffle.nbytes),
         overlapped=gathering + shuffle.nbytes,
         cost=own + parts,
-        parted=Parted(
+        divided=DividedCost(
             memory=max(documents.nbytes, shuffle.nbytes),
             cost=own,
             parts_cost=parts,

@@ -61,11 +61,11 @@ Message = Begun | Counted | Written
 
 
 class Parts:
-    """This rank's parts of the jobs that are parted.
+    """This rank's parts of the jobs that are divided among the ranks.
 
     Args:
         jobs: of all ranks.
-        parted: numbers of those that are parted.
+        divided: numbers of those that are divided.
         part, num_parts: this rank's, and how many there are; part -1 for a rank that makes none.
         wake: called from any thread when there is something to send.
         stop: set where the build has failed.
@@ -74,7 +74,7 @@ class Parts:
     def __init__(
         self,
         jobs: Sequence[Job],
-        parted: frozenset[int],
+        divided: frozenset[int],
         part: int,
         num_parts: int,
         request: CacheRequest,
@@ -85,52 +85,52 @@ class Parts:
         self._storage = storage
         self._jobs, self._request, self._wake, self._stop = jobs, request, wake, stop
         self._part, self._num_parts = part, num_parts
-        self._left = set(parted) if part >= 0 else set()
+        self._left = set(divided) if part >= 0 else set()
         self._begun: dict[int, Begun] = {}
         self._counted: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._written: defaultdict[int, set[int]] = defaultdict(set)
-        self._whole = {job: threading.Event() for job in parted}
+        self._whole = {job: threading.Event() for job in divided}
         self._runs: dict[int, tuple[Array, list[int]]] = {}
-        self._said: list[Message] = []
+        self._sent: list[Message] = []
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1)
         self._tasks: list[Future[None]] = []
 
-    def begin(self, news: Begun) -> None:
+    def begin(self, message: Begun) -> None:
         """Called by the job's owner, from any thread."""
-        self._say(news)
+        self._send(message)
 
     def await_rows(self, job: int) -> None:
-        """Wait until all parts of a job are written; from any thread but the one that hears. Raises: StoppedError."""
+        """Wait until all parts of a job are written; from any thread but the one that receives them. Raises: StoppedError."""
         while not self._whole[job].wait(_POLL_SECONDS):
             if self._stop.is_set():
                 raise StoppedError
 
-    def news(self) -> list[Message]:
+    def take_messages(self) -> list[Message]:
         """Messages for all ranks, this one included. Raises: the error of a part that failed."""
         for task in [task for task in self._tasks if task.done()]:
             self._tasks.remove(task)
             task.result()
         with self._lock:
-            said, self._said = self._said, []
-        return said
+            sent, self._sent = self._sent, []
+        return sent
 
-    def hear(self, news: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Process a message of any rank, and start the work that it allows."""
-        job = news.job
-        if isinstance(news, Begun):
-            self._begun[job] = news
-            if news.documents is None:
+        job = message.job
+        if isinstance(message, Begun):
+            self._begun[job] = message
+            if message.documents is None:
                 self._left.discard(job)
             elif self._part >= 0:
                 self._tasks.append(self._pool.submit(self._count, job))
-        elif isinstance(news, Counted):
-            self._counted[job][news.part] = news.tokens
+        elif isinstance(message, Counted):
+            self._counted[job][message.part] = message.tokens
             if len(self._counted[job]) == self._num_parts and self._part >= 0:
                 self._tasks.append(self._pool.submit(self._write, job))
         else:
-            self._written[job].add(news.part)
-            if news.part == self._part:
+            self._written[job].add(message.part)
+            if message.part == self._part:
                 self._left.discard(job)
             if len(self._written[job]) == self._num_parts:
                 self._whole[job].set()
@@ -144,9 +144,9 @@ class Parts:
         """End without waiting."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _say(self, news: Message) -> None:
+    def _send(self, message: Message) -> None:
         with self._lock:
-            self._said.append(news)
+            self._sent.append(message)
         self._wake()
 
     def _count(self, number: int) -> None:
@@ -159,7 +159,7 @@ class Parts:
         stored = counted_lengths(prefix, job.size, self._request.lengths_at.get(prefix), storage=self._storage)
         gathered, sums = count_run(read_lengths(stored, job.size.begin, job.size.end), documents)
         self._runs[number] = gathered, sums
-        self._say(Counted(number, self._part, sum(sums)))
+        self._send(Counted(number, self._part, sum(sums)))
 
     def _write(self, number: int) -> None:
         job, path = self._job(number), self._begun[number].samples
@@ -196,7 +196,7 @@ class Parts:
                 )
                 put(*tail)
             flush(file)
-        self._say(Written(number, self._part))
+        self._send(Written(number, self._part))
 
     def _job(self, number: int) -> DatasetJob:
         job = self._jobs[number]

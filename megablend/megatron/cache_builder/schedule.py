@@ -17,7 +17,7 @@ from megablend.megatron.cache_builder.free_memory import free_memory
 
 _USABLE = 0.8
 """Usable fraction of a node's free memory if no limit is given."""
-PARTED_NS = 5e8
+DIVIDED_NS = 5e8
 """Minimum cost of a sample index that all ranks make together: below it, communication takes longer."""
 
 
@@ -47,7 +47,7 @@ class Assignment:
     """Bytes of memory for the jobs."""
     threads: int
     """Number of threads for all of them."""
-    parted: frozenset[int] = frozenset()
+    divided: frozenset[int] = frozenset()
     """Jobs whose sample index is built by all ranks that have work."""
     part: int = -1
     """This rank's part of each of those; -1 for an idle rank."""
@@ -57,7 +57,7 @@ class Assignment:
 
     def takes(self, number: int, need: CostEstimate) -> CostEstimate:
         """Cost of a job on the rank that owns it."""
-        return need.owners(parted=number in self.parted)
+        return need.owners(divided=number in self.divided)
 
     @property
     def workers(self) -> int:
@@ -95,15 +95,15 @@ def assign_jobs(
             working[place.host] += 1
             workers.append(rank)
     spare = min(memory[host] // working[host] for host in memory) - most
-    parted, reserved = _parted(needs, len(workers), spare)
-    costs = [need.owners(parted=number in parted).cost for number, need in enumerate(needs)]
+    divided, reserved = _choose_divided(needs, len(workers), spare)
+    costs = [need.owners(divided=number in divided).cost for number, need in enumerate(needs)]
     dealt = dict(zip(workers, assign_longest_first(costs, len(workers)), strict=True))
     return [
         Assignment(
             jobs=tuple(dealt.get(rank, ())),
             memory=memory[place.host] // working[place.host] - reserved,
             threads=max(1, len(cores[place.host]) // working[place.host]),
-            parted=parted,
+            divided=divided,
             part=workers.index(rank) if rank in dealt else -1,
             num_parts=len(workers),
             reserved=reserved,
@@ -112,7 +112,7 @@ def assign_jobs(
     ]
 
 
-def _parted(needs: Sequence[CostEstimate], num_parts: int, spare: int) -> tuple[frozenset[int], int]:
+def _choose_divided(needs: Sequence[CostEstimate], num_parts: int, spare: int) -> tuple[frozenset[int], int]:
     """The jobs whose sample index all ranks make, since one rank would be long over it while others are done; bytes for it.
 
     Args:
@@ -120,12 +120,12 @@ def _parted(needs: Sequence[CostEstimate], num_parts: int, spare: int) -> tuple[
         spare: bytes that a rank has in addition to its largest job.
     """
     fair = sum(need.cost for need in needs) / num_parts
-    large = sorted((-need.cost, number, need.parted) for number, need in enumerate(needs) if need.cost > fair / 2)
+    large = sorted((-need.cost, number, need.divided) for number, need in enumerate(needs) if need.cost > fair / 2)
     chosen, lengths, gathered, reserved = list[int](), 0, 0, 0
-    for _, number, parted in large if num_parts > 1 else ():
-        if parted is None or parted.parts_cost < PARTED_NS or parted.gathered < 4 * num_parts:
+    for _, number, divided in large if num_parts > 1 else ():
+        if divided is None or divided.parts_cost < DIVIDED_NS or divided.gathered < 4 * num_parts:
             continue
-        lengths, gathered = max(lengths, parted.lengths), gathered + -(-parted.gathered // num_parts)
+        lengths, gathered = max(lengths, divided.lengths), gathered + -(-divided.gathered // num_parts)
         if lengths + gathered + 2 * PIECE_BYTES > spare:
             break
         chosen.append(number)
@@ -154,7 +154,9 @@ def forecast(needs: Sequence[CostEstimate], shares: Sequence[Assignment], places
         memory[place.host] += min(share_.memory, sum(at_once)) + (share_.reserved if share_.part >= 0 else 0)
         costs = [need.cost for need in mine]
         if share_.part >= 0:
-            costs += [parted.parts_cost // share_.num_parts for job in share_.parted if (parted := needs[job].parted)]
+            costs += [
+                divided.parts_cost // share_.num_parts for job in share_.divided if (divided := needs[job].divided)
+            ]
         seconds = max(seconds, sum(costs) / share_.threads / 1e9, max(costs, default=0) / 1e9)
     return Forecast(ranks=sum(bool(s.jobs) for s in shares), memory=max(memory.values()), seconds=seconds)
 

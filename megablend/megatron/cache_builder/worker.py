@@ -17,7 +17,7 @@ from pathlib import Path
 from megablend.distributed.base import Communicator
 from megablend.index.build import Progress
 from megablend.megatron.cache_builder.artefacts import names_in, problem_with
-from megablend.megatron.cache_builder.build_artefact import build_blend, build_dataset, build_parted
+from megablend.megatron.cache_builder.build_artefact import build_blend, build_dataset, build_divided
 from megablend.megatron.cache_builder.build_small import MAX_TOGETHER, TOGETHER_BYTES, build_small, is_small
 from megablend.megatron.cache_builder.commit import Commits, StoppedError
 from megablend.megatron.cache_builder.cost import PIECE_BYTES, CostEstimate
@@ -39,7 +39,7 @@ class _Heartbeat:
     finished: bool
     files: int
     bytes: int
-    news: list[Message]
+    messages: list[Message]
 
 
 def build_share(
@@ -67,8 +67,8 @@ def build_share(
         while not finished:
             ticks = launch.allgather(crew.tick())
             for tick in ticks:
-                for news in tick.news:
-                    crew.parts.hear(news)
+                for message in tick.messages:
+                    crew.parts.receive(message)
             finished = all(tick.finished for tick in ticks)
             if launch.rank == 0:
                 files, size = sum(tick.files for tick in ticks), sum(tick.bytes for tick in ticks)
@@ -95,12 +95,12 @@ class _WorkerPool:
         self._total_cost = sum(needs[number].cost for number in share.jobs)
         self._wake, self._stop, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self.parts = Parts(
-            jobs, share.parted, share.part, share.num_parts, request, storage, self._wake.set, self._stop
+            jobs, share.divided, share.part, share.num_parts, request, storage, self._wake.set, self._stop
         )
         self._commits = Commits(cache, self._stop) if share.jobs else None
         self._names = names_in(cache)  # another build may have made some while this one waited for the lock
         self._left, self._unfinished = deque(share.jobs), len(share.jobs)
-        self._small = {number for number in share.jobs if number not in share.parted and is_small(jobs[number])}
+        self._small = {number for number in share.jobs if number not in share.divided and is_small(jobs[number])}
         self._files, self._bytes, self._finished = 0, 0, False
         self._workers = min(share.workers, len(share.jobs))
         self._pool = ThreadPoolExecutor(max(1, self._workers))
@@ -116,9 +116,9 @@ class _WorkerPool:
         done = [future for future in self._futures if future.done()]
         for future in done:
             future.result()
-        news = self.parts.news()
-        self._finished = len(done) == len(self._futures) and not self.parts.left and not news
-        return _Heartbeat(finished=self._finished, files=self._files, bytes=self._bytes, news=news)
+        messages = self.parts.take_messages()
+        self._finished = len(done) == len(self._futures) and not self.parts.left and not messages
+        return _Heartbeat(finished=self._finished, files=self._files, bytes=self._bytes, messages=messages)
 
     def end(self) -> None:
         """Stop the threads that are still working."""
@@ -179,14 +179,14 @@ class _WorkerPool:
         overlap = takes.overlapped <= share.memory
         memory = takes.overlapped if overlap else takes.memory
         wanted, room = round(share.threads * need.cost / self._total_cost), (share.memory - memory) // PIECE_BYTES + 1
-        threads = 1 if number in share.parted else max(1, min(wanted, room))
+        threads = 1 if number in share.divided else max(1, min(wanted, room))
         with self._gate.held(memory + (threads - 1) * PIECE_BYTES):
             if self._stop.is_set():
                 raise StoppedError
             self._make(number, threads=threads, overlap=overlap)
 
     def _make(self, number: int, *, threads: int, overlap: bool) -> None:
-        job, parts, commits = self._jobs[number], self.parts if number in self._share.parted else None, self._commits
+        job, parts, commits = self._jobs[number], self.parts if number in self._share.divided else None, self._commits
         assert commits is not None
         if problem_with(job.artefact, self._cache, self._names) is None:
             if parts is not None:
@@ -198,7 +198,7 @@ class _WorkerPool:
             build_dataset(job, self._request, commits, self._storage, threads=threads, overlap=overlap)
         else:
             begun, rows = partial(_begin, parts, number), partial(parts.await_rows, number)
-            build_parted(job, self._request, commits, begun=begun, await_rows=rows)
+            build_divided(job, self._request, commits, begun=begun, await_rows=rows)
 
 
 def _begin(parts: Parts, number: int, documents: Path, samples: Path) -> None:

@@ -78,12 +78,40 @@ def build(folder: Path, source: FaultySource, **entries: Any) -> tuple[str, str]
     suffix = next(path.suffix for path in sorted(folder.iterdir()))
     made = {"name": "s", "weight": 1, **column, **entries}
     configs = [
-        make_config(folder.parent, [made | {"path": f"{root}/*{suffix}"}], samples=5, cache=str(folder.parent / name))
+        make_config(
+            folder.parent,
+            [made | {"path": f"{root}/*{suffix}"}],
+            samples=5,
+            cache=f"{folder.parent}/{name}{source.port}",
+        )
         | {"block_bytes": 1 << 16, "storage": {"s3://": {"endpoint": source.url}}}
         for root, name in ((folder, "plain"), ("s3://b", "remote"))
     ]
     plain, remote = (megablend.build(config).index for config in configs)
     return plain.digest, remote.digest
+
+
+def build_in_rounds(
+    folder: Path, files: dict[str, bytes], *, probed: str | None = None, **entries: Any
+) -> FaultySource:
+    """Build from a source that answers all requests of a round at once. Returns: it, with the rounds of each file.
+
+    A busy machine may take longer between two requests of a round: then it is tried again with longer ones.
+
+    Args:
+        probed: the file for which one round more is allowed, and not counted.
+    """
+    for seconds in (ROUND, 10 * ROUND):
+        with FaultySource(files, Faults(round=seconds)) as source:
+            plain, remote = build(folder, source, **entries)
+        assert plain == remote
+        listings = source.rounds.pop("b")
+        assert listings == 1  # sizes and etags are those of the listing
+        if probed is not None:
+            source.rounds[probed] -= 1
+        if max(source.rounds.values()) <= MAX_ROUNDS:
+            break
+    return source
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -93,17 +121,12 @@ def test_a_file_is_indexed_in_three_rounds(kind: str, tmp_path: Path) -> None:
     for i in range(3):
         WRITERS[kind](folder / f"{i}{SUFFIXES.get(kind, '.feather')}")
     files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
-    with FaultySource(files, Faults(round=ROUND)) as source:
-        plain, remote = build(folder, source)
-        listings = source.rounds.pop("b")
     assert (
         min(len(data) for name, data in files.items() if not name.endswith(".idx")) > 1 << 19
     )  # smaller ones are read whole
-    assert plain == remote
-    assert listings == 1  # sizes and etags are those of the listing
+    # the first file tells whether it is a stream, in a round of its own
+    source = build_in_rounds(folder, files, probed="b/0.arrow" if kind == "arrow, or a stream" else None)
     assert set(source.rounds) == set(files)
-    if kind == "arrow, or a stream":  # the first one tells which, in a round of its own
-        source.rounds["b/0.arrow"] -= 1
     assert max(source.rounds.values()) <= MAX_ROUNDS
     assert all(count <= 1 for count in Counter((h["range"], p) for h, p in _ranges(source)).values())
 
@@ -125,13 +148,10 @@ def test_without_a_page_index_a_file_is_read_once(
     write_parquet(folder / "0.parquet", row_group_size=1000, use_dictionary=False)  # a single chunk
     write_parquet(folder / "1.parquet", compression="none")
     files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
-    with FaultySource(files, Faults(round=ROUND)) as source:
-        plain, remote = build(folder, source, **({"append_eod": 0} if documents else {}))
-    assert plain == remote
+    source = build_in_rounds(folder, files, **({"append_eod": 0} if documents else {}))
     total = sum(map(len, files.values()))
     assert source.bytes < total + 2 * (70_000 + 16 * 4096)  # besides the footer, and samples for the digest
     assert source.requests < total // (1 << 18) + 2 * (16 + 8)
-    del source.rounds["b"]
     assert max(source.rounds.values()) <= MAX_ROUNDS
 
 
