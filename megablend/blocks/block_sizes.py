@@ -78,9 +78,8 @@ class BlockSizes:
     @cached_property
     def _by_file(self) -> _ByFile:
         eods = np.array([eod is not None for eod in self.column_eods], np.bool_)
-        sizes = [
-            sum(each.dtype.itemsize for each in self.extra.get(source.name, ())) for source in self.generation.sources
-        ]
+        names = self.generation.sources.names
+        sizes = [sum(each.dtype.itemsize for each in self.extra.get(name, ())) for name in names]
         sizes += [0] * (len(eods) - len(sizes))  # extra columns
         extra = np.array(sizes, np.int64)[self.generation.file_columns]
         return _ByFile(eods[self.generation.file_columns], self.generation.file_token_bytes, extra)

@@ -148,7 +148,7 @@ def test_without_a_page_index_a_file_is_read_once(
     write_parquet(folder / "0.parquet", row_group_size=1000, use_dictionary=False)  # a single chunk
     write_parquet(folder / "1.parquet", compression="none")
     files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
-    source = build_in_rounds(folder, files, **({"append_eod": 0} if documents else {}))
+    source = build_in_rounds(folder, files, append_eod=0 if documents else None)
     total = sum(map(len, files.values()))
     assert source.bytes < total + 2 * (70_000 + 16 * 4096)  # besides the footer, and samples for the digest
     assert source.requests < total // (1 << 18) + 2 * (16 + 8)
