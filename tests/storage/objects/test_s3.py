@@ -21,7 +21,7 @@ KEYS = ["t/a.bin", "t/b.bin", "t/sub/c.bin", "t/sub/deep/d.bin", "t/ sp ace.bin"
 KEYS += ["t/q?.bin", "t/+&#=;.bin", "t/'\"<>.bin", "t/.hidden.bin", "t/empty.bin", "tt/x.bin"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a process of pytest-xdist may run the module in parts
 def bucket(swift_server: S3Server) -> str:
     swift_server.admin.make_bucket("keys")
     for key in KEYS:
