@@ -18,10 +18,10 @@ from megablend.storage.futures import gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges, MergedRanges, merge_ranges, portions
 
 Check: TypeAlias = Callable[[FetchedRanges], None]
-_POOLED_BYTES = 1 << 15
+_POOLED_BYTES = 1 << 20
 """Requests of this size or more take their memory from Arrow's pool, which keeps what was freed: malloc returns it to the system,
-and what it takes from there for every batch is slow on first access. For smaller requests a call to the pool, which lets another
-thread run, costs more."""
+and what it takes from there for every batch is slow on first access. A call to the pool lets another thread run, and
+of many smaller requests the pool keeps more than a small `memory` allows."""
 BATCH_BYTES = 32 << 20
 """Decoded size of the blocks fetched together if a caller waits for all: the memory a call needs beyond its result."""
 

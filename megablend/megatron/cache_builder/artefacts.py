@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+import threading
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,19 @@ def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None =
     return None
 
 
+class _Parsing:
+    """Python 3.11 may raise SystemError where several threads parse at the same time, as numpy does with headers."""
+
+    lock = threading.Lock()
+
+
+def _renew_lock() -> None:  # another thread of the parent may have held it
+    _Parsing.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
     """Version, shape, whether in Fortran's order, and type of a `.npy` file that is open at its start.
 
@@ -134,7 +148,8 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool
     if version != (1, 0):
         return version, (), False, np.dtype(np.void)
     try:
-        return version, *np.lib.format.read_array_header_1_0(file)
+        with _Parsing.lock:
+            return version, *np.lib.format.read_array_header_1_0(file)
     except (SyntaxError, tokenize.TokenError) as error:  # of a damaged header, which numpy reads as Python
         raise ValueError(f"its header cannot be read: {error}") from error
 
