@@ -33,7 +33,6 @@ def diff(a: str, b: str, as_json: bool) -> None:
 
 
 def _print_diff(found: dict[str, Any]) -> None:
-
     for each in found["differences"][:SHOWN]:
         print_line(f"{each['what']}: {_short(each['a'])} | {_short(each['b'])}")
     if (more := len(found["differences"]) - SHOWN) > 0:

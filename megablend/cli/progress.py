@@ -61,17 +61,17 @@ class _Lines:
 
     def __call__(self, progress: Progress) -> None:
         if progress.waiting_for:
-            print_line(_waiting(progress), self.stream)
+            log_line(_waiting(progress), self.stream)
             return
         if time.monotonic() < self._next and progress.files < progress.num_files:
             return
         self._next = time.monotonic() + LOG_SECONDS
         files = f"{progress.files:,} of {progress.num_files:,} files"
         status = ", ".join(filter(None, [files, _megabytes(progress)]))
-        print_line(f"megablend: {self.done} {status}", self.stream)
+        log_line(f"megablend: {self.done} {status}", self.stream)
 
 
-def print_line(text: str, stream: TextIO) -> None:
+def log_line(text: str, stream: TextIO) -> None:
     """Print a line that nothing depends on: if that is not possible, because the log's disk is full, the work continues."""
     with contextlib.suppress(OSError):
         print(text, file=stream, flush=True)

@@ -62,7 +62,7 @@ class ReadSpec:
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> list[ReadSpec]:
-        """`from_record` of each; records with the same fields get the same object."""
+        """`from_record` of each; records without further fields, as most, get the same object where they are alike."""
         found, reads = dict[object, ReadSpec](), list[ReadSpec]()
         read_fields = itemgetter("format", "column", "documents")
         for record in records:

@@ -88,9 +88,11 @@ def _check_requests(config: Config, generation: Snapshot, named: Mapping[str, So
 
     Of thousands of sources most are requested and indexed alike: one of them is checked for all.
     """
-    reads, checked = dict(zip(generation.sources.names, generation.sources.reads, strict=True)), set[object]()
-    files = range(generation.sources[-1].files.stop)  # those of extra columns follow
-    largest = min(map(_find_largest, generation.token_dtypes(files)), default=0)
+    sources, checked, largest = generation.sources, set[object](), 0
+    reads = dict(zip(sources.names, sources.reads, strict=True))
+    if sources and any(source.append_eod is not None for source in named.values()):
+        files = range(sources[-1].files.stop)  # those of extra columns follow
+        largest = min(map(_find_largest, generation.token_dtypes(files)), default=0)
     for name, source in named.items():
         eod, read, options = source.append_eod, reads.get(name), tuple(source.format_options.items())
         request = id(read), source.format, source.column, options, eod is None

@@ -131,7 +131,8 @@ class Specification:
     def _count_sources(self, stage: RequestedStage) -> int:
         """How many sources a stage's snapshot, and those before, have: the first ones."""
         number = stage.config.snapshot if self.split == "train" else 0
-        return max(int(np.flatnonzero(each.has_source)[-1]) + 1 for each in self.data[: number + 1])
+        has_source = np.any([each.has_source for each in self.data[: number + 1]], axis=0)
+        return int(np.flatnonzero(has_source)[-1]) + 1
 
     def _blend(self, stage: RequestedStage) -> Blend:
         """The blend of a stage with the newest plan version."""

@@ -120,7 +120,7 @@ def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None =
     if text != artefact.description:
         return f"{path}: the text does not match the hash in the file's name"
     for array in artefact.arrays:
-        found, expected = _seen(artefact.path(cache, array.name)), _sent(array.shape, array.dtype, array.nbytes)
+        found, expected = _seen(artefact.path(cache, array.name)), _describe(array.shape, array.dtype, array.nbytes)
         if found != expected:
             return f"{artefact.path(cache, array.name)}: {found}; expected {expected}"
     return None
@@ -166,8 +166,8 @@ def _seen(path: Path) -> str:
         return f"cannot be read ({error.strerror})"
     except ValueError:
         return "not a .npy file"
-    return _sent(shape, f"Fortran {dtype}" if fortran_order else str(dtype), nbytes)
+    return _describe(shape, f"Fortran {dtype}" if fortran_order else str(dtype), nbytes)
 
 
-def _sent(shape: tuple[int, ...], dtype: str, nbytes: int) -> str:
+def _describe(shape: tuple[int, ...], dtype: str, nbytes: int) -> str:
     return f"contains {dtype} {list(shape)} in {nbytes:,} bytes"
