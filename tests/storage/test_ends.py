@@ -10,8 +10,8 @@ import pytest
 from megablend.storage.base import Allocate, Bytes, Int64s
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.ends import Ends, KeptEnds
-from megablend.storage.objects.known_objects import Known, KnownObjects
 from megablend.storage.objects.pins import Pin
+from megablend.storage.objects.versions import Known, KnownObjects
 from megablend.storage.prefetched import PrefetchedStorage
 from megablend.storage.wrapper import WrapperStorage
 

@@ -17,7 +17,7 @@ from megablend.storage.location import find_scheme
 from megablend.storage.objects import loop
 from megablend.storage.objects.flow import is_loader_worker
 from megablend.storage.objects.helper import get_helper
-from megablend.storage.objects.known_objects import split_known
+from megablend.storage.objects.versions import split_known
 from megablend.storage.wrapper import WrapperStorage
 
 

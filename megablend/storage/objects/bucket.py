@@ -14,6 +14,7 @@ from megablend.storage.objects.failures import Failure, Kind, find_bad_key, read
 from megablend.storage.objects.listing import Listed, Object, find_objects
 from megablend.storage.objects.pins import Pin, make_pin
 from megablend.storage.objects.requests import Answer, Source
+from megablend.storage.objects.workers import call_each
 
 T = TypeVar("T")
 MAX_PART_BYTES = 8 << 20
@@ -131,13 +132,9 @@ class Bucket:
         """
         parts, view = plan_requests(offsets, sizes, begins), out.data
         if len(parts) == 1:
-            return await self._read_part(path, key, pin, parts[0], view)
-        tasks = [asyncio.ensure_future(self._read_part(path, key, pin, part, view)) for part in parts]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+            await self._read_part(path, key, pin, parts[0], view)
+            return
+        await call_each(lambda part: self._read_part(path, key, pin, part, view), parts, self.source.flow)
 
     async def _read_part(self, path: str, key: str, pin: Pin, part: tuple[int, int, int], out: memoryview) -> None:
         start, stop, begin = part

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -21,10 +20,11 @@ from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, p
 from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
 from megablend.storage.objects.clients import check_installed, get_lister, get_source
 from megablend.storage.objects.flow import MAX_REQUESTS
-from megablend.storage.objects.known_objects import KnownObjects
 from megablend.storage.objects.listing import is_wild
 from megablend.storage.objects.pins import Pin
 from megablend.storage.objects.urls import split_query
+from megablend.storage.objects.versions import KnownObjects
+from megablend.storage.objects.workers import call_each
 from megablend.storage.waits import wait_for
 
 MAX_FILES = 16
@@ -164,7 +164,9 @@ class ObjectStorage:
         """Find the present versions of objects whose readers read on in them."""
         for path in paths:
             self._known.forget(path)
-        await asyncio.gather(*(self._read_ends(bucket, path, key, None) for path, key in zip(paths, keys, strict=True)))
+        await call_each(
+            lambda each: self._read_ends(bucket, *each, None), zip(paths, keys, strict=True), bucket.source.flow
+        )
 
     async def _read_ends(self, bucket: Bucket, path: str, key: str, pin: Pin | None) -> None:
         found, ends = await bucket.read_ends(path, key, pin, self._known.tail_bytes)

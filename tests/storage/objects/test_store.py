@@ -8,10 +8,10 @@ import pytest
 
 from megablend.errors import CorruptFileError
 from megablend.storage.object_options import ObjectOptions
-from megablend.storage.objects.known_objects import Known
 from megablend.storage.objects.listing import Listed, Object, find_objects
 from megablend.storage.objects.pins import Pin
 from megablend.storage.objects.store import ObjectStorage
+from megablend.storage.objects.versions import Known
 
 PATH = "s3://bucket/x"
 
