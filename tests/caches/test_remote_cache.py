@@ -214,10 +214,12 @@ def test_of_sources_in_the_same_bucket_no_secret_is_kept_or_shown(
             shown += traceback.TracebackException.from_exception(caught.value, capture_locals=True).format()
         del batches
     (tmp_path / "config.json").write_text(json.dumps(config))
-    for command in ("describe", "verify", "build", "gc", "check", "runs"):
-        arguments = [sys.executable, "-m", "megablend", command, str(tmp_path / "config.json")]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, (command, done.stderr)
+    wrong = os.environ | {"AWS_SECRET_ACCESS_KEY": "canary-wrong", "MEGABLEND_LOCAL_CACHE": str(tmp_path / "other")}
+    commands = ("describe", "verify", "build", "gc", "check", "runs list")
+    for command, environment in [*((each, None) for each in commands), ("verify", wrong)]:
+        arguments = [sys.executable, "-m", "megablend", *command.split(), str(tmp_path / "config.json")]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False, env=environment)
+        assert done.returncode == 0 or environment is wrong, (command, done.stderr)
         shown += [done.stdout, done.stderr]
     shown += [caplog.text, repr(dataset), repr(vars(dataset)), repr(vars(dataset.run)), repr(dataset.state_dict(3))]
     pickled = [pickle.dumps(each) for each in (dataset, dataset.run.store)]
