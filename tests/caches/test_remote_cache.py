@@ -206,7 +206,7 @@ def test_of_sources_in_the_same_bucket_no_secret_is_kept_or_shown(
         assert megablend.build(config, checksums=True).index.digest == megablend.build(local).index.digest
         dataset = megablend.open(config)
         assert dataset[3]["tokens"].tolist() == samples(local)[3]
-        batches = iter(megablend.Loader(dataset, micro_batch_size=4, num_workers=1))
+        batches = iter(megablend.Loader(dataset, micro_batch_size=4))
         next(batches)
         for refused in (config | {"cache": "s3://nobody-has-this/x"}, _with_path(config, f"{bucket}/data/none*")):
             with pytest.raises(MegablendError) as caught:
@@ -237,3 +237,28 @@ def _with_path(config: dict[str, Any], path: str) -> dict[str, Any]:
 
 def _list(url: str) -> list[Any]:
     return ObjectPrefix(url, ObjectOptions()).list_objects()
+
+
+STRAYS = (
+    "generations/README",
+    "generations/x/y",
+    "runs/README",
+    "runs/a/b/c.json",
+    "fragments/x/y",
+    "documents/x",
+    "README",
+)
+
+
+def test_other_objects_below_the_prefix_do_not_matter(tmp_path: Path, remote: str) -> None:
+    local, config = configs(tmp_path, remote, run="demo")
+    prefix = ObjectPrefix(remote, ObjectOptions())
+    prefix.write_all(dict.fromkeys(STRAYS, b"not megablend's"))
+    built = megablend.build(config)
+    assert built.index.digest == megablend.build(local).index.digest
+    assert samples(config) == samples(local)
+    assert megablend.verify(remote).problems == ()
+    assert [each.run for each in megablend.list_runs(remote)] == ["demo"]
+    megablend.describe(remote)
+    assert megablend.gc(remote, older_than_days=1).removed == ()
+    assert all(prefix.read_all(STRAYS))

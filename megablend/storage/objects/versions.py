@@ -63,7 +63,9 @@ class KnownObjects:
     def take_new(self) -> dict[str, Known]:
         """What was found out since the last call, other than by `add`."""
         new, self._new = self._new, set()
-        return {path: Known(pin, self._ends.get(path)) for path in tuple(new) if (pin := self._pins.get(path)) is not None}
+        return {
+            path: Known(pin, self._ends.get(path)) for path in tuple(new) if (pin := self._pins.get(path)) is not None
+        }
 
     def add(self, known: Mapping[str, Known]) -> None:
         """Take over what another process has found out; what this one has met first stays."""
