@@ -116,7 +116,10 @@ def parse_roots(folder: Path, data: bytes) -> dict[str, Any]:
     """Parse the content of a snapshot's roots.json. Raises: CacheError."""
     roots = _parse_json(f"{folder}/{ROOTS}", data)
     committed = roots.pop("checksum", None)  # version 0.1.0 wrote none
-    if not {"arrival", "roots"} <= set(roots) <= _ROOTS_FIELDS or committed not in (None, _checksum(roots, as_stored=True)):
+    if not {"arrival", "roots"} <= set(roots) <= _ROOTS_FIELDS or committed not in (
+        None,
+        _checksum(roots, as_stored=True),
+    ):
         raise CacheError(f"{folder / ROOTS}: damaged (its checksum is wrong); {REPAIR_REMEDY}")
     if not isinstance(roots.get("arrival"), int) or not isinstance(roots.get("roots"), dict):
         raise CacheError(f"{folder / ROOTS}: damaged; {REPAIR_REMEDY}")
