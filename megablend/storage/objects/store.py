@@ -169,7 +169,8 @@ class ObjectStorage:
         )
 
     async def _read_ends(self, bucket: Bucket, path: str, key: str, pin: Pin | None) -> None:
-        found, ends = await bucket.read_ends(path, key, pin, self._known.tail_bytes)
+        tail_bytes = 0 if self._checking else self._known.tail_bytes
+        found, ends = await bucket.read_ends(path, key, pin, tail_bytes)
         self._known.keep(path, found, ends)
 
     def _find_one(self, path: str, address: Address) -> Found:
