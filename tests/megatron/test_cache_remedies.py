@@ -354,17 +354,6 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert call.run()["splits"], "one at a time"
 
 
-def test_a_blend_by_length_that_is_too_long(tmp_path: Path) -> None:
-    call = Call(tmp_path)
-    call.give(data_path=[call.a, call.b], train_samples=1_000_000)
-    with pytest.raises(
-        MegablendError, match=r"the blend takes [\d,]+ samples, but only [\d,]+ are built .*: ask for fewer"
-    ):
-        call.run()
-    call.give(train_samples=300)
-    assert call.run()["splits"]
-
-
 def test_more_epochs_than_megatron_counts(tmp_path: Path) -> None:
     call = Call(tmp_path)
     small = write_pair(tmp_path / "small", [3])
