@@ -48,7 +48,7 @@ def first(sample: Config) -> torch.Tensor:
     return tokens[:1]
 
 
-LITTLE = 21_500
+LITTLE = 25_000
 SINGLE = {"order": "document", "run": "document"}
 Call = Callable[[Config], Any]
 
