@@ -48,7 +48,7 @@ def first(sample: Config) -> torch.Tensor:
     return tokens[:1]
 
 
-LITTLE = 25_000
+LITTLE = 32_000
 SINGLE = {"order": "document", "run": "document"}
 Call = Callable[[Config], Any]
 
@@ -84,7 +84,7 @@ CASES: dict[str, Case] = {
         lambda config: load(config, SINGLE | {"memory": LITTLE}, micro_batch_size=12),
         "the blocks of a step of 12 samples take .*; raise memory, or lower micro_batch_size or the sources' block sizes",
         [
-            lambda config: load(config, SINGLE | {"memory": 60_000}, micro_batch_size=12),
+            lambda config: load(config, SINGLE | {"memory": 80_000}, micro_batch_size=12),
             lambda config: load(config, SINGLE | {"memory": LITTLE}, micro_batch_size=1),
             lambda config: load(with_smaller_blocks(config), {"memory": LITTLE}, micro_batch_size=12),
         ],
