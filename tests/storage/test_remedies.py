@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import megablend
@@ -16,7 +16,6 @@ from megablend.errors import ConfigError, DataError, MegablendError
 from megablend.formats import FORMATS
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.registry import STORAGES
-from tests.pairs import write_pair
 from tests.runs import documents, make_config, write_source
 
 STORAGE = """
@@ -105,21 +104,31 @@ def test_a_storage_that_cannot_be_loaded(tmp_path: Path, package: Package) -> No
     assert make_storage().read(f"moved:/{tmp_path}/x", 0, 4) == b"0123"
 
 
-@pytest.mark.parametrize(
-    "remedy",
-    [
-        lambda package: package.write("tokens", "from tests.formats.test_registry import TOKENS as make"),
-        lambda package: package.uninstall(),
-    ],
-    ids=["fix", "uninstall"],
-)
-def test_a_format_that_cannot_be_loaded(tmp_path: Path, package: Package, remedy: Callable[[Package], Any]) -> None:
-    """A prefix of a pair has no suffix, so that the suffixes of all formats are needed."""
-    config = make_config(tmp_path, [{"name": "a", "path": write_pair(tmp_path / "x", [9] * 60)}], samples=20)
+BROKEN = r"format 'tokens': .* cannot be loaded .*; fix the package that provides it, or uninstall it if no file has this format$"
+
+
+def test_a_format_that_cannot_be_loaded(tmp_path: Path, package: Package) -> None:
+    path = tmp_path / "a.tokens"
+    table = pa.table({"ids": [[1, 2, 3]] * 90})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    config = make_config(tmp_path, [{"name": "a", "path": str(path)}], samples=20)
     package.install("megablend.formats", "tokens", "import no_such_module_either")
-    says = r"format 'tokens': .* cannot be loaded .*; fix the package that provides it, or uninstall it if no file has"
-    with pytest.raises(MegablendError, match=says):
+    with pytest.raises(MegablendError, match=BROKEN):
         megablend.build(config)
-    remedy(package)
+    package.write("tokens", "from tests.formats.test_registry import TOKENS as make")
     megablend.build(config)
     assert len(megablend.open(config)[0]["tokens"]) == 8
+
+
+def test_a_package_that_is_not_needed(tmp_path: Path, package: Package) -> None:
+    """The suffixes of all formats are needed to say which pattern fits a folder."""
+    source = write_source(tmp_path, 0, "parquet", documents(0, 60, 30, seed=4))
+    folder = str(Path(source["path"]).parent)
+    config = make_config(tmp_path, [source | {"path": folder}], samples=20)
+    package.install("megablend.formats", "tokens", "import no_such_module_either")
+    with pytest.raises(MegablendError, match=BROKEN):
+        megablend.build(config)
+    package.uninstall()
+    with pytest.raises(MegablendError, match="specify its files as"):
+        megablend.build(config)
