@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,7 @@ class Package:
 
     def write(self, name: str, code: str) -> None:
         (self.folder / f"megablend_odd_{name}.py").write_text(code)
+        sys.modules.pop(f"megablend_odd_{name}", None)  # of another test
         importlib.invalidate_caches()
 
     def uninstall(self) -> None:
