@@ -9,6 +9,7 @@ from megablend.errors import PlanError
 from megablend.exact.documents import document_index
 from megablend.exact.epochs import num_epochs
 from megablend.exact.samples import sample_index
+from megablend.exact.shuffle import Generator
 
 
 def test_a_split_without_tokens() -> None:
@@ -20,7 +21,7 @@ def test_a_split_without_tokens() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_an_index_of_other_documents(threads: int) -> None:
-    lengths, generator = np.array([5, 6], np.int32), np.random.RandomState(1)
+    lengths, generator = np.array([5, 6], np.int32), Generator(1)
     others = document_index(np.arange(3), 1, generator, separate_final_epoch=False)
     says = "refers to documents 0 to 2, but lengths are given for 2; rebuild it for these documents"
     with pytest.raises(PlanError, match=says):

@@ -181,7 +181,7 @@ def test_an_idx_that_is_still_written(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(reader, "WHOLE_BYTES", 100)
     monkeypatch.setattr(lengths, "WHOLE_BYTES", 100)
     prefix = write_pair(tmp_path / "a", [9] * 60)
-    digest = reader.digest_idx
+    digest = lengths.digest_idx
 
     def digest_while_it_is_written(*arguments: Any) -> Any:
         write_pair(tmp_path / "a", [8, 10] * 30)

@@ -22,6 +22,7 @@ from megablend.errors import CacheError, ChangedFileError, ConfigError, Unsuppor
 from megablend.formats import FORMATS
 from megablend.fs import build_lock
 from megablend.index import file_tasks
+from megablend.index.sampled_digest import sampled_content_digest
 from tests.api.test_remedies_of_runs import configure, run_named
 from tests.api.test_repairs import Project
 from tests.formats.test_registry import TOKENS
@@ -142,7 +143,7 @@ def test_a_source_of_two_formats(tmp_path: Path) -> None:
 def test_a_file_that_is_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "data" / "a.parquet"
     config = make_config(tmp_path, [source_of(path, ROWS)], samples=20)
-    sample = file_tasks.sampled_content_digest
+    sample = sampled_content_digest
 
     def sample_while_it_is_written(*arguments: Any) -> Any:
         found = sample(*arguments)

@@ -19,7 +19,7 @@ from megablend.errors import ConfigError, CorruptFileError, MegablendError
 from tests.runs import documents, make_config, write_source
 
 Config = dict[str, Any]
-ALONE = {"data_parallel_rank": 0, "data_parallel_size": 1}
+ALONE: dict[str, Any] = {"data_parallel_rank": 0, "data_parallel_size": 1}
 
 
 @pytest.fixture(scope="module")
