@@ -55,15 +55,16 @@ def check_key(location: str, key: str) -> None:
 
 
 def _parse_url(location: str, scheme: str) -> Address:
-    server, _, path = location.partition("://")[2].partition("/")
+    shown = re.split(r"[?#]", location, maxsplit=1)[0]  # a query may be a signature
+    server, _, path = shown.partition("://")[2].partition("/")
     if "@" in server:
         host = server.rpartition("@")[2]
         raise ConfigError(f"{scheme}://{host}/{path}: contains a user or password; remove it from the URL")
     if not server:
-        raise ConfigError(f"{location}: names no server, expected {scheme}://host/path")
+        raise ConfigError(f"{shown}: names no server, expected {scheme}://host/path")
     if not is_server_url(f"{scheme}://{server}"):
         raise ConfigError(
-            f"{location}: found {server!r} for a server, expected {scheme}://host/path or {scheme}://host:port/path"
+            f"{shown}: found {server!r} for a server, expected {scheme}://host/path or {scheme}://host:port/path"
         )
     url = urlsplit(location)
     if re.search(r"%2f", url.path, re.IGNORECASE):
