@@ -12,6 +12,7 @@ from megablend.api.build_results import BuildResult, BuiltIndex
 from megablend.api.check import check_store
 from megablend.api.checksums import make_checksums
 from megablend.api.known_ranges import refuse_known_outliers
+from megablend.api.other_splits import plan_other_splits
 from megablend.api.repair import repair_kept_index
 from megablend.api.runs import list_indices, make_run_storage
 from megablend.api.same_config import check_same_config
@@ -22,6 +23,7 @@ from megablend.caches.base import OvertakenError
 from megablend.config import Config, load_config
 from megablend.distributed.base import Communicator
 from megablend.distributed.launch import detect
+from megablend.errors import PlanError
 from megablend.index.build import BuildReport, Progress
 from megablend.index.build import build_index as index_files
 from megablend.index.build_report import report_waiting
@@ -32,7 +34,7 @@ from megablend.plan.committed_run import keep_plan
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
 from megablend.plan.open_store import open_block_store, open_stores
-from megablend.plan.run import as_promised, check_run, plan_run, precompute_orders
+from megablend.plan.run import Run, as_promised, check_run, plan_run, precompute_orders
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
@@ -234,6 +236,15 @@ def _commit_run_or_retry(
     return _commit_run(config, report, documents, storage)
 
 
+def _warn_of_other_splits(config: Config, run: Run) -> list[str]:
+    """Why validation or test splits cannot be opened: a run can be trained without them, but evaluation should not find out."""
+    return [
+        f"{split}: cannot be opened: {problem}"
+        for split, problem in plan_other_splits(config, run)
+        if isinstance(problem, PlanError)
+    ]
+
+
 def _commit_run(config: Config, report: BuildReport, documents: TablesReport | None, storage: Storage) -> BuildResult:
     """Start the run's ledger, or append a stage to it."""
     ledger = load_ledger(config.cache_store, config.run)
@@ -257,7 +268,7 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
         ledger=extended,
         stages_before=stages_before,
         problems=problems,
-        warnings=(*find_warnings(run), *warn_of_shared_files(run)),
+        warnings=(*find_warnings(run), *warn_of_shared_files(run), *_warn_of_other_splits(config, run)),
     )
 
 

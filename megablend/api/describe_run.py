@@ -11,13 +11,14 @@ from megablend.api.describe_index import describe_index
 from megablend.api.describe_split import describe_split
 from megablend.api.description import RunDescription, SplitDescription
 from megablend.api.full_shares import write_full_share_stages
+from megablend.api.other_splits import plan_other_splits
 from megablend.api.skip import describe_skips
 from megablend.api.warn import find_warnings, warn_of_amplification, warn_of_shared_files, warn_of_steps
 from megablend.api.what_if import Foreseen, foresee_run
-from megablend.config import SPLITS, Config
+from megablend.config import Config
 from megablend.errors import PlanError
 from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
-from megablend.plan.run import Run, as_promised, check_run, plan_run
+from megablend.plan.run import Run
 from megablend.prefetch.estimate_transfer import estimate_transfer
 from megablend.prefetch.memory_need import find_memory_need
 from megablend.prefetch.read_amplification import read_amplification
@@ -82,17 +83,8 @@ def _describe_splits(
         return describe_split(split, steps, document_lengths=document_lengths), warnings
 
     splits = {"train": describe(run)}
-    for number, split in enumerate(SPLITS[1:], 1):
-        is_used = split in config.sources if config.listed_by_split else config.shares[number] > 0
-        if not is_used:
-            continue
-        try:
-            other = as_promised(plan_run(config, split, run.store), run.ledger)
-            check_run(other)
-        except PlanError as error:
-            splits[split] = _cannot_be_planned(error, loaders), []
-        else:
-            splits[split] = describe(other)
+    for split, other in plan_other_splits(config, run):
+        splits[split] = describe(other) if isinstance(other, Run) else (_cannot_be_planned(other, loaders), [])
     return splits
 
 

@@ -89,7 +89,8 @@ class FetchedCheck:
             raise CorruptFileError(
                 path,
                 f"{len(data)} bytes differ from their checksum in the index, {MAX_READS} times in a row: restore the file; or, "
-                "if it was damaged already when the index was built, build the index and the checksums again",
+                "if it was wrong when its checksums were made, remove the folder `checksums` of the cache, and `megablend build "
+                "CONFIG --checksums` makes them again",
                 offset=offset,
             )
 

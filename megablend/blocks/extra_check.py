@@ -51,7 +51,7 @@ def _check_counts(store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, co
         if flat and column_file.tokens != column_file.rows:
             problem = f"has {column_file.rows - column_file.tokens:,} rows without a value; every row needs one"
         elif column_file.rows != file.rows:
-            problem = f"has {column_file.rows:,} rows, but the tokens have {file.rows:,}; rewrite the file"
+            problem = f"has {column_file.rows:,} rows, but the tokens have {file.rows:,}"
         elif not flat and column_file.tokens != file.tokens:
             found = _first_difference(store, file, column_file)
             problem = f"{found}; each list must have as many values as its row has tokens, nulls not counted"

@@ -187,6 +187,6 @@ def _mismatch_error(
     return CorruptFileError(
         generation.path(file),
         f"row {row}: its list in column {column.column!r} does not have one value per token (nulls not counted); rewrite the "
-        "file again",
+        "file, and build the run by another name (`run:`)",
         offset=int(generation.blocks(np.array([i]))[0]["offset"]),
     )

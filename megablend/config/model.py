@@ -49,7 +49,8 @@ class _Loaded:
 
 
 class Config(Settings):
-    """A run: where its tokens are stored, how they are blended, and what its samples contain."""
+    """A config as `load_config` returns it: settings that are also checked together, with what is derived from them, such as
+    the settings of each stage."""
 
     _loaded: _Loaded = PrivateAttr(default_factory=lambda: _Loaded(None, ""))
     _snapshot: int = PrivateAttr(0)

@@ -50,7 +50,7 @@ class Warnings(Model):
 
 
 class Settings(Model):
-    """A run: where its tokens are stored, how they are blended, and what its samples contain."""
+    """The keys of a config, each checked by itself: a run's data, its blend, its samples, and how they are read."""
 
     cache: PathText
     """Where the index is kept: a folder that all ranks can access, or a prefix of an object store (s3://bucket/caches/name);

@@ -98,13 +98,13 @@ def _with_suffix(path: str, names: list[str]) -> list[Format]:
 
 
 def _load(entry: importlib.metadata.EntryPoint) -> Format:
-    problem = "fix or uninstall the package that provides it"
     try:
         loaded: Format = entry.load()
         if loaded.name != entry.name:
             raise ValueError(f"its name is {loaded.name!r}")
     except Exception as error:  # code of another package may raise anything
         raise ConfigError(
-            f"format {entry.name!r}: {entry.value!r} cannot be loaded ({type(error).__name__}: {error}); {problem}"
+            f"format {entry.name!r}: {entry.value!r} cannot be loaded ({type(error).__name__}: {error}); "
+            "fix the package that provides it, or uninstall it if no file has this format"
         ) from error
     return loaded

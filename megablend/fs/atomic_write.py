@@ -29,9 +29,7 @@ def translate_os_errors(path: Path) -> Iterator[None]:
     except MegablendError:  # a missing data file is an OSError too, but not one of the cache
         raise
     except OSError as error:
-        remedy = remedy_of(
-            error.errno, default="free disk space or fix permissions there, or choose another cache directory"
-        )
+        remedy = remedy_of(error.errno)
         raise CacheError(f"{error.filename or path}: cannot write the cache ({cause_of(error)}): {remedy}") from error
 
 

@@ -32,9 +32,7 @@ def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
     if total < 1:
         raise PlanError(f"cannot divide {total} samples; expected more than 0")
     if (most := longest_stage(weights, caps, redistribute=True)) is not None and total > most:
-        raise PlanError(
-            f"{total:,} samples requested, but the caps of all sources with a share allow {most:,}: request at most that many"
-        )
+        raise PlanError(f"{total:,} samples requested, but the caps of all sources with a share allow {most:,}")
     shares, free = [Fraction(0)] * len(weights), [source for source, weight in enumerate(weights) if weight > 0]
     left = total
     while full := _find_over_caps(weights, caps, free, left):

@@ -98,8 +98,7 @@ class _Planner:
     def _check_end(self, stage: Stage, number: int) -> None:
         if number and self.stages[number - 1].stop < self.start >= stage.end:
             raise PlanError(
-                f"stage {number} ends at sample {stage.end:,}, but where an amendment changes the length of samples or withdraws "
-                f"files, the settings before it are kept to sample {self.start:,}: end the stage later"
+                f"stage {number} ends at sample {stage.end:,}, but the settings before it are kept to sample {self.start:,}"
             )
 
     def enter(self, index: str, order: str) -> None:

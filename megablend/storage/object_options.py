@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 _SCHEMES = ("s3", "gs", "az", "http", "https")
+_SERVER = re.compile(
+    r"(?i:https?)://([^\s/@]*@)?(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]\\%\"<>^`{|}]+)(:(?P<port>\d{1,5}))?(/\S*)?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,12 @@ def has_prefix(location: str, prefix: str) -> bool:
     return location == prefix or location.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
 
 
+def is_server_url(url: str) -> bool:
+    """Whether this is the URL of a server, with or without a port and a path. The client panics at what is not."""
+    found = _SERVER.fullmatch(url)
+    return found is not None and int(found["port"] or 0) < 1 << 16
+
+
 def parse_options(given: object) -> ObjectOptions:
     """The `storage` setting of a config: prefixes to settings. Raises: ValueError, which names the key."""
     if isinstance(given, ObjectOptions):
@@ -132,11 +141,11 @@ def _parse_value(place: str, kind: str, value: object) -> object:
     if kind.startswith("str"):
         if not isinstance(value, str) or not value:
             raise ValueError(f"{place}: found {value!r}, expected text")
-        if "@" in urlsplit(value).netloc:
+        if "@" in value.partition("://")[2].partition("/")[0]:
             raise ValueError(
                 f"{place}: contains a user or password; set it in the environment (HTTPS_PROXY for a proxy)"
             )
-        if place.endswith((": endpoint", ": proxy")) and urlsplit(value).scheme not in ("http", "https"):
+        if place.endswith((": endpoint", ": proxy")) and not is_server_url(value):
             raise ValueError(f"{place}: found {value!r}, expected a URL such as https://host:port")
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:

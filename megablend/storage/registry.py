@@ -76,7 +76,7 @@ def find_storage(scheme: str) -> StorageFactory | None:
             except Exception as error:  # code of another package may raise anything
                 raise ConfigError(
                     f"{scheme}://: its storage {entry.value!r} cannot be loaded ({type(error).__name__}: {error}); "
-                    "fix or uninstall the package that provides it"
+                    "fix the package that provides it"
                 ) from error
             break
     return STORAGES.get(scheme)

@@ -29,11 +29,11 @@ _NOT_LOADED = ("failed to map segment", "cannot allocate memory", "Could not fin
 """Messages of Python's loader, glibc and llvmlite if there is no memory for a library; they come without an errno."""
 
 
-def remedy_of(number: int | None, default: str = "check the path and the file system") -> str:
+def remedy_of(number: int | None) -> str:
     """The remedy for a system error by its errno."""
     if number in (errno.EMFILE, errno.ENFILE):
         return _raise_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-    return _REMEDIES.get(number or 0, default)
+    return _REMEDIES.get(number or 0, "check the path and the file system, or use another folder")
 
 
 def _raise_open_files(limit: int, hard: int) -> str:

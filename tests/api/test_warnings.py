@@ -9,7 +9,7 @@ import pytest
 
 import megablend
 from megablend.api.select import select_sources
-from tests.runs import make_config, write_source
+from tests.runs import make_config, write_blend, write_source
 
 
 @pytest.fixture
@@ -91,3 +91,26 @@ def test_sources_are_sorted_matched_and_cut(config: dict[str, Any]) -> None:
         shown(match="x*")
     with pytest.raises(megablend.ConfigError, match="found top -1, expected a whole number, 0 or more"):
         shown(top=-1)
+
+
+@pytest.mark.parametrize("is_set", [False, True], ids=["split", "validation set"])
+def test_a_source_that_gives_validation_no_sample(tmp_path: Path, is_set: bool) -> None:
+    """`build` warns of what `open` refuses, and each remedy of the message is followed."""
+    sources = write_blend(tmp_path, 1000, 10)
+    config = make_config(tmp_path, sources, samples=200, valid_samples=10, split=None if is_set else "60,40,0")
+    if is_set:
+        config |= {"sources": {"train": [sources[0] | {"name": "t"}], "valid": sources}}
+    says = (
+        "source 's1' gets none of 10 samples: its share is 0.0099. All sources get at least one from 101 samples on: set "
+        "`valid_samples: 101` or more; or give it a larger share, or a share of 0"
+    )
+    assert f"valid: cannot be opened: {says}" in megablend.build(config).warnings
+    assert megablend.describe(config)["splits"]["valid"]["problem"] == says
+    with pytest.raises(megablend.PlanError, match="source 's1' gets none of 10 samples"):
+        megablend.open(config, split="valid")
+    assert len(megablend.open(config)) == 200
+    for number, (weight, samples) in enumerate([(10, 101), (500, 10), (0, 10)]):
+        sources[1]["weight"] = weight
+        mended = config | {"valid_samples": samples, "run": f"r{number}"}
+        assert not [each for each in megablend.build(mended).warnings if "cannot be opened" in each]
+        assert len(megablend.open(mended, split="valid")) == samples

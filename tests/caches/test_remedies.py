@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.caches.objects import chains
+from megablend.caches.objects import chains, probe
 from megablend.caches.objects.chains import Chain, Version
 from megablend.caches.objects.store import ObjectCacheStore
 from megablend.errors import CacheError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
 from tests.caches.test_remote_cache import configs, samples
+from tests.storage.objects.conftest import S3Server
+from tests.storage.objects.servers.fill import AzureContainer
 
 Change = Callable[[dict[str, Any]], Any]
 """Of the JSON of a version; what it returns is written in its place."""
@@ -180,3 +182,33 @@ def test_a_record_that_another_process_changes(built: dict[str, Any], monkeypatc
     assert len(samples(built | {"samples": 60})) == 60
     megablend.reset_run(built, "default")
     assert megablend.list_runs(built["cache"]) == []
+
+
+def test_a_damaged_object(tmp_path: Path, built: dict[str, Any]) -> None:
+    expected = samples(built)
+    prefix, key, data = find_object(built, r"/generations/.*/blocks\.arrow")
+    prefix.write(key, data[:-9] + bytes([data[-9] ^ 4]) + data[-8:])
+    other = on_another_node(built, tmp_path)
+    with pytest.raises(CacheError, match=f"{key}: damaged: its blake2b is .*; rebuild the index to repair it"):
+        samples(other)
+    megablend.build(other)
+    assert samples(other) == expected
+
+
+def test_a_store_in_which_several_writes_of_an_object_succeed(
+    tmp_path: Path, swift: S3Server, container: AzureContainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swift.admin.make_bucket_if_missing("remedies")
+    monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "node"))
+    monkeypatch.setattr(probe, "_ROUNDS", 10)
+    local, config = configs(tmp_path, "s3://remedies/of/x")
+    says = "this store ignores `If-None-Match: .*: use a store that honours it, or a cache in a folder"
+    with pytest.raises(CacheError, match=says):
+        megablend.build(config)
+    megablend.build(local)  # "a cache in a folder"
+    for name, value in container.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", container.url)
+    config["cache"] = f"az://{container.name}/of/remedies"  # "a store that honours it"
+    megablend.build(config)
+    assert samples(config) == samples(local)

@@ -124,7 +124,7 @@ def test_a_cache_that_cannot_be_written(ranks: int, data: list[str], tmp_path: P
     done = run(tmp_path / "file" / "cache", *blend(data), ranks=ranks)
     assert done.returncode == 3
     assert "file/cache" in done.stderr
-    assert "free disk space or fix permissions there, or choose another cache directory" in done.stderr
+    assert "check the path and the file system, or use another folder" in done.stderr
 
 
 def test_a_disk_that_runs_full(data: list[str], tmp_path: Path) -> None:

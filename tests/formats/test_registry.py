@@ -66,7 +66,7 @@ def test_a_format_of_another_package_is_found_by_name(packages: None) -> None:
 @pytest.mark.parametrize(("name", "problem"), [("broken", "ModuleNotFoundError"), ("misnamed", "its name is 'tokens'")])
 def test_a_format_that_cannot_be_loaded_is_named(packages: None, name: str, problem: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"format '{name}': '.*' cannot be loaded \(.*{problem}.*\); fix or uninstall"
+        ConfigError, match=rf"format '{name}': '.*' cannot be loaded \(.*{problem}.*\); fix the package"
     ):
         get_format(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import zlib
@@ -120,6 +121,40 @@ def test_what_differs_each_time_is_an_error(config: dict[str, Any]) -> None:
     with pytest.raises(CorruptFileError, match=says):
         store.read_blocks(blocks_of_tokens(store))
     assert max(storage.reads.values()) == MAX_READS
+
+
+@pytest.mark.parametrize("remedy", ["restore the file", "make the checksums again"])
+def test_a_remedy_of_checksums_that_differ(config: dict[str, Any], remedy: str) -> None:
+    path = Path(config["cache"]).parent / "data" / "a.parquet"
+    before, stat = path.read_bytes(), path.stat()
+    store, _ = open_moved(config, 0)
+    expected = store.read_blocks(blocks_of_tokens(store)).tokens.tolist()
+    block = store.generation.blocks(np.array([0]))[0]
+    at = int(block["offset"] + block["stored_bytes"]) - 3
+    write_in_place(path, before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :], stat)
+    says = r"restore the file; or, if it was wrong when its checksums were made, remove the folder `(\w+)` of the cache, and "
+    with pytest.raises(
+        CorruptFileError, match=f"{says}`megablend build CONFIG --checksums` makes them again"
+    ) as caught:
+        store.read_blocks(blocks_of_tokens(store))
+    if remedy == "restore the file":
+        write_in_place(path, before, stat)
+    else:
+        folder = re.search(says, str(caught.value))
+        assert folder
+        shutil.rmtree(Path(config["cache"]) / folder[1])
+        megablend.build(config, checksums=True)
+    store, _ = open_moved(config, 0)
+    found = store.read_blocks(blocks_of_tokens(store)).tokens.tolist()
+    assert len(found) == len(expected)
+    assert found == expected or remedy != "restore the file"
+
+
+def write_in_place(path: Path, data: bytes, stat: os.stat_result) -> None:
+    """Change a file so that only checksums of its content show that."""
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 def test_each_column_has_ranges_of_its_own(config: dict[str, Any]) -> None:

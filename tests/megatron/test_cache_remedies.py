@@ -16,8 +16,14 @@ import pytest
 from click.testing import CliRunner
 
 from megablend.cli.megatron_cache import megatron_cache
+from megablend.distributed.base import SingleProcess
+from megablend.distributed.fail_together import FailTogether
+from megablend.distributed.folder_groups import ranks_sharing_folder
 from megablend.errors import MegablendError
+from megablend.megatron.cache_builder.idx_copies import copy_path, make_copies
 from megablend.megatron.request.dataset_uri import parse_address
+from megablend.storage.by_scheme import make_storage
+from megablend.testing.moved import MovedStorage
 from tests.pairs import write_pair
 
 IDENTIFIERS = '{"class": "T", "tokenizer_path": []}'
@@ -337,3 +343,55 @@ def test_an_option_of_an_address(query: str, says: str) -> None:
     with pytest.raises(MegablendError, match=f"{says}; give one$"):
         parse_address(f"parquet:/data/*.parquet?{query}")
     assert parse_address("parquet:/data/*.parquet?column=a").column == "a"
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Call(tmp_path)
+    monkeypatch.setattr("megablend.fs.build_lock._try_lock", lambda _: 38)
+    (note,) = call.run()["notes"]
+    assert note == f"{tmp_path}/cache: the file system has no locks; run one build at a time"
+    call.give(data_cache_path=str(tmp_path / "other"))
+    assert call.run()["splits"], "one at a time"
+
+
+def test_more_epochs_than_megatron_counts(tmp_path: Path) -> None:
+    call = Call(tmp_path)
+    small = write_pair(tmp_path / "small", [3])
+    call.give(data_path=["1", small], split=["1"], train_samples=600_000_000, valid_samples=None, test_samples=None)
+    says = "read its 3 tokens [0-9,]+ times, and Megatron counts epochs in 32 bits; request fewer, or add data"
+    with pytest.raises(MegablendError, match=says):
+        call.run()
+    call.give(train_samples=300)
+    assert call.run()["splits"]
+    call.give(data_path=["1", call.a], train_samples=600_000_000, dry_run=True)
+    assert call.run()["splits"]
+
+
+def test_an_idx_that_changes_while_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.idx").write_bytes(b"0123")
+    storage = MovedStorage(make_storage())
+    read = storage.read
+
+    def read_while_it_is_written(path: str, offset: int, size: int) -> bytes:
+        found = read(path, offset, size)
+        (tmp_path / "x.idx").write_bytes(b"012345")
+        return found
+
+    prefix = f"moved:/{tmp_path}/x"
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "read", read_while_it_is_written)
+        says = "x.idx: changed while it was being copied; build again when its writer has finished"
+        with pytest.raises(MegablendError, match=says):
+            make_copies([prefix], tmp_path / "copies", launch=SingleProcess(), storage=storage)
+    make_copies([prefix], tmp_path / "copies", launch=SingleProcess(), storage=storage)
+    assert copy_path(tmp_path / "copies", f"{prefix}.idx").read_bytes() == b"012345"
+
+
+def test_a_shared_file_system_that_is_neither_yes_nor_no() -> None:
+    says = r"shared_fs is 'maybe'; choose one of (\w+), (\w+), (\w+)"
+    with pytest.raises(MegablendError, match=says) as caught:
+        ranks_sharing_folder(FailTogether(0, 1, lambda value: [value]), None, "maybe")
+    found = re.search(says, str(caught.value))
+    assert found
+    for word in found.groups():
+        assert ranks_sharing_folder(FailTogether(0, 1, lambda value: [value]), None, word) == []

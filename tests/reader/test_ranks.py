@@ -66,7 +66,7 @@ def test_a_size_needs_a_rank_everywhere() -> None:
 
 
 @pytest.mark.timeout(200)
-def test_groups_and_meshes_tell_both(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_groups_and_meshes_give_both_where_remedies_are_followed(tmp_path: Path, config: dict[str, Any]) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps(config))
     with socket.socket() as free:

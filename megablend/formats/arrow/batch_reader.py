@@ -108,9 +108,7 @@ class ArrowReader:
         known = numbers < len(self.offsets)
         known[known] = self.offsets[numbers[known]] == offsets[known]
         if not known.all():
-            raise CorruptFileError(
-                self.path, "no record batch begins here; run `megablend verify CONFIG`", offset=int(offsets[~known][0])
-            )
+            raise CorruptFileError(self.path, "no record batch begins here", offset=int(offsets[~known][0]))
         return self.places[numbers]
 
     def _parse(self, place: np.void, data: Bytes) -> Batch:

@@ -140,9 +140,7 @@ def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
         if low < 0 or len(places) != count or places["offset"].max(initial=0) > size:
             raise ValueError(f"{count} batches do not fit in {size} bytes")
     except (ValueError, OverflowError) as error:
-        raise CorruptFileError(
-            path, f"the index has wrong positions of its batches ({error}); run `megablend verify CONFIG`"
-        ) from error
+        raise CorruptFileError(path, f"the index has wrong positions of its batches ({error})") from error
     return places
 
 

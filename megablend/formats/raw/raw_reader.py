@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import CorruptFileError
+from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.base import NO_OFFSETS, STARTS_MID_DOCUMENT, Array, DecodedBlock
 from megablend.formats.raw.boundaries import Separator
 from megablend.storage.ranges import FetchedRanges, FileRanges
@@ -65,7 +65,7 @@ class RawReader:
             raise CorruptFileError(
                 self.path,
                 f"block of {blocks['tokens'][i]} tokens in {blocks['stored_bytes'][i]} bytes is outside the file of {self.size} "
-                "bytes; run `megablend verify CONFIG`, or build again",
+                "bytes",
                 offset=int(offsets[i]),
             )
         return offsets, sizes
@@ -88,8 +88,8 @@ class RawReader:
         if rows != block["rows"]:
             raise CorruptFileError(
                 self.path,
-                f"{rows} documents begin in a block of {block['tokens']} tokens, {block['rows']} when it was indexed; restore "
-                "the file, or build again",
+                f"{rows} documents begin in a block of {block['tokens']} tokens, {block['rows']} when it was indexed; "
+                f"{CHANGED_REMEDY}",
                 offset=int(block["offset"]),
             )
         return np.concatenate([np.zeros(1, np.int64), inside, np.full(1, int(block["tokens"]), np.int64)])

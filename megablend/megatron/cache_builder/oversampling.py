@@ -36,14 +36,14 @@ def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
     over = [d for d, (count, length) in enumerate(zip(counts, job.lengths, strict=True)) if count > length]
     if not over:
         return
-    remedy = "ask for fewer samples"
+    remedy = ""  # a blend by length takes at most what there is, but for rounding
     if targets := job.layout.targets:
         needed = max(counts[d] / targets[d] - 1 for d in over)
-        remedy = f"--mid-level-dataset-surplus (now {surplus}) of {math.ceil(needed * 1e4 + 1e-6) / 1e4} suffices"
+        remedy = f": --mid-level-dataset-surplus (now {surplus}) of {math.ceil(needed * 1e4 + 1e-6) / 1e4} suffices"
     worst = max(over, key=lambda d: counts[d] / job.lengths[d])
     raise PlanError(
         f"{split.datasets[worst].name}: the blend takes {counts[worst]:,} samples, but only {job.lengths[worst]:,} are built "
-        f"(likewise for {len(over):,} datasets): {remedy}"
+        f"(likewise for {len(over):,} datasets){remedy}"
     )
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from megablend.errors import ConfigError, UnsupportedFileError
+from megablend.storage.object_options import is_server_url
 
 WEB_SCHEMES = ("http", "https")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -54,12 +55,18 @@ def check_key(location: str, key: str) -> None:
 
 
 def _parse_url(location: str, scheme: str) -> Address:
+    shown = re.split(r"[?#]", location, maxsplit=1)[0]  # a query may be a signature
+    server, _, path = shown.partition("://")[2].partition("/")
+    if "@" in server:
+        host = server.rpartition("@")[2]
+        raise ConfigError(f"{scheme}://{host}/{path}: contains a user or password; remove it from the URL")
+    if not server:
+        raise ConfigError(f"{shown}: names no server, expected {scheme}://host/path")
+    if not is_server_url(f"{scheme}://{server}"):
+        raise ConfigError(
+            f"{shown}: found {server!r} for a server, expected {scheme}://host/path or {scheme}://host:port/path"
+        )
     url = urlsplit(location)
-    if "@" in url.netloc:
-        host = url.netloc.rpartition("@")[2]
-        raise ConfigError(f"{scheme}://{host}{url.path}: contains a user or password; remove it from the URL")
-    if not url.netloc:
-        raise ConfigError(f"{location}: names no server, expected {scheme}://host/path")
     if re.search(r"%2f", url.path, re.IGNORECASE):
         raise ConfigError(f"{location}: has an encoded slash (%2F), which cannot be requested; use a URL without it")
     return Address(scheme, url.netloc, unquote(url.path.removeprefix("/")))

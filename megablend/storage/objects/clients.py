@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from megablend.errors import ConfigError
-from megablend.storage.object_options import StoreOptions
+from megablend.storage.object_options import StoreOptions, is_server_url
 from megablend.storage.objects.address import WEB_SCHEMES, Address
 from megablend.storage.objects.credentials import find_provider
 from megablend.storage.objects.flow import count_processes
@@ -93,9 +93,10 @@ def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_l
         problem = type(error).__name__  # its text may contain settings of the environment
     remedies = {
         "az": "set AZURE_STORAGE_ACCOUNT_NAME (or `account` under `storage`) and its credentials",
-        "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or `anonymous: true` under `storage`",
+        "gs": "correct GOOGLE_APPLICATION_CREDENTIALS; or unset it, and set `anonymous: true` under `storage` for public data",
+        "s3": "check `storage`, and the variables of the environment that begin with AWS_",
     }
-    remedy = remedies.get(address.scheme, "check `storage` and the environment")
+    remedy = remedies.get(address.scheme, "check `storage`")
     raise ConfigError(f"{address.root}: the client refuses its settings ({problem}): {remedy}")
 
 
@@ -107,7 +108,7 @@ def _find_endpoint(scheme: str) -> str | None:
     """The endpoint that the environment gives. Raises: ConfigError where it is not a URL; the client would panic."""
     for name in _ENDPOINTS.get(scheme, ()):
         if found := os.environ.get(name):
-            if urlsplit(found).scheme not in ("http", "https"):
+            if not is_server_url(found):
                 raise ConfigError(
                     f"{name}: found {found.rpartition('@')[2]!r}, expected a URL such as https://host:port"
                 )
@@ -145,7 +146,10 @@ def _client_options(
     ca_file = options.ca_file or (os.environ.get("AWS_CA_BUNDLE") if address.scheme == "s3" else None)
     if ca_file:
         try:
-            settings["root_certificate"] = Path(ca_file).expanduser().read_bytes()
+            settings["root_certificate"] = data = Path(ca_file).expanduser().read_bytes()
+            ssl.create_default_context(cadata=data.decode("ascii", "ignore"))
+        except ssl.SSLError:
+            raise ConfigError(f"{address.root}: ca_file {ca_file}: expected certificates in PEM format") from None
         except OSError as error:
             raise ConfigError(f"{address.root}: ca_file {ca_file}: cannot be read ({error.strerror})") from None
     if options.proxy:

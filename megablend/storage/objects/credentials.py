@@ -23,7 +23,7 @@ _FOUND_BY_OBSTORE = (
 )
 _ASK_AGAIN = timedelta(minutes=6)
 """obstore asks for new ones 5 minutes before the end: once a minute; botocore answers from memory until they expire."""
-_REMEDY = "it needs botocore: `pip install botocore`, or give the keys by the environment"
+_REMEDY = "they are read by botocore: `pip install botocore`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 Provider = Callable[[], Awaitable[dict[str, Any]]]
 
 
@@ -42,7 +42,8 @@ def find_provider(profile: str | None) -> Provider | None:
         if named is None:
             LOG.warning("credentials in ~/.aws are not read: %s", _REMEDY)
             return None
-        raise ConfigError(f"profile {named!r} of ~/.aws: {_REMEDY}") from None
+        where = "`profile`" if profile else "AWS_PROFILE"
+        raise ConfigError(f"credentials of profile {named!r} in ~/.aws: {_REMEDY}, and remove {where}") from None
     try:
         credentials = botocore.session.Session(profile=named).get_credentials()
     except botocore.exceptions.ProfileNotFound:
@@ -50,7 +51,10 @@ def find_provider(profile: str | None) -> Provider | None:
     if credentials is None:
         if named is None:
             return None
-        raise ConfigError(f"profile {named!r} of ~/.aws contains no credentials; log in, or name another profile")
+        raise ConfigError(
+            f"profile {named!r} of ~/.aws contains no credentials; add them (`aws configure --profile {named}`), or "
+            "name another profile"
+        )
 
     async def provide() -> dict[str, Any]:
         frozen = await asyncio.to_thread(credentials.get_frozen_credentials)

@@ -118,8 +118,9 @@ def read_failure(error: BaseException) -> Failure:
             "the server does not answer requests for ranges of bytes",
             _COPY,
         )
-    if "empty path segment" in text or "whilst parsing path segment" in text:
-        return Failure(Kind.REFUSED, "a key has an empty part, `.` or `..` between slashes", "copy it to another key")
+    if (key := find_bad_key(error)) is not None:
+        cause = f"the object {key} has an empty part, `.` or `..` between slashes"
+        return Failure(Kind.REFUSED, cause, "remove it; if it is needed, copy it to another key first")
     if _BAD_TIME in text:
         return Failure(
             Kind.REFUSED,
@@ -173,8 +174,13 @@ def _of_connection(text: str, name: str) -> Failure:
         return Failure(
             Kind.CONNECT, "the proxy does not connect", "check `proxy` or HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
         )
+    if "aws sso login" in low or "sso token" in low:
+        return Failure(Kind.EXPIRED, "nobody is signed in with the profile", "run `aws sso login` with it")
     if "builder error" in low or "url scheme is not allowed" in low:
-        return Failure(Kind.REFUSED, "the endpoint is not a URL that can be used", "write it as https://host:port")
+        cause = (
+            "the server redirects to a URL that cannot be requested (from https:// to http://, or of another scheme)"
+        )
+        return Failure(Kind.REFUSED, cause, "check the location and `endpoint`")
     if asks_for_credentials or "credential" in low or name == "UnauthenticatedError":
         return Failure(
             Kind.CONNECT,

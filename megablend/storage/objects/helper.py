@@ -87,7 +87,10 @@ class Helper:
 
     @staticmethod
     def _ended(path: str) -> DataError:
-        return DataError(path, "cannot be read: the helper process for object stores has ended; see its messages above")
+        problem = (
+            "cannot be read: the helper process for object stores has ended; start again: its messages above say why"
+        )
+        return DataError(path, problem)
 
 
 _lock = threading.Lock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import time
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from megablend.errors import ConfigError
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.objects.loop import FORK_REMEDY
+from tests.preloaded import python
 from tests.storage.faulty import FaultySource
 
 pytestmark = pytest.mark.usefixtures("obstore")
@@ -42,8 +45,28 @@ def test_a_forked_child_is_refused_within_a_second() -> None:
                 begin, status = time.monotonic(), 1
                 try:
                     said = read_in_child(again, url)
-                    status = 0 if "forkserver" in said and time.monotonic() - begin < 1 else 2
+                    status = 0 if FORK_REMEDY in said and time.monotonic() - begin < 1 else 2
                 finally:
                     os._exit(status)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert storage.read(url, 0, 4) == b"0123"
+
+
+FORK_FIRST = """
+import os, sys
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.objects.loop import FORK_REMEDY
+storage = make_storage()
+if not (pid := os.fork()):
+    os._exit(storage.read(sys.argv[1], 0, 4) != b"0123")
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert storage.read(sys.argv[1], 0, 4) == b"0123"
+"""
+
+
+def test_a_fork_before_the_first_read() -> None:
+    """As the remedy of the other one says."""
+    with FaultySource({"b/x": b"0123456789"}) as source:
+        command = [*python(), "-c", FORK_FIRST, f"{source.url}/b/x"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr

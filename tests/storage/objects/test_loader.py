@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ loader = megablend.Loader(megablend.open(json.loads(sys.argv[1])), micro_batch_s
 for batch in loader:
     pass
 """
+GUARD = "if __name__ == '__main__':"
 
 
 @pytest.fixture
@@ -58,20 +60,30 @@ def test_workers_are_not_forked_and_give_the_same_batches(remote: Any) -> None:
         megablend.Loader(megablend.open(config), micro_batch_size=2, num_workers=1, multiprocessing_context="fork")
 
 
-def test_a_script_without_a_main_guard_is_told_so(remote: Any, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+def run_script(folder: Path, text: str, config: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"
+    script.write_text(text)
     root = Path(megablend.__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, script, json.dumps(remote[1])],
+    return subprocess.run(
+        [sys.executable, script, json.dumps(config)],
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
         env={**os.environ, "PYTHONPATH": ":".join([str(root), *sys.path])},
     )
+
+
+def test_a_script_without_a_main_guard_is_told_so(remote: Any, tmp_path: Path) -> None:
+    done = run_script(tmp_path, SCRIPT, remote[1])
     assert done.returncode != 0
-    assert "put its code under `if __name__ == '__main__':`" in done.stderr
+    assert f"put its code under `{GUARD}`" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_script_with_the_remedy_of_its_message(remote: Any, tmp_path: Path) -> None:
+    done = run_script(tmp_path, f"{GUARD}\n{textwrap.indent(SCRIPT, '    ')}", remote[1])
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("is_opened", [False, True], ids=["before files are opened", "while blocks are read"])

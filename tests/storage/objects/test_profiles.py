@@ -47,11 +47,12 @@ class SignOnServer(JsonHandler):
 @pytest.fixture
 def profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     try:
-        import botocore  # noqa: F401
+        from botocore.credentials import SSOProvider
     except ImportError:
         unavailable("botocore is not installed")
     cache = tmp_path / ".aws/sso/cache"
     cache.mkdir(parents=True)
+    monkeypatch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache))  # found when botocore was imported
     token = {
         "accessToken": "signed-in-token",
         "expiresAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600)),
@@ -100,7 +101,10 @@ def test_requests_are_signed_with_the_keys_of_a_profile(
     ("profile", "message"),
     [
         ("missing", "profile 'missing': not found in ~/.aws/config or ~/.aws/credentials"),
-        ("empty", "profile 'empty' of ~/.aws contains no credentials; log in, or name another profile"),
+        (
+            "empty",
+            "profile 'empty' of ~/.aws contains no credentials; add them .*, or name another profile",
+        ),
     ],
 )
 def test_a_profile_without_keys_is_named(profiles: None, profile: str, message: str) -> None:

@@ -47,7 +47,8 @@ def read_footer_bytes(source: ByteSource) -> bytes:
         raise CorruptFileError(path, problem, offset=max(0, source.size - 4))
     size = int.from_bytes(tail[-8:-4], "little")
     if not 0 < size <= source.size - 12:
-        problem = f"the footer's length is {size}, but there are only {source.size - 12} bytes before it"
+        before = source.size - 12
+        problem = f"the footer's length is {size}, but there are only {before} bytes before it; rewrite or re-download the file"
         raise CorruptFileError(path, problem, offset=source.size - 8)
     if size + 8 <= len(tail):
         return tail[-8 - size : -8]
