@@ -19,6 +19,7 @@ import pytest
 import megablend
 from megablend.errors import ConfigError, DataError, MegablendError, PlanError, StateError
 from megablend.plan.ledger_file import load_ledger
+from megablend.prefetch.samples import Sample
 from tests.formats.writers import KINDS
 from tests.runs import STEP, documents, make_config
 
@@ -62,11 +63,14 @@ def make_run(folder: Path, **settings: Any) -> dict[str, Any]:
     return config
 
 
-def read_sources(dataset: megablend.Dataset) -> dict[str, list[int]]:
-    """Of each source, the tokens of its samples by ordinal, without the extra ones."""
+def read_samples(dataset: megablend.Dataset) -> list[Sample]:
+    return [dataset.sample(k) for k in range(len(dataset))]
+
+
+def read_sources(dataset: megablend.Dataset, read: Sequence[Sample] = ()) -> dict[str, list[int]]:
+    """Of each source, the tokens of its samples by ordinal, without the extra ones; of all samples, where `read` lists them."""
     samples = defaultdict[str, dict[int, list[int]]](dict)
-    for k in range(len(dataset)):
-        sample = dataset.sample(k)
+    for sample in read or read_samples(dataset):
         name, listed = dataset.sources[sample.source], sample.tokens.tolist()
         assert samples[name].setdefault(sample.ordinal, listed[:-1]) is not None
     assert sum(map(len, samples.values())) == len(dataset)
@@ -108,7 +112,7 @@ def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path
     old = [tokens_of(each) for each in OLD]
     new = tokens_of(OLD[1][:50], later(1), OLD[1][50:])
     assert begin_epochs(tokens["s0"], old[0], old[0]) >= 0
-    first = (len([k for k in range(at or 320) if dataset.sample(k).source == 1]) * 8 + len(old[1])) // len(old[1])
+    first = (sum(8 for k in range(at or 320) if dataset.run.plan.locate(k)[0] == 1) + len(old[1])) // len(old[1])
     assert first <= begin_epochs(tokens["s1"], old[1], new) <= first + (at is not None)
     assert tokens["s2"] == list(islice(cycle(tokens_of(later(2))), len(tokens["s2"])))
     newer = json.loads(json.dumps(dataset.state_dict(700)))
@@ -215,15 +219,15 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: s
     (tmp_path / "m0.gone").rename(tmp_path / "data" / "source1" / "m0.parquet")
     dataset = megablend.open(edited)
     assert [dataset[k]["tokens"].tolist() for k in range(at)] == past
-    tokens, start = read_sources(dataset), at + found.drain
+    samples = read_samples(dataset)
+    tokens, start = read_sources(dataset, samples), at + found.drain
     gone = {"s0": set(tokens_of(OLD[0][50:])), "s1": set(tokens_of(OLD[1][:50]))}
     kept = {"s0": tokens_of(OLD[0][:50]), "s1": tokens_of(OLD[1][50:])}
     later_epochs = {"s0": kept["s0"], "s1": tokens_of(OLD[1][50:], later(1))}
-    for k in range(start, len(dataset)):
-        sample = dataset.sample(k)
+    for sample in samples[start:]:
         assert not gone[dataset.sources[sample.source]] & set(sample.tokens.tolist())
     for number, name in enumerate(("s0", "s1")):
-        read = sum(8 for k in range(start) if dataset.sample(k).source == number)
+        read = sum(8 for sample in samples[:start] if sample.source == number)
         size = len(kept[name]) + len(gone[name])
         left = Counter(kept[name]) - Counter(tokens[name][read - read % size : read])
         rest = tokens[name][read:]
@@ -233,11 +237,11 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: s
         assert set(following) <= set(later_epochs[name])
     hits = megablend.find(edited, "source0/m0.parquet")["found"][0]["samples"]
     listed = set(kept["s0"])
-    holding = {k for k in range(len(dataset)) if listed & set(dataset.sample(k).tokens.tolist())}
+    holding = {k for k, sample in enumerate(samples) if listed & set(sample.tokens.tolist())}
     assert {each["sample"] for each in hits} == holding
     assert len(megablend.find(edited, "source0/m1.parquet")["found"][0]["samples"]) > 5
     skipped = megablend.describe(edited)["splits"]["train"]["sources"][0].get("withdrawn_tokens", 0)
-    read = sum(8 for k in range(start) if dataset.sample(k).source == 0)
+    read = sum(8 for sample in samples[:start] if sample.source == 0)
     size = len(kept["s0"]) + len(gone["s0"])
     assert skipped == len(gone["s0"] - set(tokens["s0"][read - read % size : read]))
 
@@ -257,13 +261,14 @@ def test_samples_of_another_length_after_a_source_is_withdrawn(tmp_path: Path, i
         megablend.build(edited)
     dataset = megablend.open(edited)
     assert [dataset[k]["tokens"].tolist() for k in range(at)] == [before[k]["tokens"].tolist() for k in range(at)]
-    assert {dataset.sample(k).source for k in range(at, len(dataset))} == {0}
-    found = read_sources(dataset)["s0"]
+    samples = read_samples(dataset)
+    assert {sample.source for sample in samples[at:]} == {0}
+    found = read_sources(dataset, samples)["s0"]
     assert found == list(islice(cycle(tokens_of(OLD[0])), len(found)))
     megablend.export(edited, tmp_path / "order.parquet")
     pieces = pq.read_table(tmp_path / "order.parquet").column("pieces").to_pylist()
     lengths = [sum(piece["stop"] - piece["start"] for piece in each) for each in pieces]
-    assert lengths == [len(dataset.sample(k).tokens) for k in range(len(dataset))]
+    assert lengths == [len(sample.tokens) for sample in samples]
 
 
 def test_validation_of_the_first_stage_has_no_sources_that_come_later(tmp_path: Path) -> None:
@@ -457,7 +462,8 @@ def test_caps_count_epochs_of_before_as_they_were(tmp_path: Path, grows: bool, i
     config = make_run(tmp_path, order="sequential")
     for number in range(8 * grows):
         write_file(tmp_path, 1, f"m2{number}", [[token + number * 3000 for token in each or ()] for each in later(1)])
-    read = 8 * sum(megablend.open(config).sample(k).source == 1 for k in range(320))
+    before = megablend.open(config)
+    read = 8 * sum(before.run.plan.locate(k)[0] == 1 for k in range(320))
     size = len(tokens_of(OLD[1]))
     sources = {"s0": {"weight": 1}, "s1": {"weight": 1, "max_epochs": Fraction(read, size) + Fraction(1, 4)}}
     settings = {"sources": sources, "on_exhausted": "error" if is_error else "redistribute", "new_data": grows}
@@ -469,7 +475,7 @@ def test_caps_count_epochs_of_before_as_they_were(tmp_path: Path, grows: bool, i
         return
     megablend.build(edited)
     dataset = megablend.open(edited)
-    assert sum(dataset.sample(k).source == 1 for k in range(320, 1600)) == most
+    assert sum(dataset.run.plan.locate(k)[0] == 1 for k in range(320, 1600)) == most
 
 
 def test_new_data_in_another_order_after_files_of_before_are_gone(tmp_path: Path) -> None:
