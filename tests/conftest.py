@@ -20,6 +20,7 @@ os.environ.pop(
     "PYTHONDONTWRITEBYTECODE", None
 )  # else each of hundreds of processes compiles the package's modules again
 sys.dont_write_bytecode = False
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side: PyTorch's threads would wait for cores in busy loops
 os.environ.pop("COLUMNS", None)  # GNU readline sets it for the processes of pytest-xdist; commands print for this width
 
 
