@@ -20,7 +20,9 @@ os.environ.pop(
     "PYTHONDONTWRITEBYTECODE", None
 )  # else each of hundreds of processes compiles the package's modules again
 sys.dont_write_bytecode = False
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side: PyTorch's threads would wait for cores in busy loops
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # tests run side by side: PyTorch's threads would wait for cores in busy loops
 os.environ.pop("COLUMNS", None)  # GNU readline sets it for the processes of pytest-xdist; commands print for this width
 
 
@@ -65,6 +67,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases: dict[str, list[pytest.Item]] = {}
+    if os.environ.get("NUMBA_DISABLE_JIT") == "1":
+        items[:] = [item for item in items if not item.get_closest_marker("compiled")]
     for item in items:
         room, *deeper = item.path.relative_to(TESTS).parts
         is_plain = room in QUICK and len(deeper) == 1  # the folders in these need servers
