@@ -47,10 +47,11 @@ class SignOnServer(JsonHandler):
 @pytest.fixture
 def profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     try:
-        import botocore  # noqa: F401
+        from botocore.credentials import SSOProvider
     except ImportError:
         unavailable("botocore is not installed")
     cache = tmp_path / ".aws/sso/cache"
+    monkeypatch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache))  # else below the first test's HOME
     cache.mkdir(parents=True)
     token = {
         "accessToken": "signed-in-token",
