@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests.examples import IN_QUICK_PART, limit_examples
+from tests.temporary_folders import use_memory
 
 pytest.register_assert_rewrite("megablend.testing")  # so that failed assertions of the contracts show their values
 
 ROOT = str(Path(__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+os.environ.pop(
+    "PYTHONDONTWRITEBYTECODE", None
+)  # else each of hundreds of processes compiles the package's modules again
+sys.dont_write_bytecode = False
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # tests run side by side: PyTorch's threads would wait for cores in busy loops
 os.environ.pop("COLUMNS", None)  # GNU readline sets it for the processes of pytest-xdist; commands print for this width
 
 
@@ -30,9 +38,11 @@ if importlib.util.find_spec("torch") is None:
     sys.meta_path.append(SkipWithoutTorch())
 
 
-QUICK = ("blocks", "config", "exact", "formats", "fs", "index", "kernels", "order", "plan", "storage", "distributed")
+QUICK = ("config", "distributed", "exact", "formats", "index", "kernels", "order", "plan", "storage")
 """Folders whose tests need neither MPI nor training, except for those marked `long`."""
 NOT_QUICK = {"long", "slow"}
+WITHOUT_SLOW = ("quick", "not slow")
+"""What `-m` says where no test writes much."""
 QUICK_CASES = 6
 """Of a test with more cases than this, the quick part has so many, spread over all of them."""
 
@@ -41,6 +51,8 @@ TESTS = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr in WITHOUT_SLOW:
+        use_memory(os.environ)
     if config.option.markexpr == "quick":
         limit_examples(IN_QUICK_PART)
 
@@ -55,6 +67,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases: dict[str, list[pytest.Item]] = {}
+    if os.environ.get("NUMBA_DISABLE_JIT") == "1":
+        items[:] = [item for item in items if not item.get_closest_marker("compiled")]
     for item in items:
         room, *deeper = item.path.relative_to(TESTS).parts
         is_plain = room in QUICK and len(deeper) == 1  # the folders in these need servers

@@ -1,4 +1,4 @@
-"""Sum the coverage of files by the package's folders.
+"""Sum the coverage of files by the package's folders, and list the files of which less than 85 % is covered.
 
 python -m coverage json -o coverage.json && python tools/sum_coverage.py coverage.json
 """
@@ -38,5 +38,20 @@ def format_table(sums: Mapping[str, tuple[int, int]]) -> str:
     )
 
 
+def list_low(files: Mapping[str, Mapping[str, Any]], least: float = 0.85) -> list[str]:
+    """A line for each file of which a smaller part than `least` is covered, the smallest part first.
+
+    Args:
+        files: the `files` of coverage's JSON report.
+    """
+    parts = []
+    for path, file in files.items():
+        lines = file["summary"]["num_statements"]
+        if lines and file["summary"]["covered_lines"] < least * lines:
+            parts.append((file["summary"]["covered_lines"] / lines, lines, path))
+    return [f"{part:7.1%}  of {lines:6,} lines  {path}" for part, lines, path in sorted(parts)]
+
+
 if __name__ == "__main__":
-    print(format_table(sum_folders(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["files"])))
+    measured = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["files"]
+    print(format_table(sum_folders(measured)), "Files below 85 %:", *list_low(measured), sep="\n")

@@ -30,6 +30,7 @@ wheel=$(echo "$folder"/dist/*.whl)
 mkdir "$folder/tests-only"
 cp -r "$source_tree"/{tests,tools,docs,configs,pyproject.toml,README.md,CHANGELOG.md,mkdocs.yml} "$folder/tests-only"
 
+status=0
 for package in "$wheel" "$sdist"; do
     say "$(basename "$package") in an empty environment"
     rm -rf "$folder/env"
@@ -45,9 +46,10 @@ for package in "$wheel" "$sdist"; do
     fi
     "$env_python" -m pip install --quiet pytest pytest-timeout hypothesis packaging
     (
-        cd "$folder/tests-only"
-        "$env_python" -c 'import megablend, sys; print(megablend.__version__, megablend.__file__); sys.exit("/env/" not in megablend.__file__)'
-        "$folder/env/bin/megablend" --version
-        PATH="$folder/env/bin:$PATH" "$env_python" -m pytest -q -p no:cacheprovider -m quick "$@"
-    )
+        cd "$folder/tests-only" &&
+            "$env_python" -c 'import megablend, sys; print(megablend.__version__, megablend.__file__); sys.exit("/env/" not in megablend.__file__)' &&
+            "$folder/env/bin/megablend" --version &&
+            PATH="$folder/env/bin:$PATH" "$env_python" -m pytest -q -p no:cacheprovider -m quick "$@"
+    ) || status=$?
 done
+exit "$status"

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from fractions import Fraction
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import megablend
 from megablend.errors import ConfigError, DataError, MegablendError, PlanError, StateError
 from megablend.plan.ledger_file import load_ledger
+from megablend.prefetch.samples import Sample
 from tests.formats.writers import KINDS
 from tests.runs import STEP, documents, make_config
 
@@ -62,11 +64,26 @@ def make_run(folder: Path, **settings: Any) -> dict[str, Any]:
     return config
 
 
-def read_sources(dataset: megablend.Dataset) -> dict[str, list[int]]:
-    """Of each source, the tokens of its samples by ordinal, without the extra ones."""
+def read_samples(dataset: megablend.Dataset) -> list[Sample]:
+    return [dataset.sample(k) for k in range(len(dataset))]
+
+
+def find_holding(samples: Sequence[Sample], listed: Sequence[int]) -> list[int]:
+    """The samples that have any of these tokens."""
+    wanted = set(listed)
+    return [k for k, sample in enumerate(samples) if wanted & set(sample.tokens.tolist())]
+
+
+def read_rows(dataset: megablend.Dataset, start: int) -> list[list[int]]:
+    """The tokens of all samples from `start` on, all as long as one another, read in batches."""
+    with closing(megablend.Loader(dataset, micro_batch_size=50, consumed_samples=start)) as loader:
+        return [row.tolist() for batch in loader for row in batch["tokens"]]
+
+
+def read_sources(dataset: megablend.Dataset, read: Sequence[Sample] = ()) -> dict[str, list[int]]:
+    """Of each source, the tokens of its samples by ordinal, without the extra ones; of all samples, where `read` lists them."""
     samples = defaultdict[str, dict[int, list[int]]](dict)
-    for k in range(len(dataset)):
-        sample = dataset.sample(k)
+    for sample in read or read_samples(dataset):
         name, listed = dataset.sources[sample.source], sample.tokens.tolist()
         assert samples[name].setdefault(sample.ordinal, listed[:-1]) is not None
     assert sum(map(len, samples.values())) == len(dataset)
@@ -108,7 +125,7 @@ def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path
     old = [tokens_of(each) for each in OLD]
     new = tokens_of(OLD[1][:50], later(1), OLD[1][50:])
     assert begin_epochs(tokens["s0"], old[0], old[0]) >= 0
-    first = (len([k for k in range(at or 320) if dataset.sample(k).source == 1]) * 8 + len(old[1])) // len(old[1])
+    first = (sum(8 for k in range(at or 320) if dataset.run.plan.locate(k)[0] == 1) + len(old[1])) // len(old[1])
     assert first <= begin_epochs(tokens["s1"], old[1], new) <= first + (at is not None)
     assert tokens["s2"] == list(islice(cycle(tokens_of(later(2))), len(tokens["s2"])))
     newer = json.loads(json.dumps(dataset.state_dict(700)))
@@ -187,15 +204,14 @@ def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: 
     assert (first.start, first.stop, second.start, second.stop) == (0, 320, 320, 1600)
     assert {"what": "index", "before": ledger.indices[0], "after": ledger.indices[1]} in second.changes
     assert not megablend.verify(config["cache"], data=True).problems
-    dataset = megablend.open(edited)
+    samples = read_samples(megablend.open(edited))
     for k in (0, 319, 700, 1599):
         shown = megablend.show(config["cache"], k, run="default")
-        assert list(shown.tokens) == dataset.sample(k).tokens.tolist()
+        assert list(shown.tokens) == samples[k].tokens.tolist()
     found = megablend.find(edited, "source1/m0.parquet")["found"]
     assert len(found) == 1
     assert found[0]["complete"]
-    listed = set(tokens_of(OLD[1][:50]))
-    holding = [k for k in range(1600) if listed & set(dataset[k]["tokens"].tolist())]
+    holding = find_holding(samples, tokens_of(OLD[1][:50]))
     assert {each["sample"] for each in found[0]["samples"]} >= set(holding)
     assert len(holding) > 100
 
@@ -215,15 +231,15 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: s
     (tmp_path / "m0.gone").rename(tmp_path / "data" / "source1" / "m0.parquet")
     dataset = megablend.open(edited)
     assert [dataset[k]["tokens"].tolist() for k in range(at)] == past
-    tokens, start = read_sources(dataset), at + found.drain
+    samples = read_samples(dataset)
+    tokens, start = read_sources(dataset, samples), at + found.drain
     gone = {"s0": set(tokens_of(OLD[0][50:])), "s1": set(tokens_of(OLD[1][:50]))}
     kept = {"s0": tokens_of(OLD[0][:50]), "s1": tokens_of(OLD[1][50:])}
     later_epochs = {"s0": kept["s0"], "s1": tokens_of(OLD[1][50:], later(1))}
-    for k in range(start, len(dataset)):
-        sample = dataset.sample(k)
+    for sample in samples[start:]:
         assert not gone[dataset.sources[sample.source]] & set(sample.tokens.tolist())
     for number, name in enumerate(("s0", "s1")):
-        read = sum(8 for k in range(start) if dataset.sample(k).source == number)
+        read = sum(8 for sample in samples[:start] if sample.source == number)
         size = len(kept[name]) + len(gone[name])
         left = Counter(kept[name]) - Counter(tokens[name][read - read % size : read])
         rest = tokens[name][read:]
@@ -232,12 +248,10 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: s
         assert max(Counter(following).values()) == 1
         assert set(following) <= set(later_epochs[name])
     hits = megablend.find(edited, "source0/m0.parquet")["found"][0]["samples"]
-    listed = set(kept["s0"])
-    holding = {k for k in range(len(dataset)) if listed & set(dataset.sample(k).tokens.tolist())}
-    assert {each["sample"] for each in hits} == holding
+    assert {each["sample"] for each in hits} == set(find_holding(samples, kept["s0"]))
     assert len(megablend.find(edited, "source0/m1.parquet")["found"][0]["samples"]) > 5
     skipped = megablend.describe(edited)["splits"]["train"]["sources"][0].get("withdrawn_tokens", 0)
-    read = sum(8 for k in range(start) if dataset.sample(k).source == 0)
+    read = sum(8 for sample in samples[:start] if sample.source == 0)
     size = len(kept["s0"]) + len(gone["s0"])
     assert skipped == len(gone["s0"] - set(tokens["s0"][read - read % size : read]))
 
@@ -257,13 +271,14 @@ def test_samples_of_another_length_after_a_source_is_withdrawn(tmp_path: Path, i
         megablend.build(edited)
     dataset = megablend.open(edited)
     assert [dataset[k]["tokens"].tolist() for k in range(at)] == [before[k]["tokens"].tolist() for k in range(at)]
-    assert {dataset.sample(k).source for k in range(at, len(dataset))} == {0}
-    found = read_sources(dataset)["s0"]
+    samples = read_samples(dataset)
+    assert {sample.source for sample in samples[at:]} == {0}
+    found = read_sources(dataset, samples)["s0"]
     assert found == list(islice(cycle(tokens_of(OLD[0])), len(found)))
     megablend.export(edited, tmp_path / "order.parquet")
     pieces = pq.read_table(tmp_path / "order.parquet").column("pieces").to_pylist()
     lengths = [sum(piece["stop"] - piece["start"] for piece in each) for each in pieces]
-    assert lengths == [len(dataset.sample(k).tokens) for k in range(len(dataset))]
+    assert lengths == [len(sample.tokens) for sample in samples]
 
 
 def test_validation_of_the_first_stage_has_no_sources_that_come_later(tmp_path: Path) -> None:
@@ -314,8 +329,9 @@ def test_states_of_a_plan_whose_new_data_was_replaced(tmp_path: Path, at: int, s
     megablend.build_index(edited)
     assert megablend.amend(edited, at=at).at == stop
     dataset = megablend.open(edited)
-    expected = [dataset[k]["tokens"].tolist() for k in range(100, 1600)]
-    assert expected != [replaced[k]["tokens"].tolist() for k in range(100, 1600)]
+    expected = read_rows(dataset, 100)
+    assert len(expected) == 1500
+    assert expected != read_rows(replaced, 100)
     with pytest.raises(StateError, match=says):
         megablend.open(edited, state=late)
     with pytest.raises(StateError, match=says):
@@ -326,7 +342,7 @@ def test_states_of_a_plan_whose_new_data_was_replaced(tmp_path: Path, at: int, s
     for state in (early, last):
         resumed = megablend.open(edited, state=state)
         assert resumed.run.ledger == dataset.run.ledger
-        assert [resumed[k]["tokens"].tolist() for k in range(100, 1600)] == expected
+        assert read_rows(resumed, 100) == expected
         megablend.Loader(dataset, micro_batch_size=4).load_state_dict(state)
     earlier = edited | {"stages": [*STAGES[:1], STAGES[1] | {"sources": {"s0": {"weight": 5}}}]}
     assert megablend.amend(earlier, state=early, dry_run=True).at == 112
@@ -457,7 +473,8 @@ def test_caps_count_epochs_of_before_as_they_were(tmp_path: Path, grows: bool, i
     config = make_run(tmp_path, order="sequential")
     for number in range(8 * grows):
         write_file(tmp_path, 1, f"m2{number}", [[token + number * 3000 for token in each or ()] for each in later(1)])
-    read = 8 * sum(megablend.open(config).sample(k).source == 1 for k in range(320))
+    before = megablend.open(config)
+    read = 8 * sum(before.run.plan.locate(k)[0] == 1 for k in range(320))
     size = len(tokens_of(OLD[1]))
     sources = {"s0": {"weight": 1}, "s1": {"weight": 1, "max_epochs": Fraction(read, size) + Fraction(1, 4)}}
     settings = {"sources": sources, "on_exhausted": "error" if is_error else "redistribute", "new_data": grows}
@@ -469,7 +486,7 @@ def test_caps_count_epochs_of_before_as_they_were(tmp_path: Path, grows: bool, i
         return
     megablend.build(edited)
     dataset = megablend.open(edited)
-    assert sum(dataset.sample(k).source == 1 for k in range(320, 1600)) == most
+    assert sum(dataset.run.plan.locate(k)[0] == 1 for k in range(320, 1600)) == most
 
 
 def test_new_data_in_another_order_after_files_of_before_are_gone(tmp_path: Path) -> None:
@@ -496,15 +513,15 @@ def test_renamed_files_are_read_where_they_are_now(tmp_path: Path, order: str) -
     megablend.amend(edited, at=112)
     dataset = megablend.open(edited)
     assert [dataset[k]["tokens"].tolist() for k in range(112)] == past
-    tokens, old = read_sources(dataset)["s1"], tokens_of(OLD[1])
+    samples = read_samples(dataset)
+    tokens, old = read_sources(dataset, samples)["s1"], tokens_of(OLD[1])
     first = Counter(tokens[: len(old)])
     assert first == Counter(old)
     assert len(tokens) > 2 * len(old)
     assert megablend.check(edited).problems == megablend.check(edited).older_problems == ()
     assert megablend.verify(config["cache"], data=True).problems == ()
     hits = megablend.find(edited, "source1/z1.parquet")["found"]
-    listed = set(tokens_of(OLD[1][50:]))
-    holding = [k for k in range(1600) if listed & set(dataset[k]["tokens"].tolist())]
+    holding = find_holding(samples, tokens_of(OLD[1][50:]))
     assert {each["sample"] for found in hits for each in found["samples"]} >= set(holding)
     shown = {piece.file for k in holding[:9] for piece in megablend.show(config["cache"], k, run="default").pieces}
     assert str(here / "m1.parquet") not in shown

@@ -153,6 +153,7 @@ def test_wrong_guesses_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(wrong) == 3
 
 
+@pytest.mark.compiled
 def test_guesses_are_nearly_always_right() -> None:
     blend, right = greedy(weights_of("uniform", 500).tolist(), 500_000), 0
     for _ in range(10):

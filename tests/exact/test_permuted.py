@@ -18,6 +18,7 @@ def test_every_sample_of_every_dataset_once(size: int) -> None:
     np.testing.assert_array_equal(samples[order], np.concatenate([np.arange(count) for count in counts]))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("size", [1000, SMALL + 77])
 def test_pieces_and_threads_do_not_matter(size: int) -> None:
     counts = largest_remainder([1, 2, 3], size)
@@ -47,6 +48,7 @@ def test_frozen_order() -> None:
     ]
 
 
+@pytest.mark.compiled
 def test_prefixes_are_as_good_as_chance() -> None:
     datasets, _ = Permuted([60_000, 30_000, 10_000], 3).draw(100_000)
     for dataset, share in enumerate((0.6, 0.3, 0.1)):

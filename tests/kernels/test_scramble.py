@@ -23,6 +23,7 @@ def test_bijection(limit: int) -> None:
     assert sorted(whole(limit).tolist()) == list(range(limit))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("limit", [2**17 - 1, 2**17, 2**17 + 1, 300_000])
 def test_bijection_of_many_in_any_pieces(limit: int) -> None:
     found, edges = whole(limit), [0, 1, 2, limit // 3, limit // 3 + 1, limit]
@@ -63,6 +64,7 @@ def test_positions_and_neighbours_are_uniform_over_keys() -> None:
         assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5
 
 
+@pytest.mark.compiled
 def test_steps_between_neighbours_do_not_repeat() -> None:
     found = whole(100_000)
     most = Counter(np.diff(found).tolist()).most_common(1)[0][1]

@@ -38,6 +38,7 @@ def test_as_numpy(size: int) -> None:
     check(size, np.uint32, 1234, 0)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("size", LONG)
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 def test_long_ones_as_numpy(size: int, dtype: Any) -> None:

@@ -65,7 +65,8 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, kind: str, flags: d
         documents = [[document or [7] for document in each] for each in documents]
     pairs = [write_word(tmp_path / f"pair{i}", "megatron", each, EOD) for i, each in enumerate(documents)]
     words = [write_word(tmp_path / f"word{i}", kind, each, EOD) for i, each in enumerate(documents)]
-    sizes, split = [800, 60, None], "80,15,5"
+    # Megatron makes a mask of a sample in a loop over its documents, which takes milliseconds; the other flags have many epochs.
+    sizes, split = [150 if "reset_attention_mask" in flags else 800, 60, None], "80,15,5"
     for prefixes, blended in ((pairs, words), (pairs[:1], words[:1])):
         expected = megatron_build(config_of(tmp_path / "theirs", blend=(prefixes, None), split=split, **flags), sizes)
         config = plugin_config(tmp_path / "ours", blend=(blended, None), split=split, **flags)
@@ -73,7 +74,7 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, kind: str, flags: d
         assert [type(each) is BlendedDataset for each in found] == [len(prefixes) > 1] * 3
         for theirs, ours in zip(expected, found, strict=True):
             assert_same_samples(ours, theirs)
-            assert_same_samples(pickle.loads(pickle.dumps(ours)), theirs)
+            assert_same_samples(pickle.loads(pickle.dumps(ours)), theirs, step=11)
 
 
 @pytest.mark.parametrize("option", [{"defer_npy_index_mmap": True}, {"fast_cache_load": True}])

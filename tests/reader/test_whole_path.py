@@ -56,20 +56,25 @@ def check_source(samples: dict[int, list[int]], tokens: list[int], length: int, 
         assert epoch == whole if start + len(tokens) <= len(laid) else epoch <= whole
 
 
-@pytest.fixture(params=[False, True], ids=["one level", "two levels"])
+@pytest.fixture
 def levels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both levels of the page and row orders, on few blocks."""
-    if request.param:
+    """Both levels of the page and row orders, on few blocks, where this is asked for."""
+    levels: str = request.param
+    if levels == "two":
         for name, make in (
             ("block", partial(BlockOrder, threshold=3, groups=4)),
             ("document", partial(DocumentOrder, threshold=3, group=7)),
         ):
             monkeypatch.setitem(ORDERS, name, replace(ORDERS[name], make=make))
-    return "two" if request.param else "one"
+    return levels
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 64])
-@pytest.mark.parametrize("order", ["page", "row", "sequential"])
+@pytest.mark.parametrize(
+    ("order", "levels"),
+    [("page", "one"), ("page", "two"), ("row", "one"), ("row", "two"), ("sequential", "one")],
+    indirect=["levels"],
+)
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_every_token_as_often_as_its_epochs_say(tmp_path: Path, levels: str, kind: str, order: str, lanes: int) -> None:
     listed = [documents(d, size, longest, seed=lanes) for d, (size, longest) in enumerate([(60, 40), (25, 9), (1, 5)])]

@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +58,21 @@ def test_documents_are_as_many_tokens_as_asked_for(tmp_path: Path) -> None:
     assert (column.offsets.to_numpy() == offsets).all()
 
 
-def test_files_are_brought_into_memory_and_dropped(tmp_path: Path) -> None:
-    paths = [tmp_path / "empty", tmp_path / "full"]
+@pytest.fixture
+def folder_on_disk() -> Iterator[Path]:
+    """Those of pytest may be in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_files_are_brought_into_memory_and_dropped(folder_on_disk: Path) -> None:
+    paths = [folder_on_disk / "empty", folder_on_disk / "full"]
     for path, size in zip(paths, (0, 4 << 20), strict=True):
         path.write_bytes(os.urandom(size))
     residency.load(paths)
     assert residency.resident(paths) == 1
     residency.drop(paths)
-    kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True).stdout
+    kind = subprocess.run(["stat", "-f", "-c", "%T", folder_on_disk], capture_output=True, text=True, check=True).stdout
     if kind.strip() not in ("tmpfs", "ramfs"):  # which are memory
         assert residency.resident(paths) == 0
     assert residency.resident(paths[:1]) == 0

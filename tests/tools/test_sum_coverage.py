@@ -1,4 +1,4 @@
-from sum_coverage import format_table, sum_folders
+from sum_coverage import format_table, list_low, sum_folders
 
 
 def test_lines_are_summed_by_folder() -> None:
@@ -19,3 +19,4 @@ def test_lines_are_summed_by_folder() -> None:
         "plan           75.0%  of      4 lines",
         "all            85.7%  of     14 lines",
     ]
+    assert list_low(files) == ["  50.0%  of      2 lines  megablend/plan/a.py"]

@@ -51,6 +51,7 @@ def profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     except ImportError:
         unavailable("botocore is not installed")
     cache = tmp_path / ".aws/sso/cache"
+    monkeypatch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache))  # else below the first test's HOME
     cache.mkdir(parents=True)
     monkeypatch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache))  # found when botocore was imported
     token = {
