@@ -10,7 +10,7 @@ from megablend.blocks.check_fetched import Checksums, FetchedCheck, open_again
 from megablend.formats.base import Array, BlockReader
 from megablend.formats.fetch import Check
 from megablend.index.file_table import FileEntry
-from megablend.index.file_versions import check_body, join_etags, number_of, tell_moved
+from megablend.index.file_versions import check_body, join_etags, number_of, warn_moved
 from megablend.index.idx_digests import read_digests
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import ColumnEntry
@@ -93,7 +93,7 @@ class OpenFiles:
             return
         check_body(path, file.opened.size, file.body, self._storage)
         if seen:
-            tell_moved(self._generation.folder, path)
+            warn_moved(self._generation.folder, path)
         self._same[number] = version
 
     def _make_room(self, size: int) -> None:

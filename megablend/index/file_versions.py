@@ -23,8 +23,8 @@ from megablend.storage.base import FileStat, Storage
 from megablend.system.log import LOG
 
 _MAGIC = b"megablend seen 1"
-_TOLD_SLOTS = 1 << 16
-_told = mmap.mmap(-1, _TOLD_SLOTS)
+_WARNED_SLOTS = 1 << 16
+_warned = mmap.mmap(-1, _WARNED_SLOTS)
 """Memory that forked processes share: a DataLoader forks new workers for every epoch."""
 Numbers = npt.NDArray[np.uint64]
 
@@ -62,7 +62,7 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
         )
 
 
-def tell_moved(folder: Path, path: str) -> None:
+def warn_moved(folder: Path, path: str) -> None:
     """Warn that files were moved or touched, although their sampled content is the same.
 
     Warns once per snapshot, in this process and those forked from it.
@@ -77,7 +77,7 @@ def tell_moved(folder: Path, path: str) -> None:
         )
 
 
-def tell_unknown(folder: Path) -> None:
+def warn_unknown(folder: Path) -> None:
     """Warn once, in this process and those forked from it, that a snapshot has no record of file versions."""
     if _is_first(folder / SEEN):
         LOG.warning(
@@ -90,7 +90,7 @@ def tell_unknown(folder: Path) -> None:
 
 def _is_first(place: Path) -> bool:
     """Whether this is the first warning about a path."""
-    slot = number_of(str(place)) % _TOLD_SLOTS
-    is_first = not _told[slot]
-    _told[slot] = 1
+    slot = number_of(str(place)) % _WARNED_SLOTS
+    is_first = not _warned[slot]
+    _warned[slot] = 1
     return is_first

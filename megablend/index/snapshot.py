@@ -27,7 +27,7 @@ from megablend.index.checked_table import (
     RUNNING,
 )
 from megablend.index.file_table import FileEntry
-from megablend.index.file_versions import read_seen, tell_unknown
+from megablend.index.file_versions import read_seen, warn_unknown
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.manifest import FILES, MANIFEST, ROOTS, read_generation_manifest, read_roots
 from megablend.index.source_entry import ColumnEntry, Sources, make_columns
@@ -76,7 +76,7 @@ class Snapshot(BlockRows):
         """
         found = read_seen(self.folder, self.num_files)
         if found is None:
-            tell_unknown(self.folder)
+            warn_unknown(self.folder)
             return np.zeros(self.num_files, np.uint64)
         return found
 

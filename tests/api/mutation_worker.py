@@ -206,8 +206,8 @@ def main() -> None:
         kind = kind_of(path)
         split, quiet = SPLITS[rng.random() < 0.25], kind != "cache" and rng.random() < 0.7
         data = path.read_bytes()
-        told, damaged = mutate(data, rng)
-        what = f"{i}: {split} {path}: {told}{' as seen' if quiet else ''}"
+        change, damaged = mutate(data, rng)
+        what = f"{i}: {split} {path}: {change}{' as seen' if quiet else ''}"
         (folder / f"current-{start}").write_text(what)
         path.write_bytes(damaged)
         if quiet:

@@ -112,12 +112,12 @@ def test_an_error_while_reading_names_the_sample_and_its_source(
     number = next(i for i in range(index.num_files) if index.path(i) == str(path))
     needing = [k for k in range(len(dataset)) if number in index.file_of(other.sample(k).spans.blocks)]
     path.unlink()
-    told = (
+    message = (
         rf"{path}: no such file \(needed for sample {needing[0]} of train, source 's1'; restore the file and resume; "
     )
     loader = megablend.Loader(dataset, micro_batch_size=1, data_parallel_rank=0, data_parallel_size=1)
     samples = map(dataset.__getitem__, range(len(dataset))) if how == "dataset" else loader
-    with pytest.raises(MissingFileError, match=told + "`megablend check CONFIG` lists"):
+    with pytest.raises(MissingFileError, match=message + "`megablend check CONFIG` lists"):
         list(samples)
 
 
@@ -178,7 +178,7 @@ def test_ranks_check_shares_of_the_files(config: dict[str, Any], tmp_path: Path)
 
 
 def test_a_check_leaves_readers_their_files(config: dict[str, Any], tmp_path: Path) -> None:
-    """A reader that opened a file goes on in it, and is told when it must open another one."""
+    """A reader that opened a file goes on in it, and opens another one when it must."""
     dataset = megablend.open(config)
     expected = [dataset[k]["tokens"].tolist() for k in range(len(dataset))]
     path = files(tmp_path, 0)[1]

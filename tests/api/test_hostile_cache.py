@@ -124,6 +124,20 @@ def test_a_source_with_a_wrong_field(config: dict[str, Any], field: str, value: 
     check_index_is_named(config, path.parent)
 
 
+@pytest.mark.parametrize("field", ["name", "rows"])
+def test_the_second_of_two_sources_lacks_a_field(tmp_path: Path, field: str) -> None:
+    sources = [write_source(tmp_path, i, "parquet", documents(i, 20, 30, 1)) | {"weight": 1} for i in range(2)]
+    config = make_config(tmp_path, sources, samples=20, run="demo")
+    megablend.build(config)
+    path = manifest_of(config)
+    manifest = json.loads(path.read_text())
+    manifest.pop("checksum")
+    manifest["sources"][1].pop(field)
+    path.write_bytes(dump_with_checksum(manifest))
+    with pytest.raises(CacheError, match=f"damaged \\(it lacks {field}\\)"):
+        megablend.open(config)
+
+
 @pytest.mark.parametrize("text", [DEEP, NESTED, "{}", "[]", ""])
 @pytest.mark.parametrize("name", ["manifest.json", "roots.json"])
 def test_files_of_an_index_that_are_nested_or_empty(config: dict[str, Any], name: str, text: str) -> None:

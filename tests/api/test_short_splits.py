@@ -1,4 +1,4 @@
-"""What is too short for a step, or cannot be told, is said."""
+"""Splits that are too short for a step, or whose length is unknown, are reported."""
 
 from pathlib import Path
 from typing import Any

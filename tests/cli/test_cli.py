@@ -89,8 +89,8 @@ def test_describe_tells_what_there_is_and_what_is_given(tmp_path: Path, built: P
     ):
         assert said in done.stdout
     assert "first source to repeat: 's" in done.stdout
-    told = run("describe", built, "--micro-batch", 4, "--ranks", 2).stdout
-    assert "read amplification: " in told
+    printed = run("describe", built, "--micro-batch", 4, "--ranks", 2).stdout
+    assert "read amplification: " in printed
     of_cache = run("describe", tmp_path / "cache").stdout
     assert "demo" in of_cache
 

@@ -15,7 +15,7 @@ import pytest
 
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import CacheError, ChangedFileError
-from megablend.index.file_versions import tell_moved
+from megablend.index.file_versions import warn_moved
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
@@ -216,11 +216,11 @@ def test_forked_processes_say_only_once_that_files_were_moved(tmp_path: Path, ca
     child = os.fork()
     if not child:
         try:
-            tell_moved(tmp_path, "a")
+            warn_moved(tmp_path, "a")
         finally:
             os._exit(len(caplog.records) != 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the first one says it"
-    tell_moved(tmp_path, "a")
+    warn_moved(tmp_path, "a")
     assert not caplog.records
-    tell_moved(tmp_path / "other", "a")
+    warn_moved(tmp_path / "other", "a")
     assert len(caplog.records) == 1

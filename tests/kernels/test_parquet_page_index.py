@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from megablend.formats.parquet.indexing.count import PAGE_DTYPE
 from megablend.formats.parquet.metadata.thrift import Kind, write_struct
-from megablend.kernels.parquet import page_counts as told_pages
+from megablend.kernels.parquet import page_counts as problems
 from megablend.kernels.parquet import page_index
 from megablend.kernels.parquet.document_counts import sum_chunks
-from megablend.kernels.parquet.page_counts import count_told_pages
+from megablend.kernels.parquet.page_counts import count_indexed_pages
 from megablend.kernels.parquet.page_index import MIN_LOCATION_BYTES, page_counts, page_locations
 from tests.examples import examples
 
@@ -201,7 +201,7 @@ def test_counts_of_column_indexes(chunks: list[tuple[list[list[int]], int]], dat
 ROWS = st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=4), max_size=5)
 
 
-def told(
+def counted(
     chunks: list[list[list[list[int | None] | None]]], *, documents: bool, wrong: dict[str, int] | None = None
 ) -> tuple[tuple[int, int, int], npt.NDArray[np.void]]:
     """Pages of rows, as page indices have them: the numbers of nulls, empty lists, null elements and tokens."""
@@ -221,7 +221,7 @@ def told(
     numbers, kinds = np.arange(len(pages)), np.arange(len(chunks))
     out = np.full(len(pages), -9, PAGE_DTYPE)
     growths = (kinds + 1) / 3
-    problem = count_told_pages(
+    problem = count_indexed_pages(
         *(
             first_page,
             numbers * 100,
@@ -242,9 +242,9 @@ def told(
 def test_pages_are_counted_as_their_rows_are(
     chunks: list[list[list[list[int | None] | None]]], documents: bool
 ) -> None:
-    problem, pages = told(chunks, documents=documents)
+    problem, pages = counted(chunks, documents=documents)
     unsure = sum(any(None in (row or []) for row in page) for chunk in chunks for page in chunk)
-    assert problem == (len(chunks), told_pages.NONE, unsure)
+    assert problem == (len(chunks), problems.NONE, unsure)
     i = 0
     for number, chunk in enumerate(chunks):
         has_nulls = [any(None in (row or []) for row in page) for page in chunk]
@@ -263,9 +263,9 @@ def test_pages_are_counted_as_their_rows_are(
 
 def test_counts_that_cannot_be() -> None:
     chunks: list[list[list[list[int | None] | None]]] = [[[[1, 2]]], [[[3]], [[4], [5]]]]
-    assert told(chunks, documents=True, wrong={"starts": 2})[0] == (1, told_pages.OTHER_ROWS, 0)
+    assert counted(chunks, documents=True, wrong={"starts": 2})[0] == (1, problems.OTHER_ROWS, 0)
     chunks[1][0] = [None]  # a null more than it has rows
-    assert told(chunks, documents=True, wrong={"levels": 1})[0] == (1, told_pages.TOO_FEW_TOKENS, 0)
+    assert counted(chunks, documents=True, wrong={"levels": 1})[0] == (1, problems.TOO_FEW_TOKENS, 0)
 
 
 def test_flat_columns() -> None:
@@ -273,11 +273,11 @@ def test_flat_columns() -> None:
     first_page, rows, nulls = np.array([0, 2]), np.array([5, 3]), np.array([2, 3])
     for max_def, expected in [(0, [5, 3]), (1, [3, 0])]:
         out, levels = np.zeros(2, PAGE_DTYPE), np.zeros((max_def + 1, 2), np.int64)
-        problem = count_told_pages(
+        problem = count_indexed_pages(
             *(first_page, rows, rows, rows, nulls, rows, levels, np.zeros(1, bool)),
             *(np.array([1.0]), np.array([0]), 0, max_def, True, out),
         )
-        assert problem == (1, told_pages.NONE, 0)
+        assert problem == (1, problems.NONE, 0)
         assert out["tokens"].tolist() == out["inner"].tolist() == expected
         assert out["rows"].tolist() == [5, 3]
 

@@ -54,8 +54,8 @@ def test_indices_must_be_listed() -> None:
 def test_runs_of_booleans_are_as_long_as_they_are_told_and_within_the_page() -> None:
     like, runs = np.empty(0, np.uint8), run(1, 3, 1)
     assert decoded(RUNS, len(runs).to_bytes(4, "little") + runs, 3, like) == (SOUND, [1, 1, 1])
-    for told in (len(runs) - 1, len(runs) + 1, len(runs) + 4, 0xFFFF_FFFF):
-        assert decoded(RUNS, told.to_bytes(4, "little") + runs, 3, like)[0] == SHORT
+    for length in (len(runs) - 1, len(runs) + 1, len(runs) + 4, 0xFFFF_FFFF):
+        assert decoded(RUNS, length.to_bytes(4, "little") + runs, 3, like)[0] == SHORT
     for size in range(4):
         assert decoded(RUNS, b"\0\0\0"[:size], 3, like)[0] == SHORT
 

@@ -58,7 +58,7 @@ def test_an_error_on_one_rank_is_raised_on_all(error: Exception, raised: type[Ex
                 raise error
             launch.bcast("never arrives")
         except Exception as failure:
-            launch.abort(failure)  # on those that were told, too: it must not wait for anybody
+            launch.abort(failure)  # on those that were notified, too: it must not wait for anybody
 
     found = on_ranks(4, work)
     assert found[1] is error

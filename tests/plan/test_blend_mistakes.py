@@ -1,4 +1,4 @@
-"""Mistakes that people make with blends, message by message: what each is told before it costs a run.
+"""Mistakes that people make with blends, message by message: what is printed before it costs a run.
 
 Where users of another project asked for it, `thread` names the project and the number of the issue.
 """

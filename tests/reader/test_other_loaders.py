@@ -61,7 +61,7 @@ class BatchSamplerShard(BatchSampler):
                 yield batch
 
 
-# It is told by its module, too.
+# It is recognised by its module, too.
 BatchSamplerShard.__iter__ = types.FunctionType(  # type: ignore[method-assign]
     BatchSamplerShard.__iter__.__code__, {**globals(), "__name__": "accelerate.data_loader"}
 )

@@ -1,4 +1,4 @@
-"""What loaders really read, byte by byte: as little as page order promises, and as much as was told before."""
+"""What loaders really read, byte by byte: as little as page order promises, and as much as `describe` predicted."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ def test_what_is_read_is_within_the_bounds_and_as_told(
 ) -> None:
     samples = 4 * 512 * (16 if num_sources == 100 else 4)
     config = run_of(tmp_path, num_sources, samples * LENGTH, samples=samples)
-    told = megablend.describe(config, micro_batch_size=micro_batch, data_parallel_size=ranks)["read_amplification"]
+    predicted = megablend.describe(config, micro_batch_size=micro_batch, data_parallel_size=ranks)["read_amplification"]
     reads = read_all(config, tmp_path / "log", ranks, micro_batch_size=micro_batch)
     measured = sum(size for _, _, _, size in reads) / bytes_used(config)
     assert measured <= bound
-    assert measured == pytest.approx(told, rel=0.05)
+    assert measured == pytest.approx(predicted, rel=0.05)
 
 
 def run_with_dictionaries(folder: Path, **settings: Any) -> tuple[dict[str, Any], list[Any]]:
@@ -147,13 +147,13 @@ def test_dictionaries_that_are_read_again_are_told(tmp_path: Path, memory: objec
     """Of small row groups each has one; where they are not all kept, a page costs more for its dictionary than for itself."""
     config, groups = run_with_dictionaries(tmp_path, memory=memory)
     dictionaries = sum(group.data_page_offset - group.dictionary_page_offset for group in groups)
-    told = megablend.describe(config, micro_batch_size=4)["read_amplification"]
+    predicted = megablend.describe(config, micro_batch_size=4)["read_amplification"]
     reads = read_all(config, tmp_path / "log", 1, micro_batch_size=4)
     measured = sum(size for _, _, _, size in reads) / (bytes_used(config) + dictionaries)
     assert least <= measured <= most
-    assert measured <= told * 1.05
+    assert measured <= predicted * 1.05
     if memory == "512MiB":  # with little memory, reads that are in flight together share a dictionary that is not kept
-        assert measured >= told * 0.95
+        assert measured >= predicted * 0.95
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -161,7 +161,9 @@ def test_workers_with_lanes_of_their_own_read_no_page_twice(tmp_path: Path) -> N
     """But those in which the runs of two lanes meet."""
     samples = 16 * 512 * 2
     config = run_of(tmp_path, 10, samples * LENGTH * 17 // 16, samples=samples, lanes=16)  # not all of an epoch
-    told = megablend.describe(config, micro_batch_size=4, data_parallel_size=2, num_workers=2)["read_amplification"]
+    predicted = megablend.describe(config, micro_batch_size=4, data_parallel_size=2, num_workers=2)[
+        "read_amplification"
+    ]
     log = tmp_path / "log"
     reads = read_all(config, log, 2, micro_batch_size=4, num_workers=2, multiprocessing_context="fork")
     index = megablend.open(config).run.store.generation
@@ -179,4 +181,4 @@ def test_workers_with_lanes_of_their_own_read_no_page_twice(tmp_path: Path) -> N
     assert len(shared) >= samples * LENGTH // PAGE_TOKENS
     assert sum(times - 1 for times in shared.values()) <= 16 * 10  # as many as there are runs: lanes x sources
     measured = sum(size for _, _, _, size in reads) / bytes_used(config)
-    assert measured == pytest.approx(told, rel=0.05)
+    assert measured == pytest.approx(predicted, rel=0.05)

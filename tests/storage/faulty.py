@@ -1,4 +1,4 @@
-"""A source of files over HTTP (and S3 as far as reading goes) that fails as it is told to: a real server, seeded and counting.
+"""A source of files over HTTP (and S3 as far as reading goes) that fails on request: a real server, seeded and counting.
 
 Paths are `/bucket/key`, as S3's path style has them; signatures are not looked at. `?list-type=2` lists.
 """

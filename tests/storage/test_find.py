@@ -117,10 +117,10 @@ def test_folders_without_permission_are_reported(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin", "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert done.returncode == 0, done.stderr
-    closed, told = f"{tmp_path}/closed", "'Permission denied'"
+    closed, reason = f"{tmp_path}/closed", "'Permission denied'"
     assert done.stdout.splitlines() == [
-        f"['{tmp_path}/open/f.x'] {{'{closed}': {told}}}",
-        f"['{tmp_path}/open/f.x'] {{'{closed}': {told}}}",
-        f"[] {{'{closed}/f.x': {told}}}",
-        f"['{tmp_path}/open/f.x'] {{'{closed}/f.x': {told}}}",
+        f"['{tmp_path}/open/f.x'] {{'{closed}': {reason}}}",
+        f"['{tmp_path}/open/f.x'] {{'{closed}': {reason}}}",
+        f"[] {{'{closed}/f.x': {reason}}}",
+        f"['{tmp_path}/open/f.x'] {{'{closed}/f.x': {reason}}}",
     ]

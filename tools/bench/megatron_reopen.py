@@ -66,8 +66,8 @@ def race(folder: Path, options: argparse.Namespace) -> None:
     print(f"{'':12}" + "".join(f"{column:>30}" for column in COLUMNS))
     for name in CONTENDERS:
         columns = list(zip(*taken[name], strict=True))
-        told = (f"{statistics.median(each):.1f} ({min(each):.1f} to {max(each):.1f})" for each in columns)
-        print(f"{name:12}" + "".join(f"{text:>30}" for text in told), flush=True)
+        cells = (f"{statistics.median(each):.1f} ({min(each):.1f} to {max(each):.1f})" for each in columns)
+        print(f"{name:12}" + "".join(f"{text:>30}" for text in cells), flush=True)
 
 
 def reopen(folder: Path, options: argparse.Namespace) -> None:

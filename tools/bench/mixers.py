@@ -58,10 +58,10 @@ def megablend_plan(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], i
 
     totals = largest_remainder([Fraction(weight) for weight in weights], samples)
     plan = LanePlan(totals, lanes=8, window=64, cycles=[1] * len(totals), seed=1)
-    told = min(samples, 4_000_000)
+    evaluated = min(samples, 4_000_000)
     return lambda: np.concatenate(
-        [plan.locate_many(np.arange(k, min(k + 4096, told)))[0] for k in range(0, told, 4096)]
-    ), told
+        [plan.locate_many(np.arange(k, min(k + 4096, evaluated)))[0] for k in range(0, evaluated, 4096)]
+    ), evaluated
 
 
 def megatron(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], int]:
@@ -80,21 +80,23 @@ def hugging_face(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], int
     sizes = np.ceil(1.5 * samples * weights).astype(int) + 50
     parts = [datasets.Dataset.from_dict({"dataset": np.full(size, d)}) for d, size in enumerate(sizes)]
     mixed = datasets.interleave_datasets(parts, probabilities=weights.tolist(), seed=1)
-    told = min(samples, len(mixed))
+    evaluated = min(samples, len(mixed))
     mixed = mixed.with_format("numpy")
-    return lambda: np.concatenate([mixed[k : k + 4096]["dataset"] for k in range(0, told, 4096)])[:told], told
+    return lambda: np.concatenate([mixed[k : k + 4096]["dataset"] for k in range(0, evaluated, 4096)])[
+        :evaluated
+    ], evaluated
 
 
 def grain(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], int]:
-    """grain.MapDataset.mix: computed for each sample anew."""
+    """grain.MapDataset.mix: computed again for each sample."""
     from grain import MapDataset
 
     sizes = np.ceil(1.5 * samples * weights).astype(int) + 50
     edges = np.concatenate([[0], np.cumsum(sizes)]).tolist()
     parts = [MapDataset.range(low, high) for low, high in pairwise(edges)]
     mixed = MapDataset.mix(parts, weights=weights.tolist())
-    told = min(samples, 10_000, len(mixed))
-    return lambda: np.searchsorted(edges, [mixed[k] for k in range(told)], side="right") - 1, told
+    evaluated = min(samples, 10_000, len(mixed))
+    return lambda: np.searchsorted(edges, [mixed[k] for k in range(evaluated)], side="right") - 1, evaluated
 
 
 def mosaicml(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], int]:
@@ -126,8 +128,8 @@ def mosaicml(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], int]:
     )
     work = generate_work(mixed.batching_method, mixed, World.detect(), 0, 0).ravel()
     starts = np.asarray(mixed.sample_offset_per_stream)
-    told = work[work >= 0]
-    return lambda: np.searchsorted(starts, told, side="right") - 1, len(told)
+    evaluated = work[work >= 0]
+    return lambda: np.searchsorted(starts, evaluated, side="right") - 1, len(evaluated)
 
 
 MADE: list[float] = []
@@ -139,7 +141,7 @@ MIXERS: dict[str, tuple[Mixer, int, bool]] = {
     "Grain": (grain, 1_000_000, True),
     "MosaicML Streaming": (mosaicml, 200_000, True),
 }
-"""By name: the mixer, samples that it bears in some seconds, whether it is one of the peers."""
+"""By name: the mixer, samples that it can handle in a few seconds, whether it is one of the peers."""
 
 
 def measure(name: str, num_datasets: int, scale: float) -> dict[str, float]:
@@ -151,16 +153,16 @@ def measure(name: str, num_datasets: int, scale: float) -> dict[str, float]:
     samples = max(100, int(most * scale))
     memory, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     MADE.clear()
-    tell, told = mixer(weights, samples)
+    evaluate, evaluated = mixer(weights, samples)
     ready, memory = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
-    ids = tell()
+    ids = evaluate()
     done = time.perf_counter()
     return {
         "samples": samples,
         "ready s": ready - max([start, *MADE]),
         "memory MiB": memory / 1024,
-        "ns a sample": (done - ready) / told * 1e9,
-        "told": told,
+        "ns a sample": (done - ready) / evaluated * 1e9,
+        "evaluated": evaluated,
         "worst error": worst_prefix_error(ids, weights),
     }
 
@@ -228,7 +230,7 @@ def main() -> None:
         columns = (
             f"{found['samples']:15,}{found['ready s']:10.3f}{found['memory MiB']:8.0f}{found['ns a sample']:11.0f}"
         )
-        print(f"{name:20}{columns}  {found['worst error']:.2f} in {found['told']:,}", flush=True)
+        print(f"{name:20}{columns}  {found['worst error']:.2f} in {found['evaluated']:,}", flush=True)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def parquet_pages(path: str) -> pq.ParquetWriter:
 
 
 def parquet_default(path: str) -> pq.ParquetWriter:
-    """Parquet as pyarrow writes it when it is told nothing."""
+    """Parquet as pyarrow writes it by default."""
     return pq.ParquetWriter(path, SCHEMA)
 
 

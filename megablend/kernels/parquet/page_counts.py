@@ -21,7 +21,7 @@ MAX_BYTES = (1 << 32) - 1
 
 
 @kernel
-def count_told_pages(
+def count_indexed_pages(
     first_page: Int64s,
     offsets: Int64s,
     sizes: Int64s,

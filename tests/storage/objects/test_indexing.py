@@ -224,7 +224,7 @@ def test_a_damaged_file_among_others_is_named(tmp_path: Path) -> None:
 
 
 def test_ranks_request_each_file_once(tmp_path: Path) -> None:
-    """Two MPI ranks; paths without a pattern, of which no listing has told the sizes."""
+    """Two MPI ranks; paths without a pattern, whose sizes no listing gave."""
     folder = tmp_path / "data"
     folder.mkdir()
     for i in range(6):
@@ -253,14 +253,14 @@ def test_a_dry_run_and_describe_tell_requests_bytes_and_cost(tmp_path: Path) -> 
         prices = {"price_per_1000_requests": 0.5, "price_per_gb": 2.0}
         made = {"name": "s", "weight": 1, "path": "s3://b/*.parquet", "column": "input_ids"}
         config = make_config(tmp_path, [made], samples=5) | {"storage": {"s3://": {"endpoint": source.url} | prices}}
-        (told,) = dry_run(config)
+        (predicted,) = dry_run(config)
         assert not Path(config["cache"]).exists()
-        assert (told.files, told.bytes) == (4, sum(map(len, files.values())))
+        assert (predicted.files, predicted.bytes) == (4, sum(map(len, files.values())))
         before, sent = source.requests, source.bytes
         megablend.build_index(config)
-        assert source.requests - before == pytest.approx(told.requests, rel=0.1)
-        assert source.bytes - sent == pytest.approx(told.source_bytes, rel=0.1)
-        assert told.cost == pytest.approx(told.requests / 1000 * 0.5 + told.source_bytes / 1e9 * 2.0)
+        assert source.requests - before == pytest.approx(predicted.requests, rel=0.1)
+        assert source.bytes - sent == pytest.approx(predicted.source_bytes, rel=0.1)
+        assert predicted.cost == pytest.approx(predicted.requests / 1000 * 0.5 + predicted.source_bytes / 1e9 * 2.0)
         megablend.build(config)
         described = megablend.describe(config)
         assert isinstance(described, RunDescription)

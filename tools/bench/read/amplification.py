@@ -1,6 +1,6 @@
-"""How much more than the pages used is read, told and measured, with pages of 64 KB and samples of 4k tokens.
+"""How much more than the pages used is read, predicted and measured, with pages of 64 KB and samples of 4k tokens.
 
-Claims, where lanes match (8 lanes = micro batch x ranks): at most 1.05 for 1 and 10 sources, 1.15 for 100. `told` is what
+Claims, where lanes match (8 lanes = micro batch x ranks): at most 1.05 for 1 and 10 sources, 1.15 for 100. `predicted` is what
 `megablend describe` says, `measured` what real loaders of all ranks read of pages, over --cycles cycles of 8 x 512 samples.
 
     python tools/bench/read/amplification.py
@@ -76,7 +76,7 @@ def main() -> None:
             megablend.build(config)
             run = megablend.open(config).run
             for micro_batch, ranks in ((8, 1), (1, 8), (4, 3)):
-                told = read_amplification(
+                predicted = read_amplification(
                     run,
                     micro_batch_size=micro_batch,
                     data_parallel_size=ranks,
@@ -86,8 +86,8 @@ def main() -> None:
                 )
                 matches = "match" if LANES % (micro_batch * ranks) == 0 else "do not match"
                 print(
-                    f"{number:4} sources, micro batch {micro_batch} x {ranks} ranks (lanes {matches}): told {told:.4f}, "
-                    f"measured {measured(config, micro_batch, ranks):.4f}",
+                    f"{number:4} sources, micro batch {micro_batch} x {ranks} ranks (lanes {matches}): "
+                    f"predicted {predicted:.4f}, measured {measured(config, micro_batch, ranks):.4f}",
                     flush=True,
                 )
 

@@ -159,9 +159,10 @@ def main() -> None:
                 for _ in range(args.rounds)
             ]
         medians = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-        told = ", ".join(f"{name} {value:,.2f}" for name, value in medians.items())
+        figures = ", ".join(f"{name} {value:,.2f}" for name, value in medians.items())
         print(
-            f"{documents:,} documents, block_bytes {block_bytes:,}: made and built in {made:.1f} s; {told}", flush=True
+            f"{documents:,} documents, block_bytes {block_bytes:,}: made and built in {made:.1f} s; {figures}",
+            flush=True,
         )
 
 

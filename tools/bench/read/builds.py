@@ -97,11 +97,11 @@ def main() -> None:
                 command = [python, __file__, "--one", str(folder / "data"), str(folder / which)]
                 taken[which] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
             ours = taken["ours"]
-            told = f"{step:14} {ours[0]:8.2f} s, CPU {ours[1]:8.2f} s, {ours[1] / args.files * 1e6:6.0f} us CPU a file"
+            line = f"{step:14} {ours[0]:8.2f} s, CPU {ours[1]:8.2f} s, {ours[1] / args.files * 1e6:6.0f} us CPU a file"
             if args.old:
                 ratios = (theirs / mine for theirs, mine in zip(taken["old"], ours, strict=True))
-                told += "; old / ours: wall {:.1f}, CPU {:.1f}".format(*ratios)
-            print(told, flush=True)
+                line += "; old / ours: wall {:.1f}, CPU {:.1f}".format(*ratios)
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

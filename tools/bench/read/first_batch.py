@@ -1,7 +1,7 @@
 """Time to the first batch of a run whose index is built: each in a process of its own, in which nothing is warm.
 
 Claims: under 150 ms over 10^6 block rows, at any sample number, after imports and the loading of kernels (a batch of another,
-tiny run loads them), which are told apart.
+tiny run loads them), which are counted separately.
 
     python tools/bench/read/first_batch.py --pages 1000000
     python tools/bench/read/first_batch.py --cpu           # CPU time, where the machine does other work

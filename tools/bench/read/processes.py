@@ -1,4 +1,4 @@
-"""What a tree of processes uses, of which some may have left the parent: told by a mark in the environment."""
+"""What a tree of processes uses, some of which may have left the parent: recognised by a variable in their environment."""
 
 from __future__ import annotations
 

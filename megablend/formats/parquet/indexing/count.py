@@ -13,7 +13,7 @@ from megablend.formats.parquet.metadata.page_index import ColumnIndexes, OffsetI
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.thrift import MalformedError
 from megablend.kernels.parquet.document_counts import fill_blocks
-from megablend.kernels.parquet.page_counts import NONE, OTHER_ROWS, TOO_FEW_TOKENS, count_told_pages
+from megablend.kernels.parquet.page_counts import NONE, OTHER_ROWS, TOO_FEW_TOKENS, count_indexed_pages
 
 PAGE_DTYPE = np.dtype(
     [
@@ -71,7 +71,7 @@ def count_from_page_index(
     Raises: MalformedError.
     """
     pages = empty_from_arrow_pool(len(places.offsets), PAGE_DTYPE)
-    chunk, problem, detail = count_told_pages(
+    chunk, problem, detail = count_indexed_pages(
         places.first_page,
         places.offsets,
         places.sizes,
