@@ -25,7 +25,7 @@ class SelectedBlocks(NamedTuple):
 def select_blocks(blocks: Array) -> SelectedBlocks:
     """Sort blocks PLACED_BLOCK_DTYPE [n] of any order into the order in which they are read."""
     offsets = blocks["offset"]
-    if bool((offsets[1:] > offsets[:-1]).all()):  # as they are mostly requested
+    if (offsets[1:] > offsets[:-1]).all():  # as they are mostly requested
         wanted, places = blocks, np.arange(len(blocks))
     else:
         firsts, places = _in_file_order(offsets)
