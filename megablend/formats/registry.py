@@ -23,6 +23,7 @@ from megablend.formats.megatron import MEGATRON
 from megablend.formats.parquet import PARQUET
 from megablend.formats.raw import RAW
 from megablend.storage.base import Storage
+from megablend.storage.ends import read_ends
 from megablend.storage.prefetched import PrefetchedStorage
 
 ENTRY_POINTS = "megablend.formats"
@@ -74,6 +75,7 @@ def format_of(path: str, storage: Storage) -> Format:
     found = _with_suffix(path, list(FORMATS)) or _with_suffix(path, list_names())
     if len(found) > 1:
         with contextlib.suppress(DataError):  # a pattern, or a file that does not exist
+            read_ends(storage, path)  # over a network, where indexing begins with these
             fetched = PrefetchedStorage(storage)
             fetched.request(path, np.array([0]), np.array([min(_HEAD_BYTES, storage.stat(path).size)]))
             found = [each for each in found if each.recognizes(path, fetched)] or found

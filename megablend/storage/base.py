@@ -52,7 +52,7 @@ class ReadLimits:
 
 class Storage(Protocol):
     """Ranges of bytes from files named by strings (`storage.location`). Thread-safe, picklable, and usable
-    after a fork.
+    after a fork. See `storage.ends` for what a storage may do in addition.
 
     Made once, by `make_storage`, and passed to everything that reads. A storage that changes or records another storage's results
     derives from `storage.wrapper.WrapperStorage`.
@@ -100,8 +100,8 @@ class Storage(Protocol):
         ...
 
     def known_files(self) -> KnownFiles:
-        """What is known of the versions of files, from listings and requests, for `add_known_files` in another process. Empty
-        where finding out costs little."""
+        """What was found out about files since the last call, from listings and requests, for `add_known_files` in other
+        processes. Empty where finding out costs little."""
         ...
 
     def add_known_files(self, known: KnownFiles) -> None:

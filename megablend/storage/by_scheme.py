@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 from megablend.errors import ConfigError
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
+from megablend.storage.ends import Ends, get_ends, read_ends
 from megablend.storage.find import Found
 from megablend.storage.location import find_scheme
 from megablend.storage.object_options import ObjectOptions
@@ -90,6 +91,14 @@ class StorageByScheme:
         """See Storage.add_known_files."""
         for scheme, files in known.items():
             self._of(f"{scheme}://").add_known_files(files)
+
+    def get_ends(self, path: str) -> Ends | None:
+        """See EndsStorage.get_ends."""
+        return get_ends(self._of(path), path)
+
+    def read_ends(self, path: str) -> None:
+        """See EndsStorage.read_ends."""
+        read_ends(self._of(path), path)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""

@@ -16,12 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from megablend.storage.base import Allocate, Bytes, Int64s, Storage
+from megablend.storage.ends import TAIL_BYTES, get_ends
 from megablend.storage.futures import call_now
 from megablend.storage.ranges import merge_ranges
 from megablend.storage.requested_reads import RequestedReads
 from megablend.storage.wrapper import WrapperStorage
 
-TAIL_BYTES, MAX_TAIL_BYTES = 64 << 10, 1 << 20
+MAX_TAIL_BYTES = 1 << 20
 PORTIONS_AHEAD = 4
 """Portions of a file that are in flight or in memory at a time, as memory allows."""
 _MAX_OVERLAPPING = 4
@@ -137,7 +138,11 @@ class PrefetchedStorage(WrapperStorage):
         """Request what is not yet requested; returns that."""
         merged = merge_ranges(offsets, sizes, self.limits(path))
         runs = zip(merged.starts.tolist(), merged.stops.tolist(), strict=True)
-        missing = [each for each in runs if each[1] > each[0] and self._cover(path, each[0], each[1] - each[0]) is None]
+        known = self._find_tail(path)  # what a longer range contains of it is not requested
+        parts = [(start, known if start < known < stop else stop) for start, stop in runs]
+        missing = [
+            each for each in parts if each[1] > each[0] and self._cover(path, each[0], each[1] - each[0]) is None
+        ]
         if not missing:
             return []
         starts, stops = np.array(missing, np.int64).T.copy()
@@ -148,11 +153,24 @@ class PrefetchedStorage(WrapperStorage):
         return added
 
     def _list_of(self, held: _Held) -> list[_Held]:
-        return self._large if held.stop - held.start >= _LARGE_BYTES else self._held.setdefault(held.path, [])
+        return self._large if held.stop - held.start >= _LARGE_BYTES else self._small_of(held.path)
+
+    def _small_of(self, path: str) -> list[_Held]:
+        """Small ranges of a file, sorted by start: at first those that the storage has read along with its state."""
+        if (found := self._held.get(path)) is None:
+            ends = get_ends(self.inner, path)
+            read = [] if ends is None else [(0, ends.head), (ends.tail_start, ends.tail)]
+            self._held[path] = found = [_hold(path, start, data) for start, data in read if data]
+        return found
+
+    def _find_tail(self, path: str) -> int:
+        """Where the known end of a file begins; -1 if it is not known."""
+        ends = get_ends(self.inner, path)
+        return ends.tail_start if ends is not None and ends.tail else -1
 
     def _cover(self, path: str, offset: int, size: int) -> list[_Held] | None:
         """Requested ranges that together contain another one; None if there are none."""
-        held, found, place = self._held.get(path, []), list[_Held](), offset
+        held, found, place = self._small_of(path), list[_Held](), offset
         while place < offset + size:
             number = bisect.bisect_right(held, place, key=_start_of)
             nearest = held[max(0, number - _MAX_OVERLAPPING) : number]
@@ -192,6 +210,13 @@ def stream_portions(storage: Storage, path: str, portions: Sequence[tuple[Int64s
 def is_prefetched(storage: Storage) -> bool:
     """Whether it is worth announcing reads."""
     return isinstance(storage, PrefetchedStorage)
+
+
+def _hold(path: str, start: int, data: bytes) -> _Held:
+    """A range that was read before."""
+    read = Future[tuple[Bytes, Int64s]]()
+    read.set_result((np.frombuffer(data, np.uint8), np.zeros(1, np.int64)))
+    return _Held(path, start, start + len(data), read, 0)
 
 
 def _start_of(held: _Held) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megablend.storage.base import Allocate, Bytes, Int64s, Storage
+from megablend.storage.ends import Ends
 from megablend.storage.object_options import StoreOptions
 from megablend.storage.wrapper import WrapperStorage
 
@@ -40,11 +41,15 @@ def price_transfer(requests: int, size: int, options: StoreOptions) -> Transfer:
 
 
 class MeteredStorage(WrapperStorage):
-    """Counts the requests and bytes that reads take of an object store."""
+    """Counts the requests and bytes that reads take of an object store, as if nothing had been read before."""
 
     def __init__(self, inner: Storage) -> None:
         super().__init__(inner)
         self.requests = self.bytes = 0
+
+    def get_ends(self, path: str) -> Ends | None:
+        """See EndsStorage.get_ends: what was read before is counted, too."""
+        return None
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from copy import copy
 
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
+from megablend.storage.ends import Ends, get_ends, read_ends
 from megablend.storage.find import Found
 from megablend.storage.futures import call_now
 
@@ -69,6 +70,14 @@ class WrapperStorage:
     def add_known_files(self, known: KnownFiles) -> None:
         """See Storage.add_known_files."""
         self.inner.add_known_files(known)
+
+    def get_ends(self, path: str) -> Ends | None:
+        """See EndsStorage.get_ends."""
+        return get_ends(self.inner, path)
+
+    def read_ends(self, path: str) -> None:
+        """See EndsStorage.read_ends."""
+        read_ends(self.inner, path)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""

@@ -87,6 +87,12 @@ def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
     assert list(parse_commit("place", Version(0, {"files": {"x": file}, "replaced": []})).files) == ["x"]
 
 
+@pytest.mark.parametrize("name", [["x"], {}, 1, None])
+def test_names_that_are_no_text_are_refused(name: object) -> None:
+    with pytest.raises(CacheError, match=r"place: damaged \(it lacks valid names of files\); restore it from a backup"):
+        parse_commit("place", Version(0, {"files": {}, "replaced": [name]}))
+
+
 def test_a_copy_follows_what_is_replaced_and_what_is_not(prefix: ObjectPrefix, tmp_path: Path) -> None:
     node, other = tmp_path / "node", tmp_path / "other"
     commit(prefix, node, write(tmp_path / "first", table="one"), {"seen": b"1"})

@@ -13,12 +13,13 @@ import pytest
 import megablend
 from megablend.caches.objects.chains import Chain
 from megablend.caches.objects.store import ObjectCacheStore
-from megablend.storage.object_options import ObjectOptions
+from megablend.storage.object_options import ObjectOptions, parse_options
 from megablend.storage.objects import prefix as module
 from megablend.storage.objects.prefix import ObjectEntry, ObjectPrefix
 from tests.caches.test_remote_cache import configs, samples
 from tests.caches.test_unused_copies import find_nodes
 from tests.runs import documents, write_source
+from tests.storage.faulty import FaultySource
 
 
 class LateListings:
@@ -151,3 +152,17 @@ def test_gc_goes_by_the_clock_of_the_store_there_and_by_that_of_the_node_here(
     assert megablend.gc(remote, older_than_days=0).other_files > 0
     assert f"generations/{digest}/dead/blocks.arrow" not in {each.key for each in prefix.list_objects()}
     assert ObjectCacheStore(remote, ObjectOptions()).now() == pytest.approx(time.time() + days * 86400, abs=100)
+
+
+@pytest.mark.usefixtures("obstore")
+def test_markers_of_folders_are_no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty objects whose keys end in a slash, which consoles create."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    markers = ("b/x/", "b/x/fragments/", "b/x/fragments/sub/", "b/x/generations/", "b/x/runs/", "b/x/runs/a/")
+    with FaultySource(dict.fromkeys(markers, b"") | {"b/x/fragments/a": b"1", "b/x/fragments/sub/b": b"2"}) as source:
+        store = ObjectCacheStore("s3://b/x", parse_options({"s3://": {"endpoint": source.url}}))
+        assert store.list_files("fragments") == ["a"]
+        assert store.list_folders("generations") == []
+        assert store.list_records("runs") == []
+        assert not store.exists()

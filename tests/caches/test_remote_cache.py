@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
+import subprocess
+import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import megablend
+from megablend.errors import MegablendError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
 from tests.runs import documents, make_config, write_source
@@ -180,3 +185,80 @@ def test_a_bucket_of_s3_and_no_secrets_anywhere(
     kept = [path.read_bytes() for path in (tmp_path / "node").rglob("*") if path.is_file()]
     shown = [caplog.text.encode(), repr(dataset.run.store.generation.store).encode(), pickle.dumps(dataset.run.store)]
     assert not any(b"canary" in each for each in (*stored, *kept, *shown))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["moto", "ceph"])
+def test_of_sources_in_the_same_bucket_no_secret_is_kept_or_shown(
+    tmp_path: Path, server: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In objects, files, logs, output of commands, errors with the variables of their frames, pickles and reprs."""
+    url = str(request.getfixturevalue(f"remote_{server}"))
+    local, config = configs(tmp_path, url, run="demo")
+    bucket = url.removesuffix("/of/x")
+    data = ObjectPrefix(f"{bucket}/data", ObjectOptions())
+    files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    data.write_all({str(path.relative_to(tmp_path / "data")): path for path in files})
+    for source in config["sources"]:
+        source["path"] = source["path"].replace(str(tmp_path / "data"), f"{bucket}/data")
+    shown = list[str]()
+    with caplog.at_level(logging.DEBUG):
+        assert megablend.build(config, checksums=True).index.digest == megablend.build(local).index.digest
+        dataset = megablend.open(config)
+        assert dataset[3]["tokens"].tolist() == samples(local)[3]
+        batches = iter(megablend.Loader(dataset, micro_batch_size=4))
+        next(batches)
+        for refused in (config | {"cache": "s3://nobody-has-this/x"}, _with_path(config, f"{bucket}/data/none*")):
+            with pytest.raises(MegablendError) as caught:
+                megablend.build(refused | {"run": "other"})
+            shown += traceback.TracebackException.from_exception(caught.value, capture_locals=True).format()
+        del batches
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    wrong = os.environ | {"AWS_SECRET_ACCESS_KEY": "canary-wrong", "MEGABLEND_LOCAL_CACHE": str(tmp_path / "other")}
+    commands = ("describe", "verify", "build", "gc", "check", "runs list")
+    for command, environment in [*((each, None) for each in commands), ("verify", wrong)]:
+        arguments = [sys.executable, "-m", "megablend", *command.split(), str(tmp_path / "config.json")]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False, env=environment)
+        assert done.returncode == 0 or environment is wrong, (command, done.stderr)
+        shown += [done.stdout, done.stderr]
+    shown += [caplog.text, repr(dataset), repr(vars(dataset)), repr(vars(dataset.run)), repr(dataset.state_dict(3))]
+    pickled = [pickle.dumps(each) for each in (dataset, dataset.run.store)]
+    stored = [ObjectPrefix(bucket + "/of", ObjectOptions()).read(each.key) or b"" for each in _list(bucket + "/of")]
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(stored) > 5
+    assert len(shown) > 10 < len(kept)
+    assert not any("canary" in each for each in shown)
+    assert not any(b"canary" in each for each in (*stored, *kept, *pickled))
+
+
+def _with_path(config: dict[str, Any], path: str) -> dict[str, Any]:
+    return config | {"sources": [config["sources"][0] | {"path": path}]}
+
+
+def _list(url: str) -> list[Any]:
+    return ObjectPrefix(url, ObjectOptions()).list_objects()
+
+
+STRAYS = (
+    "generations/README",
+    "generations/x/y",
+    "runs/README",
+    "runs/a/b/c.json",
+    "fragments/x/y",
+    "documents/x",
+    "README",
+)
+
+
+def test_other_objects_below_the_prefix_do_not_matter(tmp_path: Path, remote: str) -> None:
+    local, config = configs(tmp_path, remote, run="demo")
+    prefix = ObjectPrefix(remote, ObjectOptions())
+    prefix.write_all(dict.fromkeys(STRAYS, b"not megablend's"))
+    built = megablend.build(config)
+    assert built.index.digest == megablend.build(local).index.digest
+    assert samples(config) == samples(local)
+    assert megablend.verify(remote).problems == ()
+    assert [each.run for each in megablend.list_runs(remote)] == ["demo"]
+    megablend.describe(remote)
+    assert megablend.gc(remote, older_than_days=1).removed == ()
+    assert all(prefix.read_all(STRAYS))

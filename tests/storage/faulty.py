@@ -75,8 +75,8 @@ class _Round:
 class FaultySource:
     """Serves `files` (`bucket/key` to bytes) on loopback while it is entered.
 
-    Set `faults`, `is_down`, `ignores_conditions`, `is_expired` (of an access key), and `listed_bytes` (sizes in listings) at any
-    time. Counts: `requests` and
+    Set `faults`, `is_down`, `ignores_conditions`, `is_expired` (of an access key), `has_tails` (answers requests for the end of a
+    file), and `listed_bytes` (sizes in listings) at any time. Counts: `requests` and
     `faulty` (by kind), `bytes` sent,
     `most_in_flight`, `rounds` by file.
     """
@@ -85,6 +85,7 @@ class FaultySource:
         self.files, self.faults = files, faults or Faults()
         self.is_down = self.ignores_conditions = False
         self.weak_etags = self.no_etags = False
+        self.has_tails = True
         self.is_expired: Callable[[str], bool] | None = None
         self.listed_bytes: int | None = None
         self.body = b""
@@ -193,7 +194,10 @@ class FaultySource:
         start, stop, status, more = 0, len(data), 200, {}
         if (wanted := headers.get("range", "")).startswith("bytes="):
             first, _, last = wanted.removeprefix("bytes=").partition("-")
-            start, stop, status = int(first), min(len(data), int(last) + 1 if last else len(data)), 206
+            if not first and not self.has_tails:
+                return await self._send(writer, method, 400, {}, b"")
+            start = int(first) if first else max(0, len(data) - int(last))
+            stop, status = min(len(data), int(last) + 1 if first and last else len(data)), 206
             if start >= len(data):
                 return await self._send(writer, method, 416, {"Content-Range": f"bytes */{len(data)}"}, b"")
             more = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}

@@ -22,6 +22,8 @@ from megablend.fs.log_waits import log_slow_wait
 from megablend.storage.objects.prefix import ObjectEntry, ObjectPrefix
 
 COMMITS, MANIFEST = "commits", "manifest.json"
+_SLASHES = 3
+"""In the key of an object: kind/folder/upload/file, or kind/folder/commits/number."""
 
 
 class Folders:
@@ -39,7 +41,7 @@ class Folders:
     def describe_all(self, kind: str) -> list[Entry]:
         """Committed folders of a kind, by name."""
         by_folder: dict[str, dict[str, ObjectEntry]] = {}
-        for each in self._prefix.list_objects(kind):
+        for each in self._list_members(kind):
             by_folder.setdefault(_folder_of(each.key), {})[each.key] = each
         lasts = {folder: find_last(filter(_is_commit, objects)) for folder, objects in by_folder.items()}
         commits = self._read_commits({folder: number for folder, number in lasts.items() if number >= 0})
@@ -118,12 +120,16 @@ class Folders:
 
     def find_leftovers(self, kind: str, before: float) -> Iterator[ObjectEntry]:
         """Objects that were written before a time and belong to no present commit."""
-        listed = [each for each in self._prefix.list_objects(kind) if not _is_commit(each.key)]
+        listed = [each for each in self._list_members(kind) if not _is_commit(each.key)]
         used: set[str] = set()
         for folder in {_folder_of(each.key) for each in listed}:
             if (commit := self.read(folder)) is not None:
                 used.update(commit.list_keys(folder))
         return (each for each in listed if each.modified < before and each.key not in used)
+
+    def _list_members(self, kind: str) -> list[ObjectEntry]:
+        """Objects of all folders of a kind; without others, such as the markers that consoles create for folders."""
+        return [each for each in self._prefix.list_objects(kind) if each.key.count("/") == _SLASHES]
 
     def _chain(self, folder: str) -> Chain:
         return Chain(self._prefix, f"{folder}/{COMMITS}")

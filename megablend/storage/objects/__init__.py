@@ -4,6 +4,7 @@ address      what a location names: a bucket (or a server) and a key
 bucket       what is requested of one: the state of an object, ranges, listings
 urls         lists of URLs: braces, text files; queries, which are for the request only
 pins         which version of an object is read
+versions     what a storage knows of objects: the version of each, and the ends of some
 failures     what an error of the client means
 credentials  what obstore does not find by itself
 clients      obstore's stores, by bucket and options
@@ -11,6 +12,7 @@ loop         the process's event loop, and what happens after a fork
 flow         how many requests are in flight, and at which rate
 timing       how long a request may take, learned from those before
 watch        all requests in flight, which one timer looks at
+workers      a few tasks that send many requests
 requests     one ranged GET: its conditions, retries, time-outs and hedges
 listing      patterns by LIST
 store        `ObjectStorage`

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, Storage
+from megablend.storage.ends import Ends, KeptEnds
 from megablend.storage.find import Found
 from megablend.storage.local import replaced_error
 from megablend.storage.location import find_scheme
 from megablend.storage.objects import loop
 from megablend.storage.objects.flow import is_loader_worker
 from megablend.storage.objects.helper import get_helper
+from megablend.storage.objects.versions import split_known
 from megablend.storage.wrapper import WrapperStorage
 
 
@@ -31,6 +33,7 @@ class BeforeForkStorage(WrapperStorage):
         super().__init__(inner)
         self._checking = checking
         self._known = dict[str, dict[str, Any]]()  # versions by scheme and path, for the helper and for forked workers
+        self._ends = KeptEnds()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(BeforeForkStorage, checking=self._checking), (self.inner,)
@@ -49,7 +52,13 @@ class BeforeForkStorage(WrapperStorage):
             return self.inner.find(pattern)
         found, known = get_helper().call(self.inner, {}, "find", pattern).result()
         for scheme, files in known.items():
-            self._known.setdefault(scheme, {}).update(files)
+            of_scheme = self._known.setdefault(scheme, {})
+            for path, each in files.items():
+                version, ends = split_known(each)
+                if of_scheme.get(path) != version:
+                    self._ends.remove(path)
+                of_scheme[path] = version
+                self._keep_ends(path, ends)
         result: Found = found
         return result
 
@@ -85,6 +94,17 @@ class BeforeForkStorage(WrapperStorage):
 
     def add_known_files(self, known: KnownFiles) -> None:
         """See Storage.add_known_files."""
+
+    def get_ends(self, path: str) -> Ends | None:
+        """See EndsStorage.get_ends."""
+        return super().get_ends(path) if self._is_direct(path) else self._ends.get(path)
+
+    def read_ends(self, path: str) -> None:
+        """See EndsStorage.read_ends."""
+        if self._is_direct(path):
+            super().read_ends(path)
+        elif self._ends.get(path) is None:
+            self._call("read_ends", path)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
@@ -149,11 +169,18 @@ class BeforeForkStorage(WrapperStorage):
         """Keep the versions that a call has met. Raises: ChangedFileError if a call at the same time has met another one."""
         for scheme, files in known.items():
             of_scheme = self._known.setdefault(scheme, {})
-            for path, version in files.items():
+            for path, each in files.items():
+                version, ends = split_known(each)
                 if self._checking:
                     of_scheme[path] = version
                 elif of_scheme.setdefault(path, version) != version:
                     raise replaced_error(path)
+                self._keep_ends(path, ends)
+
+    def _keep_ends(self, path: str, ends: Ends | None) -> None:
+        """Keep the ends of a file here: what is known of it otherwise is sent with each call."""
+        if ends is not None:
+            self._ends.put(path, ends)
 
 
 def allocate_bytes(size: int) -> Bytes:

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from megablend.errors import DataError, MissingFileError, UnsupportedFileError
 from megablend.storage.base import Bytes, Int64s
+from megablend.storage.ends import HEAD_BYTES, Ends
 from megablend.storage.objects.address import Address
 from megablend.storage.objects.failures import Failure, Kind, find_bad_key, read_failure
 from megablend.storage.objects.listing import Listed, Object, find_objects
 from megablend.storage.objects.pins import Pin, make_pin
-from megablend.storage.objects.requests import Source
+from megablend.storage.objects.requests import Answer, Source
+from megablend.storage.objects.workers import call_each
 
 T = TypeVar("T")
 MAX_PART_BYTES = 8 << 20
@@ -39,25 +41,71 @@ class Bucket:
     def __init__(self, source: Source, lister: Any) -> None:
         self.source, self._lister = source, lister
 
+    @property
+    def has_versions(self) -> bool:
+        """Whether each object is read on in the version that was found first."""
+        return self.source.options.versions
+
     async def stat(self, path: str, key: str) -> Pin:
         """The present version of an object. Raises: MissingFileError; DataError.
 
         By a GET of its first byte: the answer to a HEAD has no reason of a failure, and many signed URLs allow none.
         """
+        return (await self._read_head(path, key, 1))[0]
+
+    async def read_ends(self, path: str, key: str, pin: Pin | None, tail_bytes: int) -> tuple[Pin, Ends]:
+        """The version of an object, its beginning and its end, by two requests at the same time.
+
+        Args:
+            pin: the version, if it is known; otherwise it is the present one.
+            tail_bytes: of its end, if the server answers requests for that.
+
+        Raises: as `stat` does; ChangedFileError.
+        """
+        tasks = (
+            asyncio.ensure_future(self._read_begin(path, key, pin)),
+            asyncio.ensure_future(self._read_tail(path, key, pin, tail_bytes)),
+        )
         try:
-            return (await self.source.get(path, key, 0, 1, None)).pin
+            (found, head), answer = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        is_same = answer is not None and found.find_difference(answer.pin) is None
+        return found, Ends(found.size, head, answer.join() if answer is not None and is_same else b"")
+
+    async def _read_begin(self, path: str, key: str, pin: Pin | None) -> tuple[Pin, bytes]:
+        if pin is not None:
+            size = min(pin.size, HEAD_BYTES)
+            return pin, (await self.source.get(path, key, 0, size, pin)).join() if size else b""
+        try:
+            return await self._read_head(path, key, HEAD_BYTES)
+        except UnsupportedFileError:  # a server may answer with the whole file where that is not longer
+            return await self._read_head(path, key, 1)
+
+    async def _read_tail(self, path: str, key: str, pin: Pin | None, size: int) -> Answer | None:
+        if pin is None:
+            return await self.source.get_tail(key, size) if size else None
+        size = min(size, pin.size)
+        return await self.source.get(path, key, pin.size - size, pin.size, pin) if size else None
+
+    async def _read_head(self, path: str, key: str, size: int) -> tuple[Pin, bytes]:
+        """The present version of an object, and its first bytes."""
+        try:
+            answer = await self.source.get(path, key, 0, size, None)
+            return answer.pin, answer.join()
         except UnsupportedFileError:  # some servers answer so for an empty file
             pin = await self._head(path, key)
             if isinstance(pin, Failure) or pin.size:
                 raise
-            return pin
+            return pin, b""
         except DataError as error:
             if error.offset is None:
                 raise
         pin = await self._head(path, key)
         if isinstance(pin, Failure) and pin.kind is Kind.REFUSED:  # web servers may, and signed URLs do
-            return Pin(size=0, etag="", modified=0)
-        return _answer(path, pin)
+            return Pin(size=0, etag="", modified=0), b""
+        return _answer(path, pin), b""
 
     async def _head(self, path: str, key: str) -> Pin | Failure:
         """The state of an object without bytes, which has no range."""
@@ -84,13 +132,9 @@ class Bucket:
         """
         parts, view = plan_requests(offsets, sizes, begins), out.data
         if len(parts) == 1:
-            return await self._read_part(path, key, pin, parts[0], view)
-        tasks = [asyncio.ensure_future(self._read_part(path, key, pin, part, view)) for part in parts]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+            await self._read_part(path, key, pin, parts[0], view)
+            return
+        await call_each(lambda part: self._read_part(path, key, pin, part, view), parts, self.source.flow)
 
     async def _read_part(self, path: str, key: str, pin: Pin, part: tuple[int, int, int], out: memoryview) -> None:
         start, stop, begin = part
@@ -117,9 +161,6 @@ class Bucket:
             return found
 
         keys = [each.key for each in await find_objects(address.key, list_folder, list_all)]
-        if self.source.options.versions:  # which are not part of listings
-            pins = await asyncio.gather(*(self.stat(f"{address.root}/{key}", key) for key in keys))
-            listed = dict(zip(keys, pins, strict=True))
         return FoundKeys(keys, listed)
 
     async def has_folder(self, path: str, key: str) -> bool:

@@ -62,6 +62,8 @@ class Flow:
         self._latency, self._shortest, self._shortest_now, self._shortest_until = 0.0, math.inf, math.inf, 0.0
         self._until_aimed: float = self.limit
         self.requests = self.bytes = self.most_seen = 0
+        self.backlog = 0
+        """Requests that follow as soon as others are done: `call_each` counts those of which it has not called yet."""
         self._rate = None if max_rate is None else max_rate / processes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._paid_until = self._slowed_at = 0.0
@@ -119,7 +121,7 @@ class Flow:
     def _adjust(self, times: float) -> None:
         """After a round: more or fewer, by how many times the shortest latency the present one is."""
         is_slowed, aim = self.is_slowed, self._aim
-        if times < _IS_SHORT and self._waiting:
+        if times < _IS_SHORT and (self._waiting or self.backlog):
             aim = min(self.most, aim * _GROWTH)
         elif times > _IS_LONG:
             aim = max(min(_FEWEST_MEASURED, self.most), aim * _SHRINKING)

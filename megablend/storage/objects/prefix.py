@@ -124,7 +124,7 @@ class ObjectPrefix:
         return sum(self._map(create, data))
 
     def list_objects(self, folder: str = "") -> list[ObjectEntry]:
-        """All objects below a folder, by key."""
+        """All objects below a folder, by key; without empty ones that stand for folders."""
         import obstore
 
         check_installed(self.location)
@@ -136,7 +136,11 @@ class ObjectPrefix:
 
         skip = len(self._address.key) + 1
         listed = loop.run(self._persist(folder, attempt))
-        return sorted(_make_entry(each["path"][skip:], each) for each in listed)
+        folders = {each["path"].rpartition("/")[0] for each in listed} | {
+            below
+        }  # the client takes their last slash away
+        found = [each for each in listed if each["size"] or each["path"] not in folders]
+        return sorted(_make_entry(each["path"][skip:], each) for each in found)
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove objects; it does not matter if they do not exist."""

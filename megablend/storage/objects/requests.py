@@ -29,6 +29,7 @@ T = TypeVar("T")
 _MOST_PATIENCE = 16.0
 _HEDGES = 0.005
 _STREAM_BYTES = 1 << 20
+_MOST_TAIL_REFUSALS = 3
 
 
 class Answer(NamedTuple):
@@ -39,6 +40,10 @@ class Answer(NamedTuple):
     start: int
     stop: int
     pin: Pin
+
+    def join(self) -> bytes:
+        """All bytes in one."""
+        return b"".join(self.parts)
 
 
 class Source:
@@ -57,6 +62,7 @@ class Source:
         self.timing = Timing(options.read_timeout)
         self._attempts = Attempts(root, options.give_up_after, self.flow)
         self._said_weak = False
+        self._tail_refusals = 0
         self._watch = Watch(self.timing, self.flow, options.read_timeout, self._hedge)
 
     @property
@@ -78,6 +84,19 @@ class Source:
         else:
             self._attempts.note_success()
         return found
+
+    async def get_tail(self, key: str, size: int) -> Answer | None:
+        """The last `size` bytes of an object of unknown size, or all of a smaller one; None where that is not answered, for
+        whichever reason. It is requested once; after some refusals in a row no more."""
+        if self._tail_refusals >= _MOST_TAIL_REFUSALS:
+            return None
+        found = await self._attempt(Wanted(key, -size, 0, None))
+        if not isinstance(found, Failure):
+            self._tail_refusals = 0
+            return found
+        if found.kind not in (Kind.MISSING, Kind.EMPTY):
+            self._tail_refusals += 1
+        return None
 
     async def persist(self, location: str, attempt: Callable[[], Awaitable[T | Failure]]) -> T | Failure:
         """See Attempts.persist: for other requests than ranged GETs."""
@@ -144,7 +163,10 @@ class Source:
 
         loop, wanted = asyncio.get_running_loop(), request.wanted
         pin, start, stop = wanted.pin, wanted.start, wanted.stop
-        options: Any = {"range": (start, stop), **(pin.conditions if pin is not None else {})}
+        options: Any = {
+            "range": (start, stop) if start >= 0 else {"suffix": -start},
+            **(pin.conditions if pin is not None else {}),
+        }
         request.waits_for = cast("asyncio.Future[Any]", obstore.get_async(self.store, wanted.key, options=options))
         result = await request.waits_for
         request.first = request.last = loop.time()
@@ -152,6 +174,8 @@ class Source:
         if pin is not None and (difference := pin.find_difference(there)) is not None:
             return Failure(Kind.CHANGED, difference, "")
         begin, end = result.range
+        if start < 0:
+            start, stop = max(0, there.size + start), there.size
         parts = await _take_body(request, result)
         if not there.etag and not self._said_weak:
             self._say_weak()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -11,6 +11,7 @@ import numpy as np
 
 from megablend.errors import ConfigError, CorruptFileError, MegablendError, MissingFileError
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
+from megablend.storage.ends import Ends
 from megablend.storage.find import Found, Match
 from megablend.storage.futures import fail_now
 from megablend.storage.object_options import ObjectOptions
@@ -22,6 +23,8 @@ from megablend.storage.objects.flow import MAX_REQUESTS
 from megablend.storage.objects.listing import is_wild
 from megablend.storage.objects.pins import Pin
 from megablend.storage.objects.urls import split_query
+from megablend.storage.objects.versions import KnownObjects
+from megablend.storage.objects.workers import call_each
 from megablend.storage.waits import wait_for
 
 MAX_FILES = 16
@@ -42,7 +45,7 @@ class ObjectStorage:
     def __init__(self, options: ObjectOptions, *, checking: bool = False) -> None:
         self._options, self._checking = options, checking
         self._queries = dict(options.urls)
-        self._pins: dict[str, Pin] = {}
+        self._known = KnownObjects()
 
     def __reduce__(self) -> tuple[Callable[..., ObjectStorage], tuple[ObjectOptions, bool]]:
         return _restore, (self._options, self._checking)
@@ -65,11 +68,15 @@ class ObjectStorage:
         if address.scheme in WEB_SCHEMES or not is_wild(address.key):
             return self._find_one(pattern, address)
         try:
-            found = loop.run(self._bucket(pattern, address).find(pattern, address))
+            bucket = self._bucket(pattern, address)
+            found = loop.run(bucket.find(pattern, address))
         except MissingFileError:
             return Found([], {})
-        self._pins.update((f"{address.root}/{key}", pin) for key, pin in found.listed.items())
         paths = [f"{address.root}/{key}" for key in found.keys]
+        if bucket.has_versions:  # which are not part of listings
+            loop.run(self._find_versions(bucket, paths, found.keys))
+        else:
+            self._known.replace({f"{address.root}/{key}": pin for key, pin in found.listed.items()})
         return Found([Match(0, path, path) for path in paths], {})
 
     def glob(self, pattern: str) -> list[str]:
@@ -99,13 +106,22 @@ class ObjectStorage:
         return self._pin(path).stat
 
     def known_files(self) -> KnownFiles:
-        """See Storage.known_files: versions by path."""
-        return dict(self._pins)
+        """See Storage.known_files: a Known by path."""
+        return self._known.take_new()
 
     def add_known_files(self, known: KnownFiles) -> None:
         """See Storage.add_known_files; what this process has met first stays."""
-        for path, pin in known.items():
-            self._pins.setdefault(path, pin)
+        self._known.add(known)
+
+    def get_ends(self, path: str) -> Ends | None:
+        """See EndsStorage.get_ends."""
+        return self._known.get_ends(path)
+
+    def read_ends(self, path: str) -> None:
+        """See EndsStorage.read_ends; `checking` keeps none."""
+        if not self._checking and self._known.get_ends(path) is None:
+            bucket, address = self._open(path)
+            loop.run(self._read_ends(bucket, path, address.key, self._known.get(path)))
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
@@ -137,43 +153,52 @@ class ObjectStorage:
     async def _fill(
         self, bucket: Bucket, path: str, key: str, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes
     ) -> tuple[Bytes, Int64s]:
-        pin = self._pins.get(path)
+        pin = self._known.get(path)
         if pin is None:
-            pin = self._keep(path, await bucket.stat(path, key))
+            pin = self._known.keep(path, await bucket.stat(path, key))
             self._check_ranges(path, offsets, sizes)
         await bucket.read_into(path, key, pin, offsets, sizes, begins, out)
         return out, begins
 
+    async def _find_versions(self, bucket: Bucket, paths: Sequence[str], keys: Sequence[str]) -> None:
+        """Find the present versions of objects whose readers read on in them."""
+        for path in paths:
+            self._known.forget(path)
+        await call_each(
+            lambda each: self._read_ends(bucket, *each, None), zip(paths, keys, strict=True), bucket.source.flow
+        )
+
+    async def _read_ends(self, bucket: Bucket, path: str, key: str, pin: Pin | None) -> None:
+        tail_bytes = 0 if self._checking else self._known.tail_bytes
+        found, ends = await bucket.read_ends(path, key, pin, tail_bytes)
+        self._known.keep(path, found, ends)
+
     def _find_one(self, path: str, address: Address) -> Found:
         if not address.key or address.key.endswith("/"):
             return Found([], {})
-        self._pins.pop(path, None)
+        self._known.forget(path)
         try:
             if address.scheme in WEB_SCHEMES and _is_url_pattern(path):
                 raise ConfigError(
                     f"{path}: web servers do not list their files: name them, with braces ({{00..12}}) or in a text "
                     "file of URLs, one per line, whose name ends in .urls; write [ and * of a file's name as %5B and %2A"
                 )
-            self._pin(path)
+            self._pin(path) if self._checking else self.read_ends(path)
         except MissingFileError:
             return Found([], {})
         return Found([Match(0, path, path)], {})
 
     def _pin(self, path: str) -> Pin:
-        pin = None if self._checking else self._pins.get(path)
+        pin = None if self._checking else self._known.get(path)
         if pin is None:
             bucket, address = self._open(path)
             pin = loop.run(bucket.stat(path, address.key))
             if self._checking:
-                self._pins[path] = pin
-        return self._keep(path, pin)
-
-    def _keep(self, path: str, pin: Pin) -> Pin:
-        """The version that all readers of a path have: the one that was met first."""
-        return self._pins.setdefault(path, pin)
+                self._known.replace({path: pin})
+        return self._known.keep(path, pin)
 
     def _check_ranges(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
-        pin = self._pins.get(path)
+        pin = self._known.get(path)
         most = (1 << 62) if pin is None else pin.size
         for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > most - sizes)):
             offset, size = int(offsets[i]), int(sizes[i])

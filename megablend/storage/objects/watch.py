@@ -24,6 +24,7 @@ class Wanted:
 
     key: str
     start: int
+    """Negative: so many bytes before the end, and `stop` is 0."""
     stop: int
     pin: Pin | None
     """The version; None for any."""

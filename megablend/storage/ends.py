@@ -1,0 +1,114 @@
+"""The beginning and the end of a file, which a storage may read along with the file's state: they say where everything else is.
+
+Code that indexes a file begins with these. Over a network they take no round of requests of their own if they are requested
+together with the state, at a time when the size of the file is not known yet.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple, Protocol, TypeGuard
+
+from megablend.storage.base import Storage
+
+HEAD_BYTES, TAIL_BYTES = 4 << 10, 64 << 10
+MAX_KEPT_BYTES = 32 << 20
+"""Limit for the ends that a storage keeps: with more files, less of each."""
+_FEWEST_BYTES = 2 << 10
+"""Less of each is not kept: there is no room for more files then."""
+
+
+class Ends(NamedTuple):
+    """The beginning and the end of a file; they may overlap."""
+
+    size: int
+    """Bytes of the file."""
+    head: bytes
+    tail: bytes
+    """Its last bytes; empty where the server does not send them without knowing where they begin."""
+
+    @property
+    def tail_start(self) -> int:
+        """The first byte of `tail` in the file."""
+        return self.size - len(self.tail)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both."""
+        return len(self.head) + len(self.tail)
+
+    def shorten(self, most: int) -> Ends:
+        """Of each end at most so many bytes."""
+        return Ends(self.size, self.head[:most], self.tail[-most:])
+
+
+class EndsStorage(Storage, Protocol):
+    """A storage that reads the ends of files along with their state."""
+
+    def get_ends(self, path: str) -> Ends | None:
+        """What is known of a file's ends, of the version that reads are answered from; None if nothing is. Requests nothing."""
+        ...
+
+    def read_ends(self, path: str) -> None:
+        """Read a file's ends, and its state if that is not known, in one round of requests; nothing if they are known.
+
+        Raises: as Storage.read does.
+        """
+        ...
+
+
+class KeptEnds:
+    """Ends of files by path, within a limit of memory. Safe between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends = dict[str, Ends]()
+        self._bytes = 0
+        self._most = TAIL_BYTES
+        self._is_full = False
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of a file's end that it is worth reading; 0 where they would not be kept."""
+        return 0 if self._is_full else self._most
+
+    def get(self, path: str) -> Ends | None:
+        """The ends of a file, if they are kept."""
+        return self._ends.get(path)
+
+    def put(self, path: str, ends: Ends) -> None:
+        """Keep the ends of a file, if there is room."""
+        self.remove(path)
+        with self._lock:
+            while self._bytes + ends.shorten(self._most).num_bytes > MAX_KEPT_BYTES and self._most > _FEWEST_BYTES:
+                self._most //= 2
+                self._ends = {each: kept.shorten(self._most) for each, kept in self._ends.items()}
+                self._bytes = sum(each.num_bytes for each in self._ends.values())
+            ends = ends.shorten(self._most)
+            self._is_full = self._bytes + ends.num_bytes > MAX_KEPT_BYTES
+            if not self._is_full:
+                self._ends[path] = ends
+                self._bytes += ends.num_bytes
+
+    def remove(self, path: str) -> None:
+        """Keep nothing of a file: there is another version."""
+        if path in self._ends:
+            with self._lock:
+                if (found := self._ends.pop(path, None)) is not None:
+                    self._bytes -= found.num_bytes
+
+
+def keeps_ends(storage: Storage) -> TypeGuard[EndsStorage]:
+    """Whether a storage is an EndsStorage."""
+    return hasattr(storage, "get_ends")
+
+
+def get_ends(storage: Storage, path: str) -> Ends | None:
+    """See EndsStorage.get_ends; None from any other storage."""
+    return storage.get_ends(path) if keeps_ends(storage) else None
+
+
+def read_ends(storage: Storage, path: str) -> None:
+    """See EndsStorage.read_ends; nothing in any other storage."""
+    if keeps_ends(storage):
+        storage.read_ends(path)

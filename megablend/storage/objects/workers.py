@@ -1,0 +1,61 @@
+"""Calling a coroutine function for many items by a few tasks, about as many as requests are admitted.
+
+A task for each item, all made at once, costs more CPU time than the requests: the garbage collector looks through all that wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from megablend.storage.objects.flow import Flow
+
+T = TypeVar("T")
+
+
+async def call_each(call: Callable[[T], Awaitable[None]], items: Iterable[T], flow: Flow) -> None:
+    """Call a coroutine function for each item, as many at a time as `flow` admits requests, and more when it admits more.
+
+    Raises: the first exception of a call, after which the others are cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    todo, tasks, finished = deque(items), set[asyncio.Task[None]](), loop.create_future()
+
+    async def work() -> None:
+        while todo:
+            item = todo.popleft()
+            flow.backlog -= 1
+            await call(item)
+            if todo and len(tasks) < int(flow.limit):
+                start()
+
+    def start() -> None:
+        task = loop.create_task(work())
+        tasks.add(task)
+        task.add_done_callback(end)
+
+    def end(task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if finished.done():
+            return
+        if task.cancelled():
+            finished.cancel()
+        elif error is not None:
+            finished.set_exception(error)
+        elif not tasks:
+            finished.set_result(None)
+
+    flow.backlog += len(todo)
+    try:
+        for _ in range(min(len(todo), int(flow.limit))):
+            start()
+        if tasks:
+            await finished
+    finally:
+        flow.backlog -= len(todo)
+        todo.clear()
+        for task in list(tasks):
+            task.cancel()

@@ -1,0 +1,95 @@
+"""Tasks that call a coroutine function for many items: how many at a time, and what happens when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from megablend.storage.objects.flow import Flow
+from megablend.storage.objects.workers import call_each
+
+ITEMS = list(range(100))
+
+
+class Calls:
+    """Calls in progress, each of which takes several turns of the loop."""
+
+    def __init__(self, fails_at: int | None = None, grows_at: int | None = None, flow: Flow | None = None) -> None:
+        self.begun, self.ended = list[int](), list[int]()
+        self.at_a_time = self.most = 0
+        self._fails_at, self._grows_at, self._flow = fails_at, grows_at, flow
+
+    async def call(self, item: int) -> None:
+        self.begun.append(item)
+        self.at_a_time += 1
+        self.most = max(self.most, self.at_a_time)
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            if item == self._fails_at:
+                raise ValueError(f"item {item}")
+            if item == self._grows_at and self._flow is not None:
+                self._flow.limit = 12.0
+            self.ended.append(item)
+        finally:
+            self.at_a_time -= 1
+
+
+def make_flow(limit: float) -> Flow:
+    flow = Flow(1024, None, 1)
+    flow.limit = limit
+    return flow
+
+
+@pytest.mark.parametrize(("limit", "most"), [(4.0, 4), (7.9, 7), (256.0, 100)])
+def test_each_item_once_and_in_order(limit: float, most: int) -> None:
+    calls, flow = Calls(), make_flow(limit)
+    asyncio.run(call_each(calls.call, ITEMS, flow))
+    assert calls.begun == ITEMS
+    assert sorted(calls.ended) == ITEMS
+    assert calls.most == most
+    assert flow.backlog == 0
+
+
+def test_of_no_items_nothing_is_waited_for() -> None:
+    asyncio.run(asyncio.wait_for(call_each(Calls().call, [], make_flow(4.0)), 5))
+
+
+def test_more_at_a_time_when_more_are_admitted() -> None:
+    flow = make_flow(4.0)
+    calls = Calls(grows_at=10, flow=flow)
+    asyncio.run(call_each(calls.call, ITEMS, flow))
+    assert (calls.begun, calls.most) == (ITEMS, 12)
+
+
+def test_after_an_error_the_others_are_cancelled() -> None:
+    calls, flow = Calls(fails_at=10), make_flow(4.0)
+
+    async def run() -> int:
+        with pytest.raises(ValueError, match="item 10"):
+            await call_each(calls.call, ITEMS, flow)
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(run()) == 1
+    assert 14 <= len(calls.begun) <= 18
+    assert (calls.at_a_time, flow.backlog) == (0, 0)
+
+
+def test_a_cancelled_caller_cancels_all() -> None:
+    calls, flow = Calls(), make_flow(4.0)
+
+    async def run() -> int:
+        task = asyncio.ensure_future(call_each(calls.call, ITEMS, flow))
+        for _ in range(6):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(run()) == 1
+    assert 0 < len(calls.begun) < 20
+    assert (calls.at_a_time, flow.backlog) == (0, 0)
