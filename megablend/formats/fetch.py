@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from megablend.formats.base import Array, BlockReader
 from megablend.formats.decoded import DecodedBlocks
-from megablend.storage.base import Bytes, Int64s, ReadLimits, Storage
+from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits, Storage
 from megablend.storage.futures import gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges, MergedRanges, merge_ranges, portions
 
@@ -21,9 +21,21 @@ Check: TypeAlias = Callable[[FetchedRanges], None]
 _POOLED_BYTES = 1 << 20
 """Requests of this size or more take their memory from Arrow's pool, which keeps what was freed: malloc returns it to the system,
 and what it takes from there for every batch is slow on first access. A call to the pool lets another thread run, and
-of many smaller requests the pool keeps more than a small `memory` allows."""
+of many smaller requests, freed by other threads, the pool keeps more than a small `memory` allows."""
+_POOLED_BYTES_OF_CALLER = 1 << 15
+"""The same where a caller waits for all that it reads, so that one thread requests memory, and frees it."""
 BATCH_BYTES = 32 << 20
 """Decoded size of the blocks fetched together if a caller waits for all: the memory a call needs beyond its result."""
+
+
+def _allocate(size: int) -> Bytes:
+    """Memory for a request."""
+    return np.empty(size, np.uint8) if size < _POOLED_BYTES else np.frombuffer(pa.allocate_buffer(size), np.uint8)
+
+
+def _allocate_for_caller(size: int) -> Bytes:
+    """Memory for a request that a caller waits for."""
+    return _allocate(size) if size < _POOLED_BYTES_OF_CALLER else np.frombuffer(pa.allocate_buffer(size), np.uint8)
 
 
 def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
@@ -33,10 +45,10 @@ def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
     return gather_futures(read, lambda parts: _place_ranges(ranges, merged, parts))
 
 
-def fetch_now(ranges: FileRanges, storage: Storage) -> FetchedRanges:
+def fetch_now(ranges: FileRanges, storage: Storage, allocate: Allocate = _allocate) -> FetchedRanges:
     """Read ranges of a file before returning. Raises as Storage.read does."""
     merged = _merge(ranges, storage.limits(ranges.path))
-    read = [storage.read_ranges(ranges.path, *places, _allocate) for places in _requests(ranges, merged)]
+    read = [storage.read_ranges(ranges.path, *places, allocate) for places in _requests(ranges, merged)]
     return _place_ranges(ranges, merged, read)
 
 
@@ -93,11 +105,14 @@ class FileRead:
 
 def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
     """Fetch everything that reads need, and wait for it. Raises as Storage.read does."""
+
+    def begin(ranges: FileRanges) -> FetchedRanges | Future[FetchedRanges]:
+        if storage.limits(ranges.path).is_synchronous:
+            return fetch_now(ranges, storage, _allocate_for_caller)
+        return start_fetch(ranges, storage)
+
     while needed := [(read, ranges) for read in reads for ranges in read.next_ranges()]:
-        fetched = [
-            (fetch_now if storage.limits(ranges.path).is_synchronous else start_fetch)(ranges, storage)
-            for _, ranges in needed
-        ]
+        fetched = [begin(ranges) for _, ranges in needed]
         for (read, _), each in zip(needed, fetched, strict=True):
             read.add(each.result() if isinstance(each, Future) else each)
 
@@ -134,11 +149,6 @@ def _batches(blocks: Array, order: Int64s) -> Iterator[Array]:
     ordered = blocks[order]
     for part in portions(ordered["decoded_bytes"], BATCH_BYTES):
         yield ordered[part]
-
-
-def _allocate(size: int) -> Bytes:
-    """Memory for a request."""
-    return np.empty(size, np.uint8) if size < _POOLED_BYTES else np.frombuffer(pa.allocate_buffer(size), np.uint8)
 
 
 def _place_ranges(ranges: FileRanges, merged: MergedRanges, read: list[tuple[Bytes, Int64s]]) -> FetchedRanges:

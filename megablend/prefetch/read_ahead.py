@@ -95,6 +95,7 @@ class ReadAhead:
         self._coming: Pending[Window | None] = self._pipeline.compute(next, windows, None)
         self._in_flight: deque[InFlightWindow] = deque()
         self._bytes = 0  # of blocks in the table or being read
+        self._max_bytes = 0  # what the windows in flight allow
         self._table = BlockTable(np.zeros(0, np.int64))
         self._step = 0
 
@@ -124,6 +125,7 @@ class ReadAhead:
         """Advance to the next window; False where there is none."""
         if self._in_flight:
             self._in_flight.popleft()
+            self._max_bytes = min((each.window.max_bytes for each in self._in_flight), default=0)
         if not self._in_flight and not self._plan():
             return False
         window = self._in_flight[0].window
@@ -133,6 +135,7 @@ class ReadAhead:
         self._table = self._table.move_to(np.union1d(now.ids, waiting))
         self._places = np.searchsorted(self._table.ids, now.ids)  # table slots of the schedule's blocks
         self._span_places = self._places[now.places]
+        self._span_offsets, self._step_offsets = now.span_offsets.tolist(), now.step_offsets.tolist()
         order = np.argsort(now.last_use, kind="stable")
         order = order[~window.keeps[order]]
         self._leaving = self._places[order]
@@ -154,15 +157,15 @@ class ReadAhead:
         total_bytes = int(window.forecast.sizes[window.reads].sum())
         size = max(1, min(self._read_bytes, total_bytes // READS_AHEAD))
         self._in_flight.append(InFlightWindow(window, deque(_split_reads(window, files, size))))
+        self._max_bytes = min(each.window.max_bytes for each in self._in_flight)
         return True
 
     def _submit_reads(self) -> None:
         """Submit reads while there is memory; those of the next window after all of the current one's."""
         while True:
-            max_bytes = min(each.window.max_bytes for each in self._in_flight)
             for each in self._in_flight:
                 while each.unissued:
-                    if self._bytes + each.unissued[0].size > max_bytes:
+                    if self._bytes + each.unissued[0].size > self._max_bytes:
                         return
                     self._submit_read(each)
             if len(self._in_flight) > 1 or not self._coming.done() or not self._plan():
@@ -196,11 +199,13 @@ class ReadAhead:
 
     def _gather(self, now: ReadSchedule) -> Samples:
         """The samples of this step, whose blocks are in the table."""
-        first, last = now.span_offsets[self._step : self._step + 2]
-        begin, end = now.step_offsets[self._step : self._step + 2]
-        spans = Spans(*(column[first:last] for column in now.spans))
-        places = self._span_places[first:last]
-        samples = gather(self._run, self._table, places, spans, now.sources[begin:end], self._continues)
+        begin, end = self._step_offsets[self._step], self._step_offsets[self._step + 1]
+        here = slice(self._span_offsets[self._step], self._span_offsets[self._step + 1])
+        rows, epochs, blocks, starts, stops = now.spans
+        spans = Spans(rows[here], epochs[here], blocks[here], starts[here], stops[here])
+        samples = gather(
+            self._run, self._table, self._span_places[here], spans, now.sources[begin:end], self._continues
+        )
         if samples.masked is not None and self._meter is not None:
             self._meter.add(ReadCounts(masked_samples=int(samples.masked.sum())))
         return samples

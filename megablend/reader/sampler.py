@@ -105,9 +105,11 @@ class PretrainingSampler(Sampler[list[int]]):
 
         Raises: ConfigError where a step would reach into samples that are skipped.
         """
-        skips = self.dataset.skips
+        skips, num_samples = self.dataset.skips, self.dataset.run.num_samples
+        if not skips.ranges:  # called for each batch
+            return consumed_samples, min(consumed_samples + self.step_samples, num_samples)
         start = skips.next_sample(consumed_samples)
-        stop = min(start + self.step_samples, self.dataset.run.num_samples)
+        stop = min(start + self.step_samples, num_samples)
         if (cut := skips.cutting(start, stop)) is not None:
             raise ConfigError(
                 f"the step of samples {start:,} to {stop:,} would reach into samples {cut[0]:,} to {cut[1]:,}, which are "

@@ -28,7 +28,8 @@ def batch_dict(config: Config, samples: Samples) -> dict[str, Any]:
         belongs to token j of the sample, so that [:, :-1] belong to tokens and [:, 1:] to labels.
     """
     tokens, shape = samples.tokens, samples.tokens.shape
-    loss_mask = np.ones(shape, np.float32)
+    loss_mask = np.empty(shape, np.float32)
+    loss_mask.fill(1.0)
     if config.eod_mask_loss:
         loss_mask[tokens == config.eod] = 0.0
     if not config.add_extra_token_to_sequence:  # the last token has no label

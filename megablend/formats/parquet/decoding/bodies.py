@@ -59,7 +59,7 @@ def bodies_of(
     values, stored = addresses + in_front, sizes - in_front
     is_packed = headers["is_compressed"] & ~is_v1
     stored[is_packed & (lengths == 0)] = 0  # whatever these bytes are, they are not values
-    packed = np.flatnonzero(is_v1 | (is_packed & (lengths > 0)))
+    packed = (is_v1 | (is_packed & (lengths > 0))).nonzero()[0]
     owners: list[pa.Buffer | None] = [None] * len(headers)
     found, at = decompress_pages(
         source, headers["offset"][packed], codecs[packed], data, values[packed], stored[packed], lengths[packed]
@@ -94,7 +94,7 @@ def decompress_pages(
     found, view = addresses.copy(), memoryview(data).cast("B")
     with source.error_context(0, "the page") as place:
         for codec in sorted(set(codecs.tolist())):
-            mine = np.flatnonzero(codecs == codec)
+            mine = (codecs == codec).nonzero()[0]
             if codec == UNCOMPRESSED:
                 mine = mine[sizes[mine] != lengths[mine]]
             elif (many := decompress_many(codec)) is not None:
@@ -116,9 +116,12 @@ def decompress_pages(
 
 def check_checksums(source: ByteSource, headers: Headers, data: pa.Buffer, begins: Int64s) -> None:
     """Verify the checksums that are present, of bodies that begin at `begins` int64 [n] in `data`. Raises CorruptFileError."""
+    with_crc = headers["has_crc"].nonzero()[0].tolist()
+    if not with_crc:
+        return
     view = memoryview(data).cast("B")
     with source.error_context(0, "the page") as place:
-        for i in np.flatnonzero(headers["has_crc"]).tolist():
+        for i in with_crc:
             place.offset, begin = int(headers["offset"][i]), int(begins[i])
             check_crc(int(headers["crc"][i]), view[begin : begin + int(headers["stored_bytes"][i])])
 

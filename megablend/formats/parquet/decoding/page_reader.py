@@ -56,12 +56,13 @@ class ParquetReader:
         """
         if fetched or not len(blocks):
             return []
-        path, selected = self._source.path, select_blocks(blocks)
-        self._source.check_ranges(*places_of(selected.pages), "the page")
-        self._source.check_ranges(*places_of(selected.groups), "the column chunk")
-        found = [FileRanges(path, *places_of(rows)) for rows in (selected.pages, selected.groups) if len(rows)]
-        needed = selected.pages["chunk"][is_by_dictionary(selected.pages["encoding"])]
-        for chunk in chunks[sorted(set(needed.tolist()))]:
+        path, selected, found = self._source.path, select_blocks(blocks), list[FileRanges]()
+        for rows, what in ((selected.pages, "the page"), (selected.groups, "the column chunk")):
+            if len(rows):
+                found.append(FileRanges(path, *places_of(rows)))
+                self._source.check_ranges(found[-1].offsets, found[-1].sizes, what)
+        needed = set(selected.pages["chunk"][is_by_dictionary(selected.pages["encoding"])].tolist())
+        for chunk in chunks[sorted(needed)] if needed else ():
             place = chunk["dictionary_offset"].reshape(1), chunk["dictionary_bytes"].reshape(1).astype(np.int64)
             if place[0][0] >= 0 and (self._number, int(place[0][0])) not in CACHE:
                 self._source.check_ranges(*place, "the dictionary page")
@@ -85,7 +86,8 @@ class ParquetReader:
                     [self._decode_group(block, chunks, groups[i]) for i, block in enumerate(selected.groups)]
                 )
             )
-        return DecodedBlocks.joined(parts).taken(selected.places)
+        decoded = DecodedBlocks.joined(parts)
+        return decoded if selected.pages is blocks else decoded.taken(selected.places)
 
     def find_pieces(self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]) -> tuple[list[Int64s], int]:
         """See `BlockReader.find_pieces`."""
@@ -139,13 +141,13 @@ class ParquetReader:
 
     def _check_headers(self, headers: Headers, blocks: Array) -> None:
         """Check that they are headers of data pages with the sizes in the index."""
-        for i in np.flatnonzero((headers["def_encoding"] != RLE) | (headers["rep_encoding"] != RLE)):
+        for i in ((headers["def_encoding"] != RLE) | (headers["rep_encoding"] != RLE)).nonzero()[0]:
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 check_level_encodings(headers[i : i + 1], self._column)
         self._check_encodings(headers, blocks)
         left = blocks["stored_bytes"] - headers["header_bytes"]
         has_data = is_data(headers)
-        for i in np.flatnonzero(~has_data | (left != headers["stored_bytes"])):
+        for i in (~has_data | (left != headers["stored_bytes"])).nonzero()[0]:
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 if not has_data[i]:
                     raise MalformedError(f"it is a page of type {headers['type'][i]}, not a data page")
@@ -154,8 +156,10 @@ class ParquetReader:
     def _check_encodings(self, headers: Headers, blocks: Array) -> None:
         """Check that values are encoded as they were when they were indexed; the two dictionary encodings are equivalent."""
         found, expected = headers["encoding"], blocks["encoding"]
+        if not (found != expected).any():
+            return
         by_dictionary = is_by_dictionary(found) & is_by_dictionary(expected)
-        for i in np.flatnonzero(is_data(headers) & (found != expected) & ~by_dictionary):
+        for i in (is_data(headers) & (found != expected) & ~by_dictionary).nonzero()[0]:
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 raise MalformedError(
                     f"its values have encoding {name_of(Encoding, int(found[i]))}, the index has "
@@ -168,7 +172,7 @@ class ParquetReader:
         continues = (blocks["flags"] & STARTS_MID_DOCUMENT) > 0
         wrong = (levels["problem"] != NONE) | (levels["tokens"] != blocks["tokens"])
         wrong |= (blocks["rows"] >= 0) & ((rows != blocks["rows"]) | (levels["continues"] != continues))
-        for i in np.flatnonzero(wrong):
+        for i in wrong.nonzero()[0]:
             with self._source.error_context(int(blocks["offset"][i]), "the page"):
                 check_levels(levels[i], self._column)
                 _check_counts(blocks[i], int(levels["tokens"][i]), int(rows[i]), continues=bool(levels["continues"][i]))
@@ -178,7 +182,7 @@ class ParquetReader:
     ) -> list[Array | None]:
         """The dictionary of each page, int32 or int64 [num_entries]; None if it has none or needs none."""
         found = list[Array | None]([None] * len(encodings))
-        needed = np.flatnonzero(is_by_dictionary(encodings))
+        needed = is_by_dictionary(encodings).nonzero()[0]
         if len(needed):
             stored = {int(each.ranges.offsets[0]): each[0] for each in fetched}
             by_chunk = {

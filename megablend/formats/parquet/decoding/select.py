@@ -24,8 +24,13 @@ class SelectedBlocks(NamedTuple):
 
 def select_blocks(blocks: Array) -> SelectedBlocks:
     """Sort blocks PLACED_BLOCK_DTYPE [n] of any order into the order in which they are read."""
-    firsts, places = _in_file_order(blocks["offset"])
-    wanted, is_group = blocks[firsts], blocks["encoding"][firsts] == BY_ROW_GROUP
+    offsets = blocks["offset"]
+    if (offsets[1:] > offsets[:-1]).all():  # as they are mostly requested
+        wanted, places = blocks, np.arange(len(blocks))
+    else:
+        firsts, places = _in_file_order(offsets)
+        wanted = blocks[firsts]
+    is_group = wanted["encoding"] == BY_ROW_GROUP
     if not is_group.any():
         return SelectedBlocks(wanted, wanted[:0], places)
     return SelectedBlocks(wanted[~is_group], wanted[is_group], np.argsort(np.argsort(is_group, kind="stable"))[places])

@@ -106,12 +106,13 @@ def _as_stored(source: ByteSource, encoded: Encoded, physical: int) -> tuple[lis
     """`tokens_of` in the type in which they are stored."""
     stored, offsets, counts = STORED[physical], encoded.offsets, encoded.counts
     ways = _ways(source, offsets, encoded.encodings, physical)
+    owners, found = list[pa.Buffer | Array](encoded.owners), encoded.addresses.copy()
+    in_place = np.array([owner is not None for owner in owners]) & (ways == COPY)
+    made = (~in_place | (counts * stored.itemsize > encoded.sizes)).nonzero()[0]
+    if not len(made):
+        return owners, found
     pages = np.zeros(len(offsets), VALUES_DTYPE)
     pages["way"], pages["count"], pages["address"], pages["size"] = ways, counts, encoded.addresses, encoded.sizes
-    owners, found = list[pa.Buffer | Array](encoded.owners), pages["address"].copy()
-    in_place = np.array([owner is not None for owner in owners]) & (ways == COPY)
-    short = in_place & (counts * stored.itemsize > pages["size"])
-    made = np.flatnonzero(~in_place | short)
     with source.error_context(0, "the page") as place:
         for place.offset, i, count in zip(offsets[made].tolist(), made.tolist(), counts[made].tolist(), strict=True):
             owners[i] = pa.allocate_buffer(count * stored.itemsize)

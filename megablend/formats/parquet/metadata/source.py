@@ -78,7 +78,7 @@ class ByteSource:
 
     def check_ranges(self, offsets: Int64s, sizes: Int64s, what: str) -> None:
         """Check that ranges, int64 [n], are within the file. Raises CorruptFileError."""
-        for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > self.size - sizes)):
+        for i in ((offsets < 0) | (sizes < 0) | (offsets > self.size - sizes)).nonzero()[0]:
             self._check(int(offsets[i]), int(sizes[i]), what)
 
     def _check(self, offset: int, size: int, what: str) -> None:
