@@ -235,9 +235,10 @@ def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> Requ
     num_samples = sum(samples_of_one_pass(tokens, config.sequence_length, extra))
     if num_samples == 0:
         remedy = "add data to its sources" if config.listed_by_split else "give it a larger share in `split`"
+        where = " in each of its sources" if sum(tokens) >= config.sequence_length + extra else ""
         raise PlanError(
-            f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens ({sum(tokens):,} tokens in "
-            f"all): {remedy}"
+            f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens{where} ({sum(tokens):,} tokens "
+            f"in all): {remedy}"
         )
     return RequestedStage(config=config, weights=(), requested=(), start=0, end=num_samples, first=0)
 

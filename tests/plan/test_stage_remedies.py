@@ -159,6 +159,12 @@ def test_a_split_of_one_pass_that_is_too_short(committed: Change) -> None:
     says = r"'valid' has fewer tokens than one sample of 900 tokens \(703 tokens in all\): give it a larger share in `split`"
     with pytest.raises(megablend.PlanError, match=says):
         megablend.open(config, "valid")
+    each = config | {"run": "each", "sequence_length": 700}
+    megablend.build(each)
+    with pytest.raises(
+        megablend.PlanError, match=r"one sample of 700 tokens in each of its sources \(703 tokens in all\)"
+    ):
+        megablend.open(each, "valid")
     larger = config | {"split": "25,75,0", "run": "larger"}
     megablend.build(larger)
     assert len(megablend.open(larger, "valid")) > 0
