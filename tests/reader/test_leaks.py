@@ -39,7 +39,9 @@ def test_opens_leave_nothing(tmp_path: Path, config: dict[str, Any], opens: int)
     done = subprocess.run(command, capture_output=True, text=True, timeout=2900, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     after_ten, at_the_end = json.loads(done.stdout)
-    assert at_the_end == after_ten
+    assert all(
+        end <= ten for end, ten in zip(at_the_end, after_ten, strict=True)
+    )  # at first kernels may still be loading
 
 
 SCRIPT = """
