@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, TypeGuard
 from megablend.storage.base import Storage
 
 HEAD_BYTES, TAIL_BYTES = 4 << 10, 64 << 10
+"""Most footers fit in the second."""
 MAX_KEPT_BYTES = 32 << 20
 """Limit for the ends that a storage keeps: with more files, less of each."""
 _FEWEST_BYTES = 2 << 10

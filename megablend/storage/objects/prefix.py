@@ -136,9 +136,8 @@ class ObjectPrefix:
 
         skip = len(self._address.key) + 1
         listed = loop.run(self._persist(folder, attempt))
-        folders = {each["path"].rpartition("/")[0] for each in listed} | {
-            below
-        }  # the client takes their last slash away
+        # The client takes away the last slash of objects that stand for folders.
+        folders = {below, *(each["path"].rpartition("/")[0] for each in listed)}
         found = [each for each in listed if each["size"] or each["path"] not in folders]
         return sorted(_make_entry(each["path"][skip:], each) for each in found)
 

@@ -183,7 +183,10 @@ class ObjectStorage:
                     f"{path}: web servers do not list their files: name them, with braces ({{00..12}}) or in a text "
                     "file of URLs, one per line, whose name ends in .urls; write [ and * of a file's name as %5B and %2A"
                 )
-            self._pin(path) if self._checking else self.read_ends(path)
+            if self._checking:
+                self._pin(path)
+            else:
+                self.read_ends(path)
         except MissingFileError:
             return Found([], {})
         return Found([Match(0, path, path)], {})

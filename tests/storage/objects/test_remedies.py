@@ -95,6 +95,15 @@ class Fault(NamedTuple):
     says: str
     remedies: list[Step]
 
+    def check(self, case: Case, remedy: Step) -> None:
+        """What is wrong is said; after one of the remedies the object can be read."""
+        self.make(case)
+        with pytest.raises(MegablendError) as caught:
+            case.read()
+        assert re.search(self.says, str(caught.value)), str(caught.value)
+        remedy(case)
+        assert case.read() == DATA
+
 
 def no_credentials(case: Case) -> None:
     case.env(AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None)
@@ -242,12 +251,7 @@ def test_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) ->
             for variable in ("AWS_ENDPOINT_URL", "HTTP_PROXY"):
                 monkeypatch.delenv(variable, raising=False)
             case = Case(source, tmp_path, monkeypatch)
-            fault.make(case)
-            with pytest.raises(MegablendError) as caught:
-                case.read()
-            assert re.search(fault.says, str(caught.value)), str(caught.value)
-            remedy(case)
-            assert case.read() == DATA
+            fault.check(case, remedy)
 
 
 SETTINGS = [

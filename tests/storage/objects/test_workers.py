@@ -53,7 +53,9 @@ def test_each_item_once_and_in_order(limit: float, most: int) -> None:
 
 
 def test_of_no_items_nothing_is_waited_for() -> None:
-    asyncio.run(asyncio.wait_for(call_each(Calls().call, [], make_flow(4.0)), 5))
+    calls, flow = Calls(), make_flow(4.0)
+    asyncio.run(asyncio.wait_for(call_each(calls.call, [], flow), 5))
+    assert (calls.begun, flow.backlog) == ([], 0)
 
 
 def test_more_at_a_time_when_more_are_admitted() -> None:

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import Struct, UnsupportedError, read_struct
+from megablend.storage.ends import TAIL_BYTES
 from megablend.storage.prefetched import request_tail
 
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
-TAIL_BYTES = 64 << 10
-"""First read at the end of a file: most footers fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
