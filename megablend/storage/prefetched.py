@@ -60,6 +60,10 @@ class PrefetchedStorage(WrapperStorage):
         """Request ranges, int64 [n] each, all at the same time. Errors are raised by the reads that need them."""
         self._request(path, offsets, sizes)
 
+    def is_requested(self, path: str, offset: int, size: int) -> bool:
+        """Whether a read of this range requests nothing."""
+        return self._cover(path, offset, size) is not None
+
     def stream(self, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
         """Request large portions of a file, each while the one before it is processed, as memory allows.
 
@@ -210,6 +214,11 @@ def stream_portions(storage: Storage, path: str, portions: Sequence[tuple[Int64s
 def is_prefetched(storage: Storage) -> bool:
     """Whether it is worth announcing reads."""
     return isinstance(storage, PrefetchedStorage)
+
+
+def is_requested(storage: Storage, path: str, offset: int, size: int) -> bool:
+    """See PrefetchedStorage.is_requested; False in any other storage."""
+    return isinstance(storage, PrefetchedStorage) and storage.is_requested(path, offset, size)
 
 
 def _hold(path: str, start: int, data: bytes) -> _Held:

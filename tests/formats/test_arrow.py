@@ -16,6 +16,7 @@ from megablend.formats.arrow.column import find_column
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.arrow.message import BatchError
 from megablend.storage.base import Bytes
+from megablend.storage.prefetched import PrefetchedStorage
 from tests.formats.writers import index, opened, pieces
 from tests.pyarrow_versions import needs_pyarrow
 from tests.storages import STORAGE
@@ -102,6 +103,13 @@ def test_layouts_beside_and_inside_other_columns(
     assert read(path) == expected(values)
     inside = [None if mask[i] else value for i, value in enumerate(values)]
     assert read(path, "record.ids") == expected(inside)
+    for column in (
+        "ids",
+        "record.ids",
+    ):  # where the first message is known, buffers are expected where the first batch has them
+        ahead = PrefetchedStorage(STORAGE)
+        ahead.request(str(path), np.array([0]), np.array([path.stat().st_size // 2]))
+        assert index(path, column, storage=ahead).blocks.tolist() == index(path, column).blocks.tolist()
 
 
 def test_null_rows_may_have_slots(tmp_path: Path) -> None:

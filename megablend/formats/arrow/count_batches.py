@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.buffers import MAX_BYTES, Buffers
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.documents import find_documents
-from megablend.formats.arrow.message import Batch, BatchError, column_buffers, needed_ranges, parse_batch
+from megablend.formats.arrow.message import Batch, BatchError, column_buffers
+from megablend.formats.arrow.request_batches import load_batch, request_batches
 from megablend.formats.base import BLOCK_DTYPE, ENDS_AT_DOCUMENT_END, Array
 from megablend.storage.base import Storage
-from megablend.storage.prefetched import is_prefetched, request_ranges
 
 
 def count_batches(path: str, places: Array, column: Column, storage: Storage) -> tuple[Array, int]:
@@ -25,7 +23,7 @@ def count_batches(path: str, places: Array, column: Column, storage: Storage) ->
     Returns: BLOCK_DTYPE [n], of the batches that have rows; the bytes of their bodies that were read.
     Raises: CorruptFileError; UnsupportedFileError for a batch that is too large.
     """
-    _request_batches(path, places, column, storage)
+    request_batches(path, places, column, storage)
     blocks = np.zeros(len(places), BLOCK_DTYPE)
     scanned_bytes = 0
     for block, place in zip(blocks, places, strict=True):
@@ -33,26 +31,6 @@ def count_batches(path: str, places: Array, column: Column, storage: Storage) ->
     blocks = blocks[blocks["rows"] > 0]
     blocks["first_token"] = np.cumsum(blocks["tokens"]) - blocks["tokens"]
     return blocks, scanned_bytes
-
-
-def _request_batches(path: str, places: Array, column: Column, storage: Storage) -> None:
-    """Announce the reads of all batches: of their messages, and then of the buffers that these name."""
-    if not is_prefetched(storage):
-        return
-    request_ranges(storage, path, places["offset"], places["metadata_bytes"])
-    found = list[tuple[int, int]]()
-    for place in places:
-        with contextlib.suppress(BatchError):  # reported where the batch is counted
-            batch, body = _load(path, column, place, storage), int(place["offset"]) + int(place["metadata_bytes"])
-            found += [(body + offset, size) for offset, size in needed_ranges(batch, column, tokens=False)]
-    offsets, sizes = np.array(found, np.int64).reshape(-1, 2).T.copy()
-    request_ranges(storage, path, offsets, sizes)
-
-
-def _load(path: str, column: Column, place: np.void, storage: Storage) -> Batch:
-    """The message of a batch. Raises: BatchError."""
-    metadata = storage.read(path, int(place["offset"]), int(place["metadata_bytes"]))
-    return parse_batch(metadata, int(place["body_bytes"]), column)
 
 
 def _buffers(path: str, batch: Batch, place: np.void, storage: Storage) -> Buffers:
@@ -64,7 +42,7 @@ def _count(path: str, column: Column, place: np.void, block: np.void, storage: S
     """Fill a batch's row of the block table; returns the bytes of its body that were read."""
     offset = int(place["offset"])
     try:
-        batch = _load(path, column, place, storage)
+        batch = load_batch(path, place, column, storage)
         buffers = _buffers(path, batch, place, storage)
         documents = find_documents(batch, column, buffers)
     except BatchError as error:

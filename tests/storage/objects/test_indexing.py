@@ -21,11 +21,14 @@ from megablend.api.description import RunDescription
 from megablend.api.dry_run import dry_run
 from megablend.errors import CorruptFileError
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.ends import TAIL_BYTES
 from megablend.storage.portions import read_portions
 from tests.formats.writers import KINDS
 from tests.index.index_data import LAUNCHERS
 from tests.runs import make_config
 from tests.storage.faulty import Faults, FaultySource
+from tests.storage.objects.servers.fill import AzureContainer
+from tests.storage.objects.servers.forward import RoundsInFront
 
 pytestmark = pytest.mark.usefixtures("obstore")
 ROUND = 0.25
@@ -49,11 +52,19 @@ def write_parquet(path: Path, **settings: Any) -> None:
     pq.write_table(pa.table({"input_ids": rows}), path, **defaults | settings)
 
 
+def write_long_footer(path: Path) -> None:
+    """A Parquet file with more bytes of metadata than are read of the end of a file at first."""
+    others = {f"c{i}": pa.array(range(len(DOCUMENTS))) for i in range(250)}
+    table = pa.table({"input_ids": pa.array(DOCUMENTS, pa.list_(pa.int32()))} | others)
+    pq.write_table(table, path, row_group_size=60, write_page_index=True)
+    assert pq.read_metadata(path).serialized_size > 2 * TAIL_BYTES
+
+
 def write_arrow(path: Path, codec: str | None) -> None:
     rows = pa.array(DOCUMENTS, pa.list_(pa.int32()))
     table = pa.table({"other": pa.array(np.arange(len(rows))), "input_ids": rows})
     with pa.ipc.new_file(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
-        writer.write_table(table, max_chunksize=20)
+        writer.write_table(table, max_chunksize=27)  # the last one is shorter
 
 
 WRITERS = {
@@ -71,9 +82,10 @@ SUFFIXES = {
     "megatron": ".bin",
     "arrow, or a stream": ".arrow",
     "a stream of one batch": ".arrow",
+    "long footer": ".parquet",
 }
-ROOTS = {"listed": "s3://b", "single": "s3://b", "web": "{url}/b"}
-"""How files are named, and where they are."""
+ROOTS = {"listed": "s3://b", "single": "s3://b", "no tails": "s3://b", "no room": "s3://b", "web": "{url}/b"}
+"""How files are named and where they are; also on servers that refuse requests for a file's end, and where no ends are kept."""
 
 
 def build(folder: Path, source: FaultySource, named: str = "listed", **entries: Any) -> tuple[str, str]:
@@ -103,6 +115,7 @@ def build_in_rounds(folder: Path, files: dict[str, bytes], named: str = "listed"
     """
     for seconds in (ROUND, 10 * ROUND):
         with FaultySource(files, Faults(round=seconds)) as source:
+            source.has_tails = named != "no tails"
             plain, remote = build(folder, source, named, **entries)
         assert plain == remote
         listings = source.rounds.pop("b", 0)
@@ -114,18 +127,32 @@ def build_in_rounds(folder: Path, files: dict[str, bytes], named: str = "listed"
 
 CASES = [
     *((kind, named) for kind in WRITERS for named in ("listed", "single")),
+    ("page index and dictionaries", "no tails"),
+    ("arrow", "no tails"),
+    ("arrow, or a stream", "no tails"),
+    ("arrow, compressed", "no tails"),
+    ("megatron", "no tails"),
+    ("page index and dictionaries", "no room"),
+    ("arrow", "no room"),
+    ("long footer", "listed"),
+    ("long footer", "single"),
     ("page index and dictionaries", "web"),
     ("arrow, or a stream", "web"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "named"), CASES, ids=map(", ".join, CASES))
-def test_a_file_is_indexed_in_three_rounds(kind: str, named: str, tmp_path: Path) -> None:
+def test_a_file_is_indexed_in_three_rounds(
+    kind: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also if its size is not known beforehand, and if it has to be told from its content what it is."""
+    if named == "no room":
+        monkeypatch.setattr("megablend.storage.ends.MAX_KEPT_BYTES", 0)
     folder = tmp_path / "data"
     folder.mkdir()
     for i in range(3):
-        WRITERS[kind](folder / f"{i}{SUFFIXES.get(kind, '.feather')}")
+        writer = write_long_footer if kind == "long footer" else WRITERS[kind]
+        writer(folder / f"{i}{SUFFIXES.get(kind, '.feather')}")
     files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
     assert (
         min(len(data) for name, data in files.items() if not name.endswith(".idx")) > 1 << 19
@@ -268,7 +295,7 @@ def test_ranks_request_each_range_once(tmp_path: Path) -> None:
     assert max(source.rounds.values()) <= MAX_ROUNDS
 
 
-def test_a_server_that_refuses_the_end_of_a_file_takes_one_round_more(tmp_path: Path) -> None:
+def test_a_server_that_refuses_the_end_of_a_file_is_soon_asked_for_it_no_more(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     for i in range(20):
@@ -280,6 +307,38 @@ def test_a_server_that_refuses_the_end_of_a_file_takes_one_round_more(tmp_path: 
     assert plain == remote
     refused = sum(headers.get("range", "").startswith("bytes=-") for headers in source.headers)
     assert 3 <= refused < 20  # those of the files that are met at the same time
+
+
+def test_a_file_on_azure_is_indexed_in_three_rounds(
+    azurite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its protocol has no requests for the end of a file."""
+    box = AzureContainer(azurite, "rounds")
+    for name, value in box.environment.items():
+        monkeypatch.setenv(name, value)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_arrow(folder / "0.arrow", None)
+    WRITERS["page index and dictionaries"](folder / "0.parquet")
+    for path in folder.iterdir():
+        box.put(path.name, path.read_bytes())
+    server, _, account = azurite.rpartition("/")
+    for seconds in (ROUND, 10 * ROUND):
+        digests = list[str]()
+        with RoundsInFront(server, seconds) as source:
+            for root in (folder, "az://rounds"):
+                made = [
+                    {"name": kind, "weight": 1, "path": f"{root}/0.{kind}", "column": "input_ids"}
+                    for kind in ("arrow", "parquet")
+                ]
+                config = make_config(tmp_path, made, samples=5, cache=f"{tmp_path}/{seconds}{len(digests)}")
+                config |= {"storage": {"az://": {"endpoint": f"{source.url}/{account}"}}}
+                digests.append(megablend.build(config).index.digest)
+        assert digests[0] == digests[1]
+        assert set(source.rounds) == {f"{account}/rounds/0.arrow", f"{account}/rounds/0.parquet"}
+        if max(source.rounds.values()) <= MAX_ROUNDS:
+            break
+    assert max(source.rounds.values()) <= MAX_ROUNDS
 
 
 def test_a_dry_run_and_describe_tell_requests_bytes_and_cost(tmp_path: Path) -> None:
