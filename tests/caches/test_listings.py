@@ -160,9 +160,24 @@ def test_markers_of_folders_are_no_objects(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     markers = ("b/x/", "b/x/fragments/", "b/x/fragments/sub/", "b/x/generations/", "b/x/runs/", "b/x/runs/a/")
-    with FaultySource(dict.fromkeys(markers, b"") | {"b/x/fragments/a": b"1", "b/x/fragments/sub/b": b"2"}) as source:
+    own = f"{'a' * 16}-{'b' * 32}"
+    others = {"b/x/fragments/sub/b": b"2", "b/x/fragments/notes.txt": b"3", "b/x/fragments/abc": b"4"}
+    with FaultySource(dict.fromkeys(markers, b"") | {f"b/x/fragments/{own}": b"1"} | others) as source:
         store = ObjectCacheStore("s3://b/x", parse_options({"s3://": {"endpoint": source.url}}))
-        assert store.list_files("fragments") == ["a"]
+        assert store.list_files("fragments") == [own]
         assert store.list_folders("generations") == []
         assert store.list_records("runs") == []
         assert not store.exists()
+
+
+def test_objects_of_others_are_left_alone(tmp_path: Path, remote: str) -> None:
+    """By builds, `verify` and `gc`: also where everything else is the cache's."""
+    _, config = configs(tmp_path, remote)
+    prefix = ObjectPrefix(remote, ObjectOptions())
+    others = {"fragments/notes.txt", "packs/notes.txt", "splits/_SUCCESS", "generations/old/copy/blocks", "notes.txt"}
+    prefix.write_all(dict.fromkeys(others, b"notes"))
+    time.sleep(1.1)  # the store's clock counts seconds
+    megablend.build(config)
+    assert megablend.verify(remote).problems == ()
+    megablend.gc(remote, older_than_days=0)
+    assert {each.key for each in prefix.list_objects()} >= others

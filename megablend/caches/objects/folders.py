@@ -15,6 +15,7 @@ from megablend.caches.base import Entry
 from megablend.caches.objects.chains import Chain, find_last
 from megablend.caches.objects.commits import Commit, StoredFile, describe_files, parse_commit
 from megablend.caches.objects.copies import Copies
+from megablend.caches.objects.names import is_own
 from megablend.caches.objects.node import lock_node
 from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.fs.atomic_write import translate_os_errors
@@ -129,7 +130,8 @@ class Folders:
 
     def _list_members(self, kind: str) -> list[ObjectEntry]:
         """Objects of all folders of a kind; without others, such as the markers that consoles create for folders."""
-        return [each for each in self._prefix.list_objects(kind) if each.key.count("/") == _SLASHES]
+        listed = (each for each in self._prefix.list_objects(kind) if each.key.count("/") == _SLASHES)
+        return [each for each in listed if is_own(each.key.split("/")[1])]
 
     def _chain(self, folder: str) -> Chain:
         return Chain(self._prefix, f"{folder}/{COMMITS}")

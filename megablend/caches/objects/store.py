@@ -14,6 +14,7 @@ from typing import Any
 from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, RUNS, SKIPS, Entry, OvertakenError, Record
 from megablend.caches.objects.chains import Chain, Version, find_last
 from megablend.caches.objects.folders import Folders
+from megablend.caches.objects.names import is_own
 from megablend.caches.objects.node import find_node_folder, remove_old_leftovers
 from megablend.caches.objects.probe import PROBES, check_creates_once
 from megablend.caches.objects.unused_copies import remove_unused
@@ -119,7 +120,7 @@ class ObjectCacheStore:
         if kind in _FOLDERS:
             return self._folders.describe_all(kind)
         listed = ((each.key.split("/", 1)[1], each) for each in self._prefix.list_objects(kind))
-        return [Entry(name, each.bytes, each.modified, each.modified) for name, each in listed if "/" not in name]
+        return [Entry(name, each.bytes, each.modified, each.modified) for name, each in listed if is_own(name)]
 
     def fetch_file(self, kind: str, name: str, *, is_written: bool = False) -> Path:
         """See CacheStore."""
