@@ -16,6 +16,8 @@ _SERVER = re.compile(
     r"(?i:https?)://([^\s/@]*@)?(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]\\%\"<>^`{|}]+)(:(?P<port>\d{1,5}))?(/\S*)?"
 )
 
+_REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
@@ -84,6 +86,12 @@ def is_server_url(url: str) -> bool:
     return found is not None and int(found["port"] or 0) < 1 << 16
 
 
+def is_region(name: str) -> bool:
+    """Whether this can be the name of a region. It is part of the host's name where no endpoint is set: at other characters the
+    client panics, or connects to another host."""
+    return _REGION.fullmatch(name) is not None
+
+
 def parse_options(given: object) -> ObjectOptions:
     """The `storage` setting of a config: prefixes to settings. Raises: ValueError, which names the key."""
     if isinstance(given, ObjectOptions):
@@ -147,6 +155,8 @@ def _parse_value(place: str, kind: str, value: object) -> object:
             )
         if place.endswith((": endpoint", ": proxy")) and not is_server_url(value):
             raise ValueError(f"{place}: found {value!r}, expected a URL such as https://host:port")
+        if place.endswith(": region") and not is_region(value):
+            raise ValueError(f"{place}: found {value!r}, expected the name of a region such as us-east-1")
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         unit = "bytes per second" if place.endswith(": max_source_rate") else "seconds"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import ConfigError
-from megablend.storage.object_options import StoreOptions, is_server_url
+from megablend.storage.object_options import StoreOptions, is_region, is_server_url
 from megablend.storage.objects.address import WEB_SCHEMES, Address
 from megablend.storage.objects.credentials import find_provider
 from megablend.storage.objects.flow import count_processes
@@ -24,6 +24,7 @@ _ENDPOINTS = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
 }
+_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _lock = threading.Lock()
 _sources: dict[tuple[str, str, StoreOptions], Source] = {}
 _listers: dict[tuple[str, StoreOptions], Any] = {}
@@ -116,10 +117,19 @@ def _find_endpoint(scheme: str) -> str | None:
     return None
 
 
+def _check_region() -> None:
+    """Raises: ConfigError where the region that the environment gives cannot be one."""
+    for name in _REGIONS:
+        if (found := os.environ.get(name)) and not is_region(found):
+            raise ConfigError(f"{name}: found {found!r}, expected the name of a region such as us-east-1")
+
+
 def _s3_settings(address: Address, options: StoreOptions, endpoint: str | None) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if options.region:
         settings["region"] = options.region
+    else:
+        _check_region()
     if endpoint:
         scheme, _, host = endpoint.partition("://")
         settings["endpoint"] = endpoint if options.path_style is not False else f"{scheme}://{address.bucket}.{host}"
@@ -147,6 +157,8 @@ def _client_options(
     if ca_file:
         try:
             settings["root_certificate"] = data = Path(ca_file).expanduser().read_bytes()
+            if not data:
+                raise ConfigError(f"{address.root}: ca_file {ca_file}: is empty; expected certificates in PEM format")
             ssl.create_default_context(cadata=data.decode("ascii", "ignore"))
         except ssl.SSLError:
             raise ConfigError(f"{address.root}: ca_file {ca_file}: expected certificates in PEM format") from None

@@ -99,10 +99,21 @@ _STATUSES = {
     "412": (Kind.CHANGED, "was replaced", ""),
     "416": (Kind.EMPTY, "the object ends before", ""),
 }
+_BROKEN = Failure(Kind.AGAIN, "the connection broke", "")
+_BROKEN_WRITE = Failure(
+    Kind.AGAIN,
+    "the connection broke during a write, as it does where a server refuses a write without an answer",
+    "check that these credentials may write there, and the quota of the bucket; then the network and a proxy's limit on sizes",
+)
 
 
-def read_failure(error: BaseException) -> Failure:
-    """What an exception of obstore (or of its credentials) means."""
+def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
+    """What an exception of obstore (or of its credentials) means; of a request that writes an object if `is_write`."""
+    found = _read_failure(error)
+    return _BROKEN_WRITE if is_write and found == _BROKEN else found
+
+
+def _read_failure(error: BaseException) -> Failure:
     text, name = str(error), type(error).__name__
     if (code := _CODE.search(text)) and (known := _CODES.get(code[1])):
         return Failure(known[0], f"{known[1]} ({code[1]})", known[2])
@@ -164,7 +175,9 @@ def _of_connection(text: str, name: str) -> Failure:
         return Failure(Kind.CONNECT, "the server's TLS certificate is not trusted", remedy)
     if "dns error" in low:
         return Failure(
-            Kind.CONNECT, "the server's name cannot be resolved", "check the name in the location or `endpoint`"
+            Kind.CONNECT,
+            "the server's name cannot be resolved",
+            "check the name in the location, `endpoint` and `region`",
         )
     if "invalidmessage" in low or "corrupt message" in low:
         return Failure(
@@ -189,4 +202,4 @@ def _of_connection(text: str, name: str) -> Failure:
         )
     if "kind: connect" in low or "tcp connect error" in low:
         return Failure(Kind.CONNECT, "no connection to the server", "check `endpoint`, `proxy` and the network")
-    return Failure(Kind.AGAIN, "the connection broke", "")
+    return _BROKEN

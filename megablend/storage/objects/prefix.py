@@ -103,7 +103,7 @@ class ObjectPrefix:
 
         async def write(key: str, data: bytes | Path) -> str:
             size = data.stat().st_size if isinstance(data, Path) else len(data)
-            return await self._persist(key, lambda store: _put(store, self._key(key), data, size), size)
+            return await self._persist(key, lambda store: _put(store, self._key(key), data, size), size, is_write=True)
 
         etags = self._map(lambda each: write(*each), list(objects.items()))
         return dict(zip(objects, etags, strict=True))
@@ -119,7 +119,8 @@ class ObjectPrefix:
         """Let several requests try to create the same object at the same time. Returns: how many wrote it."""
 
         async def create(each: bytes) -> bool:
-            return await self._persist(key, lambda store: _create(store, self._key(key), each), len(each))
+            size = len(each)
+            return await self._persist(key, lambda store: _create(store, self._key(key), each), size, is_write=True)
 
         return sum(self._map(create, data))
 
@@ -167,7 +168,9 @@ class ObjectPrefix:
         check_installed(self.location)
         return get_source(self._address, self._find_options(), "")
 
-    async def _persist(self, key: str, request: Callable[[Any], Awaitable[T]], size: int = 0) -> T:
+    async def _persist(
+        self, key: str, request: Callable[[Any], Awaitable[T]], size: int = 0, *, is_write: bool = False
+    ) -> T:
         """Send a request until it succeeds or is refused."""
         source, place = self._source(), f"{self.location}/{key}" if key else self.location
         seconds = _PUT_SECONDS + source.options.read_timeout + size / _LEAST_BYTES_PER_SECOND
@@ -178,12 +181,12 @@ class ObjectPrefix:
             except asyncio.TimeoutError:
                 return Failure(Kind.AGAIN, f"no answer for {seconds:.0f} s", "")
             except Exception as error:  # of the client: whatever it is
-                return read_failure(error)
+                return read_failure(error, is_write=is_write)
 
         try:
             found = await source.persist(place, attempt)
         except DataError as error:
-            raise CacheError(str(error)) from None
+            raise CacheError(f"{place}: cannot access the cache: {error.problem.partition(': ')[2]}") from None
         if isinstance(found, Failure):
             remedy = _WRITE_ACCESS if "access is denied" in found.cause else found.remedy
             raise CacheError(f"{place}: cannot access the cache: {found.cause}: {remedy}")

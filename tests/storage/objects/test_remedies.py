@@ -153,7 +153,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "an unknown name": Fault(
         lambda case: case.set(endpoint="http://no.such.invalid"),
-        "the server's name cannot be resolved; .*check the name in the location or `endpoint`",
+        "the server's name cannot be resolved; .*check the name in the location, `endpoint` and `region`",
         [lambda case: case.set(endpoint=case.source.url)],
     ),
     "an endpoint without a scheme": Fault(
@@ -210,6 +210,19 @@ FAULTS: dict[str, Fault] = {
         "ca_file .*none.pem: cannot be read",
         [write_pem, lambda case: case.set(ca_file=None)],
     ),
+    "an empty ca_file": Fault(
+        then(
+            lambda case: (case.folder / "none.pem").touch(),
+            lambda case: case.set(ca_file=str(case.folder / "none.pem")),
+        ),
+        "ca_file .*none.pem: is empty; expected certificates in PEM format",
+        [write_pem, lambda case: case.set(ca_file=None)],
+    ),
+    "a region of the environment": Fault(
+        lambda case: case.env(AWS_REGION="us-east-1/"),
+        "AWS_REGION: found 'us-east-1/', expected the name of a region such as us-east-1",
+        [lambda case: case.env(AWS_REGION="us-east-1"), lambda case: case.env(AWS_REGION=None)],
+    ),
     "an empty part of a key": Fault(
         lambda case: case.at("s3://b/a//x"),
         "its key has an empty part, .*; copy the object to a key without these",
@@ -260,6 +273,10 @@ SETTINGS = [
     ({"endpont": "http://h"}, "unknown setting; did you mean (endpoint)", {"endpoint": "http://h"}),
     ({"secret_access_key": "x"}, "credentials do not belong in configs; use environment variables or a profile", {}),
     ({"region": 3}, "expected text", {"region": "3"}),
+    *(
+        ({"region": wrong}, "expected the name of a region such as (us-east-1)", {"region": "us-east-1"})
+        for wrong in ("eu west 1", "us-east-1/", "us-east-1.example.com/", "us:1", "us?1", "u@h", "é", "-")
+    ),
     ({"read_timeout": 0}, "expected a number above 0", {"read_timeout": 1}),
     ({"anonymous": "yes"}, "expected true or false", {"anonymous": True}),
     ([], "expected settings such as `endpoint: https://...`", {"endpoint": "https://..."}),
