@@ -103,6 +103,27 @@ def test_a_slip_in_a_path_is_no_empty_cache(tmp_path: Path, config: dict[str, An
     assert megablend.list_runs(config | {"cache": str(tmp_path / "later")}) == []
 
 
+def test_what_the_messages_expect(tmp_path: Path, config: dict[str, Any]) -> None:
+    path = tmp_path / "no.json"
+    with pytest.raises(ConfigError, match="expected a config, or a cache that `megablend build CONFIG` filled"):
+        megablend.list_runs(path)
+    path.write_text(json.dumps(config))
+    megablend.build(path)
+    assert megablend.list_runs(path) == megablend.list_runs(config["cache"]) != []
+    with pytest.raises(ConfigError, match="run 'demo' has this name already; give it another one"):
+        megablend.rename_run(config, "demo", "demo")
+    megablend.rename_run(config, "demo", "another")
+    says = r"expected a name of at most 100 letters, digits, '\.', '_' and '-', that begins with a letter or digit"
+    with pytest.raises(ConfigError, match=says):
+        megablend.rename_run(config, "another", "_another")
+    for number, new in enumerate(("9a._-", "x" * 100)):
+        megablend.rename_run(config, names(config)[0], new)
+        assert names(config) == [new], number
+    with pytest.raises(megablend.CacheError, match=r"found no run 'demo' \(there are 'x+'\)"):
+        megablend.show_run(config, "demo")
+    assert megablend.show_run(config, "x" * 100).run == "x" * 100
+
+
 def test_names_that_are_taken_missing_or_no_names(config: dict[str, Any]) -> None:
     megablend.build(config | {"run": "other", "samples": 30})
     before = megablend.list_runs(config)

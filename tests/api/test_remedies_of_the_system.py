@@ -55,7 +55,9 @@ class Closed(NamedTuple):
     path: str
     command: str
     says: str
-    elsewhere: Remedy
+    elsewhere: Remedy | None
+    """None where it advises permission alone."""
+    prepare: Remedy | None = None
 
 
 def move_data(project: Project, *_: str) -> None:
@@ -90,6 +92,13 @@ CLOSED = {
     "a data file, when read": Closed(
         "data/0.parquet", "show", rf"data/0\.parquet: cannot be read: {ADVICE}", move_data
     ),
+    "all data files, others skipped": Closed(
+        "data/0.parquet",
+        "build",
+        r"none of its files can be read: .*data/0\.parquet: .*; get permission to read them",
+        None,
+        configure(on_unreadable="skip"),
+    ),
     "the data's folder": Closed(
         "data",
         "build",
@@ -122,6 +131,8 @@ def test_permission(tmp_path: Path) -> None:
             folder = tmp_path / str(len(projects))
             folder.mkdir()
             projects.append((case, Project(folder)))
+            if case.prepare is not None:
+                case.prepare(projects[-1][1])
             modes.append((folder / case.path).stat().st_mode)
             (folder / case.path).chmod(0)
 
@@ -136,7 +147,7 @@ def test_permission(tmp_path: Path) -> None:
             assert not ok, case
             assert re.search(case.says, said), said
         for number, (case, project) in enumerate(projects):
-            if number % 2:  # "use another folder"
+            if number % 2 and case.elsewhere is not None:  # "use another folder"
                 case.elsewhere(project, "")
                 if case.command == "show":
                     project.path.chmod(0o600)

@@ -97,10 +97,11 @@ def test_ranks_with_different_configs(tmp_path: Path, what: Any, change: dict[st
         with pytest.raises(ConfigError, match=message):
             raise each
     assert not (tmp_path / "cache").exists()
+    assert [each.ranks for each in on_ranks(2, lambda launch: what(first, launch=launch))] == [2, 2]
 
 
-def launch_each(*commands: list[str]) -> str:
-    """What programs that start with one another, each on one rank, write to stderr; all exit with code 2."""
+def launch_each(*commands: list[str], code: int = 2) -> str:
+    """What programs that start with one another, each on one rank, write to stderr; all exit with the same code."""
     parts = [part for words in commands for part in (":", "-n", "1", sys.executable, "-m", "megablend", *words)]
     done = subprocess.run(
         [str(Path(sys.executable).with_name("mpirun")), *parts[1:]],
@@ -110,7 +111,7 @@ def launch_each(*commands: list[str]) -> str:
         env=environment(),
         check=False,
     )
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stderr
 
 
@@ -122,13 +123,17 @@ def test_builds_that_mpirun_started_with_different_configs(tmp_path: Path) -> No
         config["sources"] = [{"name": "s", "path": "a.parquet"}]
         (tmp_path / f"{seed}.json").write_text(json.dumps(config))
     found = launch_each(*(["build", str(tmp_path / f"{seed}.json")] for seed in (1, 1, 2)))
-    assert "rank 0: the ranks have different settings: seed is 1 on ranks 0 to 1, 2 on rank 2; start all" in found
+    says = "rank 0: the ranks have different settings: seed is 1 on ranks 0 to 1, 2 on rank 2; start all ranks with the same config"
+    assert says in found
     assert not (tmp_path / "cache").exists()
+    launch_each(*[["build", str(tmp_path / "1.json")]] * 3, code=0)
 
 
 @pytest.mark.long
 def test_caches_of_megatron_that_mpirun_started_with_different_flags(tmp_path: Path) -> None:
     data = ["--data-path", write_pair(tmp_path / "a", [5] * 50), "--split", "8,1,1"]
     found = launch_each(*(["megatron-cache", *flags(tmp_path / "cache", *data, "--seed", seed)] for seed in (1, 2)))
-    assert "the ranks have different settings: seed is 1 on rank 0, 2 on rank 1; start all ranks" in found
+    says = "the ranks have different settings: seed is 1 on rank 0, 2 on rank 1; start all ranks with the same config and flags"
+    assert says in found
     assert not (tmp_path / "cache").exists()
+    launch_each(*[["megatron-cache", *flags(tmp_path / "cache", *data, "--seed", 1)]] * 2, code=0)
