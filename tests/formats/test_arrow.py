@@ -14,7 +14,9 @@ from megablend.formats.arrow import buffers
 from megablend.formats.arrow.buffers import decompress
 from megablend.formats.arrow.column import find_column
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
-from megablend.formats.arrow.message import BatchError
+from megablend.formats.arrow.footer import batch_places, read_footer, read_schema
+from megablend.formats.arrow.message import BatchError, needed_ranges
+from megablend.formats.arrow.request_batches import expect_ranges, load_batch
 from megablend.storage.base import Bytes
 from megablend.storage.prefetched import PrefetchedStorage
 from tests.formats.writers import index, opened, pieces
@@ -279,3 +281,21 @@ def test_flatbuffer_tables_are_checked() -> None:
             root.table(1)
         except FlatbufferError:
             continue
+
+
+@pytest.mark.parametrize("codec", [None, "zstd"])
+def test_expected_buffers_are_within_the_bodies(tmp_path: Path, codec: str | None) -> None:
+    """Of batches that are shorter than the first one, down to empty ones."""
+    path = write(tmp_path / "x.arrow", pa.table({"first": range(8), "ids": ROWS}), rows=8, codec=codec)
+    size = path.stat().st_size
+    footer = read_footer(str(path), size, STORAGE)
+    column = find_column(str(path), "ids", read_schema(str(path), size, footer), numbers=False)[1]
+    (place,) = batch_places(str(path), size, footer)
+    batch = load_batch(str(path), place, column, STORAGE)
+    needed = needed_ranges(batch, column, tokens=False)
+    body_bytes = np.array([place["body_bytes"], 1, needed[-1][0] + 1, 0, place["body_bytes"]])
+    numbers, starts, sizes = expect_ranges(batch, column, body_bytes)
+    assert ((starts >= 0) & (sizes > 0) & (starts + sizes <= body_bytes[numbers])).all()
+    for number in (0, 4):
+        ranges = [(a, a + b) for i, a, b in zip(numbers, starts, sizes, strict=True) if i == number]
+        assert all(any(a <= begin and begin + n <= b for a, b in ranges) for begin, n in needed)

@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from megablend.errors import CorruptFileError
-from megablend.formats.base import Array, BlockReader, FileIndex
+from megablend.formats.base import PLACED_BLOCK_DTYPE, Array, BlockReader, FileIndex
 from megablend.formats.fetch import read_blocks
 from megablend.formats.parquet.decoding.dictionaries import DictionaryCache
 from megablend.formats.parquet.decoding.headers import PART_PAGES
 from megablend.formats.parquet.decoding.page_reader import ParquetReader
+from megablend.formats.parquet.decoding.select import select_blocks
 from megablend.formats.parquet.indexing import index_file as index_module
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
@@ -227,3 +228,12 @@ def test_threads_load_dictionaries() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("offsets", [[4, 4], [4, 4, 8], [8, 4, 8], [4, 8]])
+def test_a_block_that_is_requested_twice_is_selected_once(offsets: list[int]) -> None:
+    blocks = np.zeros(len(offsets), PLACED_BLOCK_DTYPE)
+    blocks["offset"] = offsets
+    selected = select_blocks(blocks)
+    assert selected.pages["offset"].tolist() == sorted(set(offsets))
+    assert selected.pages["offset"][selected.places].tolist() == offsets
