@@ -85,6 +85,23 @@ def test_little_memory_gives_the_same_batches(tmp_path: Path) -> None:
     assert torch.equal(torch.cat(whole), torch.cat(tight))
 
 
+def test_reads_ahead_use_what_the_windows_in_flight_allow(tmp_path: Path) -> None:
+    """One with a large block, which takes memory while it is read, does not limit those that follow it."""
+    listed = documents(0, 400, 20, seed=4)
+    listed[200] = list(range(1, 1501))
+    source = write_source(tmp_path, 0, "parquet", listed) | {"weight": 1}
+    config = make_config(tmp_path, [source], samples=300, memory=36_000, block_bytes=256)
+    megablend.build(config)
+    loader, allowed = megablend.Loader(megablend.open(config), micro_batch_size=2), set[int]()
+    for _ in loader:
+        assert loader._steps is not None
+        ahead = loader._steps._ahead
+        assert ahead is not None
+        assert ahead._max_bytes == min(each.window.max_bytes for each in ahead._in_flight)
+        allowed.add(ahead._max_bytes)
+    assert len(allowed) > 1
+
+
 def test_too_little_memory_is_refused_with_what_is_needed(tmp_path: Path) -> None:
     dataset = megablend.open(make(tmp_path, memory="1KiB", shuffle_window=64, sequence_length=20))
     with pytest.raises(
