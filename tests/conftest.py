@@ -1,6 +1,7 @@
 """Scripts that tests start find the project and the package of its tests. Without torch, the tests that need it are skipped.
 Quick tests are marked by where they are."""
 
+import gc
 import importlib.util
 import os
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.eager  # noqa: F401  (for what is imported from here on)
 from tests.examples import IN_QUICK_PART, limit_examples
 from tests.temporary_folders import use_memory
 
@@ -51,6 +53,7 @@ TESTS = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected: the modules and tests, millions of objects, are there to the end
     if config.option.markexpr in WITHOUT_SLOW:
         use_memory(os.environ)
     if config.option.markexpr == "quick":
@@ -62,6 +65,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr == "quick" and collection_path.is_relative_to(TESTS) and collection_path != TESTS:
         return collection_path.relative_to(TESTS).parts[0] not in (*QUICK, "__init__.py")
     return None
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()  # a collection, of which tests make some, looks only at what came later
 
 
 @pytest.hookimpl(tryfirst=True)
