@@ -1,7 +1,7 @@
 """Importing this has Megatron's functions run as they are written, in this process.
 
-megatron-core wraps dozens of functions in `torch.compile` when it is imported, which imports PyTorch's compiler for two seconds in
-each process that needs only datasets; calls of these functions would compile for minutes.
+When megatron-core is imported, it wraps dozens of functions in `torch.compile`, which imports PyTorch's compiler: two seconds in
+each process that needs only datasets.
 """
 
 from __future__ import annotations
