@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tests.eager  # noqa: F401  (for what is imported from here on)
-from tests.examples import IN_QUICK_PART, limit_examples
+from tests.examples import IN_QUICK_PART, leave_out_slow, limit_examples
 from tests.temporary_folders import use_memory
 
 pytest.register_assert_rewrite("megablend.testing")  # so that failed assertions of the contracts show their values
@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all tests are collected: the modules and tests, millions of objects, are there to the end
     if config.option.markexpr in WITHOUT_SLOW:
         use_memory(os.environ)
+        leave_out_slow()
     if config.option.markexpr == "quick":
         limit_examples(IN_QUICK_PART)
 
