@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
@@ -53,7 +54,6 @@ TESTS = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # until all tests are collected: the modules and tests, millions of objects, are there to the end
     if config.option.markexpr in WITHOUT_SLOW:
         use_memory(os.environ)
         leave_out_slow()
@@ -68,9 +68,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-def pytest_collection_finish() -> None:
-    gc.enable()
-    gc.freeze()  # a collection, of which tests make some, looks only at what came later
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and tests, millions of objects, are never garbage: no search for garbage visits them, now or while tests run."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
