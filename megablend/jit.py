@@ -1,8 +1,9 @@
 """The only interface to numba.
 
 `kernel` compiles a function on its first call and keeps the machine code on the node, in a folder named by the CPU, the
-versions and the text of all kernels, so that an upgrade never loads stale code. A node's processes take turns by a file lock:
-the first compiles, the others load (processes that fill numba's cache at the same time can crash: numba #4807, #10128).
+versions and the text of all kernels, so that an upgrade never loads stale code. A node's processes take turns by a file lock for
+each kernel: the first compiles it, the others load it (processes that fill numba's cache with one function at the same time can
+crash: numba #4807, #10128). Different kernels are compiled at the same time.
 `device` marks a function that kernels call; it is compiled into them. `prefetch`, `load64`, `store64`, `bytes_at`,
 `pointer_at`, `pread` and `fadvise` are some that numba lacks.
 
@@ -51,17 +52,18 @@ def cache_dir() -> Path:
 
 
 @contextlib.contextmanager
-def _turn(kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold the node's lock: one process compiles at a time, while none loads; any number may load concurrently."""
+def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold the node's lock of a kernel: one process compiles it, while none loads it; any number may load it concurrently."""
+    name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}.lock"
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a full disk, a file system without locks: numba's own renames must do
-            lock = stack.enter_context(open(cache_dir() / "lock", "w"))
+            lock = stack.enter_context(open(cache_dir() / name, "w"))
             fcntl.flock(lock, kind)
         yield
 
 
 def _announce() -> None:
-    """Print, once per node and version, that kernels are being compiled; called while the node's lock is held."""
+    """Print, once per node and version, that kernels are being compiled; called while a kernel's lock is held."""
     folder = cache_dir()
     with contextlib.suppress(OSError):  # already printed, also by another process; or the folder is not writable
         os.close(os.open(folder / "compiling", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW))
@@ -292,15 +294,15 @@ fadvise = _fadvise()
 
 
 def _take_turns(dispatcher: Any) -> Callable[..., Any]:
-    """`dispatcher.compile`, which numba calls for argument types that it has not met, with the node's lock held."""
+    """`dispatcher.compile`, which numba calls for argument types that it has not met, with the kernel's lock held."""
     compile_, stored = dispatcher.compile, dispatcher._cache
 
     @_timed
     def compile_or_load(signature: object) -> Any:
-        with _turn(fcntl.LOCK_SH):
+        with _turn(dispatcher.py_func, fcntl.LOCK_SH):
             if stored.contains(signature, dispatcher.targetctx):
                 return compile_(signature)
-        with _turn():
+        with _turn(dispatcher.py_func):
             _announce()
             try:
                 return compile_(signature)
@@ -339,7 +341,7 @@ class _Kernel:
         prepared: Any = self._compiled or self._prepare()
         if isinstance(stored := getattr(prepared, "_cache", None), KernelCache):
             for signature in stored.signatures(prepared.targetctx):
-                with _turn(fcntl.LOCK_SH):
+                with _turn(self.py_func, fcntl.LOCK_SH):
                     if signature not in prepared.overloads and stored.contains(signature, prepared.targetctx):
                         type(prepared).compile(prepared, signature)
 

@@ -1,15 +1,18 @@
 """Scripts that tests start find the project and the package of its tests. Without torch, the tests that need it are skipped.
 Quick tests are marked by where they are."""
 
+import gc
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
 
-from tests.examples import IN_QUICK_PART, limit_examples
+import tests.eager  # noqa: F401  (for what is imported from here on)
+from tests.examples import IN_QUICK_PART, leave_out_slow, limit_examples
 from tests.temporary_folders import use_memory
 
 pytest.register_assert_rewrite("megablend.testing")  # so that failed assertions of the contracts show their values
@@ -53,6 +56,7 @@ TESTS = Path(__file__).parent
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr in WITHOUT_SLOW:
         use_memory(os.environ)
+        leave_out_slow()
     if config.option.markexpr == "quick":
         limit_examples(IN_QUICK_PART)
 
@@ -62,6 +66,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr == "quick" and collection_path.is_relative_to(TESTS) and collection_path != TESTS:
         return collection_path.relative_to(TESTS).parts[0] not in (*QUICK, "__init__.py")
     return None
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and tests, millions of objects, are never garbage: no search for garbage visits them, now or while tests run."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -28,7 +28,7 @@ BUILDS = (
     "megablend.cli.tables",
 )
 TORCH = (*BUILDS, "torch.utils.data", "torch.distributed.run", "megablend.reader.dataset", "megablend.reader.loader")
-MEGATRON = (*TORCH, "megatron.core.datasets.gpt_dataset", "megablend.megatron")
+MEGATRON = (*TORCH, "tests.eager", "megatron.core.datasets.gpt_dataset", "megablend.megatron")
 Imported: TypeAlias = Literal["builds", "torch", "megatron"]
 IMPORTED: dict[Imported, tuple[str, ...]] = {"builds": BUILDS, "torch": TORCH, "megatron": MEGATRON}
 

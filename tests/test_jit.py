@@ -5,7 +5,7 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from numba.core import config
 
 from megablend import jit
 from megablend.jit_cache import KernelCache
-from megablend.kernels.exact.sample_index import gather_lengths
+from megablend.kernels.exact.sample_index import cut, gather_lengths
 
 ARGUMENTS = np.arange(1, 4, dtype=np.int32), np.array([2, 0, 1], np.int32), np.empty(3, np.int32)
 compiled = pytest.mark.skipif(bool(vars(config)["DISABLE_JIT"]), reason="nothing is compiled")
@@ -28,8 +28,8 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     turn = jit._turn
 
     @contextlib.contextmanager
-    def counted(kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-        with turn(kind):
+    def counted(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+        with turn(function, kind):
             taken.append(kind)
             yield
 
@@ -65,6 +65,24 @@ def test_what_is_not_in_the_cache_is_compiled_under_the_exclusive_lock(
 
 @compiled
 @pytest.mark.timeout(60)
+def test_a_kernel_is_loaded_or_compiled_while_another_is_compiled(
+    turns: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather_lengths(*ARGUMENTS)
+    other = cut.py_func  # type: ignore[attr-defined]
+    with jit._turn(other):
+        turns.clear()
+        fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
+        assert fresh(*ARGUMENTS) == 6
+        assert turns == [fcntl.LOCK_SH]
+        monkeypatch.setattr(KernelCache, "_find", lambda *arguments: None)
+        fresh = jit.kernel(gather_lengths.py_func)  # type: ignore[attr-defined]
+        assert fresh(*ARGUMENTS) == 6
+        assert turns[1:] == [fcntl.LOCK_SH, fcntl.LOCK_EX]
+
+
+@compiled
+@pytest.mark.timeout(60)
 def test_a_kernel_is_loaded_without_what_only_compiling_needs(turns: list[int]) -> None:
     """While another process, here this one, loads too."""
     gather_lengths(*ARGUMENTS)
@@ -77,7 +95,7 @@ def test_a_kernel_is_loaded_without_what_only_compiling_needs(turns: list[int]) 
         "print(numba.njit(lambda: np.arange(3).sum() + len(str(7)))(), 'numba.np.arrayobj' in sys.modules)\n"
     )
     environment = {**os.environ, "MEGABLEND_KERNEL_CACHE": str(jit.cache_dir().parents[2])}
-    with jit._turn(fcntl.LOCK_SH):
+    with jit._turn(gather_lengths.py_func, fcntl.LOCK_SH):  # type: ignore[attr-defined]
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50, check=False
         )

@@ -12,6 +12,7 @@ from tests.storage.objects.conftest import (
     azurite,
     ceph,
     ceph_server,
+    environments,
     obstore,
     plain_environment,
     swift,
@@ -20,7 +21,7 @@ from tests.storage.objects.conftest import (
 from tests.storage.objects.servers.fill import AzureContainer
 from tests.storage.objects.servers.start import find_free_port, make_environment, running, wait_for_port
 
-__all__ = ["azurite", "ceph", "ceph_server", "obstore", "plain_environment", "swift", "swift_server"]
+__all__ = ["azurite", "ceph", "ceph_server", "environments", "obstore", "plain_environment", "swift", "swift_server"]
 
 
 @pytest.fixture(scope="session")
@@ -29,10 +30,11 @@ def container(azurite: str) -> AzureContainer:
 
 
 @pytest.fixture(scope="session")
-def moto(obstore: None, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[str]:
+def moto(obstore: None, tmp_path_factory: pytest.TempPathFactory, environments: Path) -> Iterator[str]:
     """The URL of an imitation of S3, in which one of several conditional PUTs wins."""
-    folder = Path(pytestconfig.cache.mkdir("megablend-servers"))
-    program = make_environment(folder, "moto", ["moto[server]==5.2.5"]) / "moto_server"
+    # moto[server] would also install what imitations of other services need
+    packages = ["moto==5.2.5", "flask", "flask-cors", "PyYAML", "py-partiql-parser"]
+    program = make_environment(environments, "moto", packages) / "moto_server"
     log, port = tmp_path_factory.mktemp("moto") / "log", find_free_port()
     with running([str(program), "-H", "127.0.0.1", "-p", str(port)], log) as process:
         wait_for_port(port, process, log)

@@ -26,7 +26,7 @@ KERNELS = pytest.mark.parametrize("cut", [cut, cut_narrowed, cut_as_they_are])
 
 @KERNELS
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@examples(150)
+@examples(50, soak=150)
 @given(st.data())
 def test_cut_in_any_pieces_equals_the_twin(cut: Any, dtype: Any, data: st.DataObject) -> None:
     sizes = st.integers(0, 9) | st.integers(LONG - 1, LONG + 1)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.megatron.reference import process_group
-from tests.storage.objects.conftest import obstore, swift, swift_server
+from tests.storage.objects.conftest import environments, obstore, swift, swift_server
 
-__all__ = ["obstore", "swift", "swift_server"]
+__all__ = ["environments", "obstore", "swift", "swift_server"]
 
 
 @pytest.fixture(scope="package")

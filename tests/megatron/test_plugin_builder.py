@@ -146,6 +146,7 @@ def test_a_whole_cache_may_be_read_only(tmp_path: Path, options: dict[str, Any])
     code = f"""
 import sys, warnings
 warnings.simplefilter("ignore")
+import tests.eager
 from pathlib import Path
 from megatron.core.datasets.gpt_dataset import GPTDataset
 from megablend.errors import CacheError

@@ -199,7 +199,9 @@ def test_ranks_share_the_steps_and_change_nothing(config: dict[str, Any], size: 
     assert torch.equal(torch.cat(steps), whole[: len(steps) * 3 * size])
 
 
-@pytest.mark.parametrize(("workers", "context"), [(1, "fork"), (4, "fork"), (4, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "context"), [(1, "fork"), (4, "fork"), (2, "spawn"), pytest.param(4, "spawn", marks=pytest.mark.slow)]
+)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_workers_change_nothing(config: dict[str, Any], workers: int, context: str) -> None:

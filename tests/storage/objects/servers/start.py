@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import socket
 import subprocess
@@ -24,19 +25,32 @@ def unavailable(what: str) -> NoReturn:
 
 
 def make_environment(folder: Path, name: str, packages: list[str]) -> Path:
-    """A virtual environment of its own for a server, kept for later sessions. Returns: its bin folder."""
+    """A virtual environment of its own for a server, kept for later sessions. Returns: its bin folder.
+
+    The pip of this environment installs into it, if it can: a pip of its own takes seconds to install.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / name
     with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several sessions may begin at a time
         if not (made / "complete").exists():
-            commands = [[sys.executable, "-m", "venv", str(made)], [f"{made}/bin/pip", "install", "-q", *packages]]
-            for command in commands:
+            pip = find_pip()
+            venv = [sys.executable, "-m", "venv", *(["--without-pip"] if pip else []), str(made)]
+            run_pip = [f"{made}/bin/python", *([str(pip)] if pip else ["-m", "pip"])]
+            install = [*run_pip, "install", "-q", "--no-compile", "--disable-pip-version-check", *packages]
+            for command in (venv, install):
                 done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
                 if done.returncode:
                     unavailable(f"{name} cannot be installed: {(done.stderr or done.stdout)[-300:]}")
             (made / "complete").touch()
     return made / "bin"
+
+
+def find_pip() -> Path | None:
+    """This environment's script that runs pip in other environments, where its pip has one (22.2 and later)."""
+    pip = importlib.util.find_spec("pip")
+    script = Path(pip.origin).with_name("__pip-runner__.py") if pip and pip.origin else None
+    return script if script and script.exists() else None
 
 
 @contextmanager
