@@ -12,8 +12,10 @@ from megablend.exact.samples import FAR, SHORT, end_row
 from megablend.exact.shuffle import Generator
 from megablend.kernels.exact.small_dataset import fill_datasets
 
-MAX_DOCUMENTS = FAR // 4
-"""The most documents per epoch: their lengths fit in a core's own caches."""
+MAX_DOCUMENTS = 1 << 20
+"""The most documents per epoch."""
+_NEAR = FAR // 4
+"""So many documents' lengths fit in a core's own caches."""
 Int32s = npt.NDArray[np.int32]
 
 
@@ -66,10 +68,10 @@ def fill_small_datasets(datasets: Sequence[SmallDataset], rules: SampleRules, me
     """
     generator = Generator(rules.seed)
     numbers = np.array([dataset.numbers() for dataset in datasets], np.int64)
-    lengths = np.concatenate([dataset.lengths for dataset in datasets])
+    lengths = np.concatenate([dataset.lengths for dataset in datasets]) if len(datasets) > 1 else datasets[0].lengths
     filled = np.empty(len(datasets), np.int64)
     key, position = generator.key, generator.position
-    fill_datasets(lengths, numbers, key, position, rules.length, rules.extra, SHORT, memory, filled)
+    fill_datasets(lengths, numbers, key, position, rules.length, rules.extra, SHORT, _NEAR, memory, filled)
     for i in np.flatnonzero(filled <= numbers[:, 4]).tolist():
         _fill_end(datasets[i], int(filled[i]), rules.extra, memory)
 

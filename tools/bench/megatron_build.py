@@ -113,7 +113,7 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     from megablend.exact.samples import sample_index
     from megablend.exact.shuffle import SMALL, shuffle
     from megablend.exact.small_dataset import SampleRules, SmallDataset, fill_small_datasets
-    from megablend.kernels.new_files import write_new_files
+    from megablend.kernels.new_files import contains_any, rename_files, write_new_files
     from megablend.megatron.cache_builder.build_cache import prepare_cache
     from megablend.megatron.request.request import Blend, CacheRequest
     from megablend.storage.by_scheme import make_storage
@@ -126,7 +126,10 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     small = SmallDataset(lengths, 0, 9, 10, None, keep_tail=False, documents=0, rows=9, samples=31)
     fill_small_datasets([small], SampleRules(1, 8, 1), np.empty(41, np.int32))
     none = np.empty(0, np.int64)
-    write_new_files(0, 0, np.frombuffer(b"", np.uint8), none, np.empty(0, np.uint8), none, none)
+    names = np.frombuffer(b"", np.uint8)
+    write_new_files(0, 0, names, none, np.empty(0, np.uint8), none, none)
+    rename_files(0, 0, names, none)
+    contains_any(0, names, none)
     launch.barrier()
     request = CacheRequest(
         path_to_cache=str(folder / "cache"),

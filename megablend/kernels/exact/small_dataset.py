@@ -27,6 +27,7 @@ def fill_datasets(
     length: int,
     extra: int,
     many: int,
+    near: int,
     memory: Int32s,
     filled: Int64s,
 ) -> None:
@@ -41,6 +42,7 @@ def fill_datasets(
         length: tokens from one sample's start to the next one's.
         extra: further tokens that a sample takes.
         many: documents per sample from which on the kernel for short documents is faster.
+        near: documents whose lengths fit in a core's own caches.
         memory: int32, whose entries the caller has checked to be there, filled: of a dataset int32 [entries], int32
             [samples + 1, 2] and uint32 [samples].
         filled: int64 [n], set to the rows of the sample index that are filled.
@@ -63,6 +65,7 @@ def fill_datasets(
             length,
             extra,
             short,
+            stop - start > near,
             first_samples,
             documents,
             rows,
@@ -81,6 +84,7 @@ def _fill_dataset(
     length: int,
     extra: int,
     short: bool,
+    far: bool,
     first_samples: int,
     documents: Int32s,
     rows: npt.NDArray[np.int32],
@@ -95,7 +99,7 @@ def _fill_dataset(
     position = shuffle_entries(documents[shuffled_together:], key, position)
     rows[0, 0] = rows[0, 1] = 0
     if short:
-        filled = cut_short_rows(lengths, _ANY_LENGTH, False, lengths, documents, 0, 0, length, extra, 1, rows[1:])[0]
+        filled = cut_short_rows(lengths, _ANY_LENGTH, far, lengths, documents, 0, 0, length, extra, 1, rows[1:])[0]
     else:
         filled = cut_rows(lengths, documents, 0, 0, length, extra, 1, rows[1:])[0]
     for i in range(len(documents)):
