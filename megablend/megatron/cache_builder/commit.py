@@ -34,8 +34,10 @@ from megablend.megatron.cache_builder.artefacts import Artefact
 
 WORK_FOLDER = ".megablend"
 """Inside the cache, on the same file system: the build lock, and incomplete files."""
-_BATCH_BYTES = 64 << 20
-"""Arrays that are committed together; large enough that flushes are few, small enough that a killed build loses little."""
+_LEAST_BATCH, _MOST_BATCH = 8 << 20, 64 << 20
+"""Bytes of arrays that are committed together; enough that flushes are few, and not so many that a killed build loses much."""
+_BATCHES = 4
+"""How many commits a build has at least, where batches are large enough: all but the last one overlap with building."""
 MAX_BUFFERS = 1024
 """The most buffers that Linux writes in one call (IOV_MAX)."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -66,10 +68,11 @@ class Commits:
 
     Args:
         cache: in which WORK_FOLDER exists.
+        nbytes: of all arrays that will be added, as far as known.
         stop: set from elsewhere where the build has failed: nothing is committed from then on, StoppedError is raised.
     """
 
-    def __init__(self, cache: Path, stop: threading.Event) -> None:
+    def __init__(self, cache: Path, stop: threading.Event, nbytes: int = 0) -> None:
         self.stop = stop
         self.folder = cache / WORK_FOLDER / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
         """Where files are until they are committed, under their final names."""
@@ -77,6 +80,7 @@ class Commits:
         self._together = can_flush_together(cache)
         self._waiting: list[Artefact] = []
         self._waiting_bytes = 0
+        self._batch_bytes = min(_MOST_BATCH, max(_LEAST_BATCH, nbytes // _BATCHES))
         self._lock = threading.Lock()
         with translate_os_errors(self.folder):
             self.folder.mkdir()
@@ -142,7 +146,7 @@ class Commits:
         with self._lock:
             self._waiting += artefacts
             self._waiting_bytes += sum([artefact.nbytes for artefact in artefacts])
-            due = self._waiting_bytes >= _BATCH_BYTES
+            due = self._waiting_bytes >= self._batch_bytes
         if due:
             self.finish()
 

@@ -97,7 +97,8 @@ class _WorkerPool:
         self.parts = Parts(
             jobs, share.divided, share.part, share.num_parts, request, lengths, self._wake.set, self._stop
         )
-        self._commits = Commits(cache, self._stop) if share.jobs else None
+        nbytes = sum([jobs[number].artefact.nbytes for number in share.jobs])
+        self._commits = Commits(cache, self._stop, nbytes) if share.jobs else None
         self._names = names_in(cache)  # another build may have made some while this one waited for the lock
         self._left, self._unfinished = deque(share.jobs), len(share.jobs)
         self._small = {number for number in share.jobs if number not in share.divided and is_small(jobs[number])}
