@@ -70,14 +70,14 @@ def test_names(tmp_path: Path) -> None:
     write(source, {"a": b"one", "b": b"two", "c": b"three"})
     (target / "a").write_bytes(b"before")
     names, starts = np.frombuffer(b"b\0a\0missing\0c\0", np.uint8), np.array([0, 2, 4, 12])
-    folders = [os.open(folder, os.O_RDONLY) for folder in (source, target)]
+    first, second = (os.open(folder, os.O_RDONLY) for folder in (source, target))
     try:
-        assert contains_any(folders[1], names, starts)
-        assert not contains_any(folders[1], names, starts[:1])
-        assert rename_files(*folders, names, starts) == 2
-        assert rename_files(*folders, names, starts[3:]) == 1
+        assert contains_any(second, names, starts)
+        assert not contains_any(second, names, starts[:1])
+        assert rename_files(first, second, names, starts) == 2
+        assert rename_files(first, second, names, starts[3:]) == 1
     finally:
-        for folder in folders:
-            os.close(folder)
+        os.close(first)
+        os.close(second)
     assert list(source.iterdir()) == []
     assert {path.name: path.read_bytes() for path in target.iterdir()} == {"a": b"one", "b": b"two", "c": b"three"}
