@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megablend.kernels.new_files import AVAILABLE, write_new_files
+from megablend.kernels.new_files import AVAILABLE, contains_any, rename_files, write_new_files
 
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="another libc")
@@ -60,3 +60,24 @@ def test_a_full_device_is_noticed(tmp_path: Path) -> None:
     finally:
         os.close(fd)
     assert found == 0
+
+
+def test_names(tmp_path: Path) -> None:
+    """Files are moved in order, up to the one that the system refuses; a name there already is replaced."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    write(source, {"a": b"one", "b": b"two", "c": b"three"})
+    (target / "a").write_bytes(b"before")
+    names, starts = np.frombuffer(b"b\0a\0missing\0c\0", np.uint8), np.array([0, 2, 4, 12])
+    first, second = (os.open(folder, os.O_RDONLY) for folder in (source, target))
+    try:
+        assert contains_any(second, names, starts)
+        assert not contains_any(second, names, starts[:1])
+        assert rename_files(first, second, names, starts) == 2
+        assert rename_files(first, second, names, starts[3:]) == 1
+    finally:
+        os.close(first)
+        os.close(second)
+    assert list(source.iterdir()) == []
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {"a": b"one", "b": b"two", "c": b"three"}

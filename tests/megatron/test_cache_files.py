@@ -167,13 +167,18 @@ def artefacts(number: int) -> list[Artefact]:
     ]
 
 
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("together", "available"), [(True, True), (True, False), (False, False)])
 def test_no_name_appears_before_all_bytes_are_on_the_disk(
-    together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    together: bool, available: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever a machine stops, no array is there without a flush, and no description without its arrays."""
     steps: list[str] = []
-    real: dict[str, Callable[..., None]] = {"syncfs": commit._syncfs, "fsync": os.fsync, "rename": os.rename}
+    real: dict[str, Callable[..., Any]] = {
+        "syncfs": commit._syncfs,
+        "fsync": os.fsync,
+        "rename": os.rename,
+        "rename_files": new_files.rename_files,
+    }
 
     def seen(step: str) -> None:
         names = {path.name for path in tmp_path.iterdir()}
@@ -187,16 +192,19 @@ def test_no_name_appears_before_all_bytes_are_on_the_disk(
 
     monkeypatch.setattr(commit, "can_flush_together", lambda folder: together)
 
-    def watched(step: str) -> Callable[..., None]:
-        def call(*args: Any, **options: Any) -> None:
-            real[step](*args, **options)
+    def watched(step: str) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            result = real[step](*args, **options)
             seen(step)
+            return result
 
         return call
 
     monkeypatch.setattr(commit, "_syncfs", watched("syncfs"))
     monkeypatch.setattr(os, "fsync", watched("fsync"))
     monkeypatch.setattr(os, "rename", watched("rename"))
+    monkeypatch.setattr(new_files, "rename_files", watched("rename_files"))
+    monkeypatch.setattr(new_files, "AVAILABLE", available)
     (tmp_path / WORK_FOLDER).mkdir()
     with Commits(tmp_path, threading.Event()) as commits:
         for artefact in artefacts(5):
@@ -204,12 +212,12 @@ def test_no_name_appears_before_all_bytes_are_on_the_disk(
                 out.write("shuffle_index", SHUFFLED)
         assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
     assert [problem_with(artefact, tmp_path) for artefact in artefacts(5)] == [None] * 5
-    assert steps.count("rename") == 10
+    assert (steps.count("rename"), steps.count("rename_files")) == ((0, 2) if available else (10, 0))
     assert steps.count("syncfs") == together
 
 
 def test_a_full_batch_is_committed_before_the_build_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "_BATCH_BYTES", 2 * SHUFFLED.nbytes)
+    monkeypatch.setattr(commit, "_LEAST_BATCH", 2 * SHUFFLED.nbytes)
     (tmp_path / WORK_FOLDER).mkdir()
     with Commits(tmp_path, threading.Event()) as commits:
         for number, artefact in enumerate(artefacts(3)):

@@ -7,7 +7,9 @@ import pytest
 
 from megablend.errors import CorruptFileError, MissingFileError
 from megablend.megatron.cache_builder import lengths as module
+from megablend.megatron.cache_builder.length_reader import LengthReader
 from megablend.megatron.cache_builder.lengths import counted_lengths, lengths_of, part_sizes, read_lengths
+from megablend.megatron.request.request import Blend, CacheRequest
 from tests.pairs import write_pair
 from tests.storages import STORAGE
 
@@ -48,3 +50,39 @@ def test_lengths_of_a_table(tmp_path: Path) -> None:
     stored = lengths_of("arrow:/data/*.arrow", str(tmp_path / "table.npy"), storage=STORAGE)
     assert part_sizes(stored, [(0.0, 1.0)])[0].tokens == 7
     assert stored.read(1, 3).tolist() == [0, 3]
+
+
+def test_counted_lengths_are_kept(tmp_path: Path) -> None:
+    """They are read once, as long as there is room, and only if all of them are used."""
+    first, second, third = (write_pair(tmp_path / name, [5, 0, 1, 2]) for name in "abc")
+    request = CacheRequest(
+        path_to_cache=str(tmp_path / "cache"),
+        random_seed=1,
+        sequence_length=8,
+        tokenizer={},
+        sizes=(1, 0, 0),
+        blend=Blend(prefixes=(first, second, third)),
+        split="1,1,0",
+    )
+    reader = LengthReader(request, STORAGE, keep_bytes=4 * (4 + 4 + 1))
+    halves = [(0.0, 0.5), (0.5, 1.0)]
+    sizes = reader.count(first, halves)
+    assert [(size.begin, size.end, size.tokens) for size in sizes] == [(0, 2, 5), (2, 4, 3)]
+    assert reader.count(second, halves[:1]) == sizes[:1]
+    assert reader.count(third, halves) == sizes
+    assert reader.count(second, halves) == sizes  # without room
+    kept = [reader.find(prefix, sizes[0]).kept is not None for prefix in (first, second, third)]
+    assert kept == [True, False, True]
+    for prefix in (first, second, third):
+        stored = reader.find(prefix, sizes[1])
+        assert stored.read(2, 4).tolist() == read_lengths(stored, 2, 4)[2:].tolist() == [1, 2]
+        assert stored.read(2, 4).flags.writeable  # a kernel would be compiled again for others
+
+
+def test_damaged_lengths_are_not_kept(prefix: str) -> None:
+    idx = Path(f"{prefix}.idx")
+    whole = idx.read_bytes()
+    idx.write_bytes(whole[:38] + b"\xff\xff\xff\xff" + whole[42:])
+    stored = lengths_of(prefix, storage=STORAGE)
+    with pytest.raises(CorruptFileError, match=r"a\.idx at byte 38: sequence 1 has -1 tokens"):
+        stored.keep_in(np.empty(7, np.int32))

@@ -3,7 +3,8 @@
 Claim: the same bytes, on the disk before they are named, in less time: of small datasets mostly files are made, whose cost is the
 file system's. Each build has a new folder: for some minutes after files were removed, ext4 takes long to create others.
 
-    python tools/bench/megatron_build.py [--datasets 1000] [--documents 10000] [--samples 1000000] [--ranks 1 2 4] [--rounds 2]
+    python tools/bench/megatron_build.py [--datasets 1000] [--documents 10000] [--unequal] [--samples 1000000] [--ranks 1 2 4]
+        [--rounds 2]
 
 Medians, interleaved; processor time is that of all ranks. "build" is without the start of interpreters and MPI, imports and the
 loading of kernels; "command" with all of it, as a user waits for it.
@@ -37,6 +38,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", type=int, default=1000)
     parser.add_argument("--documents", type=int, default=10_000, help="of each dataset")
+    parser.add_argument(
+        "--unequal", action="store_true", help="half to one and a half times as many documents, by dataset"
+    )
     parser.add_argument("--samples", type=int, default=1_000_000)
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=2)
@@ -47,7 +51,9 @@ def main() -> None:
         build(Path(options.folder), options.contender, options.datasets, options.samples)
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        write_pairs(Path(folder), options.datasets, options.documents)
+        rng, most = np.random.default_rng(1), options.documents // 2 if options.unequal else 0
+        counts = options.documents + rng.integers(-most, most, options.datasets, endpoint=True)
+        write_pairs(Path(folder), counts.tolist())
         race(Path(folder), options)
 
 
@@ -113,7 +119,7 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     from megablend.exact.samples import sample_index
     from megablend.exact.shuffle import SMALL, shuffle
     from megablend.exact.small_dataset import SampleRules, SmallDataset, fill_small_datasets
-    from megablend.kernels.new_files import write_new_files
+    from megablend.kernels.new_files import contains_any, rename_files, write_new_files
     from megablend.megatron.cache_builder.build_cache import prepare_cache
     from megablend.megatron.request.request import Blend, CacheRequest
     from megablend.storage.by_scheme import make_storage
@@ -126,7 +132,10 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     small = SmallDataset(lengths, 0, 9, 10, None, keep_tail=False, documents=0, rows=9, samples=31)
     fill_small_datasets([small], SampleRules(1, 8, 1), np.empty(41, np.int32))
     none = np.empty(0, np.int64)
-    write_new_files(0, 0, np.frombuffer(b"", np.uint8), none, np.empty(0, np.uint8), none, none)
+    names = np.frombuffer(b"", np.uint8)
+    write_new_files(0, 0, names, none, np.empty(0, np.uint8), none, none)
+    rename_files(0, 0, names, none)
+    contains_any(0, names, none)
     launch.barrier()
     request = CacheRequest(
         path_to_cache=str(folder / "cache"),
@@ -166,14 +175,14 @@ def megatron(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int
     return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build
 
 
-def write_pairs(folder: Path, num_datasets: int, num_documents: int) -> None:
-    """Pairs of documents of 500 tokens on average; a `.bin` is a hole, which no builder reads."""
+def write_pairs(folder: Path, counts: list[int]) -> None:
+    """Pairs of so many documents of 500 tokens on average; a `.bin` is a hole, which no builder reads."""
     rng = np.random.default_rng(0)
-    for number in range(num_datasets):
+    for number, num_documents in enumerate(counts):
         lengths = rng.integers(1, 1000, num_documents, dtype=np.int32)
         ends = 2 * np.cumsum(lengths, dtype=np.int64)
-        counts = np.array([num_documents, num_documents + 1], "<u8").tobytes()
-        header = b"MMIDIDX\0\0" + np.array([1], "<u8").tobytes() + b"\x08" + counts
+        sizes = np.array([num_documents, num_documents + 1], "<u8").tobytes()
+        header = b"MMIDIDX\0\0" + np.array([1], "<u8").tobytes() + b"\x08" + sizes
         arrays = [lengths, ends - 2 * lengths, np.arange(num_documents + 1, dtype=np.int64)]
         (folder / f"{number}.idx").write_bytes(header + b"".join(array.tobytes() for array in arrays))
         with (folder / f"{number}.bin").open("wb") as file:

@@ -45,7 +45,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
-        megatron_build.write_pairs(folder, options.datasets, options.documents)
+        megatron_build.write_pairs(folder, [options.documents] * options.datasets)
         blend = blend_of(folder, options.datasets)
         megatron_build.ours(folder, blend, sizes_of(options.samples))()
         race(folder, options)

@@ -11,9 +11,9 @@ its cap is out: that makes the exhaustive blend.
   have one more).
 - Until it is drawn a group's error never falls as t rises, not even in doubles, for rounding is monotone: a group that is below
   some level at the end of a window can be left out of the whole window, as long as the winners reach the level. One below it is
-  not used: the window ends there, and the next level is lower. A window of OUTER steps leaves out most groups, and each window
-  of INNER steps within it most of the rest. Where the levels are changes the speed, never the result; they follow the lowest
-  winner of the window before.
+  not used: the window ends there, and the next level is lower. A window of OUTER steps leaves out most groups, each window
+  of INNER steps within it most of the rest, and so does each of SHORT steps within that. Where the levels are changes the speed,
+  never the result; they follow the lowest winner of the window before.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ Int16s = npt.NDArray[np.int16]
 Int64s = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
 
-OUTER, INNER = 256, 32
+OUTER, INNER, SHORT = 256, 64, 16
 """Steps of the windows; an outer one has one for every 32 groups where that is more."""
 # a level is so far below the lowest winner of the last window: wider when it failed, narrower when it held
-_LEAST_MARGIN, _WIDEN, _NARROW_OUTER, _NARROW_INNER, _NARROW_CROWD = 1e-9, 2.0, 0.9, 0.97, 0.7
+_LEAST_MARGIN, _WIDEN, _NARROW_OUTER, _NARROW, _NARROW_CROWD = 1e-9, 2.0, 0.9, 0.97, 0.7
 _CROWD = 3 * INNER  # so many groups are too many for an inner window
-_MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
 
 
 @device
@@ -117,11 +116,13 @@ def fill(
     world = np.arange(num_groups)
     near = np.empty(num_groups, np.int64)  # who may win in the outer window
     hot = np.empty(num_groups, np.int64)  # who may win in the inner one; the arrays below are in its order
-    hot_weights, hot_counts, errors = np.empty(num_groups), np.empty(num_groups), np.empty(num_groups)
-    bits, ranks = errors.view(np.int64), np.empty(num_groups, np.int64)
+    hot_weights, hot_counts = np.empty(num_groups), np.empty(num_groups)
     tickets = np.empty(num_groups, np.int64)  # member << 32 | place: the least one is the first member's
+    few = np.empty(num_groups + 1, np.int64)  # places in `hot` of who may win in the short one
+    few_weights, few_counts = np.empty(num_groups + 1), np.empty(num_groups + 1)
     outer_lowest, outer_margin = -np.inf, 0.5
     inner_lowest, inner_margin = -np.inf, 0.5
+    short_lowest, short_margin = -np.inf, 0.5
 
     i = 0
     while i < size:
@@ -138,30 +139,46 @@ def fill(
                 tickets[k] = (members[firsts[hot[k]] + turns[hot[k]]] << 32) | k
             seen, holds = np.inf, num_hot > 0
             while i < stop and holds:
-                t = max(np.float64(step + i), 1.0)
-                most = ~_MAGNITUDE
+                short_stop, short_level = min(stop, i + SHORT), max(level, short_lowest - short_margin)
+                end = max(np.float64(step + short_stop - 1), 1.0)
+                num_few = 0
                 for k in range(num_hot):
-                    errors[k] = hot_weights[k] * t - hot_counts[k]
-                    ranks[k] = bits[k] ^ ((bits[k] >> 63) & _MAGNITUDE)  # integers in the order of the doubles
-                    most = max(most, ranks[k])
-                ticket = _MAGNITUDE
-                for k in range(num_hot):
-                    ticket = min(ticket, tickets[k] if ranks[k] == most else _MAGNITUDE)
-                k = ticket & 0xFFFFFFFF
-                seen = min(seen, errors[k])
-                holds = errors[k] >= level
-                if holds:
-                    group = hot[k]
-                    first, count = firsts[group], hot_counts[k]
-                    datasets[i], samples[i] = ticket >> 32, np.int64(count)
-                    turn, hot_counts[k] = _next(turns[group], firsts[group + 1] - first, count, caps[group])
-                    turns[group], tickets[k] = turn, (members[first + turn] << 32) | k
-                    i += 1
+                    few[num_few], few_weights[num_few], few_counts[num_few] = k, hot_weights[k], hot_counts[k]
+                    num_few += np.int64(hot_weights[k] * end - hot_counts[k] >= short_level)
+                short_seen, short_holds = np.inf, num_few > 0
+                while i < short_stop and short_holds:
+                    t = max(np.float64(step + i), 1.0)
+                    f, most, tied = 0, few_weights[0] * t - few_counts[0], False
+                    for other in range(1, num_few):
+                        error = few_weights[other] * t - few_counts[other]
+                        tied |= error == most
+                        f = other if error > most else f
+                        most = error if error > most else most
+                    if tied:
+                        for other in range(num_few):
+                            is_equal = few_weights[other] * t - few_counts[other] == most
+                            f = other if is_equal and tickets[few[other]] < tickets[few[f]] else f
+                    short_seen = min(short_seen, most)
+                    short_holds = most >= short_level
+                    if short_holds:
+                        k = few[f]
+                        group = hot[k]
+                        first, count = firsts[group], few_counts[f]
+                        datasets[i], samples[i] = tickets[k] >> 32, np.int64(count)
+                        turn, few_counts[f] = _next(turns[group], firsts[group + 1] - first, count, caps[group])
+                        turns[group], tickets[k] = turn, (members[first + turn] << 32) | k
+                        i += 1
+                for f in range(num_few):
+                    hot_counts[few[f]] = few_counts[f]
+                if short_seen < np.inf:
+                    short_lowest, seen = short_seen, min(seen, short_seen)
+                short_margin = max(_LEAST_MARGIN, short_margin * (_NARROW if short_holds else _WIDEN))
+                holds = short_holds or short_level > level
             for k in range(num_hot):
                 counts[hot[k]] = hot_counts[k]
             if seen < np.inf:
                 inner_lowest, outer_seen = seen, min(outer_seen, seen)
-            narrow = _NARROW_INNER if num_hot < _CROWD else _NARROW_CROWD
+            narrow = _NARROW if num_hot < _CROWD else _NARROW_CROWD
             inner_margin = max(_LEAST_MARGIN, inner_margin * (narrow if holds else _WIDEN))
             outer_holds = holds or level > outer_level
         if outer_seen < np.inf:

@@ -17,11 +17,11 @@ from megablend.exact.samples import sample_rows
 from megablend.exact.shuffle import Generator
 from megablend.formats.base import Array
 from megablend.megatron.cache_builder.commit import Commits
-from megablend.megatron.cache_builder.lengths import counted_lengths, read_lengths
+from megablend.megatron.cache_builder.length_reader import LengthReader
+from megablend.megatron.cache_builder.lengths import read_lengths
 from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob
 from megablend.megatron.cache_builder.write import ArtefactWriter
 from megablend.megatron.request.request import LARGEST_REMAINDER, CacheRequest
-from megablend.storage.base import Storage
 
 _SMALL = 1 << 16
 """Samples of a dataset whose shuffle takes less time than another thread's start."""
@@ -30,7 +30,7 @@ _DRAWN = 1 << 22
 
 
 def build_dataset(
-    job: DatasetJob, request: CacheRequest, commits: Commits, storage: Storage, *, threads: int, overlap: bool
+    job: DatasetJob, request: CacheRequest, commits: Commits, lengths: LengthReader, *, threads: int, overlap: bool
 ) -> None:
     """Write a dataset's document, sample and shuffle index.
 
@@ -48,7 +48,7 @@ def build_dataset(
             background = stack.enter_context(ThreadPoolExecutor(1))
             shuffled = background.submit(_write_shuffle_index, job, generator, out)
         out.write("document_index", documents)
-        _write_sample_index(job, request, storage, documents, out, threads=threads)
+        _write_sample_index(job, request, lengths, documents, out, threads=threads)
         del documents
         if shuffled is None:
             _write_shuffle_index(job, generator, out)
@@ -110,11 +110,10 @@ def _documents(job: DatasetJob, request: CacheRequest) -> tuple[Array, Generator
 
 
 def _write_sample_index(
-    job: DatasetJob, request: CacheRequest, storage: Storage, documents: Array, out: ArtefactWriter, *, threads: int
+    job: DatasetJob, request: CacheRequest, reader: LengthReader, documents: Array, out: ArtefactWriter, *, threads: int
 ) -> None:
     prefix, part = job.part.prefix, job.size
-    stored = counted_lengths(prefix, part, request.lengths_at.get(prefix), storage=storage)
-    lengths = read_lengths(stored, part.begin, part.end)
+    lengths = read_lengths(reader.find(prefix, part), part.begin, part.end)
     extra = int(request.add_extra_token_to_sequence)
     with out.array("sample_index") as file:
         made = sample_rows(

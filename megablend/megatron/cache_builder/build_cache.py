@@ -11,9 +11,10 @@ A complete cache is only read, so it may be read-only. An error on any rank ends
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,8 @@ from megablend.megatron.cache_builder.artefacts import names_in, problem_with
 from megablend.megatron.cache_builder.commit import WORK_FOLDER
 from megablend.megatron.cache_builder.completion_marker import write_receipt
 from megablend.megatron.cache_builder.cost import estimate_cost
-from megablend.megatron.cache_builder.lengths import PartSize, lengths_of, part_sizes
+from megablend.megatron.cache_builder.length_reader import LengthReader
+from megablend.megatron.cache_builder.lengths import PartSize
 from megablend.megatron.cache_builder.oversampling import refuse_oversampling
 from megablend.megatron.cache_builder.schedule import Forecast, assign_jobs, forecast, this_place
 from megablend.megatron.cache_builder.work_plan import Job, PartKey, SplitPlan, plan_cache
@@ -42,6 +44,8 @@ R = TypeVar("R")
 
 _READERS = 8
 """Threads of a rank that open `.idx` files: a network file system lets each wait a while."""
+_KEPT_BYTES = 1 << 27
+"""Lengths that a rank keeps from counting to building, where its memory is not limited."""
 _RUN = 32
 """Files that a thread looks at in turn: handing them out one by one costs more than reading them from memory."""
 
@@ -81,7 +85,8 @@ def prepare_cache(
         error and all end with its exit code.
     """
     try:
-        return _prepare(request, launch, storage, dry_run, max_memory, progress or _ignore)
+        with _without_collection():
+            return _prepare(request, launch, storage, dry_run, max_memory, progress or _ignore)
     except BaseException as error:
         launch.abort(error)
 
@@ -95,7 +100,8 @@ def _prepare(
     progress: Callable[[Progress], None],
 ) -> CacheReport:
     start, cache = time.monotonic(), Path(request.path_to_cache).absolute()
-    splits = tuple(plan_cache(request, _part_sizes(request, launch, storage)))
+    lengths = LengthReader(request, storage, keep_bytes=_KEPT_BYTES if max_memory is None else 0)
+    splits = tuple(plan_cache(request, _part_sizes(request, launch, lengths)))
     if launch.rank == 0:
         for split in splits:
             refuse_oversampling(split, surplus=request.mid_level_dataset_surplus)
@@ -108,7 +114,7 @@ def _prepare(
     if missing and not dry_run:
         with contextlib.ExitStack() as stack:
             notes += _open_cache(cache, sum(job.artefact.nbytes for job in missing), launch, stack)
-            build_share(missing, needs, shares[launch.rank], request, cache, launch, storage, progress)
+            build_share(missing, needs, shares[launch.rank], request, cache, launch, lengths, progress)
             if launch.rank == 0:
                 flush_folder(cache)
     if launch.rank == 0 and not dry_run:
@@ -122,7 +128,7 @@ def _prepare(
     )
 
 
-def _part_sizes(request: CacheRequest, launch: Communicator, storage: Storage) -> dict[PartKey, PartSize]:
+def _part_sizes(request: CacheRequest, launch: Communicator, lengths: LengthReader) -> dict[PartKey, PartSize]:
     """Counts of all parts, on every rank; each `.idx` is read by one rank, once."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for layout in layouts(request):
@@ -131,11 +137,9 @@ def _part_sizes(request: CacheRequest, launch: Communicator, storage: Storage) -
             if part.span not in own:
                 own.append(part.span)
 
-    def count(prefix: str) -> list[PartSize]:
-        return part_sizes(lengths_of(prefix, request.lengths_at.get(prefix), storage=storage), spans[prefix])
-
-    counted = zip(spans.items(), _together(count, list(spans), launch), strict=True)
-    return {(prefix, span): size for (prefix, own), sizes in counted for span, size in zip(own, sizes, strict=True)}
+    sizes = _together(lambda prefix: lengths.count(prefix, spans[prefix]), list(spans), launch)
+    counted = zip(spans.items(), sizes, strict=True)
+    return {(prefix, span): size for (prefix, own), parts in counted for span, size in zip(own, parts, strict=True)}
 
 
 def _problems(jobs: Sequence[Job], cache: Path, launch: Communicator) -> dict[str, str]:
@@ -184,6 +188,18 @@ def _open_cache(cache: Path, nbytes: int, launch: Communicator, stack: contextli
     if launch.rank > 0:
         verify_shared_filesystem(work, held.nonce)
     return [] if held.exclusive else [f"{cache}: the file system has no locks; run one build at a time"]
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause Python's search for reference cycles: a plan has none, but its many objects would trigger searches."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _ignore(progress: Progress) -> None:

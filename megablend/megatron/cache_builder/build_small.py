@@ -14,10 +14,9 @@ import numpy as np
 
 from megablend.exact.small_dataset import MAX_DOCUMENTS, SampleRules, SmallDataset, fill_small_datasets
 from megablend.megatron.cache_builder.commit import Commits, NewFiles
-from megablend.megatron.cache_builder.lengths import counted_lengths
+from megablend.megatron.cache_builder.length_reader import LengthReader
 from megablend.megatron.cache_builder.work_plan import DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
-from megablend.storage.base import Storage
 
 _MAX_BYTES = 1 << 23
 TOGETHER_BYTES = 1 << 21
@@ -42,7 +41,7 @@ def is_small(job: Job) -> bool:
     )
 
 
-def build_small(jobs: Sequence[DatasetJob], request: CacheRequest, commits: Commits, storage: Storage) -> None:
+def build_small(jobs: Sequence[DatasetJob], request: CacheRequest, commits: Commits, lengths: LengthReader) -> None:
     """Write the document, sample and shuffle index of each dataset.
 
     Raises: DataError where an `.idx` cannot be read; CacheError where the cache cannot be written; StoppedError.
@@ -66,7 +65,7 @@ def build_small(jobs: Sequence[DatasetJob], request: CacheRequest, commits: Comm
         bytes_of[start : start + len(text)] = text
     begins = [(start + len(text)) // 4 for start, text in zip(starts, texts, strict=True)]
     datasets = [
-        _dataset(job, begins[4 * i + 1 : 4 * i + 4], request, storage)  # after its description
+        _dataset(job, begins[4 * i + 1 : 4 * i + 4], lengths)  # after its description
         for i, job in enumerate(jobs)
     ]
     extra = int(request.add_extra_token_to_sequence)
@@ -76,13 +75,12 @@ def build_small(jobs: Sequence[DatasetJob], request: CacheRequest, commits: Comm
     commits.write([job.artefact for job in jobs], NewFiles(buffer, starts, sizes))
 
 
-def _dataset(job: DatasetJob, begins: Sequence[int], request: CacheRequest, storage: Storage) -> SmallDataset:
+def _dataset(job: DatasetJob, begins: Sequence[int], lengths: LengthReader) -> SmallDataset:
     """A dataset whose document, sample and shuffle index begin at `begins`. Raises: DataError as StoredLengths.read does."""
     part, prefix = job.size, job.part.prefix
-    stored = counted_lengths(prefix, part, request.lengths_at.get(prefix), storage=storage)
     documents, rows, samples = begins
     return SmallDataset(
-        lengths=stored.read(part.begin, part.end),
+        lengths=lengths.find(prefix, part).read(part.begin, part.end),
         begin=part.begin,
         num_entries=job.artefact.arrays[0].shape[0],
         num_samples=job.num_samples,

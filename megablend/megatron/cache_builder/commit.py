@@ -34,8 +34,10 @@ from megablend.megatron.cache_builder.artefacts import Artefact
 
 WORK_FOLDER = ".megablend"
 """Inside the cache, on the same file system: the build lock, and incomplete files."""
-_BATCH_BYTES = 64 << 20
-"""Arrays that are committed together; large enough that flushes are few, small enough that a killed build loses little."""
+_LEAST_BATCH, _MOST_BATCH = 8 << 20, 64 << 20
+"""Bytes of arrays that are committed together; enough that flushes are few, and not so many that a killed build loses much."""
+_BATCHES = 4
+"""How many commits a build has at least, where batches are large enough: all but the last one overlap with building."""
 MAX_BUFFERS = 1024
 """The most buffers that Linux writes in one call (IOV_MAX)."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -66,10 +68,11 @@ class Commits:
 
     Args:
         cache: in which WORK_FOLDER exists.
+        nbytes: of all arrays that will be added, as far as known.
         stop: set from elsewhere where the build has failed: nothing is committed from then on, StoppedError is raised.
     """
 
-    def __init__(self, cache: Path, stop: threading.Event) -> None:
+    def __init__(self, cache: Path, stop: threading.Event, nbytes: int = 0) -> None:
         self.stop = stop
         self.folder = cache / WORK_FOLDER / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
         """Where files are until they are committed, under their final names."""
@@ -77,6 +80,7 @@ class Commits:
         self._together = can_flush_together(cache)
         self._waiting: list[Artefact] = []
         self._waiting_bytes = 0
+        self._batch_bytes = min(_MOST_BATCH, max(_LEAST_BATCH, nbytes // _BATCHES))
         self._lock = threading.Lock()
         with translate_os_errors(self.folder):
             self.folder.mkdir()
@@ -122,7 +126,10 @@ class Commits:
         if self.stop.is_set():
             raise StoppedError
         names = [name for artefact in artefacts for name in artefact.file_names]
-        written = self._write_together(names, files) if self._together and new_files.AVAILABLE else 0
+        written = 0
+        if self._together and new_files.AVAILABLE:
+            starts, sizes = np.array(files.starts), np.array(files.sizes)
+            written = new_files.write_new_files(self._folder_fd, _NEW, *_packed(names), files.data, starts, sizes)
         try:
             # again by Python where the system refused one, which says why
             for name, start, size in zip(names[written:], files.starts[written:], files.sizes[written:], strict=True):
@@ -134,22 +141,12 @@ class Commits:
             raise
         self.add(*artefacts)
 
-    def _write_together(self, names: Sequence[str], files: NewFiles) -> int:
-        """Write files by one call; how many are written."""
-        text = "\0".join([*names, ""]).encode()
-        name_starts = np.zeros(len(names), np.int64)
-        np.cumsum([len(name) + 1 for name in names[:-1]], out=name_starts[1:])
-        starts, sizes = np.array(files.starts), np.array(files.sizes)
-        return new_files.write_new_files(
-            self._folder_fd, _NEW, np.frombuffer(text, np.uint8), name_starts, files.data, starts, sizes
-        )
-
     def add(self, *artefacts: Artefact) -> None:
         """Commit artefacts whose files are all written, now or later. From any thread. Raises: CacheError; StoppedError."""
         with self._lock:
             self._waiting += artefacts
             self._waiting_bytes += sum([artefact.nbytes for artefact in artefacts])
-            due = self._waiting_bytes >= _BATCH_BYTES
+            due = self._waiting_bytes >= self._batch_bytes
         if due:
             self.finish()
 
@@ -176,26 +173,34 @@ class Commits:
     def _commit(self, batch: Sequence[Artefact]) -> None:
         if self._together:
             _syncfs(self._cache)
+        descriptions = [artefact.description_name for artefact in batch]
         # A description of damaged arrays must not be there while they are replaced one by one.
-        removed = [self._removed(artefact.description_name) for artefact in batch]
-        if any(removed):
-            flush_folder(self._cache)
-        for artefact in batch:
-            for array in artefact.arrays:
-                self._rename(artefact.file_name(array.name))
+        if not new_files.AVAILABLE or new_files.contains_any(self._cache_fd, *_packed(descriptions)):
+            self._remove(descriptions)
+        self._rename([name for artefact in batch for name in artefact.file_names[1:]])
         flush_folder(self._cache)
-        for artefact in batch:
-            self._rename(artefact.description_name)
+        self._rename(descriptions)
 
-    def _rename(self, name: str) -> None:
-        os.rename(name, name, src_dir_fd=self._folder_fd, dst_dir_fd=self._cache_fd)
+    def _rename(self, names: Sequence[str]) -> None:
+        done = new_files.rename_files(self._folder_fd, self._cache_fd, *_packed(names)) if new_files.AVAILABLE else 0
+        for name in names[done:]:  # again by Python where the system refused one, which says why
+            os.rename(name, name, src_dir_fd=self._folder_fd, dst_dir_fd=self._cache_fd)
 
-    def _removed(self, name: str) -> bool:
-        try:
-            os.unlink(name, dir_fd=self._cache_fd)
-        except FileNotFoundError:
-            return False
-        return True
+    def _remove(self, names: Sequence[str]) -> None:
+        removed = False
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._cache_fd)
+                removed = True
+        if removed:
+            flush_folder(self._cache)
+
+
+def _packed(names: Sequence[str]) -> tuple[Array, Array]:
+    """Names in one uint8 array, each followed by a zero byte, and where each begins, int64 [n]."""
+    starts = np.zeros(len(names), np.int64)
+    np.cumsum([len(name) + 1 for name in names[:-1]], out=starts[1:])
+    return np.frombuffer("\0".join([*names, ""]).encode(), np.uint8), starts
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -39,11 +40,25 @@ class StoredLengths:
     """Offset of the first length in the file, in bytes."""
     num_sequences: int
     storage: Storage
+    kept: Array | None = field(default=None, compare=False, repr=False)
+    """All of them, int32 [num_sequences], if they have been read and checked before."""
 
     def read(self, first: int, last: int) -> Array:
         """Those of sequences [first, last). Raises: CorruptFileError where one is negative; MissingFileError."""
-        data = self.storage.read(self.path, self.offset + 4 * first, 4 * (last - first))
-        lengths = np.frombuffer(data, "<i4")
+        if self.kept is not None:
+            return self.kept[first:last]
+        lengths = np.empty(last - first, "<i4")
+        self._read_into(lengths, first)
+        return lengths
+
+    def keep_in(self, memory: Array) -> StoredLengths:
+        """The same, read as a whole into `memory`, int32 [num_sequences]. Raises: as `read` does."""
+        self._read_into(memory, 0)
+        return dataclasses.replace(self, kept=memory)
+
+    def _read_into(self, lengths: Array, first: int) -> None:
+        offsets, sizes = np.array([self.offset + 4 * first]), np.array([lengths.nbytes])
+        self.storage.read_ranges(self.path, offsets, sizes, lambda _: lengths.view(np.uint8))
         if lengths.size and lengths.min() < 0:
             number = int(np.argmin(lengths))
             raise CorruptFileError(
@@ -51,7 +66,6 @@ class StoredLengths:
                 f"sequence {first + number} has {lengths[number]} tokens; expected 0 or more: restore the file",
                 offset=self.offset + 4 * (first + number),
             )
-        return lengths
 
 
 def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> StoredLengths:
@@ -92,8 +106,12 @@ def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> l
 def read_lengths(stored: StoredLengths, begin: int, end: int) -> Array:
     """Lengths of sequences [begin, end) at their own places: int32 [num_sequences], tokens.
 
-    Other entries stay zero and untouched, and so take no memory. Raises: DataError as StoredLengths.read does.
+    Unless all have been read before, other entries stay zero and untouched, and so take no memory.
+
+    Raises: DataError as StoredLengths.read does.
     """
+    if stored.kept is not None:
+        return stored.kept
     lengths = np.zeros(stored.num_sequences, np.int32)
     for first, last in _chunks(begin, end):
         lengths[first:last] = stored.read(first, last)

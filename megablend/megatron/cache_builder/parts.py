@@ -23,10 +23,10 @@ from megablend.exact.sample_parts import count_run, cut_run, rows_after
 from megablend.formats.base import Array
 from megablend.fs.atomic_write import flush, open_part, translate_os_errors
 from megablend.megatron.cache_builder.commit import StoppedError
-from megablend.megatron.cache_builder.lengths import counted_lengths, read_lengths
+from megablend.megatron.cache_builder.length_reader import LengthReader
+from megablend.megatron.cache_builder.lengths import read_lengths
 from megablend.megatron.cache_builder.work_plan import DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
-from megablend.storage.base import Storage
 
 _POLL_SECONDS = 0.2
 
@@ -78,11 +78,11 @@ class Parts:
         part: int,
         num_parts: int,
         request: CacheRequest,
-        storage: Storage,
+        lengths: LengthReader,
         wake: Callable[[], None],
         stop: threading.Event,
     ) -> None:
-        self._storage = storage
+        self._lengths = lengths
         self._jobs, self._request, self._wake, self._stop = jobs, request, wake, stop
         self._part, self._num_parts = part, num_parts
         self._left = set(divided) if part >= 0 else set()
@@ -156,7 +156,7 @@ class Parts:
         first, stop = (size * part // self._num_parts for part in (self._part, self._part + 1))
         documents = np.memmap(path, np.int32, "r", header + 4 * first, (stop - first,))
         prefix = job.part.prefix
-        stored = counted_lengths(prefix, job.size, self._request.lengths_at.get(prefix), storage=self._storage)
+        stored = self._lengths.find(prefix, job.size)
         gathered, sums = count_run(read_lengths(stored, job.size.begin, job.size.end), documents)
         self._runs[number] = gathered, sums
         self._send(Counted(number, self._part, sum(sums)))

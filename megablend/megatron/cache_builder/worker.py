@@ -21,11 +21,11 @@ from megablend.megatron.cache_builder.build_artefact import build_blend, build_d
 from megablend.megatron.cache_builder.build_small import MAX_TOGETHER, TOGETHER_BYTES, build_small, is_small
 from megablend.megatron.cache_builder.commit import Commits, StoppedError
 from megablend.megatron.cache_builder.cost import PIECE_BYTES, CostEstimate
+from megablend.megatron.cache_builder.length_reader import LengthReader
 from megablend.megatron.cache_builder.parts import Begun, Message, Parts
 from megablend.megatron.cache_builder.schedule import Assignment, MemoryGate
 from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
-from megablend.storage.base import Storage
 
 _TICK_SECONDS = 0.2
 _WIND_DOWN_SECONDS = 1.0
@@ -49,7 +49,7 @@ def build_share(
     request: CacheRequest,
     cache: Path,
     launch: Communicator,
-    storage: Storage,
+    lengths: LengthReader,
     progress: Callable[[Progress], None],
 ) -> None:
     """Build the jobs of `share`, and wait for the other ranks.
@@ -60,7 +60,7 @@ def build_share(
 
     Raises: DataError, CacheError of the first job that fails; those that have begun stop at their next piece.
     """
-    crew = _WorkerPool(jobs, needs, share, request, cache, storage)
+    crew = _WorkerPool(jobs, needs, share, request, cache, lengths)
     num_bytes = sum(job.artefact.nbytes for job in jobs)
     try:
         finished = False
@@ -87,17 +87,18 @@ class _WorkerPool:
         share: Assignment,
         request: CacheRequest,
         cache: Path,
-        storage: Storage,
+        lengths: LengthReader,
     ) -> None:
         self._jobs, self._needs, self._share, self._request, self._cache = jobs, needs, share, request, cache
-        self._storage = storage
+        self._lengths = lengths
         self._gate = MemoryGate(share.memory)
         self._total_cost = sum(needs[number].cost for number in share.jobs)
         self._wake, self._stop, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self.parts = Parts(
-            jobs, share.divided, share.part, share.num_parts, request, storage, self._wake.set, self._stop
+            jobs, share.divided, share.part, share.num_parts, request, lengths, self._wake.set, self._stop
         )
-        self._commits = Commits(cache, self._stop) if share.jobs else None
+        nbytes = sum([jobs[number].artefact.nbytes for number in share.jobs])
+        self._commits = Commits(cache, self._stop, nbytes) if share.jobs else None
         self._names = names_in(cache)  # another build may have made some while this one waited for the lock
         self._left, self._unfinished = deque(share.jobs), len(share.jobs)
         self._small = {number for number in share.jobs if number not in share.divided and is_small(jobs[number])}
@@ -171,7 +172,7 @@ class _WorkerPool:
                 raise StoppedError
             assert self._commits is not None
             if missing:
-                build_small(missing, self._request, self._commits, self._storage)
+                build_small(missing, self._request, self._commits, self._lengths)
 
     def _build(self, number: int) -> None:
         need, share = self._needs[number], self._share
@@ -195,7 +196,7 @@ class _WorkerPool:
         if isinstance(job, BlendJob):
             build_blend(job, commits, threads=threads)
         elif parts is None:
-            build_dataset(job, self._request, commits, self._storage, threads=threads, overlap=overlap)
+            build_dataset(job, self._request, commits, self._lengths, threads=threads, overlap=overlap)
         else:
             begun, rows = partial(_begin, parts, number), partial(parts.await_rows, number)
             build_divided(job, self._request, commits, begun=begun, await_rows=rows)
