@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.jit import device, kernel
-from megablend.kernels.plan.cycle_epochs import COUNTS, find_epoch, is_within_cycle, ordinal_in_cycle
+from megablend.kernels.plan.cycle_epochs import COUNTS, CYCLE, find_epoch, is_within_cycle, ordinal_in_cycle
 from megablend.kernels.plan.keyed_hash import bounded_hash, hash_combine
 from megablend.kernels.plan.periods import (
     HEAD,
@@ -65,11 +65,11 @@ def locate(
     """
     lanes, total = firsts.shape[1], int(leaf_samples.sum())
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)
-    # Of each leaf, two periods and which of them was met last.
-    latest = np.zeros(len(leaf_sources), np.int64)
-    heads = np.zeros((2, len(leaf_sources), HEAD), np.int64)
+    # Of each leaf, two periods and which of them was met last, -1 before the leaf is: few of many leaves are, in a short call.
+    latest = np.full(len(leaf_sources), -1, np.int64)
+    heads = np.empty((2, len(leaf_sources), HEAD), np.int64)
     parts = np.empty((2, len(leaf_sources), max(leaf_spans), 4), np.int64)
-    counts = np.full((len(leaf_sources), COUNTS), -1, np.int64)
+    counts = np.empty((len(leaf_sources), COUNTS), np.int64)
     known, low, high, turns, schedule, shift = -1, 0, 0, 1, 0, 0
     of_cycle = cycle_key(seed, start, 0)
     for i in range(len(ks)):
@@ -89,6 +89,9 @@ def locate(
         turn = (int(strides[schedule]) * slot + shift) % turns
         position = (int(firsts[schedule, lane]) + lanes * turn) % (high - low)
         rank = leaf_at(left_leaves, left_samples, total, low, high, position)
+        if latest[rank] < 0:
+            latest[rank], counts[rank, CYCLE] = 0, -1
+            heads[:, rank] = 0
         which = int(latest[rank])
         key = hash_combine(hash_combine(of_cycle, leaf_sources[rank]), lane)
         sources[i] = leaf_sources[rank]
