@@ -1,7 +1,5 @@
-import importlib
 import itertools
 import struct
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from megablend.index.build import build_index
 from megablend.index.source_spec import SourceSpec
 from tests.examples import examples
 from tests.formats.writers import index, opened, pieces, write_megatron
+from tests.megatron_core import megatron
 from tests.storages import STORAGE
 
 DOCUMENTS = [[1, 2, 3], [], [4], list(range(100)), [], [], [7, 8]]
@@ -42,11 +41,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def megatron() -> Any:
+def indexed_dataset() -> Any:
     """Megatron's own module."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch deprecates parts that its import here uses
-        return importlib.import_module("megatron.core.datasets.indexed_dataset")
+    return megatron("indexed_dataset")
 
 
 def read(path: Path) -> list[list[int]]:
@@ -56,15 +53,15 @@ def read(path: Path) -> list[list[int]]:
     return list(itertools.chain.from_iterable(pieces(opened(path, None, found), found.blocks, found.chunks)))
 
 
-def test_megatron_reads_the_same(path: Path, megatron: Any) -> None:
-    theirs = megatron.IndexedDataset(str(path)[:-4])
+def test_megatron_reads_the_same(path: Path, indexed_dataset: Any) -> None:
+    theirs = indexed_dataset.IndexedDataset(str(path)[:-4])
     assert read(path) == [sequence.tolist() for sequence in theirs] == DOCUMENTS
 
 
 @pytest.mark.parametrize("multimodal", [False, True])
-def test_what_megatron_writes_is_read(tmp_path: Path, megatron: Any, multimodal: bool) -> None:
+def test_what_megatron_writes_is_read(tmp_path: Path, indexed_dataset: Any, multimodal: bool) -> None:
     path = tmp_path / "x.bin"
-    builder = megatron.IndexedDatasetBuilder(str(path), dtype=np.uint16, multimodal=multimodal)
+    builder = indexed_dataset.IndexedDatasetBuilder(str(path), dtype=np.uint16, multimodal=multimodal)
     for i, sequence in enumerate(DOCUMENTS):
         builder.add_item(torch.tensor(sequence, dtype=torch.int64), mode=i % 2)
         if i % 3 == 1 or i == len(DOCUMENTS) - 1:  # a document there may be of several sequences
@@ -174,12 +171,12 @@ def test_blocks_are_neighbouring_whole_sequences(lengths: list[int], block_bytes
             assert pointers[i] - pointers[first] < block_bytes
 
 
-def test_a_bin_that_is_longer_than_its_idx_says_is_noted(path: Path, megatron: Any) -> None:
+def test_a_bin_that_is_longer_than_its_idx_says_is_noted(path: Path, indexed_dataset: Any) -> None:
     size = path.stat().st_size
     assert MEGATRON.describe_unused_bytes(str(path), index(path, None).blocks, size) is None
     with open(path, "ab") as file:
         file.write(bytes(6))
-    assert [sequence.tolist() for sequence in megatron.IndexedDataset(str(path)[:-4])] == DOCUMENTS
+    assert [sequence.tolist() for sequence in indexed_dataset.IndexedDataset(str(path)[:-4])] == DOCUMENTS
     note = MEGATRON.describe_unused_bytes(str(path), index(path, None).blocks, size + 6)
     assert note is not None
     assert f": has {size + 6:,} bytes, of which {path.with_suffix('.idx')} describes the first {size:,};" in note

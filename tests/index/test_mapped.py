@@ -52,7 +52,7 @@ def test_long_columns_are_written_to_files(tmp_path: Path, monkeypatch: pytest.M
     for name, kept in (("in memory", 1 << 20), ("one in a file", 1000), ("all in files", 0)):
         monkeypatch.setattr("megablend.index.tables._KEPT_BYTES", kept)
         with TableWriter(tmp_path / name, COLUMNS) as writer:
-            for start in (0, 100, 100, 400):
+            for start in (390, 100, 0, 400):  # the first fits in memory
                 numbers = np.arange(start, 400)
                 writer.append({"a": numbers * 3, "b": numbers % 251})
             parts = {path.name for path in tmp_path.glob(f"{name}.*")}
