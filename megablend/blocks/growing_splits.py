@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.splits import PART_DTYPE, VERSION, cut_documents, find_document, parts_of
-from megablend.fs.atomic_write import replace_file, translate_os_errors
+from megablend.fs.atomic_write import keep_computed
 from megablend.index.cache_folders import splits
 
 Ranges = npt.NDArray[np.void]
@@ -198,6 +198,4 @@ def _load(path: Path, key: bytes, size: int) -> tuple[npt.NDArray[np.int64], Ran
 def _save(path: Path, key: bytes, counts: npt.NDArray[np.int64], rows: Ranges) -> None:
     """Store ranges. Raises: CacheError where they cannot be written."""
     data = counts.tobytes() + rows.tobytes()
-    with translate_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, data + hashlib.blake2b(data, key=key, digest_size=16).digest())
+    keep_computed(path, data + hashlib.blake2b(data, key=key, digest_size=16).digest())

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from megablend.blocks.block_store import BlockStore
 from megablend.formats.base import STARTS_MID_DOCUMENT
-from megablend.fs.atomic_write import replace_file, translate_os_errors
+from megablend.fs.atomic_write import keep_computed
 from megablend.index.cache_folders import splits
 from megablend.index.document_table import PartDocuments, open_table
 from megablend.index.group_totals import count, load_group_totals, save_group_totals
@@ -62,9 +62,7 @@ def parts_of(store: BlockStore, shares: Sequence[Fraction], *, keep: bool = Fals
     for number in range(len(generation.sources)):
         parts[number] = compute_split_ranges(store, number, shares)
     if keep:
-        with translate_os_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, parts.tobytes() + _checksum(key, parts.tobytes()))
+        keep_computed(path, parts.tobytes() + _checksum(key, parts.tobytes()))
     return parts
 
 

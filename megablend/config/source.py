@@ -17,7 +17,7 @@ UNITS = ("weight", "tokens", "samples", "epochs")
 class Model(BaseModel):
     """A part of a config: frozen, and without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
 
 class Share(Model):

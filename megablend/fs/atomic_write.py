@@ -7,7 +7,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -88,10 +88,27 @@ def write_flushed(path: Path, parts: Iterable[bytes]) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace the file at `path` atomically: a reader sees either the old content or the new one, complete."""
+    _replace(path, data, write_flushed)
+
+
+def keep_computed(path: Path, data: bytes) -> None:
+    """Like `replace_file`, but without waiting for the disk, and creating the folder: for what is verified when it is read, and
+    computed again where a power failure left it damaged."""
+    with translate_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(path, data, _write)
+
+
+def _write(path: Path, parts: Iterable[bytes]) -> None:
+    with path.open("xb") as file:
+        file.writelines(parts)
+
+
+def _replace(path: Path, data: bytes, write: Callable[[Path, Iterable[bytes]], None]) -> None:
     with translate_os_errors(path):
         temporary = temp_sibling(path)
         try:
-            write_flushed(temporary, [data])
+            write(temporary, [data])
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from megablend.fs.atomic_write import replace_file, translate_os_errors
+from megablend.fs.atomic_write import keep_computed
 
 Int64s = npt.NDArray[np.int64]
 VERSION = 1
@@ -58,9 +58,7 @@ def load_group_totals(cache: Path, key_parts: Sequence[object], num_groups: int)
 def save_group_totals(cache: Path, key_parts: Sequence[object], totals: Int64s) -> None:
     """Store totals under `key_parts`. Raises: CacheError if they cannot be written."""
     path, key = _location(cache, key_parts)
-    with translate_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, totals.tobytes() + _checksum(key, totals.tobytes()))
+    keep_computed(path, totals.tobytes() + _checksum(key, totals.tobytes()))
 
 
 def _location(cache: Path, key_parts: Sequence[object]) -> tuple[Path, bytes]:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.fs.atomic_write import flush, reading
+from megablend.fs.file_size import get_file_size
 
 BLOCK_COLUMNS = np.dtype(
     [
@@ -151,9 +152,9 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
 
 def read_batch(path: str, schema: pa.Schema) -> pa.RecordBatch:
     """Memory-map a table of this schema. Raises: CacheError if it is damaged, or cannot be read."""
-    with reading(path):
-        file = pa.memory_map(path)
-    return _parsed(path, file, schema)
+    with reading(path), open(path, "rb") as file:  # not pa.memory_map, which threads of Arrow would read
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if get_file_size(path) else b""
+    return _parsed(path, pa.BufferReader(pa.py_buffer(data)), schema)
 
 
 def read_mapped(path: Path | str, data: pa.Buffer, columns: np.dtype[np.void]) -> pa.RecordBatch:

@@ -105,7 +105,7 @@ def join_spans(parts: Sequence[Spans]) -> Spans:
 
 def by_value(values: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
     """Each distinct value, ascending, with the positions where it occurs: int64 [...], ascending."""
-    if len(values) and (values == values[0]).all():  # the common case
+    if len(values) == 1 or (len(values) and (values == values[0]).all()):  # the common cases
         yield int(values[0]), np.arange(len(values))
         return
     order = np.argsort(values, kind="stable")

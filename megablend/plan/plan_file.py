@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from megablend.fs.atomic_write import replace_file, translate_os_errors
+from megablend.fs.atomic_write import keep_computed
 from megablend.index.cache_folders import splits
 from megablend.lazy import LazyTuple, cached_property
 from megablend.plan.interleavings.base import Int64s
@@ -133,7 +133,7 @@ def save_plan_file(cache: Path, text: str, stages: Sequence[Stage], plan: Stages
     parts = [len(record).to_bytes(8, "little"), record, *(array.astype("<i8").tobytes() for array in stored.arrays)]
     contents = b"".join(parts)
     path = _path(cache, text, "plan")
-    _write(path, _checksum(contents, path.name) + contents)
+    keep_computed(path, _checksum(contents, path.name) + contents)
 
 
 def is_approved(cache: Path, text: str, data: str, request: str | None) -> bool:
@@ -154,7 +154,7 @@ def save_approval(cache: Path, text: str, data: str, request: str) -> None:
     """Record that a config requests exactly what a ledger's text has. Raises: CacheError where it cannot be written."""
     if not is_approved(cache, text, data, request):
         path = _path(cache, text, "approval", data, request)
-        _write(path, _checksum(b"", path.name))
+        keep_computed(path, _checksum(b"", path.name))
 
 
 def _path(cache: Path, text: str, *what: str) -> Path:
@@ -168,12 +168,6 @@ def _checksum(data: bytes | memoryview, what: str) -> bytes:
     return hashlib.blake2b(
         data, key=hashlib.blake2b(what.encode(), digest_size=64).digest(), digest_size=_DIGEST
     ).digest()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with translate_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, data)
 
 
 def _dump_stage(stage: Stage, digest: str) -> dict[str, Any]:

@@ -206,6 +206,9 @@ class StagesPlan:
     def token_ranges(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, int | Int64s]:
         """First token of the samples (sources, ordinals) [n], counted over all epochs of the source: int64 [n]; and the tokens
         from each to the source's next sample: one number where it is the same in all stages, otherwise int64 [n]."""
+        if len(self._starts) == 1:
+            step = int(self._sample_tokens[0])
+            return self._first_tokens[0].take(sources) + ordinals * step, step
         stages = (self._edges[1:-1, sources] <= ordinals).sum(axis=0)  # over [num_stages - 1, n]
         inside = ordinals - self._given[stages, sources]
         starts: Int64s = self._first_tokens[stages, sources] + inside * self._sample_tokens[stages]

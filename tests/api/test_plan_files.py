@@ -98,6 +98,18 @@ def test_without_it_a_run_is_the_same(config: dict[str, Any]) -> None:
     assert [path.read_bytes() for path in list_files(config)] == contents
 
 
+def test_what_a_power_failure_left_empty_is_computed_again(config: dict[str, Any]) -> None:
+    """Files in `splits` are not flushed."""
+    config |= {"split": "90,10,0", "run": "split"}
+    megablend.build(config)
+    before, files = read(config), {path: path.read_bytes() for path in Path(config["cache"], "splits").iterdir()}
+    for path in files:
+        path.write_bytes(b"")
+    assert read(config) == before
+    megablend.build(config)
+    assert sum(path.read_bytes() == whole for path, whole in files.items()) >= 3  # those of the run
+
+
 def test_damaged_or_of_another_run_it_is_not_used(config: dict[str, Any]) -> None:
     expected, (file, approval) = read(config), list_files(config)
     whole = file.read_bytes()

@@ -127,6 +127,22 @@ def test_periods_begin_and_end_with_an_epoch() -> None:
                 assert len(of_lane) == 0 or len(of_lane) == np.ptp(of_lane) + 1
 
 
+@pytest.mark.parametrize("epoch", [11, 16, 31, 32, 33])
+def test_epochs_as_long_as_a_cycle_or_shorter(epoch: int) -> None:
+    """Alone, an epoch of 32 samples is all of a cycle; with another source, several epochs of either are in one."""
+    given: oracle.Plan = {
+        "totals": [[197]],
+        "lanes": 4,
+        "slots": 8,
+        "spans": [3],
+        "seed": 5,
+        "epoch_tokens": [epoch],
+        "sample_tokens": 1,
+    }
+    assert check_plan(given) <= 2
+    assert check_plan(given | {"totals": [[97, 100]], "spans": [3, 1], "epoch_tokens": [epoch, 7]}) <= 2
+
+
 def test_epochs_of_less_than_a_sample_and_of_more_than_a_run() -> None:
     for tokens in ([3, 1, 10**15], [10**15, 7, 2]):
         totals = [[200, 31, 90], [7, 0, 50]]

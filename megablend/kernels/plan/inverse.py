@@ -16,7 +16,6 @@ from megablend.kernels.plan.dealing import dealt_below, epoch_edges, residue_of
 from megablend.kernels.plan.keyed_hash import bounded_hash, hash_combine
 from megablend.kernels.plan.lanes import cycle_edges, cycle_key
 from megablend.kernels.plan.periods import (
-    ALL,
     BEGIN,
     END,
     EPOCH,
@@ -25,8 +24,8 @@ from megablend.kernels.plan.periods import (
     Leaf,
     Stage,
     count_ranks,
+    epoch_bounds,
     epoch_of,
-    epoch_start,
     fill_period,
     find_period,
     make_leaf,
@@ -115,10 +114,8 @@ def find_samples(
 @device
 def fill_period_of(stage: Stage, leaf: Leaf, cycle: int, ordinal: int, heads: Int64s, parts: Int64s) -> None:
     """Fill in the period that has an ordinal, which is one of cycle `cycle` by the counts at its edges."""
-    epoch, epoch_first, epoch_stop = 0, 0, ALL
-    if leaf.epoch_tokens > 0:
-        epoch = epoch_of(leaf, ordinal)
-        epoch_first, epoch_stop = epoch_start(leaf, epoch), epoch_start(leaf, epoch + 1)
+    epoch = epoch_of(leaf, ordinal) if leaf.epoch_tokens > 0 else 0
+    epoch_first, epoch_stop = epoch_bounds(leaf, epoch)
     begin, end = find_period(stage, leaf, cycle, epoch_first)
     heads[0, leaf.rank, EPOCH] = epoch
     fill_period(stage, leaf, begin, end, epoch_first, epoch_stop, 0, heads, parts)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.jit import device, kernel
+from megablend.kernels.plan.cycle_epochs import COUNTS, CYCLE, find_epoch, is_within_cycle, ordinal_in_cycle
 from megablend.kernels.plan.keyed_hash import bounded_hash, hash_combine
 from megablend.kernels.plan.periods import (
     HEAD,
@@ -24,6 +25,7 @@ from megablend.kernels.plan.periods import (
     PURE_END,
     Stage,
     enter_period,
+    epoch_bounds,
     make_leaf,
     make_stage,
     ordinal_in_period,
@@ -63,10 +65,11 @@ def locate(
     """
     lanes, total = firsts.shape[1], int(leaf_samples.sum())
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)
-    # Of each leaf, two periods and which of them was met last.
-    latest = np.zeros(len(leaf_sources), np.int64)
-    heads = np.zeros((2, len(leaf_sources), HEAD), np.int64)
+    # Of each leaf, two periods and which of them was met last, -1 before the leaf is: few of many leaves are, in a short call.
+    latest = np.full(len(leaf_sources), -1, np.int64)
+    heads = np.empty((2, len(leaf_sources), HEAD), np.int64)
     parts = np.empty((2, len(leaf_sources), max(leaf_spans), 4), np.int64)
+    counts = np.empty((len(leaf_sources), COUNTS), np.int64)
     known, low, high, turns, schedule, shift = -1, 0, 0, 1, 0, 0
     of_cycle = cycle_key(seed, start, 0)
     for i in range(len(ks)):
@@ -86,13 +89,21 @@ def locate(
         turn = (int(strides[schedule]) * slot + shift) % turns
         position = (int(firsts[schedule, lane]) + lanes * turn) % (high - low)
         rank = leaf_at(left_leaves, left_samples, total, low, high, position)
+        if latest[rank] < 0:
+            latest[rank], counts[rank, CYCLE] = 0, -1
+            heads[:, rank] = 0
         which = int(latest[rank])
+        key = hash_combine(hash_combine(of_cycle, leaf_sources[rank]), lane)
+        sources[i] = leaf_sources[rank]
         if not heads[which, rank, PURE_BEGIN] <= cycle < heads[which, rank, PURE_END]:
             leaf = make_leaf(rank, leaf_samples, leaf_tokens, leaf_spans, leaf_epochs, sample_tokens)
-            which = latest[rank] = enter_period(stage, leaf, cycle, position, heads, parts)
-        key = hash_combine(hash_combine(of_cycle, leaf_sources[rank]), lane)
-        ordinal = ordinal_in_period(lanes, rank, cycle, position, key, which, heads, parts)
-        sources[i], ordinals[i] = leaf_sources[rank], ordinal
+            epoch = find_epoch(stage, leaf, cycle, position, counts)
+            first, stop = epoch_bounds(leaf, epoch)
+            if is_within_cycle(lanes, cycle, first, stop, counts[rank]):
+                ordinals[i] = ordinal_in_cycle(lanes, position, key, epoch, first, stop, counts[rank])
+                continue
+            which = latest[rank] = enter_period(stage, leaf, cycle, epoch, first, stop, heads, parts)
+        ordinals[i] = ordinal_in_period(lanes, rank, cycle, position, key, which, heads, parts)
 
 
 @kernel

@@ -137,16 +137,15 @@ def find_period(stage: Stage, leaf: Leaf, cycle: int, epoch_first: int) -> tuple
 
 
 @device
-def enter_period(stage: Stage, leaf: Leaf, cycle: int, position: int, heads: Int64s, parts: Int64s) -> int:
-    """The period of a position of a leaf in cycle `cycle`: which of the two that are kept of a leaf, by the parity of its epoch.
+def enter_period(
+    stage: Stage, leaf: Leaf, cycle: int, epoch: int, epoch_first: int, epoch_stop: int, heads: Int64s, parts: Int64s
+) -> int:
+    """The period of an epoch's ordinals [epoch_first, epoch_stop) in cycle `cycle`: which of the two that are kept of a leaf, by
+    the parity of the epoch.
 
     Where it is not kept yet, it fills row `rank` of heads int64 [2, num_leaves, HEAD] and of parts int64
     [2, num_leaves, span, 4]; see `fill_period`.
     """
-    epoch, epoch_first, epoch_stop = 0, 0, ALL
-    if leaf.epoch_tokens > 0:
-        epoch = _epoch_at(stage, leaf, cycle, position)
-        epoch_first, epoch_stop = epoch_start(leaf, epoch), epoch_start(leaf, epoch + 1)
     which, rank = epoch % 2, leaf.rank
     if heads[which, rank, EPOCH] != epoch or not heads[which, rank, BEGIN] <= cycle < heads[which, rank, END]:
         begin, end = find_period(stage, leaf, cycle, epoch_first)
@@ -253,17 +252,8 @@ def epoch_start(leaf: Leaf, epoch: int) -> int:
 
 
 @device
-def _epoch_at(stage: Stage, leaf: Leaf, cycle: int, position: int) -> int:
-    """The epoch of a leaf's sample at a position of a cycle: estimated, and counted only where the cycle may have two."""
-    stop = min((cycle + 1) * stage.step, stage.dealt)
-    pace = float(leaf.total) / float(stage.total)  # counts are within 2 of the share
-    epoch = epoch_of(leaf, max(0, int(float(cycle * stage.step) * pace) - 3))
-    if epoch_of(leaf, int(float(stop) * pace) + 3) == epoch:
-        return epoch
-    lanes, shape = stage.lanes, (stage.left_leaves, stage.left_samples, stage.total)
-    before, seen = leaf_counts(shape[0], shape[1], shape[2], cycle * stage.step, leaf.rank)
-    before_stop, seen_stop = leaf_counts(shape[0], shape[1], shape[2], stop, leaf.rank)
-    left = before_stop - before
-    right = left + seen_stop - seen
-    earlier, _, first = count_ranks(left // lanes, left % lanes, right // lanes, right % lanes, position % lanes)
-    return epoch_of(leaf, seen + earlier + position // lanes - first)
+def epoch_bounds(leaf: Leaf, epoch: int) -> tuple[int, int]:
+    """The ordinals [first, stop) whose samples begin in an epoch; `first` is below 0 where it began before the stage."""
+    if leaf.epoch_tokens == 0:
+        return 0, ALL
+    return epoch_start(leaf, epoch), epoch_start(leaf, epoch + 1)
