@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,6 @@ import numpy.typing as npt
 
 from megablend.exact.samples import FAR, SHORT, end_row
 from megablend.exact.shuffle import Generator
-from megablend.kernels.exact.random_state import WORDS
 from megablend.kernels.exact.small_dataset import fill_datasets
 
 MAX_DOCUMENTS = 1 << 20
@@ -19,8 +17,6 @@ MAX_DOCUMENTS = 1 << 20
 _NEAR = FAR // 4
 """So many documents' lengths fit in a core's own caches."""
 Int32s = npt.NDArray[np.int32]
-_KEPT_ENTRIES = 1 << 20
-_kept = threading.local()
 
 
 class SampleRules(NamedTuple):
@@ -75,19 +71,7 @@ def fill_small_datasets(datasets: Sequence[SmallDataset], rules: SampleRules, me
     lengths = np.concatenate([dataset.lengths for dataset in datasets]) if len(datasets) > 1 else datasets[0].lengths
     filled = np.empty(len(datasets), np.int64)
     key, position = generator.key, generator.position
-    fill_datasets(
-        lengths,
-        numbers,
-        key,
-        position,
-        rules.length,
-        rules.extra,
-        SHORT,
-        _NEAR,
-        *_kept_order(rules.seed),
-        memory,
-        filled,
-    )
+    fill_datasets(lengths, numbers, key, position, rules.length, rules.extra, SHORT, _NEAR, memory, filled)
     for i in np.flatnonzero(filled <= numbers[:, 4]).tolist():
         _fill_end(datasets[i], int(filled[i]), rules.extra, memory)
 
@@ -99,12 +83,3 @@ def _fill_end(dataset: SmallDataset, filled: int, extra: int, memory: Int32s) ->
     rows[filled:] = end_row(
         last, dataset.num_entries, filled, dataset.num_samples, extra=extra, keep_tail=dataset.keep_tail
     )
-
-
-def _kept_order(seed: int) -> tuple[Int32s, npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-    """This thread's last order of documents, as `fill_datasets` takes it; none where the seed was another one."""
-    if getattr(_kept, "seed", None) != seed:
-        _kept.order = np.empty(_KEPT_ENTRIES, np.int32), np.empty(WORDS, np.uint32), np.zeros(4, np.int64)
-        _kept.seed = seed
-    order: tuple[Int32s, npt.NDArray[np.uint32], npt.NDArray[np.int64]] = _kept.order
-    return order

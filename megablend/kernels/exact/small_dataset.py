@@ -1,8 +1,6 @@
 """All three arrays of many small datasets of Megatron's, in one call: thousands of datasets cost few steps of Python each.
 
-The operations and the order of random draws are those of megablend.exact.documents and megablend.exact.samples. All datasets are
-shuffled from the same state of the generator: those of equally many documents and epochs get the same order of documents, as the
-shards of a corpus often do. The last order is kept, and copied as long as the sizes stay the same.
+The operations and the order of random draws are those of megablend.exact.documents and megablend.exact.samples.
 """
 
 from __future__ import annotations
@@ -30,9 +28,6 @@ def fill_datasets(
     extra: int,
     many: int,
     near: int,
-    kept_order: Int32s,
-    kept_key: Uint32s,
-    kept_sizes: Int64s,
     memory: Int32s,
     filled: Int64s,
 ) -> None:
@@ -48,10 +43,6 @@ def fill_datasets(
         extra: further tokens that a sample takes.
         many: documents per sample from which on the kernel for short documents is faster.
         near: documents whose lengths fit in a core's own caches.
-        kept_order: int32, the last order of documents, counted from 0, of at most so many entries.
-        kept_key: uint32 [624], the generator's after it.
-        kept_sizes: int64 [4], of that order: documents, entries, those that are shuffled first, and the generator's position
-            after it; zeros where none is kept. For one key and position only.
         memory: int32, whose entries the caller has checked to be there, filled: of a dataset int32 [entries], int32
             [samples + 1, 2] and uint32 [samples].
         filled: int64 [n], set to the rows of the sample index that are filled.
@@ -76,9 +67,6 @@ def fill_datasets(
             short,
             stop - start > near,
             first_samples,
-            kept_order,
-            kept_key,
-            kept_sizes,
             documents,
             rows,
             samples,
@@ -98,40 +86,23 @@ def _fill_dataset(
     short: bool,
     far: bool,
     first_samples: int,
-    kept_order: Int32s,
-    kept_key: Uint32s,
-    kept_sizes: Int64s,
     documents: Int32s,
     rows: npt.NDArray[np.int32],
     samples: Uint32s,
 ) -> int:
     """Fill the arrays of one dataset; the number of rows filled."""
-    num_documents, entries = len(lengths), len(documents)
-    if kept_sizes[0] == num_documents and kept_sizes[1] == entries and kept_sizes[2] == shuffled_together:
-        documents[:] = kept_order[:entries]
-        key[:] = kept_key
-        position = kept_sizes[3]
-    else:
-        for first in range(0, entries, num_documents):
-            for i in range(num_documents):
-                documents[first + i] = i
-        position = shuffle_entries(documents[:shuffled_together], key, position)
-        position = shuffle_entries(documents[shuffled_together:], key, position)
-        if entries <= len(kept_order):
-            kept_order[:entries] = documents
-            kept_key[:] = key
-            kept_sizes[0], kept_sizes[1], kept_sizes[2], kept_sizes[3] = (
-                num_documents,
-                entries,
-                shuffled_together,
-                position,
-            )
+    num_documents = len(lengths)
+    for first in range(0, len(documents), num_documents):
+        for i in range(num_documents):
+            documents[first + i] = i
+    position = shuffle_entries(documents[:shuffled_together], key, position)
+    position = shuffle_entries(documents[shuffled_together:], key, position)
     rows[0, 0] = rows[0, 1] = 0
     if short:
         filled = cut_short_rows(lengths, _ANY_LENGTH, far, lengths, documents, 0, 0, length, extra, 1, rows[1:])[0]
     else:
         filled = cut_rows(lengths, documents, 0, 0, length, extra, 1, rows[1:])[0]
-    for i in range(entries):
+    for i in range(len(documents)):
         documents[i] += begin
     for i in range(len(samples)):
         samples[i] = i
