@@ -21,7 +21,7 @@ from megablend.errors import CacheError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
 
-FOLDER = "generations/abc"
+FOLDER = "generations/0123456789abcdef"
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import os
 import socket
 import subprocess
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NoReturn
 
@@ -48,7 +48,7 @@ def make_environment(folder: Path, name: str, packages: list[str]) -> Path:
 
 def find_pip() -> Path | None:
     """This environment's script that runs pip in other environments, where its pip has one (22.2 and later)."""
-    pip = importlib.util.find_spec("pip")
+    pip = PathFinder.find_spec("pip")  # not importlib.util.find_spec: a hook of setuptools would warn
     script = Path(pip.origin).with_name("__pip-runner__.py") if pip and pip.origin else None
     return script if script and script.exists() else None
 
