@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Style, types and tests (the long ones with a fixed seed only), in an environment of their own: bash tools/test.sh [pytest arguments]
-# MEGABLEND_TEST_PROCESSES (2): how many tests run at the same time.
+# MEGABLEND_TEST_PROCESSES (3): how many tests run at the same time; one more than two cores, since tests wait for processes and servers.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -13,4 +13,4 @@ mypy
 mypy tests tools
 
 say "Tests"
-exec python -m pytest -m "not slow" --numprocesses "${MEGABLEND_TEST_PROCESSES:-2}" --dist worksteal "$@"
+exec python -m pytest -m "not slow" --numprocesses "${MEGABLEND_TEST_PROCESSES:-3}" --dist worksteal "$@"
