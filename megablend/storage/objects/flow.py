@@ -10,13 +10,12 @@ from collections import deque
 from typing import Any
 
 FIRST_REQUESTS = 256
-"""In flight at a time in a process, before anything was measured: at 30 ms and 64 KB each, about 500 MB/s."""
+"""In flight at a time in a process, before anything was measured: at 30 ms and 64 KB each, about 500 MB/s. Latency alone does not
+make them fewer: a client and a server that are busy take less CPU time for each of many requests."""
 MAX_REQUESTS = 1024
 MAX_BYTES = 256 << 20
 """Asked for at a time by a process."""
 _MIN_REQUESTS = 4
-_FEWEST_MEASURED = 64
-"""Less than this is not admitted because of latency alone."""
 _IS_SHORT, _IS_LONG = 1.5, 3.0
 """Times the shortest latency: below the first more requests make more throughput, above the second they only wait in line."""
 _GROWTH, _SHRINKING = 1.25, 0.9
@@ -46,8 +45,9 @@ class Flow:
     """Admits requests of one source; used in the event loop only.
 
     How many follows from latency and bandwidth: while answers begin as soon as they do at best, the network has room for more,
-    and more are admitted; where they take several times as long, requests wait for one another, and fewer are. Fewer are also
-    admitted after the source said that it is busy, and one more after each round of successes.
+    and more are admitted; where they take several times as long, requests wait for one another, and fewer are, though not less
+    than FIRST_REQUESTS. Less than those are admitted after the source said that it is busy, and one more after each round of
+    successes.
 
     Args:
         max_requests: of the whole job.
@@ -124,7 +124,7 @@ class Flow:
         if times < _IS_SHORT and (self._waiting or self.backlog):
             aim = min(self.most, aim * _GROWTH)
         elif times > _IS_LONG:
-            aim = max(min(_FEWEST_MEASURED, self.most), aim * _SHRINKING)
+            aim = max(min(FIRST_REQUESTS, self.most), aim * _SHRINKING)
         self._aim = aim
         self.limit = min(self.limit, aim) if is_slowed else aim
 
