@@ -55,7 +55,7 @@ def here(cache: Path, *args: object) -> dict[str, Any]:
         megatron_cache, flags(cache, *args, "--json"), catch_exceptions=False, standalone_mode=False
     )
     assert done.exit_code == 0
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # click 8.1 puts standard error before it
     return found
 
 
