@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from megablend.api.build import build
 from megablend.api.check_data import check_data
@@ -17,6 +16,7 @@ from megablend.config import load_config
 from megablend.config.vocab import read_vocab_size
 from megablend.errors import ConfigError
 from megablend.index.build import Progress
+from tests.cli.commands import runner_with_stderr
 from tests.formats.writers import write_megatron
 
 ROWS: list[list[int] | None] = [[1, 2, 3], [], None, *([i % 90] * (i % 30) for i in range(3, 200)), [5, 6]]
@@ -83,12 +83,12 @@ def test_the_command_ends_with_3_where_tokens_are_wrong(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps(given))
     build(path)
-    done = CliRunner().invoke(cli, ["check", str(path), "--data"])
+    done = runner_with_stderr().invoke(cli, ["check", str(path), "--data"])
     assert done.exit_code == 0
     assert "all token ids are in range" in done.output
     assert "megablend: read 1 of 1 files" in done.stderr
     path.write_text(json.dumps(given | {"vocab_size": 89}))
-    done = CliRunner().invoke(cli, ["check", str(path), "--data", "--json"])
+    done = runner_with_stderr().invoke(cli, ["check", str(path), "--data", "--json"])
     assert done.exit_code == 3
     assert (
         "row 89 (row group 0): token 89, expected 0 to 88 (vocab_size 89)"

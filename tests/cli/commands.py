@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import os
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 from unittest import mock
+
+from click.testing import CliRunner
 
 from megablend.cli.main import main
 from tests.preloaded import python
@@ -35,6 +39,12 @@ def run(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[s
         finally:
             os.chdir(before)
     return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+
+
+def runner_with_stderr() -> CliRunner:
+    """click's runner, which keeps standard error apart: before click 8.2 only if it is told to."""
+    apart: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+    return CliRunner(**apart)
 
 
 def run_process(*args: object, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:

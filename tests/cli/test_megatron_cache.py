@@ -15,11 +15,11 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from megablend.cli.megatron_cache import megatron_cache, parse_bytes
 from megablend.cli.words import spread
 from megablend.errors import ConfigError, MegablendError
+from tests.cli.commands import runner_with_stderr
 from tests.pairs import contents, write_pair
 from tests.preloaded import python
 
@@ -51,11 +51,11 @@ def run(*args: Any, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def here(cache: Path, *args: object) -> dict[str, Any]:
     """Run the command in this process; its JSON. Errors are raised."""
-    done = CliRunner().invoke(
+    done = runner_with_stderr().invoke(
         megatron_cache, flags(cache, *args, "--json"), catch_exceptions=False, standalone_mode=False
     )
     assert done.exit_code == 0
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # click 8.1 puts standard error before it
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 

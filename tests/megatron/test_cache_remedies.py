@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from megablend.cli.megatron_cache import megatron_cache
 from megablend.distributed.base import SingleProcess
@@ -24,6 +23,7 @@ from megablend.megatron.cache_builder.idx_copies import copy_path, make_copies
 from megablend.megatron.request.dataset_uri import parse_address
 from megablend.storage.by_scheme import make_storage
 from megablend.testing.moved import MovedStorage
+from tests.cli.commands import runner_with_stderr
 from tests.pairs import write_pair
 
 IDENTIFIERS = '{"class": "T", "tokenizer_path": []}'
@@ -59,7 +59,7 @@ class Call:
 
     def run(self) -> dict[str, Any]:
         words = [word for flag, values in self.flags.items() for word in (flag, *values)]
-        done = CliRunner().invoke(megatron_cache, [*words, "--json"], catch_exceptions=False, standalone_mode=False)
+        done = runner_with_stderr().invoke(megatron_cache, [*words, "--json"], catch_exceptions=False, standalone_mode=False)
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 

@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import megablend
@@ -41,12 +44,28 @@ try:
 except Exception as error:
     print(error)
 """
+READING = """
+import os, random, resource, sys
+from pathlib import Path
+import megablend
+project, room = sys.argv[1], 96 << 20
+dataset = megablend.open(project)
+dataset[0]
+limit = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + room
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+places = random.Random(1)
+try:
+    for _ in range(200):
+        dataset[places.randrange(len(dataset))]
+except megablend.ResourceError as error:
+    print(error)
+"""
 
 
-def run(script: str, argument: int) -> str:
+def run(script: str, argument: object) -> str:
     """What a process prints: an error's message, or nothing."""
     command = [sys.executable, "-c", script, str(argument)]
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -66,6 +85,22 @@ def test_too_little_memory() -> None:
     assert re.search(says, run(MEMORY, 1 << 30))
     assert run(MEMORY, 4 << 30) == ""
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+
+
+def test_more_cached_blocks_than_memory_has_room_for(tmp_path: Path) -> None:
+    length, documents = 50_000, 2_000  # 190 MiB of blocks: more than the process has room for, less than `memory`
+    values = pa.array(np.full(length * documents, 7, np.uint16))
+    starts = pa.array(np.arange(0, len(values) + 1, length, dtype=np.int32))
+    tokens = pa.ListArray.from_arrays(starts, values)
+    pq.write_table(pa.table({"input_ids": tokens}), tmp_path / "a.parquet", row_group_size=20)
+    project = tmp_path / "run.yaml"
+    source = f"- name: a\n  path: {tmp_path}/a.parquet\n"
+    settings = f"cache: {tmp_path}/cache\nsequence_length: 4096\nsamples: 20000\nsources:\n{source}"
+    project.write_text(f"memory: 2GiB\n{settings}")
+    megablend.build(str(project))
+    assert re.search(r": out of memory \(.*\): .*; lower `memory:` where it is set", run(READING, project))
+    project.write_text(f"memory: 64MiB\n{settings}")
+    assert run(READING, project) == ""
 
 
 @pytest.mark.parametrize("remedy", ["check the path", "use another folder"])

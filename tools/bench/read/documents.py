@@ -43,7 +43,9 @@ def write_parquet(
     """
     compression, dictionary = CODECS[codec]
     schema = pa.schema([("tokens", pa.list_(pa.int32()))])
-    options = {"write_page_index": True, "write_page_checksum": crc, "max_rows_per_page": 1 << 30}
+    options = {"write_page_index": True, "write_page_checksum": crc}
+    if int(pa.__version__.partition(".")[0]) >= 21:  # before, pages had any number of rows
+        options["max_rows_per_page"] = 1 << 30
     with pq.ParquetWriter(
         path,
         schema,

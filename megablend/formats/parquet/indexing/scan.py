@@ -8,6 +8,7 @@ import pyarrow as pa
 from megablend.formats.parquet.decoding.bodies import check_checksums, decompress_pages
 from megablend.formats.parquet.decoding.levels import check_levels, levels_of
 from megablend.formats.parquet.indexing.count import Pages, count_levels
+from megablend.formats.parquet.indexing.stream import PORTION_BYTES
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.kernels.parquet.levels import NONE
@@ -15,7 +16,7 @@ from megablend.kernels.parquet.page_headers import DATA, Headers
 from megablend.storage.base import Int64s
 from megablend.storage.parallel_map import parallel_map
 from megablend.storage.prefetched import stream_portions
-from megablend.storage.ranges import merge_ranges
+from megablend.storage.ranges import merge_ranges, portions
 
 
 def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, pages: Pages, in_flight: int) -> int:
@@ -50,9 +51,13 @@ def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, p
         count_levels(pages[run], levels)
 
     if source.is_prefetched:
-        runs = zip(merged.starts.reshape(-1, 1), (merged.stops - merged.starts).reshape(-1, 1), strict=True)
-        for number in stream_portions(source.storage, source.path, list(runs)):
-            count(number)
+        stored = merged.stops - merged.starts
+        parts = portions(stored, PORTION_BYTES)
+        for part in stream_portions(
+            source.storage, source.path, [(merged.starts[each], stored[each]) for each in parts]
+        ):
+            for number in range(parts[part].start, parts[part].stop):
+                count(number)
     else:
         parallel_map(count, range(len(merged.starts)), in_flight)
     return int(sizes.sum())
