@@ -59,7 +59,9 @@ class Call:
 
     def run(self) -> dict[str, Any]:
         words = [word for flag, values in self.flags.items() for word in (flag, *values)]
-        done = runner_with_stderr().invoke(megatron_cache, [*words, "--json"], catch_exceptions=False, standalone_mode=False)
+        done = runner_with_stderr().invoke(
+            megatron_cache, [*words, "--json"], catch_exceptions=False, standalone_mode=False
+        )
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 

@@ -192,7 +192,9 @@ def test_pages_whose_index_has_no_counts_are_requested_together(
 ) -> None:
     """As older versions of pyarrow write it: where lists may be empty, every page has to be looked into."""
     rooms = "megablend.formats.parquet.indexing"
-    monkeypatch.setattr(f"{rooms}.chunks.has_token_counts", lambda counts, _: np.zeros(len(counts.has_levels), np.bool_))
+    monkeypatch.setattr(
+        f"{rooms}.chunks.has_token_counts", lambda counts, _: np.zeros(len(counts.has_levels), np.bool_)
+    )
     monkeypatch.setattr(f"{rooms}.by_headers.has_histogram", lambda chunks, _: np.zeros(len(chunks), np.bool_))
     folder = tmp_path / "data"
     folder.mkdir()

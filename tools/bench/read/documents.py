@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,7 @@ def write_parquet(
     """
     compression, dictionary = CODECS[codec]
     schema = pa.schema([("tokens", pa.list_(pa.int32()))])
-    options = {"write_page_index": True, "write_page_checksum": crc}
+    options: dict[str, Any] = {"write_page_index": True, "write_page_checksum": crc}
     if int(pa.__version__.partition(".")[0]) >= 21:  # before, pages had any number of rows
         options["max_rows_per_page"] = 1 << 30
     with pq.ParquetWriter(
