@@ -33,7 +33,7 @@ class SmallDataset(NamedTuple):
     """A dataset, and where in memory its indices are, in units of 4 bytes."""
 
     lengths: Int32s
-    """int32 [n], tokens of documents `begin` to `begin` + n; n is 1 to MAX_DOCUMENTS."""
+    """int32 [n], contiguous, tokens of documents `begin` to `begin` + n; n is 1 to MAX_DOCUMENTS."""
     begin: int
     num_entries: int
     """Entries of the document index: epochs * n."""
@@ -54,7 +54,7 @@ class SmallDataset(NamedTuple):
         together, first = self.num_entries, self.num_samples
         if self.samples_before_final is not None:
             together, first = self.num_entries - len(self.lengths), self.samples_before_final
-        sizes = (len(self.lengths), self.begin, self.num_entries, together, self.num_samples, first)
+        sizes = (self.lengths.ctypes.data, len(self.lengths), self.begin, self.num_entries, together, self.num_samples, first)
         return (*sizes, self.documents, self.rows, self.samples)
 
 
@@ -68,11 +68,10 @@ def fill_small_datasets(datasets: Sequence[SmallDataset], rules: SampleRules, me
     """
     generator = Generator(rules.seed)
     numbers = np.array([dataset.numbers() for dataset in datasets], np.int64)
-    lengths = np.concatenate([dataset.lengths for dataset in datasets]) if len(datasets) > 1 else datasets[0].lengths
     filled = np.empty(len(datasets), np.int64)
     key, position = generator.key, generator.position
-    fill_datasets(lengths, numbers, key, position, rules.length, rules.extra, SHORT, _NEAR, memory, filled)
-    for i in np.flatnonzero(filled <= numbers[:, 4]).tolist():
+    fill_datasets(numbers, key, position, rules.length, rules.extra, SHORT, _NEAR, memory, filled)
+    for i in np.flatnonzero(filled <= numbers[:, 5]).tolist():
         _fill_end(datasets[i], int(filled[i]), rules.extra, memory)
 
 

@@ -98,11 +98,13 @@ class FaultySource:
         self._random = random.Random(self.faults.seed)
         self._sent_until = 0.0
         self._loop = asyncio.new_event_loop()
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> FaultySource:
         self._thread.start()
-        self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024))
+        self._server = self._call(asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=1024))
         self.port: int = self._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         return self
@@ -122,6 +124,15 @@ class FaultySource:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        for writer in self._writers:  # also those whose task had not begun
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        task = self._loop.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):

@@ -98,26 +98,25 @@ def _draw(
             mask |= mask >> shift
         # a word lowers the bound by one at most: for so many the mask holds, and there is room
         stop = min(WORDS, position + min(count - filled, bound - (mask >> 1)))
-        both = min(stop - position, swaps - done)
-        here, mine, far, drawn = last - done, partners[done:], partners[done + AHEAD :], words[position:]
+        # Unsigned: a signed index could be negative, which every access would have to find out.
+        size, both = np.uint64(stop - position), np.uint64(min(stop - position, swaps - done))
+        here, mine, far, drawn = np.uint64(last - done), partners[done:], partners[done + AHEAD :], words[position:]
+        left, together, wide = np.uint64(bound), np.uint64(bound + filled), np.uint64(mask)
         for k in range(both):
             prefetch(entries, np.int64(far[k]))
-            there = np.int64(mine[k])
+            there = mine[k]
             entry = entries[here - k]
             entries[here - k] = entries[there]
             entries[there] = entry
-            value = np.int64(drawn[k]) & mask
-            out[filled] = value
-            accepted = np.int64(value <= bound)
-            filled += accepted
-            bound -= accepted
-        for k in range(both, stop - position):
-            value = np.int64(drawn[k]) & mask
-            out[filled] = value
-            accepted = np.int64(value <= bound)
-            filled += accepted
-            bound -= accepted
-        done += both
+            value = drawn[k] & wide
+            out[together - left] = value
+            left -= np.uint64(value <= left)
+        for k in range(both, size):
+            value = drawn[k] & wide
+            out[together - left] = value
+            left -= np.uint64(value <= left)
+        done += np.int64(both)
+        filled, bound = np.int64(together - left), np.int64(left)
         position = stop
     return position, done
 
@@ -125,9 +124,9 @@ def _draw(
 @device
 def _swap(entries: Entries, last: int, partners: Uint32s, start: int, stop: int) -> None:
     """Swaps `start` to `stop` of entries[last], entries[last - 1], ... with their partners."""
-    for k in range(start, stop):
-        prefetch(entries, np.int64(partners[k + AHEAD]))
-        here, there = last - k, np.int64(partners[k])
+    for k in range(np.uint64(start), np.uint64(stop)):
+        prefetch(entries, np.int64(partners[k + np.uint64(AHEAD)]))
+        here, there = np.uint64(last) - k, partners[k]
         entry = entries[here]
         entries[here] = entries[there]
         entries[there] = entry

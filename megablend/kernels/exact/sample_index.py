@@ -78,28 +78,31 @@ def cut(
 
     Returns: rows filled; documents passed, -1 if one is outside [0, num_lengths); tokens before the next document.
     """
-    row, end, size = 0, start, len(documents)
-    begin, limit = sample * length, np.uint32(len(lengths))
+    # Unsigned: a signed index could be negative, which every access would have to find out.
+    row, num_rows, ahead = np.uint64(0), np.uint64(len(rows)), np.uint64(AHEAD)
+    size, limit = np.uint64(len(documents)), np.uint32(len(lengths))
+    begin, end = sample * length, start
     for i in range(size):
-        if row == len(rows):
-            return row, i, end
-        if i + AHEAD < size:
-            prefetch(lengths, documents[i + AHEAD])
+        if row == num_rows:
+            return np.int64(row), np.int64(i), end
+        if i + ahead < size:
+            prefetch(lengths, documents[i + ahead])
         document = np.uint32(documents[i])
         if document >= limit:
-            return row, -1, end
+            return np.int64(row), -1, end
         start, end = end, end + np.int64(lengths[document])
-        reached = end - extra
-        rows[row, 0] = first + i  # written whether or not it stays: a branch here would be guessed wrong once a sample
+        reached, place = end - extra, first + np.int64(i)
+        rows[row, 0] = place  # written whether or not it stays: a branch here would be guessed wrong once a sample
         rows[row, 1] = begin - start
         if begin <= reached:
-            row += 1
+            row += np.uint64(1)
             begin += length
         if begin <= reached:
-            row, begin = begun(first + i, start, reached, length, begin, row, rows)
+            filled, begin = begun(place, start, reached, length, begin, np.int64(row), rows)
+            row = np.uint64(filled)
             if begin <= reached:
-                return row, i, start
-    return row, size, end
+                return np.int64(row), np.int64(i), start
+    return np.int64(row), np.int64(size), end
 
 
 cut_rows = device(cut)

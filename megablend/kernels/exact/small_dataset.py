@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import device, kernel
+from megablend.jit import bytes_at, device, kernel
 from megablend.kernels.exact.numpy_shuffle import shuffle_entries
 from megablend.kernels.exact.random_state import Uint32s
 from megablend.kernels.exact.sample_index import Int32s, cut_rows
@@ -20,7 +20,6 @@ _ANY_LENGTH = 1 << 31
 
 @kernel
 def fill_datasets(
-    lengths: Int32s,
     numbers: Int64s,
     key: Uint32s,
     position: int,
@@ -34,10 +33,10 @@ def fill_datasets(
     """Fill the document, sample and shuffle index of each dataset. The caller fills the rows that its documents do not reach.
 
     Args:
-        lengths: int32, tokens of the documents of all datasets, one dataset after the other.
-        numbers: int64 [n, 9], of each dataset: its documents, 1 or more; the number of the first; entries of the document
-            index; those of them that are shuffled first, before the others; samples; those of them that are shuffled first;
-            where in `memory` its document, sample and shuffle index begin.
+        numbers: int64 [n, 10], of each dataset: the address of its documents' lengths in tokens, int32, which the caller keeps
+            alive; documents, 1 or more; the number of the first; entries of the document index; those of them that are shuffled
+            first, before the others; samples; those of them that are shuffled first; where in `memory` its document, sample and
+            shuffle index begin.
         key, position: of the generator of every dataset, as megablend.kernels.exact.numpy_shuffle.shuffle takes them.
         length: tokens from one sample's start to the next one's.
         extra: further tokens that a sample takes.
@@ -47,17 +46,16 @@ def fill_datasets(
             [samples + 1, 2] and uint32 [samples].
         filled: int64 [n], set to the rows of the sample index that are filled.
     """
-    start, unsigned = 0, memory.view(np.uint32)
+    unsigned = memory.view(np.uint32)
     for i in range(len(numbers)):
-        stop = start + numbers[i, 0]
-        begin, entries, together = numbers[i, 1], numbers[i, 2], numbers[i, 3]
-        num_samples, first_samples = numbers[i, 4], numbers[i, 5]
-        documents = memory[numbers[i, 6] : numbers[i, 6] + entries]
-        rows = memory[numbers[i, 7] : numbers[i, 7] + 2 * (num_samples + 1)].reshape((num_samples + 1, 2))
-        samples = unsigned[numbers[i, 8] : numbers[i, 8] + num_samples]
+        num_documents, begin, entries, together = numbers[i, 1], numbers[i, 2], numbers[i, 3], numbers[i, 4]
+        num_samples, first_samples = numbers[i, 5], numbers[i, 6]
+        documents = memory[numbers[i, 7] : numbers[i, 7] + entries]
+        rows = memory[numbers[i, 8] : numbers[i, 8] + 2 * (num_samples + 1)].reshape((num_samples + 1, 2))
+        samples = unsigned[numbers[i, 9] : numbers[i, 9] + num_samples]
         short, own = entries >= many * num_samples, key.copy()
         filled[i] = _fill_dataset(
-            lengths[start:stop],
+            bytes_at(numbers[i, 0], 4 * num_documents).view(np.int32),
             begin,
             together,
             own,
@@ -65,13 +63,12 @@ def fill_datasets(
             length,
             extra,
             short,
-            stop - start > near,
+            num_documents > near,
             first_samples,
             documents,
             rows,
             samples,
         )
-        start = stop
 
 
 @device
@@ -102,8 +99,9 @@ def _fill_dataset(
         filled = cut_short_rows(lengths, _ANY_LENGTH, far, lengths, documents, 0, 0, length, extra, 1, rows[1:])[0]
     else:
         filled = cut_rows(lengths, documents, 0, 0, length, extra, 1, rows[1:])[0]
-    for i in range(len(documents)):
-        documents[i] += begin
+    if begin:
+        for i in range(len(documents)):
+            documents[i] += begin
     for i in range(len(samples)):
         samples[i] = i
     position = shuffle_entries(samples[:first_samples], key, position)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -43,7 +44,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _READERS = 8
-"""Threads of a rank that open `.idx` files: a network file system lets each wait a while."""
+"""Threads of a rank that open files where files have to be waited for: a network file system lets each wait a while."""
+_WAITING = 2
+"""So many times its processor time does a thread take that waits for files."""
 _KEPT_BYTES = 1 << 27
 """Lengths that a rank keeps from counting to building, where its memory is not limited."""
 _RUN = 32
@@ -150,15 +153,26 @@ def _problems(jobs: Sequence[Job], cache: Path, launch: Communicator) -> dict[st
 
 
 def _together(look: Callable[[T], R], items: Sequence[T], launch: Communicator) -> list[R]:
-    """`look` at all items; each rank at every launch.size-th, in threads. The same on every rank."""
+    """`look` at all items; each rank at every launch.size-th. The same on every rank."""
     found: list[R | None] = [None] * len(items)
-    mine = items[launch.rank :: launch.size]
-    runs = [mine[first : first + _RUN] for first in range(0, len(mine), _RUN)]
-    with ThreadPoolExecutor(_READERS) as readers:
-        looked = list(readers.map(lambda run: [look(item) for item in run], runs))
-    for rank, part in enumerate(launch.allgather([result for run in looked for result in run])):
+    for rank, part in enumerate(launch.allgather(_look_at_all(look, items[launch.rank :: launch.size]))):
         found[rank :: launch.size] = part
     return cast("list[R]", found)
+
+
+def _look_at_all(look: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """`look` at items; in threads from where files have to be waited for: otherwise threads would wait for each other."""
+    bounds = [0, *range(1, len(items), _RUN), len(items)]  # one at first, which may take long
+    runs = [items[first:stop] for first, stop in pairwise(bounds)]
+    found, waits = list[R](), False
+    while runs and not waits:
+        start = time.thread_time(), time.perf_counter()
+        found += [look(item) for item in runs.pop(0)]
+        waits = time.perf_counter() - start[1] > _WAITING * (time.thread_time() - start[0])
+    with ThreadPoolExecutor(_READERS) as readers:
+        for results in readers.map(lambda run: [look(item) for item in run], runs):
+            found += results
+    return found
 
 
 def _jobs(splits: Sequence[SplitPlan]) -> list[Job]:

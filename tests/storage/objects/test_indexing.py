@@ -172,7 +172,7 @@ def test_a_file_is_indexed_in_three_rounds(
     sent = dict.fromkeys(files, 0)
     for headers, path in _ranges(source):
         sent[path[1:]] += _count_bytes(headers["range"], len(files[path[1:]]))
-    if kind != "a stream of one batch":
+    if kind != "a stream of one batch" and not (kind == "page index" and OLD_ROUNDS):
         assert all(sent[name] < len(files[name]) or name.endswith(".idx") for name in files)
 
 
