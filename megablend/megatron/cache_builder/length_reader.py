@@ -15,6 +15,8 @@ from megablend.storage.base import Storage
 
 _BLOCK = 1 << 20
 """Lengths that memory is allocated for at once, 4 MiB: the system provides so much in large pages."""
+_MOST_KEPT = 1 << 16
+"""Lengths of the largest dataset whose lengths are kept: of larger ones, new memory takes longer than reading them again."""
 
 
 class LengthReader:
@@ -36,7 +38,8 @@ class LengthReader:
         stored = lengths_of(prefix, self._tables.get(prefix), storage=self._storage)
         whole = min(begin for begin, _ in spans), max(end for _, end in spans)
         size = stored.num_sequences
-        memory = self._allocate(size) if sequence_range(whole, size) == (0, size) else None
+        keeps = size <= _MOST_KEPT and sequence_range(whole, size) == (0, size)
+        memory = self._allocate(size) if keeps else None
         if memory is not None:
             stored = self._kept[prefix] = stored.keep_in(memory)
         return part_sizes(stored, spans)
