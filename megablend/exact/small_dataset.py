@@ -51,11 +51,14 @@ class SmallDataset(NamedTuple):
 
     def numbers(self) -> tuple[int, ...]:
         """A row of `numbers`, as `fill_datasets` takes them."""
+        assert self.lengths.flags.c_contiguous  # they are read by their address
+        assert self.lengths.dtype == np.int32
         together, first = self.num_entries, self.num_samples
         if self.samples_before_final is not None:
             together, first = self.num_entries - len(self.lengths), self.samples_before_final
-        sizes = (self.lengths.ctypes.data, len(self.lengths), self.begin, self.num_entries, together, self.num_samples, first)
-        return (*sizes, self.documents, self.rows, self.samples)
+        given = (self.lengths.ctypes.data, len(self.lengths), self.begin)
+        sizes = (self.num_entries, together, self.num_samples, first)
+        return (*given, *sizes, self.documents, self.rows, self.samples)
 
 
 def fill_small_datasets(datasets: Sequence[SmallDataset], rules: SampleRules, memory: Int32s) -> None:

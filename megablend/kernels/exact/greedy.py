@@ -25,6 +25,7 @@ from megablend.jit import device, kernel
 
 Int16s = npt.NDArray[np.int16]
 Int64s = npt.NDArray[np.int64]
+Uint64s = npt.NDArray[np.uint64]
 Doubles = npt.NDArray[np.float64]
 
 OUTER, INNER, SHORT = 256, 64, 16
@@ -77,13 +78,16 @@ def fill_by_scan(
 
 
 @device
-def _select(groups: Int64s, level: float, t: float, weights: Doubles, counts: Doubles, out: Int64s) -> int:
-    """Those of `groups` whose error at step t is at the level or above; how many."""
-    found = 0
+def _select(groups: Uint64s, level: float, t: float, weights: Doubles, counts: Doubles, out: Uint64s) -> int:
+    """Those of `groups` whose error at step t is at the level or above; how many.
+
+    Numbers of groups are unsigned: a signed index could be negative, and every access would check for that.
+    """
+    found = np.uint64(0)
     for group in groups:
         out[found] = group
-        found += np.int64(weights[group] * t - counts[group] >= level)
-    return found
+        found += np.uint64(weights[group] * t - counts[group] >= level)
+    return int(found)
 
 
 @kernel
@@ -113,12 +117,12 @@ def fill(
     """
     size, num_groups = len(datasets), len(weights)
     outer = max(OUTER, num_groups // 32)
-    world = np.arange(num_groups)
-    near = np.empty(num_groups, np.int64)  # who may win in the outer window
-    hot = np.empty(num_groups, np.int64)  # who may win in the inner one; the arrays below are in its order
+    world = np.arange(num_groups, dtype=np.uint64)
+    near = np.empty(num_groups, np.uint64)  # who may win in the outer window
+    hot = np.empty(num_groups, np.uint64)  # who may win in the inner one; the arrays below are in its order
     hot_weights, hot_counts = np.empty(num_groups), np.empty(num_groups)
     tickets = np.empty(num_groups, np.int64)  # member << 32 | place: the least one is the first member's
-    few = np.empty(num_groups + 1, np.int64)  # places in `hot` of who may win in the short one
+    few = np.empty(num_groups + 1, np.uint64)  # places in `hot` of who may win in the short one
     few_weights, few_counts = np.empty(num_groups + 1), np.empty(num_groups + 1)
     outer_lowest, outer_margin = -np.inf, 0.5
     inner_lowest, inner_margin = -np.inf, 0.5
@@ -141,15 +145,15 @@ def fill(
             while i < stop and holds:
                 short_stop, short_level = min(stop, i + SHORT), max(level, short_lowest - short_margin)
                 end = max(np.float64(step + short_stop - 1), 1.0)
-                num_few = 0
+                num_few = np.uint64(0)
                 for k in range(num_hot):
                     few[num_few], few_weights[num_few], few_counts[num_few] = k, hot_weights[k], hot_counts[k]
-                    num_few += np.int64(hot_weights[k] * end - hot_counts[k] >= short_level)
+                    num_few += np.uint64(hot_weights[k] * end - hot_counts[k] >= short_level)
                 short_seen, short_holds = np.inf, num_few > 0
                 while i < short_stop and short_holds:
                     t = max(np.float64(step + i), 1.0)
-                    f, most, tied = 0, few_weights[0] * t - few_counts[0], False
-                    for other in range(1, num_few):
+                    f, most, tied = np.uint64(0), few_weights[0] * t - few_counts[0], False
+                    for other in range(np.uint64(1), num_few):
                         error = few_weights[other] * t - few_counts[other]
                         tied |= error == most
                         f = other if error > most else f
@@ -166,7 +170,7 @@ def fill(
                         first, count = firsts[group], few_counts[f]
                         datasets[i], samples[i] = tickets[k] >> 32, np.int64(count)
                         turn, few_counts[f] = _next(turns[group], firsts[group + 1] - first, count, caps[group])
-                        turns[group], tickets[k] = turn, (members[first + turn] << 32) | k
+                        turns[group], tickets[k] = turn, (members[first + turn] << 32) | np.int64(k)
                         i += 1
                 for f in range(num_few):
                     hot_counts[few[f]] = few_counts[f]

@@ -98,7 +98,7 @@ def _draw(
             mask |= mask >> shift
         # a word lowers the bound by one at most: for so many the mask holds, and there is room
         stop = min(WORDS, position + min(count - filled, bound - (mask >> 1)))
-        # Unsigned: a signed index could be negative, which every access would have to find out.
+        # Unsigned: a signed index could be negative, and every access would check for that.
         size, both = np.uint64(stop - position), np.uint64(min(stop - position, swaps - done))
         here, mine, far, drawn = np.uint64(last - done), partners[done:], partners[done + AHEAD :], words[position:]
         left, together, wide = np.uint64(bound), np.uint64(bound + filled), np.uint64(mask)

@@ -78,7 +78,7 @@ def cut(
 
     Returns: rows filled; documents passed, -1 if one is outside [0, num_lengths); tokens before the next document.
     """
-    # Unsigned: a signed index could be negative, which every access would have to find out.
+    # Unsigned: a signed index could be negative, and every access would check for that.
     row, num_rows, ahead = np.uint64(0), np.uint64(len(rows)), np.uint64(AHEAD)
     size, limit = np.uint64(len(documents)), np.uint32(len(lengths))
     begin, end = sample * length, start
