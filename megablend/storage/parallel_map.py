@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_RUN = 32
+"""Items that a thread takes at once: handing them out one by one costs more than reading small files from memory."""
+_WAITING = 2
+"""A run that takes so many times its processor time has waited for files."""
 
 
 def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> list[R]:
@@ -16,3 +23,20 @@ def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> 
         return list(map(work, items))
     with ThreadPoolExecutor(min(in_flight, len(items))) as threads:
         return list(threads.map(work, items))
+
+
+def map_waiting(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> list[R]:
+    """Apply `work` to each of many items, in the caller until it has to wait for a file, then with `in_flight` threads.
+
+    Where files are in memory, threads only wait for one another. Results are in order.
+    """
+    bounds = [0, *range(1, len(items), _RUN), len(items)]  # one at first, which may take long
+    runs = [items[first:stop] for first, stop in pairwise(bounds)]
+    results, waits = list[R](), False
+    while runs and not waits:
+        processor, start = time.thread_time(), time.perf_counter()
+        results += map(work, runs.pop(0))
+        waits = time.perf_counter() - start > _WAITING * (time.thread_time() - processor)
+    for part in parallel_map(lambda run: list(map(work, run)), runs, in_flight):
+        results += part
+    return results

@@ -15,9 +15,7 @@ import gc
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -39,18 +37,15 @@ from megablend.megatron.cache_builder.worker import build_share
 from megablend.megatron.request.layout import layouts
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.base import Storage
+from megablend.storage.parallel_map import map_waiting
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _READERS = 8
 """Threads of a rank that open files where files have to be waited for: a network file system lets each wait a while."""
-_WAITING = 2
-"""So many times its processor time does a thread take that waits for files."""
 _KEPT_BYTES = 1 << 27
 """Lengths that a rank keeps from counting to building, where its memory is not limited."""
-_RUN = 32
-"""Files that a thread looks at in turn: handing them out one by one costs more than reading them from memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,24 +150,10 @@ def _problems(jobs: Sequence[Job], cache: Path, launch: Communicator) -> dict[st
 def _together(look: Callable[[T], R], items: Sequence[T], launch: Communicator) -> list[R]:
     """`look` at all items; each rank at every launch.size-th. The same on every rank."""
     found: list[R | None] = [None] * len(items)
-    for rank, part in enumerate(launch.allgather(_look_at_all(look, items[launch.rank :: launch.size]))):
+    mine = map_waiting(look, items[launch.rank :: launch.size], _READERS)
+    for rank, part in enumerate(launch.allgather(mine)):
         found[rank :: launch.size] = part
     return cast("list[R]", found)
-
-
-def _look_at_all(look: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """`look` at items; in threads from where files have to be waited for: otherwise threads would wait for each other."""
-    bounds = [0, *range(1, len(items), _RUN), len(items)]  # one at first, which may take long
-    runs = [items[first:stop] for first, stop in pairwise(bounds)]
-    found, waits = list[R](), False
-    while runs and not waits:
-        start = time.thread_time(), time.perf_counter()
-        found += [look(item) for item in runs.pop(0)]
-        waits = time.perf_counter() - start[1] > _WAITING * (time.thread_time() - start[0])
-    with ThreadPoolExecutor(_READERS) as readers:
-        for results in readers.map(lambda run: [look(item) for item in run], runs):
-            found += results
-    return found
 
 
 def _jobs(splits: Sequence[SplitPlan]) -> list[Job]:
