@@ -26,9 +26,9 @@ def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> 
 
 
 def map_waiting(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> list[R]:
-    """Apply `work` to each of many items, in the caller until it has to wait for a file, then with `in_flight` threads.
+    """Apply `work`, which reads files, to each item: in the caller until reading blocks, from then on with `in_flight` threads.
 
-    Where files are in memory, threads only wait for one another. Results are in order.
+    Where files are in the page cache, threads would only wait for Python's lock. Results are in order.
     """
     bounds = [0, *range(1, len(items), _RUN), len(items)]  # one at first, which may take long
     runs = [items[first:stop] for first, stop in pairwise(bounds)]

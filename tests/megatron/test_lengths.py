@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from megablend.errors import CorruptFileError, MissingFileError
+from megablend.distributed.launch import detect
+from megablend.errors import ChangedFileError, CorruptFileError, MissingFileError
+from megablend.megatron.cache_builder import build_cache, build_small, length_reader, worker
 from megablend.megatron.cache_builder import lengths as module
 from megablend.megatron.cache_builder.length_reader import LengthReader
 from megablend.megatron.cache_builder.lengths import counted_lengths, lengths_of, part_sizes, read_lengths
@@ -55,16 +58,7 @@ def test_lengths_of_a_table(tmp_path: Path) -> None:
 def test_counted_lengths_are_kept(tmp_path: Path) -> None:
     """They are read once, as long as there is room, and only if all of them are used."""
     first, second, third = (write_pair(tmp_path / name, [5, 0, 1, 2]) for name in "abc")
-    request = CacheRequest(
-        path_to_cache=str(tmp_path / "cache"),
-        random_seed=1,
-        sequence_length=8,
-        tokenizer={},
-        sizes=(1, 0, 0),
-        blend=Blend(prefixes=(first, second, third)),
-        split="1,1,0",
-    )
-    reader = LengthReader(request, STORAGE, keep_bytes=4 * (4 + 4 + 1))
+    reader = LengthReader(make_request(tmp_path, first, second, third), STORAGE, keep_bytes=4 * (4 + 4 + 1))
     halves = [(0.0, 0.5), (0.5, 1.0)]
     sizes = reader.count(first, halves)
     assert [(size.begin, size.end, size.tokens) for size in sizes] == [(0, 2, 5), (2, 4, 3)]
@@ -77,6 +71,49 @@ def test_counted_lengths_are_kept(tmp_path: Path) -> None:
         stored = reader.find(prefix, sizes[1])
         assert stored.read(2, 4).tolist() == read_lengths(stored, 2, 4)[2:].tolist() == [1, 2]
         assert stored.read(2, 4).flags.writeable  # a kernel would be compiled again for others
+
+
+def make_request(folder: Path, *prefixes: str) -> CacheRequest:
+    return CacheRequest(
+        path_to_cache=str(folder / "cache"),
+        random_seed=1,
+        sequence_length=8,
+        tokenizer={},
+        sizes=(1, 0, 0),
+        blend=Blend(prefixes=prefixes),
+        split="1,1,0",
+    )
+
+
+def test_lengths_of_large_datasets_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(length_reader, "_MOST_KEPT", 3)
+    small, large = (write_pair(tmp_path / str(n), [1] * n) for n in (3, 4))
+    reader = LengthReader(make_request(tmp_path, small, large), STORAGE, keep_bytes=1 << 20)
+    sizes = {prefix: reader.count(prefix, [(0.0, 1.0)])[0] for prefix in (small, large)}
+    assert [reader.find(prefix, sizes[prefix]).kept is not None for prefix in (small, large)] == [True, False]
+
+
+@pytest.mark.parametrize("most_bytes", [build_small._MAX_BYTES, 0], ids=["small", "large"])
+def test_lengths_that_change_during_the_build_are_refused(
+    most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(length_reader, "_MOST_KEPT", 0)
+    monkeypatch.setattr(build_small, "_MAX_BYTES", most_bytes)
+    prefix = write_pair(tmp_path / "a", [9] * 10)
+    idx = Path(f"{prefix}.idx")
+    whole = idx.read_bytes()
+
+    def build_after_change(*args: Any) -> None:
+        idx.write_bytes(whole[:34] + b"\x08" + whole[35:])
+        worker.build_share(*args)
+
+    monkeypatch.setattr(build_cache, "build_share", build_after_change)
+    request = make_request(tmp_path, prefix)
+    says = r"a\.idx: sequences 0 to 5 have 44 tokens; they had 45 when this build counted them: .*; build again when it is "
+    with pytest.raises(ChangedFileError, match=says):
+        build_cache.prepare_cache(request, launch=detect(), storage=STORAGE)
+    monkeypatch.undo()
+    build_cache.prepare_cache(request, launch=detect(), storage=STORAGE)
 
 
 def test_damaged_lengths_are_not_kept(prefix: str) -> None:

@@ -169,7 +169,9 @@ def fill(
                         group = hot[k]
                         first, count = firsts[group], few_counts[f]
                         datasets[i], samples[i] = tickets[k] >> 32, np.int64(count)
-                        turn, few_counts[f] = _next(turns[group], firsts[group + 1] - first, count, caps[group])
+                        turn, few_counts[f] = _next(
+                            turns[group], firsts[group + np.uint64(1)] - first, count, caps[group]
+                        )
                         turns[group], tickets[k] = turn, (members[first + turn] << 32) | np.int64(k)
                         i += 1
                 for f in range(num_few):

@@ -105,8 +105,9 @@ def _draw(
         for k in range(both):
             prefetch(entries, np.int64(far[k]))
             there = mine[k]
-            entry = entries[here - k]
-            entries[here - k] = entries[there]
+            own = here - np.uint64(k)
+            entry = entries[own]
+            entries[own] = entries[there]
             entries[there] = entry
             value = drawn[k] & wide
             out[together - left] = value
@@ -125,8 +126,8 @@ def _draw(
 def _swap(entries: Entries, last: int, partners: Uint32s, start: int, stop: int) -> None:
     """Swaps `start` to `stop` of entries[last], entries[last - 1], ... with their partners."""
     for k in range(np.uint64(start), np.uint64(stop)):
-        prefetch(entries, np.int64(partners[k + np.uint64(AHEAD)]))
-        here, there = np.uint64(last) - k, partners[k]
+        prefetch(entries, np.int64(partners[np.uint64(k) + np.uint64(AHEAD)]))
+        here, there = np.uint64(last) - np.uint64(k), partners[k]
         entry = entries[here]
         entries[here] = entries[there]
         entries[there] = entry

@@ -85,8 +85,9 @@ def cut(
     for i in range(size):
         if row == num_rows:
             return np.int64(row), np.int64(i), end
-        if i + ahead < size:
-            prefetch(lengths, documents[i + ahead])
+        later = np.uint64(i) + ahead
+        if later < size:
+            prefetch(lengths, documents[later])
         document = np.uint32(documents[i])
         if document >= limit:
             return np.int64(row), -1, end

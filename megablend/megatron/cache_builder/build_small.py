@@ -15,6 +15,7 @@ import numpy as np
 from megablend.exact.small_dataset import MAX_DOCUMENTS, SampleRules, SmallDataset, fill_small_datasets
 from megablend.megatron.cache_builder.commit import Commits, NewFiles
 from megablend.megatron.cache_builder.length_reader import LengthReader
+from megablend.megatron.cache_builder.lengths import check_tokens
 from megablend.megatron.cache_builder.work_plan import DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
 
@@ -76,11 +77,14 @@ def build_small(jobs: Sequence[DatasetJob], request: CacheRequest, commits: Comm
 
 
 def _dataset(job: DatasetJob, begins: Sequence[int], lengths: LengthReader) -> SmallDataset:
-    """A dataset whose document, sample and shuffle index begin at `begins`. Raises: DataError as StoredLengths.read does."""
+    """A dataset whose document, sample and shuffle index begin at `begins`. Raises: DataError if its `.idx` cannot be read."""
     part, prefix = job.size, job.part.prefix
     documents, rows, samples = begins
+    stored = lengths.find(prefix, part)
+    own = stored.read(part.begin, part.end)
+    check_tokens(stored, part, own)
     return SmallDataset(
-        lengths=lengths.find(prefix, part).read(part.begin, part.end),
+        lengths=own,
         begin=part.begin,
         num_entries=job.artefact.arrays[0].shape[0],
         num_samples=job.num_samples,

@@ -1,4 +1,4 @@
-"""Reads the lengths of a request's datasets: those that this rank counts are kept for the build, as far as memory allows."""
+"""Reads the lengths of a request's datasets; keeps those of small datasets that this rank counts, if memory allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megablend.storage.base import Storage
 _BLOCK = 1 << 20
 """Lengths that memory is allocated for at once, 4 MiB: the system provides so much in large pages."""
 _MOST_KEPT = 1 << 16
-"""Lengths of the largest dataset whose lengths are kept: of larger ones, new memory takes longer than reading them again."""
+"""Lengths of the largest dataset that are kept: to read more of them again from the page cache takes less than new memory."""
 
 
 class LengthReader:

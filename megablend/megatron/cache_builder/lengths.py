@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megablend.errors import CorruptFileError
+from megablend.errors import ChangedFileError, CorruptFileError
 from megablend.formats.base import Array
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.megatron.request.split import sequence_range
@@ -116,6 +116,22 @@ def read_lengths(stored: StoredLengths, begin: int, end: int) -> Array:
     for first, last in _chunks(begin, end):
         lengths[first:last] = stored.read(first, last)
     return lengths
+
+
+def check_tokens(stored: StoredLengths, part: PartSize, lengths: Array) -> None:
+    """Check lengths of a part that were read again since it was counted.
+
+    Args:
+        lengths: int32 [n], those of its sequences.
+
+    Raises: ChangedFileError where they are others, unless they add up to the same number of tokens.
+    """
+    if stored.kept is None and (tokens := int(lengths.sum(dtype=np.int64))) != part.tokens:
+        raise ChangedFileError(
+            stored.path,
+            f"sequences {part.begin:,} to {part.end:,} have {tokens:,} tokens; they had {part.tokens:,} when this build counted "
+            "them: the file is being written; build again when it is complete",
+        )
 
 
 def _chunks(begin: int, end: int) -> list[tuple[int, int]]:
