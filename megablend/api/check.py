@@ -49,8 +49,8 @@ def check(
 ) -> CheckResult:
     """Check every file that a run may read, in parallel: does it exist, with the size and times that the build saw?
 
-    If a file was moved, copied or touched since, 64 KiB of it are compared; `verify(data=True)` compares everything. Without a
-    run of that name, the files of the newest index are checked.
+    If a file was moved, copied or touched since, 64 KiB of it are compared; `verify(data=True)` compares all of its blocks if
+    the index has checksums of them. Without a run of that name, the files of the newest index are checked.
 
     Args:
         config: path of a YAML or JSON file, or the same as a dict.

@@ -1,12 +1,12 @@
 """Fetched bytes compared with the index's checksums of blocks, where it has some; what differs is read again.
 
-Only for files that are not on a local disk: a bit that flipped in transit does not flip again. Done by the threads that fetch and
-decode, not by the storage's event loop.
+For files that are not on a local disk, since a bit that flipped in transit does not flip again; and for local ones that were
+moved, copied or touched since the build. Done by the threads that fetch and decode, not by the storage's event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -32,16 +32,15 @@ T = TypeVar("T")
 class Checksums:
     """The checksums of an index, of several snapshots where it is joined. Raises: CacheError if they are damaged."""
 
-    def __init__(self, snapshot: Snapshot, roots: Mapping[str, str]) -> None:
-        is_remote = any(find_scheme(roots.get(column.source_name, column.root)) for column in snapshot.columns)
+    def __init__(self, snapshot: Snapshot) -> None:
         parts = snapshot.snapshots if isinstance(snapshot, JoinedSnapshot) else (snapshot,)
         self._parts = [
-            (each.num_files, BlockChecksums(each) if is_remote and (find_folder(each) / MANIFEST).is_file() else None)
+            (each.num_files, BlockChecksums(each) if (find_folder(each) / MANIFEST).is_file() else None)
             for each in parts
         ]
 
     def find(self, number: int) -> Sums | None:
-        """The ranges of a file by its number; None if there are no checksums, or all files are on local disks."""
+        """The ranges of a file by its number; None if there are no checksums."""
         for num_files, checksums in self._parts:
             if number < num_files:
                 return None if checksums is None else checksums.of_file(number)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from megablend.blocks.check_fetched import Checksums, FetchedCheck, open_again
 from megablend.formats.base import Array, BlockReader
 from megablend.formats.fetch import Check
+from megablend.index.block_checksums import Sums
 from megablend.index.file_table import FileEntry
 from megablend.index.file_versions import check_body, join_etags, number_of, warn_moved
 from megablend.index.idx_digests import read_digests
@@ -63,12 +64,6 @@ class OpenFiles:
             column = self._generation.columns[entry.column]
             path, kind, chunks = self._generation.path(file, self._roots), column.kind, self._generation.chunks(entry)
             digests = read_digests(self._generation.cache, kind, entry)
-            checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
-            check = None
-            if find_scheme(path) and (sums := self._checksums.find(file)) is not None:
-                checks_bytes += sums.nbytes
-                check = FetchedCheck(kind.files(path), sums, self._storage)
-            self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
             known = dataclasses.replace(entry.opened, group_digests=digests)
 
             def open_reader() -> BlockReader:
@@ -76,13 +71,23 @@ class OpenFiles:
                 self._check_version(file, entry, path)
                 return reader
 
-            return OpenedReader(open_again(path, open_reader), chunks, self._eods[entry.column], column, check)
+            reader, check = open_again(path, open_reader), None
+            checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
+            if (sums := self._find_sums(file, path)) is not None:
+                checks_bytes += sums.nbytes
+                check = FetchedCheck(kind.files(path), sums, self._storage)
+            self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
+            return OpenedReader(reader, chunks, self._eods[entry.column], column, check)
 
         return self._opened.get(file, enter)
 
+    def _find_sums(self, file: int, path: str) -> Sums | None:
+        """What blocks of an opened file are compared with: nothing on a local disk, unless it has changed since the build."""
+        return self._checksums.find(file) if find_scheme(path) or file in self._same else None
+
     @cached_property
     def _checksums(self) -> Checksums:
-        return Checksums(self._generation, self._roots)
+        return Checksums(self._generation)
 
     def _check_version(self, number: int, file: FileEntry, path: str) -> None:
         """Check that the opened file is the one that was indexed. Raises: ChangedFileError; as Storage.read does."""
@@ -93,7 +98,7 @@ class OpenFiles:
             return
         check_body(path, file.opened.size, file.body, self._storage)
         if seen:
-            warn_moved(self._generation.folder, path)
+            warn_moved(self._generation.folder, path, checks_blocks=self._checksums.find(number) is not None)
         self._same[number] = version
 
     def _make_room(self, size: int) -> None:

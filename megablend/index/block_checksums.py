@@ -5,15 +5,15 @@
                                   manifest.json  sizes and checksums of these tables
 
 The place is the first byte, for further files of a pair (an `.idx`) with its position in `Format.files` in the upper bits.
-They are not part of the snapshot's digest. Reads from elsewhere than a local disk are compared with them, see
-`blocks.check_fetched`.
+They are not part of the snapshot's digest. Reads from elsewhere than a local disk, and of local files that were moved, copied or
+touched since the build, are compared with them, see `blocks.check_fetched`.
 """
 
 from __future__ import annotations
 
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,6 +139,21 @@ class BlockChecksums:
         for name in RANGE_COLUMNS.names or ():
             found[name] = self._ranges.take(name, rows)
         return found
+
+
+def find_differences(snapshot: Snapshot, number: int, path: str, storage: Storage) -> Iterator[str]:
+    """How the blocks of a file at `path` differ from the checksums of its snapshot, if that has some: one line or none.
+
+    Raises: as compute_sums does; CacheError if the checksums are damaged.
+    """
+    if not (find_folder(snapshot) / MANIFEST).is_file():
+        return
+    expected, found = BlockChecksums(snapshot).of_file(number), compute_sums(snapshot, number, path, storage)
+    same = np.isin(expected, found)
+    if not same.all():
+        place = int(expected["offset"][np.argmin(same)]) & ((1 << _POSITION_SHIFT) - 1)
+        wrong = len(same) - int(same.sum())
+        yield f"{path} at byte {place}: {wrong:,} of {len(same):,} ranges differ from their checksums in the index: restore it"
 
 
 def find_folder(snapshot: Snapshot) -> Path:

@@ -62,18 +62,25 @@ def check_body(path: str, size: int, body: str, storage: Storage) -> None:
         )
 
 
-def warn_moved(folder: Path, path: str) -> None:
+def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
     """Warn that files were moved or touched, although their sampled content is the same.
 
     Warns once per snapshot, in this process and those forked from it.
+
+    Args:
+        checks_blocks: whether the snapshot has checksums of blocks, which are then compared whenever a block is read.
     """
     if _is_first(folder):
+        more = "each block is compared with its checksum when it is read, and `megablend verify --data` compares all of them now"
+        if not checks_blocks:
+            more = "the index has no checksums of blocks (`megablend build CONFIG --checksums`), so that no more is compared"
         LOG.warning(
             "%s (and perhaps other files): moved, copied or touched since index %s was built; a comparison of %d KiB found no "
-            "change; `megablend verify --data` compares everything",
+            "change; %s",
             path,
             folder.name,
             NUM_RANGES * RANGE_BYTES >> 10,
+            more,
         )
 
 

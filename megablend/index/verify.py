@@ -20,6 +20,7 @@ from megablend.formats.base import (
     DecodedBlock,
 )
 from megablend.formats.fetch import read_blocks
+from megablend.index.block_checksums import find_differences
 from megablend.index.build_report import Progress
 from megablend.index.file_versions import read_seen
 from megablend.index.fragments import read_fragment
@@ -44,7 +45,8 @@ def verify(
     """Check a whole cache: fragments, packs, document tables, digests of `.idx` files, and checksums and totals of all snapshots.
 
     Args:
-        data: also read every block of every file, and compare counts, checksums and sampled ranges.
+        data: also read every block of every file, and compare counts, sampled ranges, and checksums, where the files or the index
+            have some.
         storage: reads the files.
         progress: called as files are read.
 
@@ -207,6 +209,7 @@ def _file_problems(
             yield f"{path}: its sampled ranges have digest {found}, expected {file.body}: not the file that was indexed"
         for start in range(0, len(blocks), _BATCH_BLOCKS):
             yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks, storage)
+        yield from find_differences(generation, number, path, storage)
     except DataError as error:
         yield str(error)
 

@@ -20,6 +20,7 @@ from megablend.blocks.block_store import BlockStore
 from megablend.blocks.check_fetched import MAX_READS
 from megablend.errors import CacheError, CorruptFileError
 from megablend.index.block_checksums import RANGE_COLUMNS, BlockChecksums, find_folder, find_wrong, is_whole
+from megablend.index.sampled_digest import sampled_content_digest
 from megablend.storage.base import Allocate, Bytes, Int64s, Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.wrapper import WrapperStorage
@@ -148,6 +149,73 @@ def test_a_remedy_of_checksums_that_differ(config: dict[str, Any], remedy: str) 
     found = store.read_blocks(blocks_of_tokens(store)).tokens.tolist()
     assert len(found) == len(expected)
     assert found == expected or remedy != "restore the file"
+
+
+def change_outside_the_samples(folder: Path, *, checksums: bool) -> tuple[dict[str, Any], Path, bytes, int]:
+    """A run over a raw file that another one has replaced, equal where an opened file is compared.
+
+    Returns: its config; the file, its content before, and the number of a sample that contains what differs.
+    """
+    path, tokens = folder / "a.bin", np.random.default_rng(1).integers(0, 1000, 1 << 20, dtype=np.uint16)
+    tokens.tofile(path)
+    source = {"name": "a", "path": str(path), "format": "raw", "format_options": {"dtype": "uint16"}}
+    given: dict[str, Any] = {
+        "cache": str(folder / "cache"),
+        "sequence_length": 8,
+        "sources": [source],
+        "samples": 1000,
+        "order": "sequential",
+    }
+    megablend.build(given, checksums=checksums)
+    before = path.read_bytes()
+    file = megablend.open_index(given["cache"]).generation.file(0)
+    for at in range(5000, len(before), 5000):
+        other = folder / "other"
+        other.write_bytes(before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :])
+        if sampled_content_digest(str(other), len(before), make_storage()) == file.body:
+            break
+    other.replace(path)
+    return given, path, before, at // 2
+
+
+def tokens_at(cache: str, place: int) -> int:
+    """A token of the only file of an index."""
+    store = megablend.open_index(cache)
+    blocks = np.arange(store.generation.num_blocks)
+    return int(store.read_blocks(blocks).tokens[place])
+
+
+@pytest.mark.parametrize("restored", ["content", "checksums"])
+def test_checksums_decide_about_local_files_that_were_replaced(
+    restored: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given, path, before, place = change_outside_the_samples(tmp_path, checksums=True)
+    says = (
+        rf"{path} at byte \d+: \d+ bytes differ from their checksum in the index, .* times in a row: restore the file"
+    )
+    with pytest.raises(CorruptFileError, match=says):
+        tokens_at(given["cache"], place)
+    (record,) = (each for each in caplog.records if "moved, copied or touched" in each.getMessage())
+    assert "; each block is compared with its checksum when it is read, and `megablend verify" in record.getMessage()
+    (problem,) = megablend.verify(given["cache"], data=True).problems
+    assert re.search(
+        rf"{path} at byte \d+: 1 of \d+ ranges differ from their checksums in the index: restore it", problem
+    )
+    if restored == "content":
+        path.write_bytes(before)
+    else:
+        shutil.rmtree(Path(given["cache"]) / "checksums")
+        megablend.build(given, checksums=True)
+    token = tokens_at(given["cache"], place)
+    assert (token == np.frombuffer(before, np.uint16)[place]) == (restored == "content")
+    assert megablend.verify(given["cache"], data=True).problems == ()
+
+
+def test_without_checksums_a_warning_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given, _, _, place = change_outside_the_samples(tmp_path, checksums=False)
+    tokens_at(given["cache"], place)
+    says = "no change; the index has no checksums of blocks (`megablend build CONFIG --checksums`), so that no more is compared"
+    assert any(says in record.getMessage() for record in caplog.records)
 
 
 def write_in_place(path: Path, data: bytes, stat: os.stat_result) -> None:
