@@ -106,7 +106,7 @@ def _find_first_repeat(run: Run) -> FirstRepeat | None:
     if not run.is_blended:
         return None
     extra = int(run.config.add_extra_token_to_sequence)
-    # The sample after one pass reads a token again, perhaps before some of these.
+    # Where epochs overlap, the sample after one pass may come before some of these.
     passes = [run.plan.count_within(number, run.epochs.start(number, 1), extra) for number in range(len(run.sources))]
     first = find_first_from(run.plan, np.array(passes, np.int64))
     return None if first is None else FirstRepeat(source=run.sources[first[1]].name, sample=first[0])

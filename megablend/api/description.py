@@ -13,7 +13,7 @@ from megablend.storage.transfer import Transfer
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FirstRepeat(Result):
-    """The first source whose tokens are read again."""
+    """The first source that begins a second epoch."""
 
     source: str
     sample: int
@@ -106,7 +106,7 @@ class SplitDescription(Result):
     blended: bool
     """Whether sources are mixed by share; otherwise the split is one pass over each."""
     first_repeated_source: FirstRepeat | None
-    """None where no source is read more than once."""
+    """None where no source begins a second epoch."""
     sources: tuple[SourceDescription, ...]
     problem: str | None = None
     """Why the split cannot be planned; it then has no samples."""

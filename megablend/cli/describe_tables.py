@@ -153,9 +153,9 @@ def _print_split(console: Console, title: str, described: dict[str, Any]) -> Non
             print_line(f"source {source['name']!r}: {tokens} in the epoch in which they were withdrawn")
     first = described["first_repeated_source"]
     if first is not None:
-        print_line(f"first source to repeat: {first['source']!r}, at sample {first['sample']:,}")
+        print_line(f"first source to begin a second epoch: {first['source']!r}, at sample {first['sample']:,}")
     elif described["blended"]:
-        print_line("no source is read more than once")
+        print_line("no source begins a second epoch")
 
 
 def _cap(source: dict[str, Any]) -> str:

@@ -200,7 +200,8 @@ def _explain_amending(stage: Stage, reason: str) -> str:
     change = "sources: {NAME: {weight: NUMBER}}" if what == "share" else f"{what}: NUMBER"
     return (
         ", or change it from where training is: restore the previous value, list the change as a stage after the one that was "
-        f"built, `stages: [{{samples: {stage.end}}}, {{{change}}}]`, and commit that (`megablend amend CONFIG --at SAMPLE`)"
+        f"built, `stages: [{{samples: {stage.end}}}, {{{change}}}]`, beside the run's length (`samples:`, which may be raised), "
+        "and commit that (`megablend amend CONFIG --at SAMPLE`)"
     )
 
 

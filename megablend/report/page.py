@@ -134,7 +134,7 @@ def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Itera
         return
     yield f"<p>{split.samples:,} samples, {split.tokens:,} tokens, {kind}.</p>"
     if (repeat := split.first_repeated_source) is not None:
-        yield f"<p>The first source to repeat is {escape(repeat.source)}, at sample {repeat.sample:,}.</p>"
+        yield f"<p>{escape(repeat.source)} is the first source to begin a second epoch, at sample {repeat.sample:,}.</p>"
     for chart in charts:
         yield f"<figure><h3>{escape(chart.title)}</h3><figcaption>{escape(chart.text)}</figcaption>"
         yield f'<div class="drawing" tabindex="0" role="group" aria-label="{escape(chart.title)}">'
