@@ -62,6 +62,14 @@ CHANGED_REMEDY = (
 """What to do about a file that is not the one that was indexed. A rebuild alone does not move a run to the new index."""
 
 
+REWRITE_REMEDY = "rewrite or re-download the file"
+"""What to do about a file that is not whole, before it was indexed."""
+
+
+UNFINISHED = f"truncated, or still being written; wait until it is written, or {REWRITE_REMEDY}"
+"""What is wrong with a file that ends early, and what to do."""
+
+
 REPAIR_REMEDY = "build again to repair it (`megablend build CONFIG`)"
 """What to do about a damaged table of a cache. A build also rewrites the tables of an older index that a run keeps."""
 
