@@ -62,6 +62,13 @@ CHANGED_REMEDY = (
 """What to do about a file that is not the one that was indexed. A rebuild alone does not move a run to the new index."""
 
 
+MISSING_REMEDY = (
+    "restore the file; or continue without it: if the config names it, remove it there, give the run another name (`run:`) and "
+    "run `megablend build CONFIG`"
+)
+"""What to do about a file that was indexed and does not exist any more."""
+
+
 REWRITE_REMEDY = "rewrite or re-download the file"
 """What to do about a file that is not whole, before it was indexed."""
 
