@@ -87,13 +87,12 @@ def _check_older(
     }
     checker = FileChecker(run.store.generation, run.store.roots, storage)
     found = list(zip(stops, check_each(checker, list(stops), progress=progress), strict=True))
-    older = [(f"{error}; only samples before {stops[number]:,} read it", error) for number, error in found if error]
+    older = tuple(f"{error}; only samples before {stops[number]:,} read it" for number, error in found if error)
     files = result.files + len(stops)
     if position is None:
-        return replace(result, files=files, older_problems=tuple(line for line, _ in older))
-    return replace(
-        result, files=files, problems=(*result.problems, *(line + _remedy_of(error) for line, error in older))
-    )
+        return replace(result, files=files, older_problems=older)
+    needed = (f"{line}, and this state is before that: restore the file" for line in older)
+    return replace(result, files=files, problems=(*result.problems, *needed))
 
 
 def check_store(
