@@ -62,6 +62,21 @@ CHANGED_REMEDY = (
 """What to do about a file that is not the one that was indexed. A rebuild alone does not move a run to the new index."""
 
 
+MISSING_REMEDY = (
+    "restore the file; or continue without it: if the config names it, remove it there, give the run another name (`run:`) and "
+    "run `megablend build CONFIG`"
+)
+"""What to do about a file that was indexed and does not exist any more."""
+
+
+REWRITE_REMEDY = "rewrite or re-download the file"
+"""What to do about a file that is not whole, before it was indexed."""
+
+
+UNFINISHED = f"truncated, or still being written; wait until it is written, or {REWRITE_REMEDY}"
+"""What is wrong with a file that ends early, and what to do."""
+
+
 REPAIR_REMEDY = "build again to repair it (`megablend build CONFIG`)"
 """What to do about a damaged table of a cache. A build also rewrites the tables of an older index that a run keeps."""
 

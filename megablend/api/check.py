@@ -10,6 +10,7 @@ from megablend.api.committed import open_committed
 from megablend.api.runs import ConfigLike, newest_snapshot
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
+from megablend.errors import MISSING_REMEDY, DataError, MissingFileError
 from megablend.index.build import Progress
 from megablend.index.check_files import FileChecker, check_each, check_files, files_of
 from megablend.plan.ledger_file import load_ledger
@@ -90,7 +91,8 @@ def _check_older(
     files = result.files + len(stops)
     if position is None:
         return replace(result, files=files, older_problems=older)
-    return replace(result, files=files, problems=(*result.problems, *older))
+    needed = (f"{line}, and this state is before that: restore the file" for line in older)
+    return replace(result, files=files, problems=(*result.problems, *needed))
 
 
 def check_store(
@@ -99,4 +101,13 @@ def check_store(
     """Check the files of an opened index, of several the last one's. Raises: CacheError."""
     numbers = files_of(store.generation, [name for name in config.all_sources if name not in config.withdrawn])
     found = check_files(FileChecker(store.generation, store.roots, store.storage), numbers, progress=progress)
-    return CheckResult(index=store.generation.digest, files=len(numbers), problems=tuple(map(str, found)))
+    return CheckResult(
+        index=store.generation.digest,
+        files=len(numbers),
+        problems=tuple(str(error) + _remedy_of(error) for error in found),
+    )
+
+
+def _remedy_of(error: DataError) -> str:
+    """What to do about a missing file, after the problem; other errors say it themselves."""
+    return f"; {MISSING_REMEDY}" if isinstance(error, MissingFileError) else ""

@@ -128,6 +128,6 @@ def _absolute_path(path: str, base: Path, place: str) -> str:
 
 
 def _plain_path(url: str) -> str:
-    """The path of a file:// URL. The host is dropped; percent signs are literal, as in other paths."""
+    """The path of a file:// URL, relative if it has two slashes. Percent signs are literal, as in other paths."""
     rest = url.removeprefix("file://")
-    return rest if rest.startswith("/") else f"/{rest.partition('/')[2]}"
+    return rest.removeprefix("localhost") if rest.startswith("localhost/") else rest

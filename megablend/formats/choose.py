@@ -15,6 +15,8 @@ OTHER_NAMES = ("labels", "position_ids", "token_type_ids", "segment_ids", "lengt
 
 UINT64_REMEDY = "write it as int64 or uint32"
 """Torch does not compute with uint64."""
+NESTED_REMEDY = "write one list per row"
+"""For lists of lists of integers."""
 
 
 def choose_column(
@@ -50,7 +52,7 @@ def choose_column(
                 f"{path}: column {unfit!r}, which by its name contains the tokens, {problems[unfit]}{hint}"
             )
         if found is None:
-            raise ConfigError(f"{path}: {_why_none(fit, lists)}")
+            raise ConfigError(f"{path}: {_why_none(fit, lists, problems)}")
         return found
     if column not in problems:
         close = difflib.get_close_matches(column, fit or list(problems), n=1)
@@ -90,8 +92,19 @@ def _is_other(column: str) -> bool:
     return _last(column) in OTHER_NAMES or _last(column).endswith("mask")
 
 
-def _why_none(fit: list[str], lists: Collection[str]) -> str:
+def _describe_nearly_fit(lists: Collection[str], problems: Mapping[str, str | None]) -> str:
+    """The first list that would be of integers if it were written in another way; "" where there is none."""
+    for name, problem in problems.items():
+        if name in lists and problem and not _is_other(name) and problem.endswith((UINT64_REMEDY, NESTED_REMEDY)):
+            return f"column {name!r} {problem}"
+    return ""
+
+
+def _why_none(fit: list[str], lists: Collection[str], problems: Mapping[str, str | None]) -> str:
+    nearly = _describe_nearly_fit(lists, problems)
     if not fit:
+        if nearly:
+            return f"no column contains the tokens as megablend reads them; {nearly}"
         return "no column contains integers or lists of integers; megablend reads token ids: tokenize the text first"
     listed, single = [name for name in fit if name in lists], [name for name in fit if name not in lists]
     seen = [
@@ -102,4 +115,5 @@ def _why_none(fit: list[str], lists: Collection[str]) -> str:
     return (
         f"cannot tell which column contains the tokens ({'; '.join(filter(None, seen))}); if it is {first!r}, set "
         f"`column: {first}` for this source (in a Megatron data path: `?column={first}`)"
+        f"{f'; {nearly}' if nearly else ''}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from megablend.errors import ChangedFileError, DataError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, DataError
 from megablend.index.build_report import Progress
 from megablend.index.file_versions import check_body, join_etags, number_of
 from megablend.index.snapshot import Snapshot
@@ -31,7 +31,10 @@ class FileChecker:
         try:
             stats = [storage.stat(each) for each in kind.files(path)]
             if stats[0].size != file.opened.size:
-                raise ChangedFileError(path, f"has {stats[0].size} bytes, had {file.opened.size} when it was indexed")
+                raise ChangedFileError(
+                    path,
+                    f"has {stats[0].size} bytes, had {file.opened.size} when it was indexed; {CHANGED_REMEDY}",
+                )
             if number_of(join_etags(stats)) != self._generation.seen[number]:
                 kind.open(path, column.column, file.opened, storage=storage)
                 check_body(path, file.opened.size, file.body, storage)

@@ -25,6 +25,6 @@ class ColumnsTaken:
         first = self._first.setdefault(name, file.path)
         if known != column:
             raise indexed.source.spec.complaint(
-                f"the tokens are in column {known!r} of {first}, but in {column!r} of {file.path}: set `column:`, "
-                "or list them as separate sources"
+                f"the tokens are in column {known!r} of {first}, but in {column!r} of {file.path}: list them as "
+                "separate sources, or set `column:` to a column that each of them has"
             )

@@ -12,7 +12,7 @@ import errno
 import fnmatch
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from megablend.errors import ConfigError, DataError
 from megablend.formats import FORMATS, format_of, get_format
@@ -25,6 +25,7 @@ from megablend.storage.find import Found, Match
 from megablend.storage.parallel_map import parallel_map
 
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
+_SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
 
 
 def list_source(spec: SourceSpec, storage: Storage) -> SourceListing:
@@ -159,17 +160,35 @@ def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
     if found.files or found.unreadable:
         return found
     for kind in FORMATS.values():  # a Megatron prefix stands for two files
-        pair = [storage.find(path) for path in kind.files(pattern)]
+        paths = kind.files(pattern)
+        pair = [storage.find(path) for path in paths]
         if all(half.files for half in pair):
             return pair[0]
+        if any(half.files for half in pair):
+            raise spec.complaint(_describe_half(kind, pattern, paths, pair))
     if storage.is_folder(pattern):
         raise spec.complaint(f"{pattern} is a folder: {_advice(pattern, storage)}")
     if not location.find_scheme(pattern) and (missing := _find_missing_folder(pattern, storage)) is not None:
         raise spec.complaint(f"{pattern} matches no file: there is no folder {missing}")
     siblings = location.join(location.escape_wildcards(location.get_parent(pattern)), "*")
-    nearest = difflib.get_close_matches(pattern, storage.glob(siblings), n=1)
+    nearest = difflib.get_close_matches(pattern, _possible_data(spec, storage.glob(siblings)), n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     raise spec.complaint(f"{pattern} matches no file{hint}")
+
+
+def _describe_half(kind: Format, pattern: str, paths: Sequence[str], pair: Sequence[Found]) -> str:
+    """What is missing of the files that a Megatron prefix stands for, and what to do."""
+    missing = next(path for path, half in zip(paths, pair, strict=True) if not half.files)
+    named = f" and `path: {paths[0]}`" if pair[0].files else ""  # a prefix is not a path of other formats
+    remedy = kind.describe_missing_remedy(missing) or "restore it"
+    return f"{pattern} stands for two files, and {missing} does not exist: {remedy}{named}"
+
+
+def _possible_data(spec: SourceSpec, paths: Iterable[str]) -> list[str]:
+    """The files that may be data by their names: with a known ending; where the source has a format, all but settings."""
+    if spec.read.format is None:
+        return [path for path in paths if path.lower().endswith(tuple(list_suffixes()))]
+    return [path for path in paths if not path.lower().endswith(_SETTINGS_ENDINGS)]
 
 
 def _find_missing_folder(pattern: str, storage: Storage) -> str | None:

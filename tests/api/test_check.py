@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import megablend
-from megablend.errors import CacheError, ChangedFileError, MissingFileError
+from megablend.errors import CHANGED_REMEDY, MISSING_REMEDY, CacheError, ChangedFileError, MissingFileError
 from megablend.index.build import Progress
 from megablend.reader import file_watch as watch
 from megablend.storage.descriptors import default_capacity, shared_pool
@@ -64,13 +64,43 @@ def test_a_missing_a_replaced_and_a_shorter_file_are_listed(config: dict[str, An
     gone.unlink()
     problems = megablend.check(config).problems
     assert len(problems) == 4
-    assert problems[0] == f"{missing}: no such file (source 's0')"
+    assert problems[0] == f"{missing}: no such file (source 's0'); {MISSING_REMEDY}"
     assert problems[1].startswith(
         f"{shorter}: has {shorter.stat().st_size} bytes, had {shorter.stat().st_size + 8} when"
     )
+    assert problems[1].endswith(f"; {CHANGED_REMEDY} (source 's0')")
     assert problems[2].startswith(f"{pair}: changed since it was indexed")
-    assert problems[3] == f"{gone}: no such file (source 's1')"
+    assert problems[3] == f"{gone}: no such file (source 's1'); {MISSING_REMEDY}"
     assert megablend.describe(config)["problems"] == list(problems)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("fault", ["missing", "shorter"])
+def test_what_a_problem_says_to_do(config: dict[str, Any], tmp_path: Path, fault: str, is_named: bool) -> None:
+    source, path = config["sources"][0], files(tmp_path, 0)[1]
+    if is_named:
+        source |= {"path": list(map(str, files(tmp_path, 0)))}
+    data = path.read_bytes()
+    path.unlink()
+    if fault == "shorter":
+        write_source(tmp_path / "other", 0, "arrow", documents(0, 10, 10, 1), num_files=1)
+        (other,) = files(tmp_path / "other", 0)
+        path.write_bytes(other.read_bytes())
+    (problem,) = megablend.check(config).problems
+    again = MISSING_REMEDY if fault == "missing" else CHANGED_REMEDY
+    assert again in problem
+    assert "give the run another name (`run:`) and run `megablend build CONFIG`" in problem
+    if is_named and fault == "missing":
+        assert "if the config names it, remove it there" in problem
+        source["path"].remove(str(path))
+    renamed = config | {"run": "without"}
+    assert megablend.build(renamed).problems == ()
+    assert megablend.check(renamed).problems == ()
+    assert len(megablend.open(renamed)[0]["tokens"])
+    path.write_bytes(data)
+    if is_named and fault == "missing":
+        source["path"].append(str(path))
+    assert megablend.check(config).problems == ()
 
 
 def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
@@ -82,7 +112,7 @@ def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
     path.unlink()
     done = command(tmp_path, config, "check", "--json")
     assert done.returncode == 3
-    assert json.loads(done.stdout)["problems"] == [f"{path}: no such file (source 's0')"]
+    assert json.loads(done.stdout)["problems"] == [f"{path}: no such file (source 's0'); {MISSING_REMEDY}"]
     done = command(tmp_path, config, "describe")
     assert f"problem: {path}: no such file (source 's0')" in " ".join(done.stdout.split())
 
@@ -98,7 +128,7 @@ def test_a_build_says_what_the_older_index_of_its_run_lacks(config: dict[str, An
     path.unlink()
     built = megablend.build(config)
     assert built.pinned
-    assert built.problems == (f"{path}: no such file (source 's0')",)
+    assert built.problems == (f"{path}: no such file (source 's0'); {MISSING_REMEDY}",)
     assert command(tmp_path, config, "build").returncode == 3
 
 

@@ -121,6 +121,51 @@ def test_a_url_of_a_file(tmp_path: Path) -> None:
         works(config(tmp_path, {"path": advised[1]}))
 
 
+def test_a_url_of_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "spark" / "part-0.parquet")
+    monkeypatch.chdir(tmp_path)
+    message = refused(config(tmp_path, {"path": "file://spark/part-0.parquet"}))
+    assert message.endswith("write it as a plain path: `spark/part-0.parquet`")
+    works(config(tmp_path, {"path": "spark/part-0.parquet"}))
+
+
+def test_a_pair_without_its_bin(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "meg1", ROWS)
+    (tmp_path / "meg1.bin").rename(tmp_path / "aside")
+    for path in ("meg1", "meg1.bin", "meg1.idx", "meg1.*"):
+        message = refused(config(tmp_path, {"path": tmp_path / path}))
+        assert f"{tmp_path}/meg1.bin" in message
+        assert "restore the .bin beside the .idx" in message
+        assert "did you mean" not in message
+    (tmp_path / "aside").rename(tmp_path / "meg1.bin")
+    works(config(tmp_path, {"path": tmp_path / "meg1"}))
+
+
+def test_a_pair_without_its_idx(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "meg1", ROWS)
+    (tmp_path / "meg1.idx").rename(tmp_path / "aside")
+    given = config(tmp_path, {"path": tmp_path / "meg1"})
+    message = refused(given)
+    assert f"{tmp_path}/meg1 stands for two files, and {tmp_path}/meg1.idx does not exist: restore the .idx" in message
+    source = {"path": setting(message, "path"), "format": setting(message, "format")}
+    works(config(tmp_path, source | {"format_options": {"dtype": "uint16"}}, run="raw"))
+    (tmp_path / "aside").rename(tmp_path / "meg1.idx")
+    works(given)
+
+
+def test_only_files_that_may_be_data_are_suggested(tmp_path: Path) -> None:
+    for name in ("book.yaml", "book.json", "book.yml"):
+        touch(tmp_path / name)
+    for given in ({}, {"format": "arrow"}):
+        assert refused(config(tmp_path, {"path": tmp_path / "book.arow", **given})).endswith(
+            "book.arow matches no file"
+        )
+    write(tmp_path / "boook.arrow")
+    for given in ({}, {"format": "arrow"}):
+        message = refused(config(tmp_path, {"path": tmp_path / "book.arow", **given}))
+        assert message.endswith(f"did you mean {tmp_path}/boook.arrow?")
+
+
 def test_a_slip_in_a_name(tmp_path: Path) -> None:
     write(tmp_path / "books.parquet")
     message = refused(config(tmp_path, {"path": tmp_path / "boks.parquet"}))
@@ -159,6 +204,36 @@ def test_an_arrow_stream(tmp_path: Path) -> None:
     works(config(tmp_path, {"path": path, "format": remedy[1]}))
 
 
+def test_an_arrow_file_is_no_stream(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.arrow")
+    message = refused(config(tmp_path, {"path": path, "format": "arrow-stream"}))
+    assert "is an Arrow file, not an Arrow stream" in message
+    works(config(tmp_path, {"path": path, "format": setting(message, "format")}))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize("kind", [pa.uint64(), pa.list_(pa.int32()), pa.list_(pa.uint64())])
+def test_lists_that_are_no_tokens_beside_text(tmp_path: Path, kind: pa.DataType, suffix: str) -> None:
+    text = pa.array(["x"] * len(ROWS))
+    rows: Any = [[row] for row in ROWS] if pa.types.is_list(kind) else ROWS
+    path = write(tmp_path / f"a.{suffix}", pa.list_(kind), name="u64", rows=rows, text=text)
+    for more in ({}, {"count": pa.array([1] * len(ROWS))}):
+        write(path, pa.list_(kind), name="u64", rows=rows, text=text, **more)
+        message = refused(config(tmp_path, {"path": path}))
+        assert "tokenize the text" not in message
+        assert re.search("column 'u64' (has type list<.*>|is a list of lists)", message), message
+        assert ("write one list per row" in message) == pa.types.is_list(kind)
+        assert ("write it as int64 or uint32" in message) == ("uint64" in str(kind))
+        write(path, pa.list_(pa.uint32() if "uint64" in str(kind) else pa.int32()), name="u64", text=text, **more)
+        works(config(tmp_path, {"path": path}, run=f"with-{len(more)}"))
+
+
+def test_lists_of_lists_of_text_are_no_tokens(tmp_path: Path) -> None:
+    for suffix in ("parquet", "arrow"):
+        path = write(tmp_path / f"a.{suffix}", pa.list_(pa.list_(pa.string())), name="words", rows=[[["x"]]])  # type: ignore[list-item]
+        assert refused(config(tmp_path, {"path": path})).endswith("tokenize the text first")
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_unsigned_64_bit_integers(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"a.{suffix}", pa.list_(pa.uint64()))
@@ -188,9 +263,14 @@ def test_files_with_different_columns(tmp_path: Path) -> None:
     write(other, name="tokens")
     given = config(tmp_path, {"path": tmp_path / "*.parquet"}, run="next")
     message = refused(given)
-    assert f"are in column 'input_ids' of {tmp_path}/a.parquet, but in 'tokens' of {other}: set `column:`" in message
+    assert f"are in column 'input_ids' of {tmp_path}/a.parquet, but in 'tokens' of {other}: list them as sep" in message
     paths = ({"path": tmp_path / name, "weight": 1} for name in ("a.parquet", "b.parquet"))
-    works(config(tmp_path, *paths, run="next"))  # "or list them as separate sources"
+    works(config(tmp_path, *paths, run="next"))
+    assert message.endswith("or set `column:` to a column that each of them has")
+    write(tmp_path / "a.parquet", name="input_ids", both=pa.array(ROWS))
+    write(other, name="tokens", both=pa.array(ROWS))
+    assert refused(given | {"run": "both"}) == message
+    works(config(tmp_path, {"path": tmp_path / "*.parquet", "column": "both"}, run="both"))
 
 
 # Lengths and shares: the number that is said fits all sources at once.

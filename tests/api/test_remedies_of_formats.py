@@ -208,6 +208,30 @@ FAULTS: dict[str, Fault] = {
         "8 bytes are too short for an Arrow IPC file; restore the file",
         [lambda path, _: arrow(path, pa.table({"ids": ROWS}))],
     ),
+    "a truncated Arrow file": Fault(
+        "a.arrow",
+        lambda path: cut(lambda: arrow(path, pa.table({"ids": ROWS})), path),
+        "truncated, or still being written; wait until it is written, or rewrite or re-download the file",
+        [lambda path, _: arrow(path, pa.table({"ids": ROWS}))],
+    ),
+    "a truncated Arrow stream": Fault(
+        "a.arrow",
+        lambda path: cut(lambda: write_stream(path), path),
+        "truncated, or still being written; wait until it is written, or rewrite or re-download the file",
+        [lambda path, _: write_stream(path)],
+    ),
+    "a truncated .idx": Fault(
+        "a.bin",
+        lambda path: cut(lambda: write_whole(path), path.with_suffix(".idx")),
+        "truncated, or still being written; wait until it is written, or rewrite or re-download the file",
+        [lambda path, _: write_whole(path)],
+    ),
+    "no Arrow stream": Fault(
+        "a.arrows",
+        lambda path: path.write_bytes(b"PAR1PAR1PAR1"),
+        "no message of an Arrow stream begins here: found b'PAR1'; rewrite or re-download the file",
+        [lambda path, _: write_stream(path)],
+    ),
     "a short .idx": Fault(
         "a.bin",
         lambda path: write_short_idx(path),
@@ -249,6 +273,12 @@ def write_whole(path: Path) -> None:
 def write_half(path: Path) -> None:
     write_whole(path)
     path.with_suffix(".idx").unlink()
+
+
+def cut(write: Callable[[], Any], path: Path) -> None:
+    """Write a file without its last 20 bytes."""
+    write()
+    path.write_bytes(path.read_bytes()[:-20])
 
 
 def write_short_idx(path: Path) -> None:

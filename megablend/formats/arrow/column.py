@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from megablend.errors import CorruptFileError, UnsupportedFileError
-from megablend.formats.choose import UINT64_REMEDY, choose_column
+from megablend.formats.choose import NESTED_REMEDY, UINT64_REMEDY, choose_column
 
 OTHERS = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64"}
 """Types of numbers that are not tokens, by numpy name."""
@@ -174,10 +174,21 @@ def _problem(kind: Any, *, numbers: bool) -> str | None:
         return f"has type {stored}; {UINT64_REMEDY}"
     if str(element) not in INTEGERS and not (numbers and str(element) in OTHERS):
         kinds = f"integers{', floats, booleans' if numbers else ''}"
-        return f"has type {stored}, expected {kinds} or lists of these"
+        return f"has type {stored}, expected {kinds} or lists of these{_nested_remedy(element)}"
     if types.is_fixed_size_list(stored) and stored.list_size < 1:
         return "contains lists of size 0"
     return None
+
+
+def _nested_remedy(element: Any) -> str:
+    """What to do about lists of lists of integers; "" for elements of another type."""
+    if not _list_kind(element):
+        return ""
+    while _list_kind(element):
+        element = _storage(element.value_type)
+    if str(element) == "uint64":
+        return f"; {UINT64_REMEDY}; {NESTED_REMEDY}"
+    return f"; {NESTED_REMEDY}" if str(element) in INTEGERS else ""
 
 
 def _list_kind(stored: Any) -> str | None:

@@ -12,7 +12,7 @@ import hashlib
 import numpy as np
 import pyarrow as pa
 
-from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.errors import REWRITE_REMEDY, UNFINISHED, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.base import Array
 from megablend.storage.base import Storage
@@ -48,17 +48,21 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
             "into separate sources",
         )
     if head[: len(MAGIC)] != MAGIC:
-        raise CorruptFileError(path, f"begins with {head!r}, not with {MAGIC!r}: not an Arrow IPC file", offset=0)
+        raise CorruptFileError(
+            path, f"begins with {head!r}, not with {MAGIC!r}: not an Arrow IPC file; {REWRITE_REMEDY}", offset=0
+        )
     tail = storage.read(path, size - _TAIL_BYTES, _TAIL_BYTES)
     if tail[4:] != MAGIC:
         raise CorruptFileError(
             path,
-            f"ends with {tail[4:]!r}, not with {MAGIC!r}: truncated, or still being written",
+            f"ends with {tail[4:]!r}, not with {MAGIC!r}: {UNFINISHED}",
             offset=size - len(MAGIC),
         )
     footer_bytes = int.from_bytes(tail[:4], "little", signed=True)
     if not 0 < footer_bytes <= size - _HEAD_BYTES - _TAIL_BYTES:
-        raise CorruptFileError(path, f"has an invalid footer length: {footer_bytes} bytes", offset=size - _TAIL_BYTES)
+        raise CorruptFileError(
+            path, f"has an invalid footer length: {footer_bytes} bytes; {REWRITE_REMEDY}", offset=size - _TAIL_BYTES
+        )
     return storage.read(path, size - _TAIL_BYTES - footer_bytes, footer_bytes + _TAIL_BYTES)
 
 
@@ -79,7 +83,7 @@ def batch_places(path: str, size: int, footer: bytes) -> Array:
         big_endian = schema is not None and schema.scalar(0, "<h", 0) != 0
         places = table.vector(3, PLACE_DTYPE)
     except FlatbufferError as error:
-        raise CorruptFileError(path, f"footer: {error}", offset=start) from error
+        raise CorruptFileError(path, f"footer: {error}; {REWRITE_REMEDY}", offset=start) from error
     if version < _METADATA_V4:
         raise UnsupportedFileError(path, f"has Arrow metadata version V{version + 1}; rewrite it with a newer Arrow")
     if big_endian:
@@ -92,7 +96,7 @@ def batch_places(path: str, size: int, footer: bytes) -> Array:
         raise CorruptFileError(
             path,
             f"footer: batch {number} ({metadata[number]} + {body[number]} bytes at byte {offset[number]}) is not "
-            f"before the footer at byte {start}",
+            f"before the footer at byte {start}; {REWRITE_REMEDY}",
             offset=start,
         )
     return places
@@ -103,4 +107,4 @@ def read_schema(path: str, size: int, footer: bytes) -> pa.Schema:
     try:
         return pa.ipc.open_file(pa.BufferReader(MAGIC + b"\0\0" + footer)).schema
     except (pa.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
-        raise CorruptFileError(path, f"footer: {error}", offset=size - len(footer)) from error
+        raise CorruptFileError(path, f"footer: {error}; {REWRITE_REMEDY}", offset=size - len(footer)) from error

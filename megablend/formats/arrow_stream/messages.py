@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.errors import REWRITE_REMEDY, UNFINISHED, CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
-from megablend.formats.arrow.footer import PLACE_DTYPE
+from megablend.formats.arrow.footer import MAGIC, PLACE_DTYPE
 from megablend.formats.arrow_stream.look_ahead import LookAhead
 from megablend.formats.base import Array
 from megablend.storage.base import Storage
@@ -57,12 +57,20 @@ def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
         if len(data) < 8:
             raise CorruptFileError(
                 path,
-                "has no end-of-stream marker: truncated, or still being written",
+                f"has no end-of-stream marker: {UNFINISHED}",
                 offset=offset,
+            )
+        if offset == 0 and data.startswith(MAGIC):
+            raise UnsupportedFileError(
+                path,
+                "is an Arrow file, not an Arrow stream; set `format: arrow` for its source, and put files and streams into "
+                "separate sources",
             )
         if data[:4] != CONTINUATION:
             raise CorruptFileError(
-                path, f"no message of an Arrow stream begins here: found {data[:4]!r}", offset=offset
+                path,
+                f"no message of an Arrow stream begins here: found {data[:4]!r}; {REWRITE_REMEDY}",
+                offset=offset,
             )
         metadata_bytes = 8 + int.from_bytes(data[4:8], "little", signed=True)
         if metadata_bytes == 8:
@@ -70,7 +78,8 @@ def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
         if not 8 < metadata_bytes <= size - offset:
             raise CorruptFileError(
                 path,
-                f"message with {metadata_bytes} bytes of metadata, but only {size - offset} bytes of the file are left",
+                f"message with {metadata_bytes} bytes of metadata, but only {size - offset} bytes of the file are left: "
+                f"{UNFINISHED}",
                 offset=offset,
             )
         if metadata_bytes > len(data):
@@ -79,13 +88,15 @@ def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
         if not 0 <= body_bytes <= size - offset - metadata_bytes:
             raise CorruptFileError(
                 path,
-                f"message with a body of {body_bytes} bytes, only {size - offset - metadata_bytes} bytes are left: truncated, "
-                "or still being written",
+                f"message with a body of {body_bytes} bytes, only {size - offset - metadata_bytes} bytes are left: "
+                f"{UNFINISHED}",
                 offset=offset,
             )
         if (kind == _SCHEMA) != (offset == 0):
             raise CorruptFileError(
-                path, "the schema of an Arrow stream must be its first message, and occur only once", offset=offset
+                path,
+                f"the schema of an Arrow stream must be its first message, and occur only once; {REWRITE_REMEDY}",
+                offset=offset,
             )
         if kind == _SCHEMA:
             schema_bytes = data[:metadata_bytes]
@@ -98,9 +109,11 @@ def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
         offset += metadata_bytes + body_bytes
         ahead.pass_message(offset, metadata_bytes + body_bytes)
     if offset + 8 != size:
-        raise CorruptFileError(path, f"{size - offset - 8} bytes follow the end of its Arrow stream", offset=offset + 8)
+        raise CorruptFileError(
+            path, f"{size - offset - 8} bytes follow the end of its Arrow stream; {REWRITE_REMEDY}", offset=offset + 8
+        )
     if not schema_bytes:
-        raise CorruptFileError(path, "is an Arrow stream without a schema")
+        raise CorruptFileError(path, f"is an Arrow stream without a schema; {REWRITE_REMEDY}")
     return Stream(schema_bytes, np.array(found, PLACE_DTYPE))
 
 
@@ -109,7 +122,7 @@ def read_schema(path: str, schema_bytes: bytes) -> pa.Schema:
     try:
         return pa.ipc.read_schema(pa.BufferReader(schema_bytes))
     except (pa.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
-        raise CorruptFileError(path, f"schema: {error}", offset=0) from error
+        raise CorruptFileError(path, f"schema: {error}; {REWRITE_REMEDY}", offset=0) from error
 
 
 def pack_places(places: Array) -> dict[str, Any]:
@@ -161,7 +174,7 @@ def _parse(path: str, offset: int, metadata: bytes) -> tuple[int, int]:
         header = message.table(2)
         big_endian = kind == _SCHEMA and header is not None and header.scalar(0, "<h", 0) != 0
     except FlatbufferError as error:
-        raise CorruptFileError(path, f"message: {error}", offset=offset) from error
+        raise CorruptFileError(path, f"message: {error}; {REWRITE_REMEDY}", offset=offset) from error
     if version < _METADATA_V4:
         raise UnsupportedFileError(path, f"has Arrow metadata version V{version + 1}; rewrite it with a newer Arrow")
     if big_endian:

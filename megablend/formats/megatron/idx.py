@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megablend.errors import CorruptFileError, UnsupportedFileError
+from megablend.errors import UNFINISHED, CorruptFileError, UnsupportedFileError
 from megablend.formats.base import Array
 
 _MAGIC = b"MMIDIDX\0\0"
@@ -96,7 +96,7 @@ def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
         raise CorruptFileError(
             path,
             f"has {idx_bytes} bytes where {num_sequences} sequences and {num_boundaries} document boundaries take "
-            f"{plain_bytes}: truncated, or still being written",
+            f"{plain_bytes}: {UNFINISHED}",
             offset=18,
         )
     return Header(token_dtype=_DTYPES[code], num_sequences=num_sequences, num_boundaries=num_boundaries)

@@ -50,7 +50,7 @@ class MegatronFormat(BaseFormat):
 
     def describe_missing_remedy(self, path: str) -> str | None:
         """See Format.describe_missing_remedy."""
-        return NO_IDX_REMEDY if path.endswith(".idx") else None
+        return NO_IDX_REMEDY if path.endswith(".idx") else "restore the .bin beside the .idx of the pair"
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Cut the sequences into blocks of about `block_bytes`; see Format.index."""

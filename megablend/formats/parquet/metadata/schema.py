@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from megablend.errors import ConfigError
-from megablend.formats.choose import UINT64_REMEDY, choose_column
+from megablend.formats.choose import NESTED_REMEDY, UINT64_REMEDY, choose_column
 from megablend.formats.parquet.metadata.names import Physical, Repetition, name_of
 from megablend.formats.parquet.metadata.thrift import MalformedError, Struct, Structs
 
@@ -35,6 +35,7 @@ LOGICAL_MAP, LOGICAL_LIST, LOGICAL_INTEGER, LOGICAL_FLOAT16 = 2, 3, 10, 15
 TOKEN_DTYPES = ("int32", "int64", "uint16", "uint32", "int8", "int16", "uint8")
 OTHER_DTYPES: dict[int, str] = {Physical.BOOLEAN: "bool", Physical.FLOAT: "float32", Physical.DOUBLE: "float64"}
 """Types of numbers that are not tokens, by physical type."""
+LIST_OF_LISTS = "is a list of lists"
 FLOAT16 = "float16"
 """Names, for messages, of numbers that are not supported."""
 MAX_LEVEL = 127
@@ -146,10 +147,13 @@ def find_column(schema: Sequence[Struct], name: str | None, path: str, *, number
 
 def _problem(column: Column, *, numbers: bool) -> str | None:
     """Why a column cannot contain tokens, or numbers; None if it can."""
+    is_unsigned = column.kind == "uint64"
+    if column.nesting == LIST_OF_LISTS and (is_unsigned or column.dtype in TOKEN_DTYPES):
+        return f"{column.nesting}{f' of uint64; {UINT64_REMEDY}' if is_unsigned else ''}; {NESTED_REMEDY}"
     if column.nesting:
         return column.nesting
-    if column.kind == "uint64":
-        return f"has type uint64; {UINT64_REMEDY}"
+    if is_unsigned:
+        return f"has type {'list<uint64>' if column.max_rep else 'uint64'}; {UINT64_REMEDY}"
     dtypes = (*TOKEN_DTYPES, *OTHER_DTYPES.values()) if numbers else TOKEN_DTYPES
     if column.dtype in dtypes:
         return None
@@ -198,7 +202,7 @@ def _column(node: _Group, element: Struct, ordinal: int) -> Column:
         max_def=node.max_def,
         max_rep=node.max_rep,
         slot_def=node.slot_def,
-        nesting="is in a map" if node.in_map else "is a list of lists" if node.max_rep > 1 else "",
+        nesting="is in a map" if node.in_map else LIST_OF_LISTS if node.max_rep > 1 else "",
         kind=kind,
     )
 
