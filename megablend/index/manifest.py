@@ -12,6 +12,7 @@ from typing import Any
 
 from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.fs.atomic_write import checksum, reading
+from megablend.fs.file_size import get_file_size
 from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
@@ -118,6 +119,8 @@ def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
         if types not in checked:
             _check_fields(folder, source, _SOURCE_FIELDS)
             checked.add(types)
+        if not isinstance(owner := source.get("extra_of"), str | None):
+            raise _wrong(folder / MANIFEST, f"extra_of of source {source['name']!r}", owner, "text or null")
         if not _is_count(source["rows"]):
             raise _wrong(folder / MANIFEST, f"rows of source {source['name']!r}", source["rows"], "a whole number")
 
@@ -185,6 +188,9 @@ def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     for name, entry in manifest["tables"].items():
         path = folder / name
         found = checksum(path) if path.is_file() else "no file"
+        size = get_file_size(f"{path}")
         if found != entry["blake2b"]:
             problems.append(f"{path}: damaged table: its blake2b is {found}, {entry['blake2b']} was committed")
+        elif size != entry["bytes"]:
+            problems.append(f"{path}: has {size} bytes, {entry['bytes']} were committed")
     return problems

@@ -180,6 +180,21 @@ def test_a_count_that_the_table_cannot_have(config: dict[str, Any], field: str, 
     check_index_is_named(config, path.parent)
 
 
+@pytest.mark.parametrize("value", [[], {}, 3, True])
+def test_an_extra_column_of_no_name(config: dict[str, Any], value: object) -> None:
+    path = manifest_of(config)
+    change_table(path, lambda record: record["sources"][0].update(extra_of=value))
+    check_index_is_named(config, path.parent)
+
+
+@pytest.mark.parametrize("table", ["blocks.arrow", "chunks.arrow", "files.arrow", "blocks.check.arrow"])
+@pytest.mark.parametrize("value", [10**30, -1])
+def test_a_size_that_the_table_does_not_have(config: dict[str, Any], table: str, value: int) -> None:
+    path = manifest_of(config)
+    change_table(path, lambda record: record["tables"][table].update(bytes=value))
+    check_index_is_named(config, path.parent)
+
+
 @pytest.mark.parametrize("value", [10**30, -1])
 @pytest.mark.parametrize("field", ["first_file", "num_files", "rows"])
 def test_a_number_of_a_source_that_is_none(config: dict[str, Any], field: str, value: int) -> None:
