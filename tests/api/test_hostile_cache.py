@@ -55,6 +55,9 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a list for a blend": lambda record: record.update(blend=[]),
     "no sources": lambda record: record["blend"].pop("sources"),
     "a source without a name": lambda record: record["blend"]["sources"][0].pop("name"),
+    "no cycles": lambda record: record["blend"]["sources"][0].update(cycles=0),
+    "cycles of no plan": lambda record: record["blend"]["sources"][0].update(cycles=10**30),
+    "more cycles than memory": lambda record: record["blend"]["sources"][0].update(cycles=(1 << 63) - 1),
     "a number for an index": lambda record: record.update(index=3),
 }
 
@@ -239,8 +242,23 @@ def test_the_command_prints_what_can_be_read(config: dict[str, Any]) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("field", ["rows", "meta", "num_blocks", "num_chunks", "body", "structure"])
-def test_a_fragment_with_a_right_digest_and_a_missing_field(config: dict[str, Any], field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        *(
+            (field, None, f"lacks {field}")
+            for field in ("rows", "meta", "num_blocks", "num_chunks", "body", "structure")
+        ),
+        *(
+            (field, value, f"has {value} {field}")
+            for field in ("rows", "tokens", "scanned_bytes")
+            for value in (-1, 10**30)
+        ),
+    ],
+)
+def test_a_fragment_with_a_right_digest_and_a_wrong_field(
+    config: dict[str, Any], field: str, value: int | None, says: str
+) -> None:
     import hashlib
     import struct
 
@@ -250,10 +268,12 @@ def test_a_fragment_with_a_right_digest_and_a_missing_field(config: dict[str, An
     (length,) = struct.unpack_from("<I", data, start - 4)
     header = json.loads(data[start : start + length])
     header.pop(field)
+    if value is not None:
+        header[field] = value
     text = json.dumps(header).encode()
     data = data[: start - 4] + struct.pack("<I", len(text)) + text + data[start + length :]
     path.write_bytes(data + hashlib.blake2b(data, digest_size=16).digest())
     (problem,) = megablend.verify(config["cache"])
-    assert f"{path}: damaged fragment (its header lacks {field})" in problem
+    assert f"{path}: damaged fragment (its header {says})" in problem
     assert megablend.build(config).index.read == 1
     assert megablend.verify(config["cache"]) == []
