@@ -52,7 +52,7 @@ def _maps_to(value: object, is_valid: Callable[[object], bool]) -> bool:
 
 
 _ROOTS_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "arrival": ("a whole number", _is_count),
+    "arrival": ("a whole number", lambda value: type(value) is int and value >= 0),
     "roots": ("an object of text", lambda value: _maps_to(value, lambda each: isinstance(each, str))),
     "columns": ("an object of text or null", lambda value: _maps_to(value, lambda each: isinstance(each, str | None))),
     "skipped": ("an object of lists of text", lambda value: _maps_to(value, _is_list_of_text)),
