@@ -48,7 +48,9 @@ class CheckDataResult:
     """Digest of the index that was read."""
     sources: tuple[SourceTokens, ...]
     problems: tuple[str, ...]
-    """A line for each file with a token out of range: path, row, what was found and what was expected."""
+    """A line for each file that has a token out of range (path, row, what was found and expected), or cannot be read."""
+    unread: int
+    """How many of the `problems` are files that cannot be read."""
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -100,6 +102,7 @@ def check_data(
         index=generation.digest,
         sources=tuple(_source_tokens(entry, [found[i] for i in entry.files], sizes[entry.name]) for entry in entries),
         problems=tuple(str(each.problem) for each in found.values() if each.problem is not None),
+        unread=sum(not each.is_read for each in found.values()),
     )
 
 

@@ -31,6 +31,8 @@ class FileTokens(NamedTuple):
     largest: int | None
     problem: DataError | None
     """The first token out of range, or why the file cannot be read."""
+    is_read: bool
+    """Whether all of the file could be read."""
 
 
 def check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: int | None) -> FileTokens:
@@ -62,9 +64,9 @@ def check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: i
                 f"{where}: token {bad[1]}, expected {expected}; {wrong:,} tokens of the file are out of range: if this is the "
                 "column of tokens, rewrite the file; if not, set `column:` to the one that is",
             )
-        return FileTokens(lowest, highest, problem)
+        return FileTokens(lowest, highest, problem, is_read=True)
     except DataError as error:
-        return FileTokens(lowest, highest, error)
+        return FileTokens(lowest, highest, error, is_read=False)
 
 
 def _batches(generation: Snapshot, file: FileEntry) -> list[npt.NDArray[np.int64]]:

@@ -140,7 +140,7 @@ def print_problems(problems: Sequence[str]) -> None:
 
 
 def print_checked(found: CheckDataResult) -> None:
-    """Print the smallest and largest token ids of sources, and rows with token ids out of range."""
+    """Print the smallest and largest token ids of sources, and files that are wrong."""
     console = new_console()
     table = new_table(f"index {found.index}", "source", "files", "tokens", "smallest", "largest", "vocab_size")
     for source in found.sources:
@@ -150,9 +150,9 @@ def print_checked(found: CheckDataResult) -> None:
     console.print(table)
     for problem in found.problems:
         print_line(problem)
-    print_line(
-        f"{len(found.problems):,} files have token ids out of range" if found.problems else "all token ids are in range"
-    )
+    counts = {"cannot be read": found.unread, "have token ids out of range": len(found.problems) - found.unread}
+    wrong = [f"{count:,} files {what}" for what, count in counts.items() if count]
+    print_line("; ".join(wrong) or "all token ids are in range")
 
 
 def print_warnings(warnings: Sequence[str]) -> None:

@@ -142,6 +142,9 @@ def read_fragment(path: Path) -> Fragment:
         header: dict[str, Any] = parse_json(body[start : start + length])
         if (missing := missing_field(header, _FIELDS)) is not None:
             raise ValueError(f"its header lacks {missing}")
+        for name in ("rows", "tokens", "scanned_bytes"):
+            if not 0 <= header[name] < 1 << 63:
+                raise ValueError(f"its header has {header[name]} {name}")
         tables = start + length, header["num_chunks"], header["num_blocks"]
         if (
             min(tables) < 0
@@ -201,7 +204,7 @@ def _readable(path: Path) -> Iterator[None]:
 def _range_in(header: dict[str, Any]) -> tuple[int, int] | None:
     """The range of tokens in a fragment's header; older versions wrote none."""
     match header.get("token_range"):
-        case [int(low), int(high)]:
+        case [int(low), int(high)] if low >= -(1 << 63) and high < 1 << 63:
             return low, high
     return None
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.fs.atomic_write import checksum, reading
+from megablend.fs.file_size import get_file_size
 from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
@@ -24,8 +25,8 @@ TABLES = (BLOCKS, CHUNKS, FILES)
 Fields = dict[str, type | tuple[type, ...]]
 _FIELDS: Fields = {"format_version": int, "tables": dict}
 _TABLE_FIELDS: Fields = {"bytes": int, "blake2b": str}
-_ROOTS_FIELDS = {"arrival", "roots", "columns", "skipped"}
 _GENERATION_FIELDS: Fields = {"sources": list, "num_files": int, "num_blocks": int, "num_chunks": int}
+_COUNTED = {"num_files": FILES, "num_blocks": BLOCKS, "num_chunks": CHUNKS}
 _SOURCE_FIELDS: Fields = {
     "name": str,
     "format": str,
@@ -35,6 +36,34 @@ _SOURCE_FIELDS: Fields = {
     "num_files": int,
     "rows": int,
 }
+_MAX_SHOWN = 60
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_list_of_text(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _maps_to(value: object, is_valid: Callable[[object], bool]) -> bool:
+    return isinstance(value, dict) and all(map(is_valid, value.values()))
+
+
+_ROOTS_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "arrival": ("a whole number", lambda value: type(value) is int and value >= 0),
+    "roots": ("an object of text", lambda value: _maps_to(value, lambda each: isinstance(each, str))),
+    "columns": ("an object of text or null", lambda value: _maps_to(value, lambda each: isinstance(each, str | None))),
+    "skipped": ("an object of lists of text", lambda value: _maps_to(value, _is_list_of_text)),
+}
+"""The fields of roots.json, what each contains, and a check of that. The last two are missing before 0.2."""
+
+
+def _wrong(path: Path, name: str, found: object, expected: str) -> CacheError:
+    text = json.dumps(found)
+    shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return CacheError(f"{path}: damaged (it has {name} {shown}, expected {expected}); {REPAIR_REMEDY}")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -62,6 +91,10 @@ def read_generation_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     _check_fields(folder, manifest, _GENERATION_FIELDS)
     _check_fields(folder, manifest["tables"], dict.fromkeys(TABLES, dict))
+    for name, table in _COUNTED.items():  # a row takes more than a byte
+        most = manifest["tables"][table]["bytes"]
+        if not 0 <= manifest[name] <= most:
+            raise _wrong(folder / MANIFEST, name, manifest[name], f"0 to {most}, since {table} has {most} bytes")
     first_file = 0
     _check_sources(folder, manifest["sources"])
     for source in manifest["sources"]:
@@ -86,6 +119,10 @@ def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
         if types not in checked:
             _check_fields(folder, source, _SOURCE_FIELDS)
             checked.add(types)
+        if not isinstance(owner := source.get("extra_of"), str | None):
+            raise _wrong(folder / MANIFEST, f"extra_of of source {source['name']!r}", owner, "text or null")
+        if not _is_count(source["rows"]):
+            raise _wrong(folder / MANIFEST, f"rows of source {source['name']!r}", source["rows"], "a whole number")
 
 
 def _check_fields(folder: Path, value: object, fields: Mapping[str, type | tuple[type, ...]]) -> None:
@@ -116,13 +153,14 @@ def parse_roots(folder: Path, data: bytes) -> dict[str, Any]:
     """Parse the content of a snapshot's roots.json. Raises: CacheError."""
     roots = _parse_json(f"{folder}/{ROOTS}", data)
     committed = roots.pop("checksum", None)  # version 0.1.0 wrote none
-    if not {"arrival", "roots"} <= set(roots) <= _ROOTS_FIELDS or committed not in (
+    if not {"arrival", "roots"} <= set(roots) <= set(_ROOTS_FIELDS) or committed not in (
         None,
         _checksum(roots, as_stored=True),
     ):
         raise CacheError(f"{folder / ROOTS}: damaged (its checksum is wrong); {REPAIR_REMEDY}")
-    if not isinstance(roots.get("arrival"), int) or not isinstance(roots.get("roots"), dict):
-        raise CacheError(f"{folder / ROOTS}: damaged; {REPAIR_REMEDY}")
+    for name, (expected, is_valid) in _ROOTS_FIELDS.items():
+        if name in roots and not is_valid(roots[name]):
+            raise _wrong(folder / ROOTS, name, roots[name], expected)
     return roots
 
 
@@ -150,6 +188,9 @@ def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     for name, entry in manifest["tables"].items():
         path = folder / name
         found = checksum(path) if path.is_file() else "no file"
+        size = get_file_size(f"{path}")
         if found != entry["blake2b"]:
             problems.append(f"{path}: damaged table: its blake2b is {found}, {entry['blake2b']} was committed")
+        elif size != entry["bytes"]:
+            problems.append(f"{path}: has {size} bytes, {entry['bytes']} were committed")
     return problems

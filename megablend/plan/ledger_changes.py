@@ -12,6 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from megablend.plan.allocate import MAX_CYCLES_PER_RUN
 from megablend.plan.schedule import parse_schedule, schedule_record
 from megablend.plan.stage import SETTINGS, Blend, SourceShare, Stage
 from megablend.system.limited_json import missing_field
@@ -100,13 +101,22 @@ def _parse_blend(record: dict[str, Any], before: Blend) -> Blend:
     for number, numerator, cycles in record.get("shares", ()):
         share = Fraction(_whole(numerator), _whole(record["of"]))
         old = sources[_whole(number)]
-        sources[number] = SourceShare(name=old.name, append_eod=old.append_eod, share=share, cycles=_whole(cycles))
+        sources[number] = SourceShare(
+            name=old.name, append_eod=old.append_eod, share=share, cycles=parse_cycles(cycles)
+        )
     if any(source.share is None for source in sources):
         raise ValueError("a source has no share")
     schedule = parse_schedule(record["schedule"]) if "schedule" in record else None
     if schedule is not None and len(schedule.start) != len(sources):
         raise ValueError("a schedule of other sources")
     return replace(before, sources=tuple(sources), schedule=schedule, **given)
+
+
+def parse_cycles(value: object) -> int:
+    """How many cycles share a run of a source's ordinals. Raises: ValueError where no plan has so many."""
+    if _whole(value) not in range(1, MAX_CYCLES_PER_RUN + 1):
+        raise ValueError("not a number of cycles")
+    return _whole(value)
 
 
 def _whole(value: object) -> int:

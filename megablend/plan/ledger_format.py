@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from megablend.order.registry import OLD_NAMES, current_name
-from megablend.plan.ledger_changes import DATA_VERSION, changes_record, dump_changes, parse_changes
+from megablend.plan.ledger_changes import DATA_VERSION, changes_record, dump_changes, parse_changes, parse_cycles
 from megablend.plan.ledger_changes import VERSION as CHANGES_VERSION
 from megablend.plan.schedule import schedule_record
 from megablend.plan.stage import Blend, SourceShare, Stage
@@ -189,7 +189,10 @@ def _parse_source(record: object) -> SourceShare:
         raise ValueError("not a share")
     append_eod = None if record["append_eod"] is None else _whole(record["append_eod"])
     return SourceShare(
-        name=record["name"], append_eod=append_eod, share=Fraction(record["share"]), cycles=record["cycles"]
+        name=record["name"],
+        append_eod=append_eod,
+        share=Fraction(record["share"]),
+        cycles=parse_cycles(record["cycles"]),
     )
 
 

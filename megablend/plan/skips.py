@@ -121,9 +121,9 @@ def _read(store: CacheStore, run: str) -> tuple[list[tuple[int, int, str]], Reco
         )
     try:
         skips = [(int(start), int(stop), str(plan)) for start, stop, plan in record["skips"]]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         skips = [(1, 0, "")]
-    if any(not 0 <= start < stop for start, stop, _ in skips):
+    if any(not 0 <= start < stop < 1 << 63 for start, stop, _ in skips):
         raise CacheError(f"{place}: damaged list of skipped samples; {_RESTORE}")
     return skips, found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Container
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,7 +37,7 @@ class DirectStorage(LocalStorage):
             with self.direct_pool.borrow(path, self.opened) as fd:
                 direct = file_stat(os.fstat(fd))
         except OSError as error:
-            raise _direct_error(path, error) from error
+            raise _direct_error(path, error, self.opened) from error
         if direct != found:
             raise replaced_error(path)
         return found
@@ -66,13 +67,13 @@ class DirectStorage(LocalStorage):
                         raise ends_early(path, int(offsets[done]), int(sizes[done]), os.fstat(fd).st_size)
                     done += 1
         except OSError as error:
-            raise _direct_error(path, error) from error
+            raise _direct_error(path, error, self.opened) from error
 
 
-def _direct_error(path: str, error: OSError) -> DataError:
+def _direct_error(path: str, error: OSError, opened: Container[str]) -> DataError:
     if error.errno == errno.EINVAL:
         return DataError(path, "its file system does not support O_DIRECT; set direct_io: false")
-    return data_error(path, error)
+    return data_error(path, error, opened)
 
 
 def _read_to_end(fd: int, offset: int, room: memoryview) -> int:

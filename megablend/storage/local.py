@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -91,7 +91,7 @@ class LocalStorage:
         Raises: MissingFileError; ChangedFileError if it replaced the file that is being read; DataError if it is not a file or
             cannot be accessed.
         """
-        state = _stat_file(path)
+        state = _stat_file(path, self.opened)
         if self.opened and self.opened.get(path, identity := identity_of(state)) != identity:
             raise replaced_error(path)
         return file_stat(state)
@@ -102,7 +102,7 @@ class LocalStorage:
             with self.pool.borrow(path, self.opened) as fd:
                 return file_stat(os.fstat(fd))
         except OSError as error:
-            raise data_error(path, error) from error
+            raise data_error(path, error, self.opened) from error
 
     def known_files(self) -> KnownFiles:
         """See Storage.known_files: a stat costs little."""
@@ -128,7 +128,7 @@ class LocalStorage:
                     return data
                 return _read_rest(path, fd, offset, size, data)
         except OSError as error:
-            raise data_error(path, error) from error
+            raise data_error(path, error, self.opened) from error
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         """Read several ranges into one array; see Storage.read_ranges. Raises as `read` does."""
@@ -139,7 +139,7 @@ class LocalStorage:
                 if len(sizes) != 1 or os.preadv(fd, [out.data], int(offsets[0])) < len(out):
                     _fill(path, fd, offsets, sizes, begins, out)
         except OSError as error:
-            raise data_error(path, error) from error
+            raise data_error(path, error, self.opened) from error
         return out, begins
 
     def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
@@ -153,7 +153,7 @@ class LocalStorage:
             try:
                 fd = stack.enter_context(self.pool.borrow(path, self.opened))
             except OSError as error:
-                raise data_error(path, error) from error
+                raise data_error(path, error, self.opened) from error
             yield fd
 
 
@@ -163,18 +163,18 @@ class _CheckingStorage(LocalStorage):
 
     def stat(self, path: str) -> FileStat:
         """See Storage.stat: the file that is there now, which is read from then on."""
-        state = _stat_file(path)
+        state = _stat_file(path, self.opened)
         if self.opened.get(path, identity := identity_of(state)) != identity:
             self.opened[path] = identity
         return file_stat(state)
 
 
-def _stat_file(path: str) -> os.stat_result:
+def _stat_file(path: str, opened: Container[str]) -> os.stat_result:
     """The state of a regular file. Raises: MissingFileError; DataError if it is not a file or cannot be accessed."""
     try:
         state = os.stat(path)  # noqa: PTH116  (of 100,000 files, a Path of each takes as long as its stat)
     except OSError as error:
-        raise data_error(path, error) from error
+        raise data_error(path, error, opened) from error
     if not stat.S_ISREG(state.st_mode):
         raise DataError(path, "is not a regular file")
     return state
@@ -220,13 +220,14 @@ def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileErro
     )
 
 
-def data_error(path: str, error: OSError) -> DataError:
-    """The error for a file that the system cannot open or read."""
+def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataError:
+    """The error for a file that the system cannot open or read. `opened`: the files that were opened before."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MissingFileError(path, "no such file")
-    if error.errno == errno.ESTALE:
+    if error.errno == errno.ESTALE and path in opened:
         return replaced_error(path)
-    return DataError(path, f"cannot be read: {cause_of(error)}: {remedy_of(error.errno)}")
+    remedy = remedy_of(error.errno).removesuffix(", or use another folder")  # which is for files to be written
+    return DataError(path, f"cannot be read: {cause_of(error)}: {remedy}")
 
 
 def replaced_error(path: str) -> ChangedFileError:

@@ -24,7 +24,10 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "use shorter names",
     errno.EFBIG: "allow larger files (`ulimit -f`), or use another file system",
 }
+_FEW_FILES = 1024
 _NO_THREAD = "can't start new thread"
+_NOT_STORED = "no locator available"
+"""In numba's message if it can make no file in the folder of the kernel cache."""
 _NOT_LOADED = ("failed to map segment", "cannot allocate memory", "Could not find/load shared object")
 """Messages of Python's loader, glibc and llvmlite if there is no memory for a library; they come without an errno."""
 
@@ -37,12 +40,19 @@ def remedy_of(number: int | None) -> str:
 
 
 def _raise_open_files(limit: int, hard: int) -> str:
-    enough = max(1024, 4 * limit)
+    enough = max(_FEW_FILES, 4 * limit)
     if hard == limit:
         return f"the limit is {limit} open files, which only root or the job's settings can raise (`ulimit -Hn`)"
     if hard != resource.RLIM_INFINITY:
         enough = min(enough, hard)
     return f"the limit is {limit} open files: raise it (`ulimit -n {enough}`)"
+
+
+def _store_kernels() -> str:
+    elsewhere = "make the kernel cache's folder writable, or set MEGABLEND_KERNEL_CACHE to a folder that is"
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEW_FILES:
+        return f"{remedy_of(errno.EMFILE)}; if that does not help, {elsewhere}"
+    return elsewhere
 
 
 def cause_of(error: OSError) -> str:
@@ -67,6 +77,8 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
         return ResourceError(f"{_name(error, place)}: {cause_of(error)}: {remedy_of(error.errno)}")
     if isinstance(error, ImportError | OSError) and any(text in str(error) for text in _NOT_LOADED):
         return ResourceError(f"{place}: a library cannot be loaded ({error}): {_REMEDIES[errno.ENOMEM]}")
+    if isinstance(error, RuntimeError) and _NOT_STORED in str(error):
+        return ResourceError(f"{place}: compiled kernels cannot be stored ({error}): {_store_kernels()}")
     if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
         return ResourceError(
             f"{place}: the system refuses to start more threads: raise the limit (`ulimit -u`), or stop other processes"

@@ -1,6 +1,8 @@
 """check --data: tokens that no vocabulary has are found, wherever they are, and named by file and row."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import pytest
 
 from megablend.api.build import build
 from megablend.api.check_data import check_data
+from megablend.blocks.block_store import BlockStore
 from megablend.cli.main import cli
 from megablend.config import load_config
 from megablend.config.vocab import read_vocab_size
 from megablend.errors import ConfigError
 from megablend.index.build import Progress
+from megablend.storage.local import data_error
 from tests.cli.commands import runner_with_stderr
 from tests.formats.writers import write_megatron
 
@@ -104,6 +108,34 @@ def test_a_file_that_cannot_be_read_does_not_end_the_check(tmp_path: Path) -> No
     first, second = check_data(given).problems
     assert first.startswith(f"{path}: no such file")
     assert second.startswith(f"{other}: row 0: token -1, expected 0 to 4294967295;")
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "says"),
+    [(90, "1 files cannot be read"), (89, "1 files cannot be read; 1 files have token ids out of range")],
+)
+def test_files_that_cannot_be_read_are_not_said_to_be_out_of_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int, says: str
+) -> None:
+    first, second = (write(tmp_path / name, "parquet", ROWS) for name in "ab")
+    given = config(tmp_path, {"path": first, "weight": 1}, {"path": second, "weight": 1})
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(given | {"vocab_size": vocab_size}))
+    build(given)
+    read = BlockStore.read_blocks
+
+    def fail(store: BlockStore, ids: Any) -> Any:
+        if store.generation.path(int(store.generation.file_of(ids[:1])[0])) == first:
+            raise data_error(first, OSError(errno.EIO, os.strerror(errno.EIO)))
+        return read(store, ids)
+
+    monkeypatch.setattr(BlockStore, "read_blocks", fail)
+    done = runner_with_stderr().invoke(cli, ["check", str(path), "--data"])
+    assert done.exit_code == 3
+    assert f"{first}: cannot be read: Input/output error: the disk or the file server is failing" in done.output
+    assert done.output.splitlines()[-1] == says
+    done = runner_with_stderr().invoke(cli, ["check", str(path), "--data", "--json"])
+    assert json.loads(done.stdout)["data"]["unread"] == 1
 
 
 @pytest.mark.parametrize(

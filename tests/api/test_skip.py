@@ -129,6 +129,8 @@ def test_ranges_add_up_and_are_checked(config: dict[str, Any], tmp_path: Path) -
     kept = path.read_bytes()
     for damage, says in (
         ('{"version": 1, "skips": [[9, 3, "x"]]}', "damaged list of skipped samples"),
+        ('{"version": 1, "skips": [[3, 1000000000000000000000000000000, "x"]]}', "damaged list of skipped samples"),
+        ('{"version": 1, "skips": [[3, Infinity, "x"]]}', "damaged list of skipped samples"),
         ("{", "cannot read the run's skipped samples: .*"),
     ):
         path.write_text(damage)

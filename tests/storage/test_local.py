@@ -1,3 +1,4 @@
+import errno
 import os
 import pickle
 import subprocess
@@ -118,6 +119,30 @@ def test_a_file_replaced_under_its_readers_is_an_error_when_it_is_opened_again(
         storage.read(str(path), 0, 4)
     storage.find(str(path))
     assert storage.read(str(path), 0, 4) == b"new!"
+
+
+def test_a_stale_file_was_only_replaced_in_use_if_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"text")
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    try_again = rf"^{path}: cannot be read: Stale file handle: the file server replaced or removed it: try again"
+    for call in ("open", "stat"):
+        storage = LocalStorage(DescriptorPool(capacity=0))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, refuse)
+            with pytest.raises(DataError, match=try_again) as caught:
+                storage.read(str(path), 0, 4) if call == "open" else storage.stat(str(path))
+            assert not isinstance(caught.value, ChangedFileError)
+        assert storage.read(str(path), 0, 4) == b"text"  # tried again
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, refuse)
+            with pytest.raises(ChangedFileError, match=f"{path}: was replaced while it was in use"):
+                storage.read(str(path), 0, 4) if call == "open" else storage.stat(str(path))
 
 
 def test_a_storage_for_checking_reads_what_is_there_now(tmp_path: Path, storage: LocalStorage) -> None:

@@ -39,6 +39,19 @@ def test_threads_that_are_not_there() -> None:
         raise RuntimeError("can't start new thread")
 
 
+@pytest.mark.parametrize(("limit", "raised"), [(8, "the limit is 8 open files"), (4096, "")])
+def test_kernels_that_cannot_be_stored(monkeypatch: pytest.MonkeyPatch, limit: int, raised: str) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
+    error = RuntimeError("cannot cache function 'row_checks': no locator available for file '/x/row_checks.py'")
+    translated = translate(error, "build")
+    assert isinstance(translated, ResourceError)
+    assert str(translated).startswith(f"build: compiled kernels cannot be stored ({error}): {raised}")
+    assert str(translated).endswith(
+        "make the kernel cache's folder writable, or set MEGABLEND_KERNEL_CACHE to a folder that is"
+    )
+    assert ("ulimit -n 1024" in str(translated)) == bool(raised)
+
+
 @pytest.mark.parametrize(
     "error",
     [
