@@ -13,9 +13,8 @@ from typing import TypeVar
 import numpy as np
 
 from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
-from megablend.index.block_checksums import BlockChecksums, Sums, find_folder, find_wrong, place_in_sums
+from megablend.index.block_checksums import Sums, find_wrong, open_checksums, place_in_sums
 from megablend.index.joined_snapshot import JoinedSnapshot
-from megablend.index.manifest import MANIFEST
 from megablend.index.snapshot import Snapshot
 from megablend.storage.base import Bytes, Storage
 from megablend.storage.location import find_scheme
@@ -34,10 +33,7 @@ class Checksums:
 
     def __init__(self, snapshot: Snapshot) -> None:
         parts = snapshot.snapshots if isinstance(snapshot, JoinedSnapshot) else (snapshot,)
-        self._parts = [
-            (each.num_files, BlockChecksums(each) if (find_folder(each) / MANIFEST).is_file() else None)
-            for each in parts
-        ]
+        self._parts = [(each.num_files, open_checksums(each)) for each in parts]
 
     def find(self, number: int) -> Sums | None:
         """The ranges of a file by its number; None if there are no checksums."""

@@ -141,19 +141,19 @@ class BlockChecksums:
         return found
 
 
-def find_differences(snapshot: Snapshot, number: int, path: str, storage: Storage) -> Iterator[str]:
-    """How the blocks of a file at `path` differ from the checksums of its snapshot, if that has some: one line or none.
+def open_checksums(snapshot: Snapshot) -> BlockChecksums | None:
+    """The checksums of a snapshot; None if none were made. Raises: CacheError if they are damaged."""
+    return BlockChecksums(snapshot) if (find_folder(snapshot) / MANIFEST).is_file() else None
 
-    Raises: as compute_sums does; CacheError if the checksums are damaged.
-    """
-    if not (find_folder(snapshot) / MANIFEST).is_file():
-        return
-    expected, found = BlockChecksums(snapshot).of_file(number), compute_sums(snapshot, number, path, storage)
-    same = np.isin(expected, found)
+
+def find_differences(snapshot: Snapshot, number: int, path: str, expected: Sums, storage: Storage) -> Iterator[str]:
+    """How the blocks of a file at `path` differ from its `expected` checksums: one line or none. Raises: as compute_sums does."""
+    same = np.isin(expected, compute_sums(snapshot, number, path, storage))
     if not same.all():
-        place = int(expected["offset"][np.argmin(same)]) & ((1 << _POSITION_SHIFT) - 1)
-        wrong = len(same) - int(same.sum())
-        yield f"{path} at byte {place}: {wrong:,} of {len(same):,} ranges differ from their checksums in the index: restore it"
+        place, wrong = int(expected["offset"][np.argmin(same)]), len(same) - int(same.sum())
+        paths = snapshot.columns[snapshot.file(number).column].kind.files(path)
+        named = f"{paths[place >> _POSITION_SHIFT]} at byte {place & ((1 << _POSITION_SHIFT) - 1)}"
+        yield f"{named}: {wrong:,} of {len(same):,} ranges differ from their checksums in the index: restore it"
 
 
 def find_folder(snapshot: Snapshot) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from megablend.formats.base import (
     DecodedBlock,
 )
 from megablend.formats.fetch import read_blocks
-from megablend.index.block_checksums import find_differences
+from megablend.index.block_checksums import BlockChecksums, find_differences, open_checksums
 from megablend.index.build_report import Progress
 from megablend.index.file_versions import read_seen
 from megablend.index.fragments import read_fragment
@@ -107,8 +108,11 @@ def _all_data_problems(
     seen: set[tuple[object, ...]] = set()
     renamed = _Renamed(sound)
     for generation in sound:
+        checksums = None
+        with contextlib.suppress(CacheError):  # which was reported with the other tables
+            checksums = open_checksums(generation)
         for i in range(generation.num_files):
-            yield from _catch_errors(_problems_of_file(generation, i, renamed, seen, storage))
+            yield from _catch_errors(_problems_of_file(generation, i, renamed, seen, checksums, storage))
             files, size = files + 1, size + generation.file(i).opened.size
             if progress is not None:
                 progress(Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes))
@@ -180,18 +184,28 @@ class _Renamed:
 
 
 def _problems_of_file(
-    generation: Snapshot, number: int, renamed: _Renamed, seen: set[tuple[object, ...]], storage: Storage
+    generation: Snapshot,
+    number: int,
+    renamed: _Renamed,
+    seen: set[tuple[object, ...]],
+    checksums: BlockChecksums | None,
+    storage: Storage,
 ) -> Iterator[str]:
     """Differences of a file, wherever it is now, from what was indexed."""
     path = generation.path(number)
-    problems = list(_catch_errors(_file_problems(generation, number, path, seen, storage)))
+    problems = list(_catch_errors(_file_problems(generation, number, path, seen, checksums, storage)))
     if problems and (now := renamed.find_path(generation, number)) != path:
-        problems = list(_catch_errors(_file_problems(generation, number, now, seen, storage)))
+        problems = list(_catch_errors(_file_problems(generation, number, now, seen, checksums, storage)))
     yield from problems
 
 
 def _file_problems(
-    generation: Snapshot, number: int, path: str, seen: set[tuple[object, ...]], storage: Storage
+    generation: Snapshot,
+    number: int,
+    path: str,
+    seen: set[tuple[object, ...]],
+    checksums: BlockChecksums | None,
+    storage: Storage,
 ) -> Iterator[str]:
     """Differences of a file at a path from what was indexed. Snapshots share most files; those in `seen` are not read again."""
     file = generation.file(number)
@@ -209,7 +223,8 @@ def _file_problems(
             yield f"{path}: its sampled ranges have digest {found}, expected {file.body}: not the file that was indexed"
         for start in range(0, len(blocks), _BATCH_BLOCKS):
             yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks, storage)
-        yield from find_differences(generation, number, path, storage)
+        if checksums is not None:
+            yield from find_differences(generation, number, path, checksums.of_file(number), storage)
     except DataError as error:
         yield str(error)
 

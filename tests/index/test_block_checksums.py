@@ -19,12 +19,22 @@ import megablend
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.check_fetched import MAX_READS
 from megablend.errors import CacheError, CorruptFileError
-from megablend.index.block_checksums import RANGE_COLUMNS, BlockChecksums, find_folder, find_wrong, is_whole
+from megablend.index.block_checksums import (
+    RANGE_COLUMNS,
+    BlockChecksums,
+    find_differences,
+    find_folder,
+    find_wrong,
+    is_whole,
+    open_checksums,
+)
 from megablend.index.sampled_digest import sampled_content_digest
+from megablend.index.snapshot import Snapshot
 from megablend.storage.base import Allocate, Bytes, Int64s, Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.wrapper import WrapperStorage
 from megablend.testing.moved import MovedStorage
+from tests.pairs import write_pair
 
 ROWS = [[i, i + 1, i + 2] for i in range(400)]
 DATA = np.arange(100, dtype=np.uint8)
@@ -216,6 +226,34 @@ def test_without_checksums_a_warning_says_so(tmp_path: Path, caplog: pytest.LogC
     tokens_at(given["cache"], place)
     says = "no change; the index has no checksums of blocks (`megablend build CONFIG --checksums`), so that no more is compared"
     assert any(says in record.getMessage() for record in caplog.records)
+
+
+def test_the_file_of_a_pair_that_differs_is_named(tmp_path: Path) -> None:
+    prefix = write_pair(tmp_path / "a", [5, 7, 2])
+    source = {"name": "a", "path": f"{prefix}.bin"}
+    given = {"cache": str(tmp_path / "cache"), "sequence_length": 4, "sources": [source], "samples": 3}
+    megablend.build(given, checksums=True)
+    snapshot = megablend.open_index(str(given["cache"])).generation
+    sums = BlockChecksums(snapshot).of_file(0)
+    assert not list(find_differences(snapshot, 0, f"{prefix}.bin", sums, make_storage()))
+    for number, suffix in ((0, "bin"), (-1, "idx")):
+        wrong = sums.copy()
+        wrong["crc32"][number] ^= 1
+        (problem,) = find_differences(snapshot, 0, f"{prefix}.bin", wrong, make_storage())
+        assert re.search(rf"^{prefix}\.{suffix} at byte \d+: 1 of {len(sums)} ranges differ", problem)
+
+
+def test_checksums_are_read_once_by_verify(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once a file, of which there may be many."""
+    opened = list[Path]()
+
+    def count(snapshot: Snapshot) -> BlockChecksums | None:
+        opened.append(snapshot.folder)
+        return open_checksums(snapshot)
+
+    monkeypatch.setattr("megablend.index.verify.open_checksums", count)
+    assert megablend.verify(config["cache"], data=True).problems == ()
+    assert len(opened) == 1 < megablend.open_index(config["cache"]).generation.num_files
 
 
 def write_in_place(path: Path, data: bytes, stat: os.stat_result) -> None:
