@@ -98,8 +98,7 @@ def test_in_the_thread_that_checks_files_while_it_waits(config: dict[str, Any], 
     armed, done = threading.Event(), threading.Event()
 
     def collect(frame: FrameType, event: str, _: object) -> None:
-        if armed.is_set() and event == "c_call" and frame.f_code.co_name in ("wait", "is_requested"):
-            armed.clear()
+        if event == "c_call" and frame.f_code.co_name == "is_requested" and not done.is_set() and armed.wait(SECONDS):
             gc.collect()
             done.set()
 
