@@ -13,6 +13,7 @@ import pytest
 
 import tests.eager  # noqa: F401  (for what is imported from here on)
 from tests.examples import IN_QUICK_PART, leave_out_slow, limit_examples
+from tests.preloaded import share_servers
 from tests.temporary_folders import use_memory
 
 pytest.register_assert_rewrite("megablend.testing")  # so that failed assertions of the contracts show their values
@@ -54,6 +55,8 @@ TESTS = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # else pytest-xdist started this process
+        share_servers()
     if config.option.markexpr in WITHOUT_SLOW:
         use_memory(os.environ)
         leave_out_slow()

@@ -9,6 +9,9 @@ Use `sys.executable` where a test is about imports, options of the interpreter, 
 from __future__ import annotations
 
 import atexit
+import fcntl
+import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -33,28 +36,47 @@ Imported: TypeAlias = Literal["builds", "torch", "megatron"]
 IMPORTED: dict[Imported, tuple[str, ...]] = {"builds": BUILDS, "torch": TORCH, "megatron": MEGATRON}
 
 
+SERVERS = "MEGABLEND_TEST_SERVERS"
+"""In the environment: the folder of the servers' sockets."""
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def share_servers() -> None:
+    """Have this process and those that it starts share servers, which end with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="preloaded-")
+    atexit.register(folder.cleanup)
+    alive = Path(folder.name, "alive")
+    os.mkfifo(alive)
+    os.open(alive, os.O_RDWR)  # left open: the servers' standard input ends with this process
+    os.environ[SERVERS] = folder.name
+
+
 def python(imported: Imported = "builds") -> list[str]:
     """The beginning of a command: what `megablend build` imports is imported, or also PyTorch, or also Megatron."""
-    return [sys.executable, "-I", "-S", str(CLIENT), _start_server(imported)]
+    if SERVERS not in os.environ:
+        share_servers()
+    return [sys.executable, "-I", "-S", str(CLIENT), _find_server(imported)]
+
+
+def write_program(path: Path, imported: Imported = "builds") -> str:
+    """Make `path` a program that does what `python()` does, where a command must be a single word."""
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(python(imported))} "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
 
 
 @cache
-def _start_server(imported: Imported) -> str:
-    """The path of the socket of a server, which ends with this process."""
-    folder = tempfile.TemporaryDirectory(prefix="preloaded-")
-    path = str(Path(folder.name) / "socket")
-    server = subprocess.Popen(
-        [sys.executable, str(SERVER), path, *IMPORTED[imported]],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=HERE.parent,
-    )
-    assert server.stdout is not None
-    assert b"ready\n" in server.stdout  # some packages print as they are imported
-
-    def stop() -> None:
-        server.communicate()  # the server ends with its standard input
-        folder.cleanup()
-
-    atexit.register(stop)
-    return path
+def _find_server(imported: Imported) -> str:
+    """The path of the socket of a server, which is started if there is none yet."""
+    folder = Path(os.environ[SERVERS])
+    path = folder / imported
+    with (folder / f"{imported}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            with (folder / "alive").open("rb") as alive:
+                command = [sys.executable, str(SERVER), str(path), *IMPORTED[imported]]
+                server = subprocess.Popen(command, stdin=alive, stdout=subprocess.PIPE, cwd=HERE.parent)
+            _started.append(server)
+            assert server.stdout is not None
+            assert b"ready\n" in server.stdout  # some packages print as they are imported
+    return str(path)

@@ -7,7 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from megablend.errors import MegablendError
 from megablend.system.failures import remedy_of
 from tests.api.test_remedies_of_runs import Remedy, configure
 from tests.api.test_repairs import Project
+from tests.preloaded import python
 
 ROOT = Path(__file__).parents[2]
 SETPRIV = shutil.which("setpriv")
@@ -34,10 +35,12 @@ for words in json.load(sys.stdin):
 """Many commands in one process, since its imports take longest."""
 
 
-def run_all(commands: list[list[str]], *launcher: str) -> list[tuple[bool, str]]:
+def run_all(
+    commands: list[list[str]], *launcher: str, python: Sequence[str] = (sys.executable,)
+) -> list[tuple[bool, str]]:
     """Whether each command succeeds, and what it says."""
     done = subprocess.run(
-        [*launcher, sys.executable, "-c", RUN_ALL],
+        [*launcher, *python, "-c", RUN_ALL],
         input=json.dumps(commands),
         capture_output=True,
         text=True,
@@ -165,13 +168,14 @@ def test_too_few_open_files(tmp_path: Path) -> None:
     project = Project(tmp_path)
     commands = [["build", str(project.path)], ["show", str(project.path), "--sample", "0"]]
     advised = set[str]()
-    for ok, said in run_all(commands, "sh", "-c", 'ulimit -S -n 6; exec "$@"', "sh"):
+    for ok, said in run_all(commands, "sh", "-c", 'ulimit -S -n 6; exec "$@"', "sh", python=python("torch")):
         assert not ok
         found = re.search(r"Too many open files\): the limit is 6 open files: raise it \(`(ulimit -n \d+)`\)", said)
         assert found, said
         advised.add(found[1])
     assert len(advised) == 1
-    for ok, said in run_all(commands, "sh", "-c", f'ulimit -S -n 6; {advised.pop()}; exec "$@"', "sh"):
+    raised = f'ulimit -S -n 6; {advised.pop()}; exec "$@"'
+    for ok, said in run_all(commands, "sh", "-c", raised, "sh", python=python("torch")):
         assert ok, said
 
 

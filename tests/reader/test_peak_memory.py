@@ -41,9 +41,9 @@ def growth(folder: Path, config: dict[str, Any], first: int, num_batches: int) -
 
 
 def test_a_small_index_over_an_epoch_and_into_the_next(tmp_path: Path) -> None:
-    config = linked_corpus(tmp_path / "corpus", 1000, block_tokens=16_384, samples=20_000)
+    config = linked_corpus(tmp_path / "corpus", 600, block_tokens=16_384, samples=12_000)
     build_linked(config)
-    epoch = 1000 * 16_384 // 2048 // 8  # batches
+    epoch = 600 * 16_384 // 2048 // 8  # batches
     tight = growth(tmp_path, config | {"memory": "20MiB"}, 0, epoch + 300)
     assert tight["epochs"] == [0, 1]
     assert tight["growth"] <= 20 * MIB + ALLOCATOR_BYTES

@@ -63,7 +63,7 @@ def run_of(folder: Path, num_sources: int, num_tokens: int, **settings: Any) -> 
             table, folder / f"{number}.parquet", data_page_size=4 * PAGE_TOKENS, write_batch_size=8, **options
         )
         sources.append({"name": str(number), "path": str(folder / f"{number}.parquet"), "weight": 1})
-    config = make_config(folder, sources, sequence_length=LENGTH, shuffle_window=512, **settings)
+    config = make_config(folder, sources, sequence_length=LENGTH, **({"shuffle_window": 512} | settings))
     megablend.build(config)
     return config
 
@@ -160,8 +160,10 @@ def test_dictionaries_that_are_read_again_are_told(tmp_path: Path, memory: objec
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_workers_with_lanes_of_their_own_read_no_page_twice(tmp_path: Path) -> None:
     """But those in which the runs of two lanes meet."""
-    samples = 16 * 512 * 2
-    config = run_of(tmp_path, 10, samples * LENGTH * 17 // 16, samples=samples, lanes=16)  # not all of an epoch
+    window = 128
+    samples = 16 * window * 2
+    epoch = samples * LENGTH * 17 // 16  # not all of it is read
+    config = run_of(tmp_path, 10, epoch, samples=samples, lanes=16, shuffle_window=window)
     predicted = megablend.describe(config, micro_batch_size=4, data_parallel_size=2, num_workers=2)[
         "read_amplification"
     ]

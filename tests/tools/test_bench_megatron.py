@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.preloaded import write_program
+
 BENCH = Path(__file__).parent.parent.parent / "tools" / "bench"
 
 RUNS = {
@@ -63,8 +65,9 @@ def test_a_whole_build_races_against_megatrons(
 
 
 def test_mixers_that_are_not_there_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(sys, "executable", write_program(tmp_path / "python", "megatron"))
     load("mixers", monkeypatch, ["--scale", "1e-6", "--datasets", "3"], "__main__")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 7
@@ -73,7 +76,10 @@ def test_mixers_that_are_not_there_are_named(
     assert not any("does not run" in line for line in lines[2:4])
 
 
-def test_mixers_of_a_blend_that_changes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mixers_of_a_blend_that_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", write_program(tmp_path / "python", "megatron"))
     load("mixers", monkeypatch, ["--changes", "--scale", "1e-6", "--datasets", "3"], "__main__")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6

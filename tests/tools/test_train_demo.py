@@ -20,6 +20,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     make_corpus.main([str(folder / "data"), "--tokens", "400000", "--vocab", "2000"])
     config = (ROOT / "configs" / "demo.yaml").read_text(encoding="utf-8").replace("samples: 40000", "samples: 200")
+    config = config.replace("sequence_length: 512", "sequence_length: 64")
     (folder / "demo.yaml").write_text(config, encoding="utf-8")
     megablend.build(folder / "demo.yaml")
     return folder
@@ -49,4 +50,4 @@ def test_the_readmes_python_runs(demo: Path, capsys: pytest.CaptureFixture[str],
     code = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n", 1)[1].split("```", 1)[0]
     (tmp_path / "readme.py").write_text(code.replace("config.yaml", str(demo / "demo.yaml")), encoding="utf-8")
     runpy.run_path(os.fspath(tmp_path / "readme.py"))
-    assert capsys.readouterr().out.count("torch.Size([8, 512])") == 3
+    assert capsys.readouterr().out.count("torch.Size([8, 64])") == 3
