@@ -14,7 +14,7 @@ import contextlib
 import gc
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -26,7 +26,7 @@ from megablend.fs.build_lock import build_lock, verify_shared_filesystem
 from megablend.index.build import Progress
 from megablend.megatron.cache_builder.artefacts import names_in, problem_with
 from megablend.megatron.cache_builder.commit import WORK_FOLDER
-from megablend.megatron.cache_builder.completion_marker import write_receipt
+from megablend.megatron.cache_builder.completion_marker import find_outdated, set_aside, write_receipt
 from megablend.megatron.cache_builder.cost import estimate_cost
 from megablend.megatron.cache_builder.length_reader import LengthReader
 from megablend.megatron.cache_builder.lengths import PartSize
@@ -54,9 +54,9 @@ class CacheReport:
 
     splits: tuple[SplitPlan, ...]
     missing: frozenset[str]
-    """Base names of the artefacts that the cache lacked; built now, except in a dry run."""
+    """Base names of the artefacts that the cache lacked, or that the data has changed since; built now, except in a dry run."""
     notes: tuple[str, ...]
-    """Non-fatal warnings: damaged files, a file system without locks."""
+    """Non-fatal warnings: damaged files, changed data, a file system without locks."""
     forecast: Forecast
     """Estimated cost of what was missing."""
     seconds: float
@@ -105,13 +105,19 @@ def _prepare(
             refuse_oversampling(split, surplus=request.mid_level_dataset_surplus)
     jobs = _jobs(splits)
     problems = _problems(jobs, cache, launch)
-    missing = [job for job in jobs if job.artefact.base in problems]
+    outdated = launch.bcast(find_outdated(jobs, cache) - problems.keys() if launch.rank == 0 else None)
+    assert outdated is not None
+    missing = [job for job in jobs if job.artefact.base in outdated or job.artefact.base in problems]
     needs, places = [estimate_cost(job) for job in missing], launch.allgather(this_place(max_memory))
     shares = assign_jobs(needs, [job.name for job in missing], places)
     notes = [problem for problem in problems.values() if problem]
+    if outdated:
+        notes.append(
+            f"{cache}: {len(outdated)} of its {len(jobs)} indices were built of other data or settings, and count as missing"
+        )
     if missing and not dry_run:
         with contextlib.ExitStack() as stack:
-            notes += _open_cache(cache, sum(job.artefact.nbytes for job in missing), launch, stack)
+            notes += _open_cache(cache, sum(job.artefact.nbytes for job in missing), outdated, launch, stack)
             build_share(missing, needs, shares[launch.rank], request, cache, launch, lengths, progress)
             if launch.rank == 0:
                 flush_folder(cache)
@@ -119,7 +125,7 @@ def _prepare(
         write_receipt(request, splits, built=bool(missing))
     return CacheReport(
         splits=splits,
-        missing=frozenset(problems),
+        missing=outdated.union(problems),
         notes=tuple(notes),
         forecast=forecast(needs, shares, places),
         seconds=time.monotonic() - start,
@@ -162,8 +168,13 @@ def _jobs(splits: Sequence[SplitPlan]) -> list[Job]:
     return list({job.artefact.base: job for job in jobs}.values())
 
 
-def _open_cache(cache: Path, nbytes: int, launch: Communicator, stack: contextlib.ExitStack) -> list[str]:
+def _open_cache(
+    cache: Path, nbytes: int, outdated: Collection[str], launch: Communicator, stack: contextlib.ExitStack
+) -> list[str]:
     """Lock the cache until `stack` ends, remove leftovers of killed builds, check for `nbytes` of free space; returns notes.
+
+    Args:
+        outdated: base names of artefacts that count as missing from now on.
 
     Raises: CacheError where it cannot be written, is in use, has no room, or is another one on this rank.
     """
@@ -178,6 +189,7 @@ def _open_cache(cache: Path, nbytes: int, launch: Communicator, stack: contextli
             raise CacheError(
                 f"{cache}: {free:,} bytes are free, but the files need {nbytes:,}; free disk space or choose another folder"
             )
+        set_aside(outdated, cache)
     held = launch.bcast(held)
     assert held is not None
     if launch.rank > 0:

@@ -1,12 +1,14 @@
 """A completion marker: one file that lists what a request's cache consists of, so that the next run opens no `.idx` and no array.
 
     .megablend/whole-<digest of the request>.json    {"artefacts": [[base, {array: bytes of its file}], ...],
+                                                      "made_of": [what the arrays of each artefact depend on, ...],
                                                       "datasets": [[prefix, split, samples asked for, samples], ...],
                                                       "pairs": {prefix: [bytes of its .idx, bytes of its .bin], ...}}
 
 It is written when a build ends. A run that finds it compares the names and sizes of the files, all of them, and then knows how
-long every dataset is; what else may be damaged shows when the arrays are opened. Where the data of a pair has another size than
-before, the marker no longer counts: a build compares the arrays with the new lengths of its documents.
+long every dataset is; what else may be damaged shows when the arrays are opened. Where a file of a pair is missing or has another
+size than before, the marker no longer counts: a build reads the lengths of all documents, and makes the arrays again of which a
+marker says that they were made of other lengths, or with other settings. Their names and shapes may be the same.
 """
 
 from __future__ import annotations
@@ -16,20 +18,21 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from megablend.errors import CacheError
-from megablend.fs.atomic_write import replace_file, translate_os_errors
+from megablend.fs.atomic_write import flush_folder, replace_file, translate_os_errors
 from megablend.megatron.cache_builder.artefacts import Artefact
 from megablend.megatron.cache_builder.commit import WORK_FOLDER
-from megablend.megatron.cache_builder.work_plan import SplitPlan
+from megablend.megatron.cache_builder.work_plan import Job, SplitPlan
 from megablend.megatron.request.request import CacheRequest
 
 _VERSION = 3
 _PAIR = (".idx", ".bin")
+_PAST = ".past"
 
 DatasetKey = tuple[str, int, int | None]
 """Prefix, number of the split, and samples asked for, of a dataset."""
@@ -47,10 +50,7 @@ def read_receipt(request: CacheRequest) -> Receipt | None:
     """The completion marker of a request; None if its cache has none, or one that is damaged or outdated."""
     cache = Path(request.path_to_cache)
     try:
-        text, _, digest = _path(request).read_text(encoding="utf-8").rpartition("\n")
-        if _digest(text) != digest:
-            return None
-        found = json.loads(text)
+        found = _read(_path(request))
         if not all(_is_there(cache, base, arrays) for base, arrays in found["artefacts"]):
             return None
         if any(_has_other_size(prefix, sizes) for prefix, sizes in found["pairs"].items()):
@@ -60,9 +60,31 @@ def read_receipt(request: CacheRequest) -> Receipt | None:
     return Receipt(num_samples={(prefix, split, asked): samples for prefix, split, asked, samples in found["datasets"]})
 
 
+def find_outdated(jobs: Sequence[Job], cache: Path) -> frozenset[str]:
+    """Base names of the artefacts that were made of other data or settings, by the newest marker that lists them."""
+    known: dict[str, object] = {}
+    for path in _markers(cache):
+        known.update(_made_of(path))
+    return frozenset(job.artefact.base for job in jobs if known.get(job.artefact.base, job.made_of) != job.made_of)
+
+
+def set_aside(bases: Collection[str], cache: Path) -> None:
+    """Have artefacts count as missing from now on, and no marker that lists one of them count. Raises: CacheError."""
+    if not bases:
+        return
+    with translate_os_errors(cache):
+        for path in _markers(cache):
+            if path.suffix != _PAST and not _made_of(path).keys().isdisjoint(bases):
+                path.rename(f"{path}{_PAST}")  # `find_outdated` still reads it: it may list artefacts of other requests
+        for base in bases:
+            (cache / f"{base}-description.txt").unlink(missing_ok=True)
+        flush_folder(cache)
+
+
 def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: bool) -> None:
     """Write the marker of a cache that was just filled (`built`), or found complete. Raises: CacheError."""
-    artefacts = [job.artefact for split in splits for job in split.jobs]
+    jobs = [job for split in splits for job in split.jobs]
+    artefacts = [[job.artefact.base, _sizes(job.artefact)] for job in jobs]
     datasets = [
         [job.part.prefix, job.part.split, job.part.num_samples, job.num_samples]
         for split in splits
@@ -70,15 +92,41 @@ def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: 
     ]
     prefixes = sorted({job.part.prefix for split in splits for job in split.datasets})
     pairs = {prefix: _pair_sizes(prefix) for prefix in prefixes}
-    text = json.dumps(
-        {"artefacts": [[each.base, _sizes(each)] for each in artefacts], "datasets": datasets, "pairs": pairs}
-    )
+    made_of = [job.made_of for job in jobs]
+    text = json.dumps({"artefacts": artefacts, "made_of": made_of, "datasets": datasets, "pairs": pairs})
     path = _path(request)
     # A complete cache may be read-only: it is merely checked again the next time.
     with contextlib.nullcontext() if built else contextlib.suppress(CacheError):
         with translate_os_errors(path):
             path.parent.mkdir(exist_ok=True)
         replace_file(path, f"{text}\n{_digest(text)}".encode())
+
+
+def _markers(cache: Path) -> list[Path]:
+    """All markers of a cache, also those that do not count any more, the oldest first."""
+    found = []
+    for path in (cache / WORK_FOLDER).glob("whole-*.json*"):
+        with contextlib.suppress(FileNotFoundError):  # another build has just set it aside
+            found.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(found)]
+
+
+def _made_of(path: Path) -> dict[str, object]:
+    """What the artefacts that a marker lists were made of, by base name; nothing where it is damaged or does not say."""
+    try:
+        found = _read(path)
+    except (OSError, ValueError):
+        return {}
+    return dict(zip((base for base, _ in found["artefacts"]), found.get("made_of", []), strict=False))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A marker's content. Raises: OSError; ValueError if it is damaged."""
+    text, _, digest = path.read_text(encoding="utf-8").rpartition("\n")
+    if _digest(text) != digest:
+        raise ValueError("its checksum is wrong")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def _sizes(artefact: Artefact) -> dict[str, int]:
@@ -98,11 +146,8 @@ def _pair_sizes(prefix: str) -> list[int | None]:
 
 
 def _has_other_size(prefix: str, sizes: Sequence[int | None]) -> bool:
-    """Whether a pair's files have other sizes than before. Missing files are reported when they are opened."""
-    return any(
-        before is not None and now is not None and now != before
-        for before, now in zip(sizes, _pair_sizes(prefix), strict=True)
-    )
+    """Whether a pair's files are missing, or have other sizes than before."""
+    return any(before is not None and now != before for before, now in zip(sizes, _pair_sizes(prefix), strict=True))
 
 
 def _size_of(path: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ class PartSize:
     tokens: int
     num_sequences: int
     """Number of sequences in the whole dataset."""
+    checksum: int
+    """CRC-32 of the lengths of its sequences, int32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +95,16 @@ def counted_lengths(prefix: str, size: PartSize, table: str | None = None, *, st
 def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
     """Count parts of a dataset, in one pass and bounded memory. Raises: DataError as StoredLengths.read does."""
     ranges = [sequence_range(span, stored.num_sequences) for span in spans]
-    tokens = [0] * len(ranges)
+    tokens, checksums = [0] * len(ranges), [0] * len(ranges)
     for first, last in _chunks(min(begin for begin, _ in ranges), max(end for _, end in ranges)):
         lengths = stored.read(first, last)
         for number, (begin, end) in enumerate(ranges):
-            tokens[number] += int(lengths[max(begin - first, 0) : max(end - first, 0)].sum(dtype=np.int64))
+            own = lengths[max(begin - first, 0) : max(end - first, 0)]
+            tokens[number] += int(own.sum(dtype=np.int64))
+            checksums[number] = zlib.crc32(own.data, checksums[number])
     return [
-        PartSize(begin=begin, end=end, tokens=count, num_sequences=stored.num_sequences)
-        for (begin, end), count in zip(ranges, tokens, strict=True)
+        PartSize(begin=begin, end=end, tokens=count, num_sequences=stored.num_sequences, checksum=checksum)
+        for (begin, end), count, checksum in zip(ranges, tokens, checksums, strict=True)
     ]
 
 

@@ -46,11 +46,18 @@ class DatasetJob:
     """Samples of all epochs but the last, where the last is shuffled by itself."""
     keep_tail: bool
     """Whether a last, partial sample counts."""
+    extra_token: bool
+    """Whether samples have a token more than the sequence length."""
 
     @property
     def name(self) -> str:
         """The name used in messages."""
         return _name(self.part)
+
+    @property
+    def made_of(self) -> list[int]:
+        """What its arrays depend on that its description does not contain."""
+        return [self.size.begin, self.size.end, self.size.checksum, int(self.keep_tail), int(self.extra_token)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +71,6 @@ class BlendJob:
     size: int | None
     lengths: tuple[int, ...]
     """Samples of its datasets."""
-
     interleaving: str
     seed: int
     """Seed of an interleaving that draws at random."""
@@ -73,6 +79,11 @@ class BlendJob:
     def name(self) -> str:
         """The name used in messages."""
         return f"blend ({self.layout.name})"
+
+    @property
+    def made_of(self) -> list[int]:
+        """What its arrays depend on that its description does not contain."""
+        return list(self.lengths)
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -157,6 +168,7 @@ def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize, share
         num_samples=samples,
         samples_before_final=samples_before_final_epoch(size.tokens, epochs, part.num_samples, length, extra),
         keep_tail=keep_tail,
+        extra_token=bool(extra),
     )
 
 

@@ -1,0 +1,143 @@
+"""A cache whose data has changed since: its arrays are built again, also where their names and shapes are the same."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron.core.datasets.gpt_dataset import GPTDataset
+
+from megablend.errors import ChangedFileError, MissingFileError
+from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, prepare
+from megablend.megatron.cache_builder import build_cache
+from tests.megatron.plugin_data import assert_same_samples, draw_documents, plugin_config, write_word
+from tests.megatron.reference import config_of, megatron_build
+
+pytestmark = [
+    pytest.mark.usefixtures("distributed"),
+    pytest.mark.filterwarnings("ignore:The pad token id:UserWarning"),
+]
+SIZES = [40, 10, 0]
+CLASSES = [GPTDataset, MegablendGPTDataset]
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    words = [write_word(tmp_path / str(seed), "megatron", draw_documents(seed, 30)) for seed in range(3)]
+    return {"blend": (words, [0.3, 0.4, 0.3]), "split": "80,20,0"}
+
+
+def build(cls: type[Any], cache: Path, options: dict[str, Any], sizes: Any = SIZES, **others: Any) -> list[Any]:
+    config = (config_of if cls is GPTDataset else plugin_config)(cache, **options, **others)
+    return MegablendDatasetBuilder(cls, sizes, lambda: True, config).build()
+
+
+def check(found: list[Any], expected: list[Any]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert_same_samples(ours, theirs)
+
+
+def rewrite(folder: Path, seed: int) -> None:
+    """Some documents get longer or shorter by a few tokens: shapes of arrays hardly ever change."""
+    rng, documents = random.Random(seed), draw_documents(1, 30)
+    for number in rng.sample(range(30), 3):
+        documents[number] = documents[number][: -rng.randrange(1, 4)] or [7]
+    documents[rng.randrange(30)].append(9)
+    write_word(folder, "megatron", documents)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("seed", range(4))
+def test_documents_of_other_lengths(tmp_path: Path, options: dict[str, Any], cls: type[Any], seed: int) -> None:
+    build(cls, tmp_path / "cache", options)
+    rewrite(tmp_path / "1", seed)
+    expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
+    check(build(cls, tmp_path / "cache", options), expected)
+    check(build(cls, tmp_path / "cache", options), expected)  # from the new marker
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_lengths_that_add_up_to_the_same(tmp_path: Path, options: dict[str, Any], is_built: bool) -> None:
+    """The files have the same sizes as before: noticed when they are read, or where something else is built."""
+    build(MegablendGPTDataset, tmp_path / "cache", options)
+    documents = draw_documents(1, 30)
+    write_word(tmp_path / "1", "megatron", [*documents[1:], documents[0]])
+    if is_built:
+        next((tmp_path / "cache").glob("*-description.txt")).unlink()
+    else:
+        with pytest.raises(ChangedFileError, match=r"restore the file, or remove the cache .* and rebuild it"):
+            list(build(MegablendGPTDataset, tmp_path / "cache", options)[0])
+        shutil.rmtree(tmp_path / "cache")
+    expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
+    check(build(MegablendGPTDataset, tmp_path / "cache", options), expected)
+
+
+def test_data_that_comes_back(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Another request has built arrays of both meanwhile: the marker of the first one is of the data that is back."""
+    other = [SIZES[0], SIZES[1] + 2, 0]
+    first = build(GPTDataset, tmp_path / "cache", options)
+    rewrite(tmp_path / "1", 1)
+    expected = megatron_build(config_of(tmp_path / "expected", **options), other)
+    check(build(GPTDataset, tmp_path / "cache", options, other), expected)
+    write_word(tmp_path / "1", "megatron", draw_documents(1, 30))
+    check(build(GPTDataset, tmp_path / "cache", options), first)
+
+
+def test_a_build_that_fails_leaves_nothing_outdated(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    build(GPTDataset, cache, options)
+    rewrite(tmp_path / "1", 2)
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build_cache, "build_share", fail)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config_of(cache, **options), SIZES)
+    expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
+    check(megatron_build(config_of(cache, **options), SIZES), expected)  # Megatron takes what is there
+    check(build(GPTDataset, cache, options), expected)
+
+
+@pytest.mark.parametrize("extra", [False, True])
+def test_settings_that_megatrons_names_leave_out(tmp_path: Path, options: dict[str, Any], extra: bool) -> None:
+    build(GPTDataset, tmp_path / "cache", options, add_extra_token_to_sequence=extra)
+    found = build(GPTDataset, tmp_path / "cache", options, add_extra_token_to_sequence=not extra)
+    expected = megatron_build(config_of(tmp_path / "expected", **options, add_extra_token_to_sequence=not extra), SIZES)
+    check(found, expected)
+
+
+def test_what_is_not_outdated_stays(tmp_path: Path, options: dict[str, Any]) -> None:
+    cache = tmp_path / "cache"
+    prepare(config_of(cache, **options), SIZES)
+    before = {path.name: path.stat().st_ino for path in cache.glob("*_index.npy")}
+    rewrite(tmp_path / "1", 3)
+    done = prepare(config_of(cache, **options), SIZES)
+    assert any("indices were built of other data or settings" in note for note in done.notes)
+    after = {path.name: path.stat().st_ino for path in cache.glob("*_index.npy")}
+    same = {name for name, inode in before.items() if after.get(name) == inode}
+    assert same
+    assert {name.partition("-")[0] for name in after.keys() - same} == {base.partition("-")[0] for base in done.missing}
+    assert prepare(config_of(cache, **options), SIZES).missing == frozenset()
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize(("number", "suffix"), [(0, ".bin"), (1, ".bin"), (1, ".idx"), (2, ".bin")])
+def test_a_file_that_is_missing(
+    tmp_path: Path, options: dict[str, Any], cls: type[Any], number: int, suffix: str
+) -> None:
+    build(cls, tmp_path / "cache", options)
+    path = Path(f"{options['blend'][0][number]}{suffix}")
+    away = path.rename(f"{path}.away")
+    with pytest.raises(MissingFileError, match=f"{path}: no such file"):
+        build(cls, tmp_path / "cache", options)
+    away.rename(path)
+    build(cls, tmp_path / "cache", options)
