@@ -24,6 +24,7 @@ from megablend.fs.await_file import await_file
 from megablend.fs.build_lock import LockInfo, build_lock, lock_time, verify_shared_filesystem
 from megablend.fs.file_size import get_file_size
 from megablend.fs.log_waits import log_slow_wait
+from megablend.fs.safe_open import check_folder
 
 MANIFEST, ROOTS = "manifest.json", "roots.json"
 """Of a folder: written last when it is created; replaced by each commit."""
@@ -41,7 +42,21 @@ FOLDERS = (
 )
 """The folders of a cache."""
 SET_ASIDE = "reset"
-"""Folder below `runs` of the ledgers of runs that were reset."""
+"""Folder below `runs` of the ledgers of runs that were reset, in a folder for each run."""
+
+
+def check_folders(cache: Path) -> None:
+    """Check that no other user has replaced a folder of a cache by a link: files would be written and removed where it leads.
+
+    Raises: CacheError.
+    """
+    with translate_os_errors(cache):
+        aside = cache / RUNS / SET_ASIDE
+        for name in FOLDERS:
+            check_folder(cache / name)
+        check_folder(aside)
+        for folder in aside.iterdir() if aside.is_dir() else ():
+            check_folder(folder)
 
 
 class LocalCacheStore:
@@ -74,7 +89,8 @@ class LocalCacheStore:
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> Iterator[LockInfo]:
-        """See CacheStore."""
+        """See CacheStore. Raises: CacheError where a folder is a link that another user created."""
+        check_folders(self.folder)
         with build_lock(self.folder, wait_seconds, on_wait=on_wait) as lock:
             yield lock
 

@@ -25,9 +25,8 @@ from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, ConfigError
 from megablend.formats.base import has_group_digests
 from megablend.fs.atomic_write import translate_os_errors
-from megablend.fs.safe_open import check_folder
 from megablend.index.build_report import BuildReport, Progress, report_waiting
-from megablend.index.cache_folders import folders, fragments, generations
+from megablend.index.cache_folders import fragments, generations
 from megablend.index.commit_build import commit_build
 from megablend.index.file_tasks import FileTask, await_pack, items_of, plan_work
 from megablend.index.idx_digests import LongIdx, find_missing, idx_digests, make_digests
@@ -165,8 +164,6 @@ def _prepare(
     """Hold the cache (until `stack` closes), remove leftovers of killed builds, and plan the work; fills `packed`."""
     _make_folders(store)
     with translate_os_errors(store.folder):
-        for folder in folders(store.folder):
-            check_folder(folder)
         held = stack.enter_context(store.hold(on_wait=on_wait))
         store.remove_leftovers()
     if not held.exclusive:

@@ -22,8 +22,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megablend.caches.local import FOLDERS
-
 
 def _absolute(cache: str | Path) -> Path:
     return cache if isinstance(cache, Path) and cache.is_absolute() else Path(cache).absolute()
@@ -47,8 +45,3 @@ def splits(cache: str | Path) -> Path:
 def external_references_dir(cache: str | Path) -> Path:
     """The folder next to a cache in which users other than runs list the snapshots they need: `index` in `*.json`."""
     return Path(f"{_absolute(cache)}-documents")
-
-
-def folders(cache: str | Path) -> list[Path]:
-    """The folders of a cache that builds write to."""
-    return [_absolute(cache) / name for name in FOLDERS]

@@ -23,8 +23,7 @@ from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore,
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import translate_os_errors
-from megablend.fs.safe_open import check_folder
-from megablend.index.cache_folders import folders, fragments
+from megablend.index.cache_folders import fragments
 from megablend.index.document_table import table_key
 from megablend.index.fragments import fragment_content, fragment_names
 from megablend.index.list_snapshots import build_sequence, list_snapshots
@@ -71,8 +70,6 @@ def collect(
                 f"that has locks; or, while no build is running, remove {fragments(store.folder)}: the next build then reads "
                 "all files again"
             )
-        for folder in folders(store.folder):
-            check_folder(folder)
         before = store.now() - min_age_seconds
         generations = {entry.name: entry for entry in store.list_entries(GENERATIONS)}
         by_arrival = list_snapshots(store)

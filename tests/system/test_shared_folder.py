@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,44 @@ def test_a_folder_that_another_user_made_a_link_is_refused(config: dict[str, Any
         with pytest.raises(CacheError, match=says):
             attempt()
     assert sorted(path.name for path in home.iterdir()) == [".tmp-letter", "letter"]
+
+
+def skip_sample(config: dict[str, Any]) -> None:
+    megablend.skip(config, 0, 1, batch_size=1)
+
+
+@as_root
+@pytest.mark.parametrize("folder", ["runs", "runs/skips", "runs/reset", "runs/reset/demo"])
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda config: megablend.remove_run(config, "demo"),
+        lambda config: megablend.reset_run(config, "demo"),
+        lambda config: megablend.rename_run(config, "demo", "other"),
+        skip_sample,
+    ],
+    ids=["remove", "reset", "rename", "skip"],
+)
+def test_runs_in_a_folder_that_another_user_made_a_link_are_left_alone(
+    config: dict[str, Any], tmp_path: Path, folder: str, attempt: Callable[[dict[str, Any]], object]
+) -> None:
+    megablend.build(config)
+    megablend.skip(config, 4, 5, batch_size=1)
+    home = tmp_path / "home"
+    link = Path(config["cache"]) / folder
+    link.parent.mkdir(exist_ok=True)
+    if link.exists():
+        shutil.copytree(link, home)
+        shutil.rmtree(link)
+    for name in ("demo", "reset/demo", "skips"):
+        (home / name).mkdir(parents=True, exist_ok=True)
+        (home / name / "letter").write_text("mine")
+    before = sorted(home.rglob("*"))
+    link.symlink_to(home)
+    os.chown(link, OTHER, OTHER, follow_symlinks=False)
+    with pytest.raises(CacheError, match=rf"{link}: cannot (write|read) the cache \(it is a symbolic link to {home}, "):
+        attempt(config)
+    assert sorted(home.rglob("*")) == before
 
 
 def test_a_link_of_ones_own_is_followed(config: dict[str, Any], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, RUNS, SKIPS, Entry, OvertakenError, Record
+from megablend.caches.local import check_folders
 from megablend.caches.objects.chains import Chain, Version, find_last
 from megablend.caches.objects.folders import Folders
 from megablend.caches.objects.names import is_own
@@ -85,7 +86,8 @@ class ObjectCacheStore:
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> Iterator[LockInfo]:
-        """See CacheStore: nobody is kept out. Raises: CacheError if the store cannot be written safely."""
+        """See CacheStore: nobody is kept out. Raises: CacheError if the store or the node's folder cannot be written safely."""
+        check_folders(self.folder)
         if not self._is_checked:
             check_creates_once(self._prefix)
             self._is_checked = True
