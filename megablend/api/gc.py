@@ -14,7 +14,7 @@ from megablend.index.cache_folders import external_references_dir
 from megablend.index.gc import collect
 from megablend.plan.ledger_file import list_runs
 from megablend.system.failures import translating
-from megablend.system.limited_json import parse_json
+from megablend.system.limited_json import missing_field, parse_json
 from megablend.system.log import LOG
 
 DEFAULT_DAYS = 7.0
@@ -75,13 +75,15 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
 
 
 def _pinned(cache: CacheStore) -> set[str]:
-    found = set()
+    found = set[str]()
     for path in external_references_dir(cache.folder).glob("*.json"):
         try:
             pin = parse_json(path.read_text(encoding="utf-8"))
+            if (missing := missing_field(pin, {"index": str})) is not None:
+                raise ValueError(f"it lacks {missing}")
         except (OSError, ValueError) as error:
             raise CacheError(
                 f"{path}: cannot be read ({error}), so the index that it refers to is not known; remove the file if it is damaged"
             ) from error
-        found.add(pin.get("index") if isinstance(pin, dict) else None)
-    return {digest for digest in found if isinstance(digest, str)}
+        found.add(pin["index"])
+    return found

@@ -183,9 +183,9 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
             if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _LENGTH.size:
                 return None
             header = parse_json(file.read(_LENGTH.unpack_from(start, len(_MAGIC))[0]))
-            return header["structure"], header["body"]
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         return None
+    return (header["structure"], header["body"]) if missing_field(header, _FIELDS) is None else None
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -43,6 +44,17 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
+def _is_path(value: object) -> bool:
+    """Whether it is text that a path or URL may consist of."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:  # parts of characters
+        return False
+    return True
+
+
 def _is_list_of_text(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
@@ -53,7 +65,7 @@ def _maps_to(value: object, is_valid: Callable[[object], bool]) -> bool:
 
 _ROOTS_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "arrival": ("a whole number", lambda value: type(value) is int and value >= 0),
-    "roots": ("an object of text", lambda value: _maps_to(value, lambda each: isinstance(each, str))),
+    "roots": ("an object of paths", lambda value: _maps_to(value, _is_path)),
     "columns": ("an object of text or null", lambda value: _maps_to(value, lambda each: isinstance(each, str | None))),
     "skipped": ("an object of lists of text", lambda value: _maps_to(value, _is_list_of_text)),
 }

@@ -1,6 +1,5 @@
 """gc as users call it: runs and Megatron's datasets keep what they were promised."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +81,9 @@ def test_megatrons_datasets_keep_their_index(config: dict[str, Any], tmp_path: P
     assert len(found.removed) == 1
     assert len(open_table(str(tmp_path / "megatron"), built, STORAGE)[1]) == 60
     pin = next((tmp_path / "megatron" / "megablend-documents").glob("*.json"))
-    pin.write_text(json.dumps([1])[:-1])
-    with pytest.raises(megablend.CacheError, match="so the index that it refers to is not known"):
-        megablend.gc(cache, older_than_days=0)
+    for text in ("[1", "[1]", "{}", '{"index": 5}'):
+        pin.write_text(text)
+        with pytest.raises(megablend.CacheError, match="so the index that it refers to is not known; remove the file"):
+            megablend.gc(cache, older_than_days=0)
     pin.unlink()
     assert megablend.gc(cache, older_than_days=0).removed == (built.index,)

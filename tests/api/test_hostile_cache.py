@@ -155,7 +155,7 @@ def change_table(path: Path, change: Callable[[dict[str, Any]], object]) -> None
 
 SHAPES: dict[str, list[Any]] = {
     "arrival": [None, "x", True, 1.5, -1],
-    "roots": [None, [], 3, "x", {"s0": None}, {"s0": 3}, {"s0": []}],
+    "roots": [None, [], 3, "x", {"s0": None}, {"s0": 3}, {"s0": []}, {"s0": "\ud800"}, {"s0": "a\0b"}],
     "columns": [None, [], 3, "x", {"s0": 3}, {"s0": []}],
     "skipped": [None, [], 3, "x", {"s0": 3}, {"s0": None}, {"s0": "x"}, {"s0": [3]}, {"s0": [["x"]]}],
 }
@@ -265,10 +265,11 @@ def test_the_command_prints_what_can_be_read(config: dict[str, Any]) -> None:
             for field in ("rows", "tokens", "scanned_bytes")
             for value in (-1, 10**30)
         ),
+        *((field, [], f"lacks {field}") for field in ("structure", "body")),
     ],
 )
 def test_a_fragment_with_a_right_digest_and_a_wrong_field(
-    config: dict[str, Any], field: str, value: int | None, says: str
+    config: dict[str, Any], field: str, value: object, says: str
 ) -> None:
     import hashlib
     import struct
@@ -286,5 +287,6 @@ def test_a_fragment_with_a_right_digest_and_a_wrong_field(
     path.write_bytes(data + hashlib.blake2b(data, digest_size=16).digest())
     (problem,) = megablend.verify(config["cache"])
     assert f"{path}: damaged fragment (its header {says})" in problem
+    megablend.gc(config["cache"], older_than_days=0, dry_run=True)
     assert megablend.build(config).index.read == 1
     assert megablend.verify(config["cache"]) == []
