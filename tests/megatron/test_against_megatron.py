@@ -15,7 +15,7 @@ from megatron.core.datasets import gpt_dataset, helpers
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megablend.distributed.base import SingleProcess
-from megablend.errors import PlanError
+from megablend.errors import ConfigError, PlanError
 from megablend.megatron import MegablendDatasetBuilder, prepare
 from megablend.megatron.api import request_of
 from megablend.megatron.cache_builder.build_cache import prepare_cache
@@ -140,6 +140,47 @@ def test_a_dataset_too_short_for_one_sample(tmp_path: Path, monkeypatch: pytest.
     prefix = write_pair(tmp_path / "a", [0, 1, 0])
     check(tmp_path, Case({"blend": ([prefix], None), "split": "1"}, [None, None, None]), monkeypatch)
     check(tmp_path / "many epochs", Case({"blend": ([prefix], None), "split": "1"}, [3, None, None]), monkeypatch)
+
+
+NAN, INF = float("nan"), float("inf")
+UNUSUAL_WEIGHTS = [
+    [0.0],
+    [NAN],
+    [-1.0],
+    [INF],
+    [1e-320],
+    [0.0, 1.0],
+    [-0.0, -1.0],
+    [1.0, NAN],
+    [2.0, -1.0],
+    [1.0, -1.0],
+]
+UNUSUAL_WEIGHTS += [[-1.0, -2.0], [-1e308, -1e308], [1e308, 1e308], [5e-324, 1e-323], [INF, 1.0], [0.0, 0.0]]
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow) encountered in:RuntimeWarning")
+@pytest.mark.parametrize("weights", UNUSUAL_WEIGHTS, ids=str)
+def test_weights_are_refused_where_megatron_uses_them_and_fails(
+    weights: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ignores those of a prefix by itself and of validation sets apart, and divides all by their sum."""
+    prefixes = [write_pair(tmp_path / f"{i}", [7] * 50) for i in range(2)]
+    blend, alone = (prefixes[: len(weights)], weights), (prefixes[:1], None)
+    cases: dict[str, dict[str, Any]] = {
+        "all splits": {"blend": blend, "split": "8,1,1"},
+        "train": {"blend_per_split": [blend, None, None]},
+        "apart": {"blend_per_split": [alone, blend, None], "multiple_validation_sets": True},
+        "test": {"blend_per_split": [alone, None, blend], "multiple_validation_sets": True},
+    }
+    for name, options in cases.items():
+        sizes = [40, 5, 5]
+        try:
+            megatron_build(config_of(tmp_path / name / "found", **known(options)), sizes)
+        except AssertionError:
+            with pytest.raises(ConfigError, match=r"has weight .*; expected (a number|one) above 0"):
+                prepare(config_of(tmp_path / name / "ours", **options), sizes)
+        else:
+            check(tmp_path / name, Case(options, list(sizes)), monkeypatch)
 
 
 class LoopError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -52,6 +53,15 @@ def test_weights_whose_shares_doubles_do_not_hold_are_refused(weights: tuple[flo
     asked = request(1000, 10, 0, blend=Blend(prefixes=("/a", "/b"), weights=weights))
     with pytest.raises(ConfigError, match=rf"^/a has weight 1e.* of {all_together} in all, a share of 0\.0; expected"):
         layouts(asked)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (1.0, math.nan), (1.0, -2.0), (1.0, math.inf)])
+def test_a_weight_that_is_no_share_is_named_where_it_counts(weights: tuple[float, float]) -> None:
+    blend = Blend(prefixes=("/a", "/b"), weights=weights)
+    with pytest.raises(ConfigError, match=rf"^/b has weight {weights[1]}; expected a number above 0, or leave"):
+        layouts(request(1000, 10, 0, blend=blend))
+    apart = request(1, 5, 0, blend=None, split=None, blend_per_split=(None, blend, None), multiple_validation_sets=True)
+    assert [part.num_samples for part in layouts(apart)[0].parts] == [5, 5]
 
 
 def test_a_split_without_tokens_is_refused() -> None:

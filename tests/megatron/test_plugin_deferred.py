@@ -121,6 +121,39 @@ def test_what_the_class_lacks_is_an_attribute_error(opened: list[Any]) -> None:
         dataset.no_such  # noqa: B018
 
 
+def test_what_is_set_before_the_first_sample_is_kept(
+    tmp_path: Path, options: dict[str, Any], opened: list[Any]
+) -> None:
+    """Samples are made with it, too; the class, attributes that are properties until then, and deletion are no exceptions."""
+
+    class Own(GPTDataset):  # type: ignore[misc]
+        """A class of the user's."""
+
+    first, expected = (megatron_build(config_of(tmp_path / "theirs", **options), SIZES)[0].datasets for _ in range(2))
+    datasets, pad = opened[0].datasets, int(first[1][0]["labels"][0])
+    assert type(datasets[1]) is not GPTDataset
+    for dataset in (datasets[1], expected[1]):
+        dataset._pad_token_id, dataset.tag = pad, "x"
+        assert (dataset[0]["loss_mask"] == 0).any()
+        assert (dataset._pad_token_id, dataset.tag) == (pad, "x")
+    assert_same_samples(datasets[1], expected[1])
+    datasets[2].unique_identifiers = {}
+    assert datasets[2].unique_identifiers == {}
+    datasets[3].__class__ = Own
+    assert type(datasets[3]) is Own
+    assert_same_samples(datasets[3], expected[3])
+    del opened[1].datasets[2].num_samples
+    assert not hasattr(opened[1].datasets[2], "num_samples")
+
+
+def test_what_is_put_into_its_dict_before_the_first_sample_is_kept(opened: list[Any]) -> None:
+    dataset = opened[0].datasets[3]
+    vars(dataset)["tag"] = "x"
+    dataset[0]
+    assert dataset.tag == "x"
+    assert not vars(dataset).keys() & {"_opened", "_samples"}
+
+
 def test_other_identifiers_are_opened_at_once(
     tmp_path: Path, options: dict[str, Any], opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,22 @@ def test_entries_are_those_of_the_array(tmp_path: Path, array: np.ndarray) -> No
             found[i]
 
 
+def test_operators_are_those_of_the_array(tmp_path: Path) -> None:
+    array = np.arange(6, dtype=np.uint32)
+    np.save(tmp_path / "a.npy", array)
+    found = PooledArray(str(tmp_path / "a.npy"), storage=STORAGE)
+    pairs = [(found == 3, array == 3), (found != found[::-1], array != array[::-1]), (found > 2, array > 2)]
+    pairs += [(found + 1, array + 1), (1 - found, 1 - array), (found @ found, array @ array), (-found, -array)]
+    pairs += [(array * found, array * array), (found & 1, array & 1), (np.add.reduce(found), np.add.reduce(array))]
+    for result, expected in pairs:
+        np.testing.assert_array_equal(result, expected, strict=True)
+    with pytest.raises(TypeError, match="NotImplemented"):
+        found += 1
+    with pytest.raises(TypeError, match="NotImplemented"):
+        np.add.at(found, 0, 1)
+    assert repr(found) == f"PooledArray({str(tmp_path / 'a.npy')!r})"
+
+
 def test_what_is_no_array_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     with pytest.raises(MissingFileError, match=r"a\.npy: no such file"):

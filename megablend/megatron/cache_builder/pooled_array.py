@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from megablend.errors import CorruptFileError
 from megablend.formats.base import Array
@@ -17,14 +18,19 @@ _ENTRIES_START = 128
 """Bytes before the entries of an array of one or two dimensions, as numpy.save writes it."""
 
 
-class PooledArray:
+class PooledArray(NDArrayOperatorsMixin):
     """An array of one or two dimensions in a `.npy` file, opened when an entry is first read. Picklable.
+
+    Operators read the whole array, and return an array of numpy's.
 
     Raises, from any use: MissingFileError; CorruptFileError where the file holds no such array.
     """
 
     def __init__(self, path: str, storage: Storage) -> None:
         self.path, self._storage = path, storage
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,6 +67,12 @@ class PooledArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self._read(0, len(self)).astype(dtype or self.dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: Any, *inputs: Any, **options: Any) -> Any:
+        if method == "at" or any(isinstance(each, PooledArray) for each in options.get("out", ())):
+            return NotImplemented  # files are only read
+        arrays = (np.asarray(each) if isinstance(each, PooledArray) else each for each in inputs)
+        return getattr(ufunc, method)(*arrays, **options)
 
     def _read(self, first: int, count: int) -> Array:
         shape, dtype = self._header

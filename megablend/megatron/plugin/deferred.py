@@ -1,8 +1,8 @@
 """Datasets of a blend that are opened when they are first used: opening a thousand takes Megatron a second on every rank.
 
 Until then an object knows what a blend and a training script ask of all datasets: path, split, identifiers and length. With the
-first sample, or any other attribute, Megatron's own constructor opens the files, and the object becomes one of its class, as
-if it had never been another.
+first sample, or any other attribute, or one that is set, Megatron's own constructor opens the files, and the object becomes one
+of its class, as if it had never been another.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def defer(cls: type[Any], opened: Open, samples: int, **known: Any) -> Any:
 @cache
 def _deferred(cls: type[Any]) -> type[Any]:
     members = {"__len__": _length, "__getitem__": _sample, "__getattr__": _attribute, "__reduce_ex__": _reduce}
+    members |= {"__setattr__": _set_attribute, "__delattr__": _delete_attribute}
     members |= {"unique_identifiers": property(identifiers), "__module__": cls.__module__}  # type: ignore[dict-item]
     deferred = type(cls.__name__, (cls,), members)
     deferred.__qualname__ = cls.__qualname__
@@ -109,6 +110,14 @@ def _attribute(dataset: Any, name: str) -> Any:
     return getattr(_open(dataset), name)
 
 
+def _set_attribute(dataset: Any, name: str, value: Any) -> None:
+    setattr(_open(dataset), name, value)
+
+
+def _delete_attribute(dataset: Any, name: str) -> None:
+    delattr(_open(dataset), name)
+
+
 def _reduce(dataset: Any, protocol: Any) -> Any:
     """Without the opened dataset: a spawned worker opens what it uses."""
     with _opening:
@@ -124,7 +133,7 @@ def _open(dataset: Any) -> Any:
     with _opening:
         if opened := dataset.__dict__.get("_opened"):
             found = opened()
-            dataset.__class__ = type(found)
-            dataset.__dict__.clear()
-            dataset.__dict__.update(found.__dict__)
+            dataset.__dict__.update(found.__dict__)  # before the class changes: other threads use the dataset unlocked
+            object.__setattr__(dataset, "__class__", type(found))
+            del dataset.__dict__["_opened"], dataset.__dict__["_samples"]
     return dataset

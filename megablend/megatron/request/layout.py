@@ -63,7 +63,7 @@ def matrix_of(request: CacheRequest) -> Matrix | None:
 def layouts(request: CacheRequest) -> list[SplitLayout]:
     """The splits that have data, in order.
 
-    Raises: ConfigError for a split string that cannot be read, or a weight that is negligible next to the others.
+    Raises: ConfigError for a split string that cannot be read, or a weight that is used and gives no share above 0.
     """
     matrix = matrix_of(request) or [_WHOLE] * len(SPLITS)
     result = []
@@ -99,13 +99,16 @@ def _split_layout(request: CacheRequest, split: int, span: tuple[float, float], 
 
 
 def _shares(prefixes: Sequence[str], weights: Sequence[float]) -> tuple[float, ...]:
-    """Weights that sum to 1. Raises: ConfigError where doubles cannot hold one's share, for which Megatron has no words."""
-    with np.errstate(over="ignore", invalid="ignore"):
+    """Weights that sum to 1. Raises: ConfigError where a share is not above 0, on which Megatron fails without a message."""
+    with np.errstate(all="ignore"):
         shares = normalized(list(weights))
-    for prefix, weight, share in zip(prefixes, weights, shares, strict=True):
-        if not share > 0:
-            raise ConfigError(
-                f"{prefix} has weight {weight} of {sum(weights)} in all, a share of {share}; expected one above 0: use "
-                "weights of similar magnitude, or leave the prefix out"
-            )
-    return tuple(shares)
+    if all(share > 0 for share in shares):  # also where all weights are negative
+        return tuple(shares)
+    for prefix, weight in zip(prefixes, weights, strict=True):
+        if not (math.isfinite(weight) and weight > 0):
+            raise ConfigError(f"{prefix} has weight {weight}; expected a number above 0, or leave the prefix out")
+    prefix, weight, share = next(each for each in zip(prefixes, weights, shares, strict=True) if not each[2] > 0)
+    raise ConfigError(
+        f"{prefix} has weight {weight} of {sum(weights)} in all, a share of {share}; expected one above 0: use "
+        "weights of similar magnitude, or leave the prefix out"
+    )

@@ -23,7 +23,7 @@ class Blend:
 
     prefixes: tuple[str, ...]
     weights: tuple[float, ...] | None = None
-    """As given, not normalised; without them the datasets' lengths count."""
+    """As given, not normalised; without them the datasets' lengths count. Checked where they are used (layouts)."""
 
     def __post_init__(self) -> None:
         if not self.prefixes:
@@ -37,15 +37,10 @@ class Blend:
             )
         for prefix in self.prefixes:
             _check_prefix(prefix)
-        if self.weights is None:
-            return
-        if len(self.weights) != len(self.prefixes):
+        if self.weights is not None and len(self.weights) != len(self.prefixes):
             raise ConfigError(
                 f"a blend has {len(self.weights)} weights for {len(self.prefixes)} prefixes; give one for each"
             )
-        for prefix, weight in zip(self.prefixes, self.weights, strict=True):
-            if not (math.isfinite(weight) and weight > 0):
-                raise ConfigError(f"{prefix} has weight {weight}; expected a number above 0, or leave the prefix out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
